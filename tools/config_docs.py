@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tallystick.broker.config.broker_config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS
-from tallystick.broker.config.kafka_names import NO_EFFECT, REFUSED, REFUSED_PREFIXES
-from tallystick.broker.config.topic_config import ONLY_DEFAULTS
+from tallystick.broker.config.broker_config import BROKER_SETTINGS, RENAMED_SETTINGS, TOPIC_SETTINGS
+from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, REFUSED_PREFIXES, REFUSED_SETTINGS
+from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.client import kafka_names as client_names
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import Setting
@@ -42,14 +42,14 @@ def main() -> None:
     parts.append("\n## Topics\n\nEach falls back to the broker settings named, the first that is set.\n")
     parts.append(_table(TOPIC_SETTINGS, dynamic=False))
     parts.append("\nAccepted with their default only, there being one replica and no tiered storage:\n")
-    parts.append(", ".join(f"`{name}`" for name in ONLY_DEFAULTS) + ".\n")
+    parts.append(", ".join(f"`{name}`" for name in DEFAULT_ONLY_SETTINGS) + ".\n")
     parts.append("\n## Other names of the same\n")
-    parts.append(", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + ".\n")
+    parts.append(", ".join(f"`{old}` is `{new}`" for old, new in RENAMED_SETTINGS.items()) + ".\n")
     parts.append(
         "\n## Accepted without effect\n\nA file written for Kafka may have these; the start names them in a"
         " warning. They concern quorum, replication, thread pools, logins or tiered storage.\n"
     )
-    parts.append(", ".join(f"`{name}`" for name in sorted(NO_EFFECT)) + ".\n")
+    parts.append(", ".join(f"`{name}`" for name in sorted(INEFFECTIVE_SETTINGS)) + ".\n")
     parts.append(
         "\n## Refused\n\nEach asks for what is not there; only Kafka's default, which does not, is taken.\n"
     )
@@ -57,7 +57,7 @@ def main() -> None:
     rows = [
         (f"{prefix}*", "only what is named on this page", why) for prefix, why in REFUSED_PREFIXES.items()
     ]
-    rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED.items()]
+    rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED_SETTINGS.items()]
     parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
     TARGET.write_text("\n".join(parts + _clients()))
 
@@ -75,13 +75,15 @@ def _clients() -> list[str]:
     for role, settings in ROLE_SETTINGS.items():
         parts += [f"\n### {role.capitalize()}\n", _table(settings, dynamic=None)]
     parts.append("\n### Other names of the same settings of clients\n")
-    parts.append(", ".join(f"`{old}` is `{new}`" for old, new in client_names.RENAMED.items()) + ".\n")
+    parts.append(
+        ", ".join(f"`{old}` is `{new}`" for old, new in client_names.RENAMED_SETTINGS.items()) + ".\n"
+    )
     parts.append("\n### Accepted by clients without effect\n\nA note in the log names them.\n")
-    parts.append(", ".join(f"`{name}`" for name in sorted(client_names.NO_EFFECT)) + ".\n")
+    parts.append(", ".join(f"`{name}`" for name in sorted(client_names.INEFFECTIVE_SETTINGS)) + ".\n")
     parts.append("\n### Refused by clients\n\nEach promises what is not there.\n")
     parts.append("| name | accepted | why |\n|---|---|---|")
     rows = [(f"{prefix}*", "never", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
-    for name, (accepted, why) in client_names.REFUSED.items():
+    for name, (accepted, why) in client_names.REFUSED_SETTINGS.items():
         rows.append((name, ", ".join(f"`{t}`" if t else "empty" for t in accepted) or "never", why))
     parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
     return parts
@@ -103,7 +105,7 @@ def _table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:
         extra = (
             ("yes" if made.dynamic else "") if dynamic else ", ".join(f"`{s.name}`" for s in made.synonyms)
         )
-        cells = f"| `{made.name}` | {shown} | {made.allowed()} | {made.doc} |"
+        cells = f"| `{made.name}` | {shown} | {made.describe_allowed()} | {made.doc} |"
         rows.append(f"{cells} {extra} |" if last else cells)
     return "\n".join(rows) + "\n"
 

@@ -30,7 +30,7 @@ from tallystick.protocol.messages.offset_commit import (
 )
 from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.protocol.wire import BYTES, RECORDS, STRING, Array, FieldSpec, Scalar, struct_spec
+from tallystick.protocol.wire import BYTES, RECORDS, STRING, ArrayType, FieldSpec, ScalarType, struct_spec
 from tallystick.protocol.wire import UUID as UUID_KIND
 from tallystick.testing import EmbeddedBroker
 
@@ -87,13 +87,13 @@ class _Maker:
 
     def _field(self, f: FieldSpec, depth: int) -> Any:
         kind = f.wire.kind
-        if isinstance(kind, Array):
+        if isinstance(kind, ArrayType):
             return tuple(self._value(kind.element, depth + 1) for _ in range(self._length(kind, depth)))
         return self._named(f, kind, depth)
 
-    def _length(self, kind: Array, depth: int) -> int:
-        nested = not isinstance(kind.element, Scalar) and any(
-            isinstance(f.wire.kind, Array) and self._version in f.wire.versions
+    def _length(self, kind: ArrayType, depth: int) -> int:
+        nested = not isinstance(kind.element, ScalarType) and any(
+            isinstance(f.wire.kind, ArrayType) and self._version in f.wire.versions
             for f in struct_spec(kind.element).fields
         )
         is_long = not nested if self._shape.deep else depth == 0
@@ -118,7 +118,7 @@ class _Maker:
             return b""
         if kind == UUID_KIND:
             return UUID(int=0)
-        if isinstance(kind, Scalar):
+        if isinstance(kind, ScalarType):
             return kind.zero if kind.format in ("?", "d", "b", "h", "B", "H") else number
         return self.struct(kind, depth)
 
@@ -126,9 +126,9 @@ class _Maker:
 def _zero(f: FieldSpec) -> Any:
     return (
         ()
-        if isinstance(f.wire.kind, Array)
+        if isinstance(f.wire.kind, ArrayType)
         else f.wire.kind.zero
-        if isinstance(f.wire.kind, Scalar)
+        if isinstance(f.wire.kind, ScalarType)
         else None
     )
 

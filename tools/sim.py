@@ -1,9 +1,9 @@
 """Simulate whole runs of the broker, each from one seed: python -m tools.sim [--seed N | --seeds FROM..TO].
 
-A run has clients, broker, disk and clock in one thread, with faults; see `tallystick.testing.world`. The seed
-is printed first. Seeds with findings are listed at the end; `--seed N --trace` shows one of them.
-`--nightly N` runs N seeds that were never run before, and adds those with findings to tests/sim/seeds.txt,
-which every later test run repeats.
+A run has clients, broker, disk and clock in one thread, with faults; see
+`tallystick.testing.sim.simulation`. The seed is printed first. Seeds with findings are listed at the end;
+`--seed N --trace` shows one of them. `--nightly N` runs N seeds that were never run before, and adds those
+with findings to tests/sim/seeds.txt, which every later test run repeats.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
-from tallystick.testing.sim.faults import OFF, Disturbance
-from tallystick.testing.world import Result, World
+from tallystick.testing.sim.faults import FAULTS_OFF, FaultKind
+from tallystick.testing.sim.simulation import Simulation, SimulationResult
 
 KNOWN = Path(__file__).parents[1] / "tests" / "sim" / "seeds.txt"
 # The first seed of the nightly runs: far from those that are run by number.
@@ -29,23 +29,27 @@ NIGHTLY_FROM, NIGHTLY_TO = 10**9, 10**12
 SEEDS_AT_ONCE = 50
 
 
-def run_seed(seed: int, *, trace: bool = False, without: Collection[Disturbance] = OFF) -> Result:
+def run_seed(
+    seed: int, *, trace: bool = False, without: Collection[FaultKind] = FAULTS_OFF
+) -> SimulationResult:
     """Run one seed; an exception counts as a finding."""
-    world = World(seed, say=print if trace else None, without=without)
+    world = Simulation(seed, say=print if trace else None, without=without)
     try:
         return world.run()
     except Exception as exc:
         if trace:
             traceback.print_exc()
-        return Result(seed, found=[*world.history.wrong, f"{exc!r}"])
+        return SimulationResult(seed, violations=[*world.history.violations, f"{exc!r}"])
 
 
-def _run_seeds(seeds: range, *, without: Collection[Disturbance]) -> list[Result]:
+def _run_seeds(seeds: range, *, without: Collection[FaultKind]) -> list[SimulationResult]:
     logging.disable(logging.CRITICAL)  # a broker that is crashed on purpose logs a lot
     return [run_seed(seed, without=without) for seed in seeds]
 
 
-def run_seeds(seeds: range, processes: int, without: Collection[Disturbance] = OFF) -> Iterator[Result]:
+def run_seeds(
+    seeds: range, processes: int, without: Collection[FaultKind] = FAULTS_OFF
+) -> Iterator[SimulationResult]:
     """Run all seeds in several processes and yield their results."""
     run = partial(_run_seeds, without=without)
     pieces = [seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE)]
@@ -63,66 +67,68 @@ def _seeds(text: str) -> range:
     return range(int(first), int(last if dots else first) + 1)
 
 
-def _one(seed: int, without: Collection[Disturbance], *, trace: bool) -> int:
+def _one(seed: int, without: Collection[FaultKind], *, trace: bool) -> int:
     print(f"seed {seed}", flush=True)
     if not trace:
         logging.disable(logging.CRITICAL)
     result = run_seed(seed, trace=trace, without=without)
-    for wrong in result.found:
+    for wrong in result.violations:
         print(f"  {wrong}")
     print(
-        f"seed {seed}: {len(result.found)} findings; transactions: {result.committed} committed, "
-        f"{result.aborted} aborted, {result.unknown} untold; {result.lives} lives of the broker, "
+        f"seed {seed}: {len(result.violations)} findings; transactions: {result.committed} committed, "
+        f"{result.aborted} aborted, {result.unknown} untold; {result.boot_count} lives of the broker, "
         f"{result.requests} answers, digest {result.digest:08x}"
     )
-    return 1 if result.found else 0
+    return 1 if result.violations else 0
 
 
-def _many(seeds: range, processes: int, without: Collection[Disturbance]) -> list[Result]:
+def _many(seeds: range, processes: int, without: Collection[FaultKind]) -> list[SimulationResult]:
     """Run the seeds, print the findings, and return the runs with findings."""
     print(f"seeds {seeds.start}..{seeds.stop - 1}", flush=True)
-    began, done, failed = time.monotonic(), 0, list[Result]()
-    committed = lives = 0
+    began, done, failed = time.monotonic(), 0, list[SimulationResult]()
+    committed = boot_count = 0
     for result in run_seeds(seeds, processes, without):
         done += 1
         committed += result.committed
-        lives += result.lives
-        if result.found:
+        boot_count += result.boot_count
+        if result.violations:
             failed.append(result)
-            print(f"seed {result.seed}: {result.found[0]}", flush=True)
+            print(f"seed {result.seed}: {result.violations[0]}", flush=True)
         if done % 1000 == 0:
             print(f"{done:,} seeds, {len(failed)} failed, {time.monotonic() - began:.0f} s", flush=True)
     took = time.monotonic() - began
     print(
         f"{done:,} seeds in {took:.0f} s ({1000 * took / max(done, 1):.1f} ms each): {len(failed)} failed; "
-        f"{committed:,} transactions committed, {lives:,} lives of the broker"
+        f"{committed:,} transactions committed, {boot_count:,} lives of the broker"
     )
     if failed:
         print("failed:", *[result.seed for result in failed])
     return failed
 
 
-def remember(path: Path, failed: Sequence[Result]) -> None:
+def remember(path: Path, failed: Sequence[SimulationResult]) -> None:
     """Add seeds, each with its first finding, to the file of those that every test run repeats."""
     with path.open("a") as file:
-        file.writelines(f"{result.seed} {' '.join(result.found[0].split())[:200]}\n" for result in failed)
+        file.writelines(
+            f"{result.seed} {' '.join(result.violations[0].split())[:200]}\n" for result in failed
+        )
 
 
 def _nightly(count: int, processes: int) -> int:
     base = SystemRandom().randrange(NIGHTLY_FROM, NIGHTLY_TO)
-    failed = _many(range(base, base + count), processes, OFF)
+    failed = _many(range(base, base + count), processes, FAULTS_OFF)
     remember(KNOWN, failed)
     if failed:
         print(f"added to {KNOWN}; say there what each of them was")
     return 1 if failed else 0
 
 
-def _chosen_off(chosen: argparse.Namespace) -> frozenset[Disturbance]:
+def _chosen_off(chosen: argparse.Namespace) -> frozenset[FaultKind]:
     if chosen.plain:
-        return frozenset(Disturbance)
+        return frozenset(FaultKind)
     if chosen.only:
-        return frozenset(Disturbance) - {Disturbance(name) for name in chosen.only.split(",")}
-    return OFF | {Disturbance(name) for name in chosen.without.split(",") if name}
+        return frozenset(FaultKind) - {FaultKind(name) for name in chosen.only.split(",")}
+    return FAULTS_OFF | {FaultKind(name) for name in chosen.without.split(",") if name}
 
 
 def main() -> int:
@@ -131,7 +137,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=_seeds, default=_seeds("0..9999"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--nightly", type=int, metavar="N", help="run N new seeds; keep those that fail")
-    names = ", ".join(kind.value for kind in Disturbance)
+    names = ", ".join(kind.value for kind in FaultKind)
     parser.add_argument("--without", default="", metavar="NAMES", help=f"switch faults off: {names}")
     parser.add_argument("--only", default="", metavar="NAMES", help="switch off all of these but those named")
     parser.add_argument("--plain", action="store_true", help="switch all of these off")

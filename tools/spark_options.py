@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tallystick.spark.options.option_table import OPTIONS, Option, Side, Standing
+from tallystick.spark.options.option_table import OPTIONS, ConnectorSide, Option, OptionSupport
 
 GUIDE: Final = Path(__file__).parents[1] / "docs" / "spark.md"
 _BEGIN: Final = "<!-- options: python -m tools.spark_options -->\n"
@@ -28,7 +28,7 @@ def shown(text: str) -> str:
 
 
 def _tables() -> Iterator[str]:
-    for side, title in ((Side.SOURCE, "Reading"), (Side.SINK, "Writing")):
+    for side, title in ((ConnectorSide.SOURCE, "Reading"), (ConnectorSide.SINK, "Writing")):
         yield f"\n### {title}\n"
         yield "| option | values | default | what becomes of it |"
         yield "|---|---|---|---|"
@@ -42,12 +42,12 @@ def _what(option: Option) -> str:
     query = ""
     if len(option.queries) == 1:
         query = f" Only {option.queries[0].value}{'; else ignored' if option.ignored_elsewhere else ''}."
-    match option.standing:
-        case Standing.SUPPORTED:
+    match option.support:
+        case OptionSupport.SUPPORTED:
             return _cell(option.doc) + query
-        case Standing.NO_EFFECT:
+        case OptionSupport.NO_EFFECT:
             return f"*Accepted without effect.* {_cell(option.doc)}"
-        case Standing.REFUSED:
+        case OptionSupport.REFUSED:
             return f"*Refused*: {_cell(option.doc)}."
 
 

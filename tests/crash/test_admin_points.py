@@ -16,12 +16,12 @@ from admin_points import Change, Compaction, Creation, Deletion, DeletionAtTheEn
 from failing_calls import CHANGES, METADATA, OPENS, When
 
 from tallystick.kernel.value import frozen
-from tallystick.testing.memory_fs import Keep, PowerLost
+from tallystick.testing.memory_fs import PowerLost, SurvivingChanges
 
 LONG: Final = os.environ.get("TALLYSTICK_LONG") == "1"
 CHANGED: Final = (Deletion, DeletionAtTheEnd, Creation, Growth, Trimming, Compaction)
 ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EMFILE)
-KEEPS: Final[tuple[Keep, ...]] = ("nothing", "everything", "prefix", "unordered")
+KEEPS: Final[tuple[SurvivingChanges, ...]] = ("nothing", "everything", "prefix", "unordered")
 SEEDS: Final = 10 if LONG else 1
 
 
@@ -121,7 +121,7 @@ def test_an_error_at_any_call_loses_nothing(change: type[Change], error: int) ->
 
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("change", CHANGED)
-def test_power_lost_after_any_effect_loses_nothing(change: type[Change], keep: Keep) -> None:
+def test_power_lost_after_any_effect_loses_nothing(change: type[Change], keep: SurvivingChanges) -> None:
     """[MET-3]"""
     for effect in range(effects_of(change)):
         if not LONG and keep != "nothing" and effect % 3 != KEEPS.index(keep) - 1:

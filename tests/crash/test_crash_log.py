@@ -15,11 +15,18 @@ from uuid import UUID
 import pytest
 
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import (
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,
-    Marker,
+    EndTransactionMarker,
     Record,
     decode_records,
     encode_batch,
@@ -30,8 +37,8 @@ from tallystick.storage.fs import FileSystem, RealFileSystem
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.log_start import delete_records_before
-from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
-from tallystick.testing.recorded_calls import RecordingSyscalls, play_back
+from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
+from tallystick.testing.recorded_calls import RecordingSyscalls, replay_calls
 
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = 40 if LONG else 3
@@ -40,7 +47,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 IDS = {T0: UUID(int=7), T1: UUID(int=8)}
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=100)
 OPTIONS = DirectoryOptions(cluster_id="AAAAAAAAAAAAAAAAAAAAAA")
-KEEPS: tuple[Keep, ...] = ("prefix", "subset", "unordered")
+KEEPS: tuple[SurvivingChanges, ...] = ("prefix", "subset", "unordered")
 
 
 @dataclass
@@ -73,8 +80,10 @@ def append_data(log: Log, count: int, **meta: int | bool) -> None:
 
 
 def abort(log: Log, producer_id: int, epoch: int) -> None:
-    identity = Identity(ProducerId(producer_id), ProducerEpoch(epoch))
-    marker = encode_marker(Marker(type=ControlType.ABORT, coordinator_epoch=0), identity, timestamp_ms=NOW)
+    identity = ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
+    marker = encode_marker(
+        EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=0), identity, timestamp_ms=NOW
+    )
     result = log.append(marker, origin=AppendOrigin.COORDINATOR, now_ms=NOW, leader_epoch=LeaderEpoch(0))
     assert isinstance(result, AppendResult), result
 
@@ -112,7 +121,7 @@ def live(fs: FileSystem, directory: str, told: Told) -> None:
         append_data(log, 4)
         told.end(log)
     append_data(log, 5)
-    log_dir.abandon()
+    log_dir.close_without_sync()
 
 
 def latest(told: list[tuple[int, int]], effects: int) -> int:
@@ -130,7 +139,7 @@ def check_disk(fs: FileSystem, directory: str, told: Told, effects: int) -> None
     if sequences:
         batch = encode_batch(
             [Record(offset=0, timestamp_ms=NOW, key=b"k", value=b"again", headers=())],
-            BatchMeta(producer_id=5, epoch=0, base_sequence=sequences[-1]),
+            BatchMeta(producer_id=5, producer_epoch=0, base_sequence=sequences[-1]),
         )
         again = log.append(batch, now_ms=NOW, leader_epoch=LeaderEpoch(0))
         assert isinstance(again, AppendResult)
@@ -140,7 +149,7 @@ def check_disk(fs: FileSystem, directory: str, told: Told, effects: int) -> None
     log_dir.close()
     again_dir = LogDir.open(fs, directory, OPTIONS)
     again_log = again_dir.get_or_create(T0, CONFIG, IDS[T0])
-    assert again_dir.was_clean
+    assert again_dir.had_clean_shutdown
     assert again_log.log_end_offset == log.log_end_offset
     check_contents(again_log)
     again_dir.close()
@@ -161,14 +170,14 @@ def check_contents(log: Log) -> list[int]:
                 for record in decode_records(result.data, position):
                     assert record.value == value_of(record.offset)
             else:
-                aborted = log.aborted_between(0, log.log_end_offset)
+                aborted = log.collect_aborted_txns(0, log.log_end_offset)
                 assert [txn.last_offset for txn in aborted] == [header.base_offset]
             at = Offset(header.next_offset)
     assert sequences == sorted(set(sequences))
     return sequences
 
 
-def states(seed_base: int) -> list[tuple[Keep, int]]:
+def states(seed_base: int) -> list[tuple[SurvivingChanges, int]]:
     drawn = [(keep, seed_base * 1000 + seed) for keep in KEEPS for seed in range(SEEDS)]
     return [("nothing", 0), ("everything", 0), *drawn]
 
@@ -224,7 +233,7 @@ def test_every_prefix_of_the_recorded_system_calls_can_be_opened(tmp_path: Path)
     for prefix in range(len(calls.calls) + 1):
         chosen = states(prefix) if LONG else [("nothing", 0), *((keep, prefix) for keep in KEEPS)]
         for number, (keep, seed) in enumerate(chosen):
-            disk = play_back(calls.calls[:prefix])
+            disk = replay_calls(calls.calls[:prefix])
             disk.crash(keep, seed)
             real = tmp_path / f"{prefix}-{number}"
             real.mkdir()

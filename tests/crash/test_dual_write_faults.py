@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from tallystick.dualwrite import DualWriter, Fenced, Finding, NotRecovered, Report, SqlStore
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
@@ -56,7 +56,7 @@ class At:
         self._at = (name, after)
         self._do = do
 
-    def __call__(self, _: int, step: Step, done: bool) -> None:
+    def __call__(self, _: int, step: RecipeStep, done: bool) -> None:
         if not self.did and (step.name, done) == self._at:
             self.did = True
             self._do()

@@ -23,11 +23,11 @@ from tallystick.storage.log import (
     LogHooks,
     LogOffline,
     StorageFailure,
-    Unlimited,
+    UnlimitedSpace,
 )
-from tallystick.storage.log_loader import Ended, create_log, open_log
-from tallystick.storage.segment_file import Residents
-from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, every_choice
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, iter_choosers
 
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"  # the short form takes every other call
 NOW = 1_700_000_000_000
@@ -43,7 +43,7 @@ ERRORS = {
 
 
 def hooks() -> LogHooks:
-    return LogHooks(space=Unlimited(), residents=Residents())
+    return LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
 
 
 class Calls:
@@ -127,7 +127,7 @@ def check(fs: MemoryFileSystem, promised: int) -> None:
     if not fs.exists("d"):
         assert not promised
         return
-    log, _ = open_log(fs, "d", TP, CONFIG, hooks(), Ended(clean=False))
+    log, _ = open_log(fs, "d", TP, CONFIG, hooks(), PriorShutdown(was_clean=False))
     assert log.log_end_offset >= promised
     write(log)
     write(log)
@@ -135,9 +135,9 @@ def check(fs: MemoryFileSystem, promised: int) -> None:
     read(log)
     log.close(clean=True)
     again, report = open_log(
-        fs, "d", TP, CONFIG, hooks(), Ended(clean=True, recovery_point=log.log_end_offset)
+        fs, "d", TP, CONFIG, hooks(), PriorShutdown(was_clean=True, recovery_point=log.log_end_offset)
     )
-    assert report.clean
+    assert report.was_clean
     read(again)
 
 
@@ -161,12 +161,12 @@ def crash_everywhere(error: int, failing: int | None = None, *, insists: bool = 
     checked: set[tuple[int, bytes]] = set()
     for after in range(max(whole.begin, calls.failed_at - 1), len(whole.fs.effects)):
         promised = max(end for at, end in whole.synced if at <= after)
-        for choose in every_choice():
+        for choose in iter_choosers():
             fs = MemoryFileSystem(crash_after=after)
             with pytest.raises(PowerLost):
                 Life(fs, insists=insists).run(Calls(failing, error))
             fs.fault = None
-            fs.crash_as(choose, DERIVED)
+            fs.crash_choosing(choose, DERIVED)
             disk = (promised, repr(sorted(fs.files().items())).encode())
             if disk not in checked:
                 checked.add(disk)

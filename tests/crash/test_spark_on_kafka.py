@@ -67,5 +67,5 @@ def test_a_driver_that_is_away_for_longer_than_the_timeout_loses_rows_and_says_s
             assert "DecisionBroken" in torture.last_outcome
             assert "aborted by the cluster" in torture.last_outcome
         client = {"bootstrap.servers": torture.broker.bootstrap, "tallystick.modes": "resume"}
-        assert resolve(torture.prefix, client, retire=True).lost
+        assert resolve(torture.prefix, client, retire=True).lost_ids
         assert resolve(torture.prefix, client, dry_run=True).decision is None

@@ -10,14 +10,14 @@ from typing import Final, get_args
 import pytest
 from compacted import DIRECTORY, Compacted
 
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
-from tallystick.storage.compaction.cleaner import CleanedGroup, clean
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
 from tallystick.storage.fs import make_directory
-from tallystick.storage.segment import file_name
-from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
+from tallystick.storage.segment_scan import make_file_name
+from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 
 SEEDS: Final = 60 if os.environ.get("TALLYSTICK_LONG") == "1" else 4
-P1 = Identity(ProducerId(1), ProducerEpoch(0))
+P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
 
 
 def dirty_log() -> Compacted:
@@ -61,18 +61,18 @@ def check_whole(log: Compacted, end: int) -> None:
         assert segment.find_next_offset() <= following, "segments do not overlap"
     names = log.fs.listdir(DIRECTORY)
     assert not [name for name in names if name.endswith((".cleaned", ".swap", ".deleted"))]
-    assert log.log.producer_state.active[1].next_sequence == 2
+    assert log.log.producer_state_manager.active_producers[1].next_sequence == 2
 
 
-@pytest.mark.parametrize("keep", get_args(Keep))
+@pytest.mark.parametrize("keep", get_args(SurvivingChanges))
 @pytest.mark.parametrize("effect", range(EFFECTS))
-def test_a_crash_leaves_the_old_segments_or_the_new(effect: int, keep: Keep) -> None:
+def test_a_crash_leaves_the_old_segments_or_the_new(effect: int, keep: SurvivingChanges) -> None:
     """[CLN-3]"""
     for seed in range(SEEDS if keep == "unordered" else 1):
         crash_and_check(effect, keep, 1000 * effect + seed)
 
 
-def crash_and_check(effect: int, keep: Keep, seed: int) -> None:
+def crash_and_check(effect: int, keep: SurvivingChanges, seed: int) -> None:
     log = dirty_log()
     end = log.log.log_end_offset
     recovery_point = log.log.recovery_point
@@ -91,7 +91,7 @@ def crash_and_check(effect: int, keep: Keep, seed: int) -> None:
 
 @pytest.mark.parametrize("keep", ["prefix", "unordered"])
 @pytest.mark.parametrize("effect", range(0, EFFECTS, 3))
-def test_a_crash_in_the_recovery_of_a_crash(effect: int, keep: Keep) -> None:
+def test_a_crash_in_the_recovery_of_a_crash(effect: int, keep: SurvivingChanges) -> None:
     """[CLN-3] Finishing an exchange can itself be interrupted, after any of its effects."""
     second = 0
     while True:
@@ -125,12 +125,12 @@ def test_a_clean_stop_after_a_compaction_opens_without_a_scan() -> None:
 
 
 @pytest.mark.parametrize("keep", ["prefix", "unordered"])
-def test_an_exchange_that_was_not_committed_is_undone_as_a_whole(keep: Keep) -> None:
+def test_an_exchange_that_was_not_committed_is_undone_as_a_whole(keep: SurvivingChanges) -> None:
     """[CLN-3] Undoing it may itself be interrupted: what is left must not pass for a committed one."""
     log = dirty_log()
     end, recovery_point = log.log.log_end_offset, log.log.recovery_point
-    group = next(step for step in clean(log.fs, log.request()) if isinstance(step, CleanedGroup))
-    base = f"{DIRECTORY}/{file_name(group.base_offset, '')}"
+    group = next(step for step in clean_log(log.fs, log.request()) if isinstance(step, CleanedGroup))
+    base = f"{DIRECTORY}/{make_file_name(group.base_offset, '')}"
     for suffix in (".index", ".timeindex", ".txnindex"):
         log.fs.rename(f"{base}{suffix}.cleaned", f"{base}{suffix}.swap")
     log.fs.sync_dir(DIRECTORY)

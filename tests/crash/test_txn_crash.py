@@ -13,31 +13,34 @@ from functools import cache
 
 import pytest
 
-from tallystick.testing.memory_fs import Keep
-from tallystick.testing.sim.clients import Fenced, Kind
-from tallystick.testing.sim.dual_write import recover
+from tallystick.testing.memory_fs import SurvivingChanges
+from tallystick.testing.sim.clients import ClientProfile, SimClientFenced
+from tallystick.testing.sim.dual_write import recover_dual_write
 from tallystick.testing.sim.faults import FaultPlan, PowerLoss
-from tallystick.testing.world import PARTITIONS, World
+from tallystick.testing.sim.simulation import PARTITIONS, Simulation
 
-KEEPS: tuple[Keep, ...] = ("nothing", "prefix", "everything", "unordered")
+KEEPS: tuple[SurvivingChanges, ...] = ("nothing", "prefix", "everything", "unordered")
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 # The client of an id in the prepared directory whose last epoch is one away.
 SPENT = "spent-1"
 
-Script = Callable[[World], Coroutine[object, object, None]]
+Script = Callable[[Simulation], Coroutine[object, object, None]]
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`told` is how each transaction ends, in order, crash or not; None: its client never hears of it."""
+    """`reported_outcome` is how each transaction ends, in order, crash or not; None.
+
+    Its client never hears of it.
+    """
 
     script: Script
-    kind: Kind
+    kind: ClientProfile
     told: tuple[bool | None, ...]
     owner: str = "plain-a"
 
 
-async def plain(world: World) -> None:
+async def plain(world: Simulation) -> None:
     producer = world.producer("plain-a")
     await producer.init()
     for commit in (True, False, True):
@@ -47,7 +50,7 @@ async def plain(world: World) -> None:
         await producer.end(commit=commit)
 
 
-async def with_offsets(world: World) -> None:
+async def with_offsets(world: Simulation) -> None:
     producer = world.producer("plain-a")
     await producer.init()
     for offset, commit in enumerate((True, False, True)):
@@ -57,10 +60,10 @@ async def with_offsets(world: World) -> None:
         await producer.end(commit=commit)
 
 
-async def two_phase(world: World) -> None:
+async def two_phase(world: Simulation) -> None:
     owner = world.workers[0].owner
     producer = world.producer(owner)
-    generation = await recover(producer, world.database, world.history)
+    generation = await recover_dual_write(producer, world.database, world.history)
     for commit in (True, True, False):
         txn = producer.begin()
         await producer.send(PARTITIONS, 1)
@@ -69,22 +72,22 @@ async def two_phase(world: World) -> None:
         await producer.end(commit=commit)
 
 
-async def kept(world: World) -> None:
+async def kept(world: Simulation) -> None:
     """Prepared and decided, then the client dies twice before the third incarnation finishes it."""
     owner = world.workers[0].owner
     for decided in (True, False, True):
         first = world.producer(owner)
-        generation = await recover(first, world.database, world.history)
+        generation = await recover_dual_write(first, world.database, world.history)
         txn = first.begin()
         await first.send(PARTITIONS, 1)
         if decided:
             world.database.commit(owner, generation, txn)
         await world.producer(owner).init(keep=True)
         await world.producer(owner).init(keep=True)
-    await recover(world.producer(owner), world.database, world.history)
+    await recover_dual_write(world.producer(owner), world.database, world.history)
 
 
-async def fence(world: World) -> None:
+async def fence(world: Simulation) -> None:
     owner = world.workers[0].owner
     former = world.producer(owner)
     await former.init()
@@ -92,35 +95,35 @@ async def fence(world: World) -> None:
     await former.send(PARTITIONS, 1)
     latter = world.producer(owner)
     await latter.init()
-    with suppress(Fenced):
+    with suppress(SimClientFenced):
         await former.end(commit=True)
     latter.begin()
     await latter.send(PARTITIONS[:2], 1)
     await latter.end(commit=True)
 
 
-async def timeout(world: World) -> None:
+async def timeout(world: Simulation) -> None:
     producer = world.producer("plain-a")
     await producer.init()
     producer.begin()
     await producer.send(PARTITIONS, 1)
     await world.pass_time(2)
-    with suppress(Fenced):
+    with suppress(SimClientFenced):
         await producer.end(commit=True)
 
 
-async def terminated(world: World) -> None:
+async def terminated(world: Simulation) -> None:
     """An administrator ends a transaction in doubt; its database had decided to commit it."""
     owner = world.workers[0].owner
     producer = world.producer(owner)
-    generation = await recover(producer, world.database, world.history)
+    generation = await recover_dual_write(producer, world.database, world.history)
     txn = producer.begin()
     await producer.send(PARTITIONS, 1)
     world.database.commit(owner, generation, txn)
     await world.producer(owner).init()
 
 
-async def overflow(world: World) -> None:
+async def overflow(world: Simulation) -> None:
     producer = world.producer(SPENT)
     await producer.init()
     for _ in range(4):
@@ -129,31 +132,33 @@ async def overflow(world: World) -> None:
         await producer.end(commit=True)
 
 
-TWO_PHASE = Kind(two_phase=True, keeps=True)
+TWO_PHASE = ClientProfile(two_phase=True, keeps_prepared=True)
 SCENARIOS = {
-    "plain, version 2": Scenario(plain, Kind(), (True, False, True)),
-    "plain, version 1": Scenario(plain, Kind(version=1), (True, False, True)),
-    "with offsets, version 2": Scenario(with_offsets, Kind(offsets=True), (True, False, True)),
-    "with offsets, version 1": Scenario(with_offsets, Kind(version=1, offsets=True), (True, False, True)),
+    "plain, version 2": Scenario(plain, ClientProfile(), (True, False, True)),
+    "plain, version 1": Scenario(plain, ClientProfile(version=1), (True, False, True)),
+    "with offsets, version 2": Scenario(with_offsets, ClientProfile(sends_offsets=True), (True, False, True)),
+    "with offsets, version 1": Scenario(
+        with_offsets, ClientProfile(version=1, sends_offsets=True), (True, False, True)
+    ),
     "two-phase": Scenario(two_phase, TWO_PHASE, (True, True, False)),
     "kept": Scenario(kept, TWO_PHASE, (True, False, True)),
     "kept, both pairs overflow": Scenario(kept, TWO_PHASE, (True, False, True), SPENT),
-    "kept without two-phase": Scenario(kept, Kind(keeps=True), (True, False, True)),
-    "epoch overflow": Scenario(overflow, Kind(), (True,) * 4, SPENT),
-    "fence": Scenario(fence, Kind(), (None, True)),
-    "fence on the last epoch": Scenario(fence, Kind(), (None, True), SPENT),
-    "timeout": Scenario(timeout, Kind(timeout_ms=300), (None,)),
-    "terminated": Scenario(terminated, Kind(two_phase=True, keeps=False), (None,)),
+    "kept without two-phase": Scenario(kept, ClientProfile(keeps_prepared=True), (True, False, True)),
+    "epoch overflow": Scenario(overflow, ClientProfile(), (True,) * 4, SPENT),
+    "fence": Scenario(fence, ClientProfile(), (None, True)),
+    "fence on the last epoch": Scenario(fence, ClientProfile(), (None, True), SPENT),
+    "timeout": Scenario(timeout, ClientProfile(timeout_ms=300), (None,)),
+    "terminated": Scenario(terminated, ClientProfile(two_phase=True, keeps_prepared=False), (None,)),
 }
 
 
-def run(scenario: Scenario, loss: PowerLoss | None) -> World:
+def run(scenario: Scenario, loss: PowerLoss | None) -> Simulation:
     """The scenario, with at most one loss of power, recovered; raises what its clients raise."""
     faults = FaultPlan(power_losses=() if loss is None else (loss,), sync_delay_max_s=0.0)
-    world = World(0, faults=faults, kinds={scenario.owner: scenario.kind}, scenario=scenario.script)
+    world = Simulation(0, faults=faults, kinds={scenario.owner: scenario.kind}, scenario=scenario.script)
     result = world.run()
-    assert result.found == [], loss
-    told = tuple(txn.told for txn in world.history.txns)
+    assert result.violations == [], loss
+    told = tuple(txn.reported_outcome for txn in world.history.txns)
     assert told == scenario.told, loss
     return world
 

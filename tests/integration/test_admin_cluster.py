@@ -8,7 +8,7 @@ from tests.support.raw_producer import RawProducer
 
 from tallystick.admin import aio
 from tallystick.admin.client import Admin
-from tallystick.admin.configs import ConfigResource, ResourceType, Source
+from tallystick.admin.configs import ConfigResource, ConfigValueSource, ResourceType
 from tallystick.admin.topics import EARLIEST, LATEST, NewTopic
 from tallystick.client.errors import BrokerRefused, NotSupported, UnknownTopic
 from tallystick.client.offsets import OffsetAndMetadata
@@ -83,7 +83,7 @@ def test_settings(admin: Admin) -> None:
     assert before.is_default
     admin.alter_configs({topic: {"retention.ms": "1234"}}).all()
     after = admin.describe_configs([topic]).one(topic)["retention.ms"]
-    assert (after.value, after.source) == ("1234", Source.TOPIC)
+    assert (after.value, after.source) == ("1234", ConfigValueSource.TOPIC)
     admin.alter_configs({topic: {"retention.ms": None}}).all()
     assert admin.describe_configs([topic]).one(topic)["retention.ms"] == before
     refused = admin.alter_configs({topic: {"retention.ms": "soon"}}).failures[topic]
@@ -138,4 +138,4 @@ def test_both_have_the_same_methods() -> None:
     def public(cls: type) -> set[str]:
         return {name for name in vars(cls) if not name.startswith("_")}
 
-    assert public(Admin) - {"left_behind"} == public(aio.Admin)
+    assert public(Admin) - {"mark_forked"} == public(aio.Admin)

@@ -11,7 +11,7 @@ from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 from tallystick.admin.aio import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.admin.errors import BrokerDown, NothingOpen
-from tallystick.admin.hanging import Finding, Verdict
+from tallystick.admin.hanging import HangingFinding, Verdict
 from tallystick.admin.transactions import AbortSpec
 from tallystick.client.errors import NotSupported
 from tallystick.kernel.codes import ErrorCode
@@ -130,7 +130,7 @@ def test_a_broker_that_is_down_is_reported_and_makes_nothing_hang() -> None:
         assert not report.complete
         assert set(report.failures) == {"broker 2"}
         (case,) = report.cases
-        assert (case.finding, case.verdict) == (Finding.UNSEEN, Verdict.UNKNOWN)
+        assert (case.finding, case.verdict) == (HangingFinding.MAYBE_UNLISTED, Verdict.UNKNOWN)
 
     on(Partition(), check, dead=True)
 
@@ -167,7 +167,7 @@ def test_an_id_whose_coordinator_cannot_be_asked_is_reported() -> None:
         }
         report = await admin.find_hanging_transactions(topic="t", limit_ms=0)
         (case,) = report.cases
-        assert (case.finding, case.verdict) == (Finding.UNREADABLE, Verdict.UNKNOWN)
+        assert (case.finding, case.verdict) == (HangingFinding.NOT_DESCRIBED, Verdict.UNKNOWN)
         assert set(report.failures) == {"'x'"}
         assert not report.complete
 
@@ -198,7 +198,7 @@ def test_where_nobody_checks_the_start_offset_the_partition_is_read_immediately_
 
     async def check(admin: Admin, broker: ScriptedBroker) -> None:
         (case,) = (await admin.find_hanging_transactions(topic="t", limit_ms=0)).hanging
-        assert case.finding is Finding.NOBODYS
+        assert case.finding is HangingFinding.UNKNOWN_PRODUCER_ID
         plan = await admin.plan_abort(AbortSpec(partition=AT, start_offset=5))
         assert not plan.guarded
         assert partition.markers == [(INT32_MAX, -1)]

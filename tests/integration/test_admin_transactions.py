@@ -10,12 +10,12 @@ from tests.support.raw_producer import RawProducer, make_topic
 
 from tallystick.admin.client import Admin
 from tallystick.admin.errors import NothingOpen, NotSafe
-from tallystick.admin.hanging import Finding, Verdict
-from tallystick.admin.model import Cause
+from tallystick.admin.hanging import HangingFinding, Verdict
+from tallystick.admin.model import AbortCause
 from tallystick.admin.transactions import AbortSpec
 from tallystick.client.errors import IdExpired, IllegalState, NotSupported, UnknownTopic
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.server
 AT = TopicPartition("orders", 0)
 
 
-def pair(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def pair(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,9 @@ def test_open_slow_and_in_doubt_are_not_hanging_and_not_ended(
         assert admin.force_terminate_transaction("prepared", force=True).epoch > prepared.pair[1]
         admin.force_terminate_transaction("running")
         forced = admin.describe_transactions(["prepared"]).one("prepared").forced_outcomes
-        assert [(each.writer, each.cause) for each in forced] == [(pair(*prepared.pair), Cause.TERMINATED)]
+        assert [(each.writer, each.cause) for each in forced] == [
+            (pair(*prepared.pair), AbortCause.TERMINATED)
+        ]
         assert prepared.end().error_code == ErrorCode.PRODUCER_FENCED
 
 
@@ -173,7 +175,7 @@ def test_an_older_transaction_under_a_later_one_is_found(
         hang(broker.bootstrap_servers, at, producer.pair[0], 1)
         assert producer.add(at.topic, 0) == {0}
         (case,) = admin.find_hanging_transactions(topic=at.topic).hanging
-        assert case.finding is Finding.OLDER
+        assert case.finding is HangingFinding.STALE_EPOCH
         assert admin.abort_transaction(AbortSpec(partition=at, start_offset=0))
         producer.end()
 

@@ -7,7 +7,7 @@ import pytest
 from codecs_of_records import EXTENSION, codec
 
 from tallystick import Consumer, Producer, TopicPartition, aio
-from tallystick.client.producer.partitioner import partition_of
+from tallystick.client.producer.partitioner import hash_key_to_partition
 from tallystick.testing import EmbeddedBroker
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
@@ -76,7 +76,7 @@ def test_rows_arrive_where_they_said_and_as_they_were(broker: EmbeddedBroker, co
                 if expected["partition"] is not None:
                     assert part.partition == expected["partition"]
                 elif expected["key"] is not None:
-                    assert part.partition == partition_of(expected["key"], PARTITIONS)
+                    assert part.partition == hash_key_to_partition(expected["key"], PARTITIONS)
                 got = found[metadata.topic, part.partition][part.first_offset + place]
                 assert got["offset"] == part.first_offset + place
                 for name in ("key", "value", "topic", "timestamp"):

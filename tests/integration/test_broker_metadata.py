@@ -9,9 +9,9 @@ from typing import TypeVar
 import pytest
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable, ProducerIds, Topic
-from tallystick.broker.metadata.worker import Worker
-from tallystick.broker.partitions.topics import NewTopic, Topics
+from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable, ProducerIdBlock, Topic
+from tallystick.broker.metadata.worker import BlockingWorker
+from tallystick.broker.partitions.topics import Topics, TopicSpec
 from tallystick.storage.log_dir import random_id
 
 T = TypeVar("T")
@@ -30,12 +30,12 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     store.set_broker_config("", {"message.max.bytes": "8"})
     store.close()
     again = MetadataStore(tmp_path / "m", "another")
-    assert again.cluster_id() == "c" * 22
-    assert again.topics() == [
+    assert again.load_cluster_id() == "c" * 22
+    assert again.load_topics() == [
         Topic("a", made[0].topic_id, 3, {"max.message.bytes": "9"}),
         Topic("b", made[1].topic_id, 7, {}),
     ]
-    assert again.broker_configs() == {"": {"message.max.bytes": "8"}}
+    assert again.load_broker_configs() == {"": {"message.max.bytes": "8"}}
     again.close()
 
 
@@ -45,10 +45,12 @@ def test_a_deletion_is_remembered_until_the_files_are_gone(tmp_path: Path) -> No
     store.create_topics([first])
     store.delete_topics([first])
     store.create_topics([topic("a")])
-    assert [(t.name, t.topic_id, t.partitions) for t in store.deleted_topics()] == [("a", first.topic_id, 3)]
+    assert [(t.name, t.topic_id, t.partitions) for t in store.load_deleted_topics()] == [
+        ("a", first.topic_id, 3)
+    ]
     store.forget_deleted([first.topic_id])
-    assert store.deleted_topics() == []
-    assert len(store.topics()) == 1
+    assert store.load_deleted_topics() == []
+    assert len(store.load_topics()) == 1
     store.close()
 
 
@@ -57,7 +59,7 @@ def test_several_topics_are_created_together_or_not_at_all(tmp_path: Path) -> No
     store.create_topics([topic("a")])
     with pytest.raises(Exception, match="UNIQUE"):
         store.create_topics([topic("b"), topic("a")])
-    assert [t.name for t in store.topics()] == ["a"]
+    assert [t.name for t in store.load_topics()] == ["a"]
     store.close()
 
 
@@ -65,12 +67,12 @@ def test_no_producer_id_is_given_twice_whatever_ends_the_process(tmp_path: Path)
     """[MET-2]"""
     given: list[int] = []
     for _ in range(3):
-        store, ids = MetadataStore(tmp_path / "m", "c"), ProducerIds()
+        store, ids = MetadataStore(tmp_path / "m", "c"), ProducerIdBlock()
         for _ in range(1500):
-            taken = ids.take()
+            taken = ids.claim_next()
             if taken is None:
-                ids.refill(store.take_producer_ids())
-                taken = ids.take()
+                ids.refill(store.allocate_producer_ids())
+                taken = ids.claim_next()
             assert taken is not None
             given.append(taken)
         store.close()  # what is left of the block is lost, as in a crash
@@ -94,7 +96,7 @@ def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
 def test_the_image_changes_only_after_the_store(tmp_path: Path) -> None:
     """[MET-1] A topic whose creation could not be made durable is not there."""
 
-    class Failing(Worker):
+    class Failing(BlockingWorker):
         async def run(self, call: Callable[[], T]) -> T:
             raise OSError("the disk is gone")
 
@@ -103,9 +105,9 @@ def test_the_image_changes_only_after_the_store(tmp_path: Path) -> None:
         worker = Failing()
         topics = Topics(store, NoFiles(), worker, BrokerConfig.parse({}))
         with pytest.raises(OSError, match="the disk is gone"):
-            await topics.create(NewTopic("a", 1))
+            await topics.create(TopicSpec("a", 1))
         assert topics.find("a") is None
-        assert topics.names() == []
+        assert topics.list_names() == []
         worker.close()
         store.close()
 
@@ -118,10 +120,10 @@ class NoFiles:
     def open_partition(self, *_: object) -> None:
         raise AssertionError
 
-    def find_foreign(self, *_: object) -> tuple[()]:
+    def find_foreign_partitions(self, *_: object) -> tuple[()]:
         return ()
 
-    def log_config(self, *_: object) -> None:
+    def make_log_config(self, *_: object) -> None:
         raise AssertionError
 
 
@@ -134,6 +136,6 @@ def test_a_full_disk_fails_one_change_and_not_those_after_it(tmp_path: Path) -> 
         store.set_broker_config("1", {"a": "x" * 100_000})
     store._db.execute("PRAGMA max_page_count = 1000000")
     store.set_broker_config("1", {"a": "y"})
-    assert store.broker_configs() == {"1": {"a": "y"}}
+    assert store.load_broker_configs() == {"1": {"a": "y"}}
     assert len(asked) >= 3  # room is asked for before each change
     store.close()

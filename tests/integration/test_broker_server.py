@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.server.server import FIRST_BUFFER_BYTES, Answer, CloseConnection, Peer, Server
+from tallystick.broker.server.server import (
+    INITIAL_BUFFER_BYTES,
+    CloseConnection,
+    Peer,
+    ResponseBuffers,
+    Server,
+)
 from tallystick.kernel.ids import INT32_MAX
 
 pytestmark = pytest.mark.server
@@ -25,25 +31,25 @@ class Toy:
 
     def __init__(self) -> None:
         self.started: list[bytes] = []
-        self.waiting: list[tuple[bytes, asyncio.Future[Answer]]] = []
+        self.waiting: list[tuple[bytes, asyncio.Future[ResponseBuffers]]] = []
 
-    def pipelined(self, frame: memoryview) -> bool:
+    def is_pipelined(self, frame: memoryview) -> bool:
         return frame[0] in (NOW, LATER, SILENT)
 
-    def frame_bytes_max(self, api_key: int) -> int:
+    def get_frame_bytes_max(self, api_key: int) -> int:
         return SMALL_BYTES if api_key >> 8 == SMALL_ONLY else 1 << 30
 
-    def cancellable(self, frame: memoryview) -> bool:
+    def is_cancellable(self, frame: memoryview) -> bool:
         return frame[0] == LATER_ALONE
 
-    def dispatch(self, frame: memoryview, peer: Peer) -> Answer | Awaitable[Answer]:
+    def dispatch(self, frame: memoryview, peer: Peer) -> ResponseBuffers | Awaitable[ResponseBuffers]:
         body = bytes(frame)
         self.started.append(body)
         match body[0]:
             case 78:
                 return framed(body)
             case 76 | 65:
-                future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+                future: asyncio.Future[ResponseBuffers] = asyncio.get_running_loop().create_future()
                 self.waiting.append((body, future))
                 return future
             case 71:
@@ -380,14 +386,14 @@ def test_promises_take_no_memory() -> None:
         liars = [await world.client() for _ in range(100)]
         for liar in liars:
             liar.send(promise(100_000_000))
-        await world.until(lambda: world.server.memory.bytes >= len(liars))
-        assert world.server.memory.bytes <= len(liars) * FIRST_BUFFER_BYTES
+        await world.until(lambda: world.server.memory.used_bytes >= len(liars))
+        assert world.server.memory.used_bytes <= len(liars) * INITIAL_BUFFER_BYTES
         honest = await world.client()
         honest.send(request(NOW, b"x" * 1_000_000))
         assert len(await honest.answer()) == 1_000_001
         for client in (*liars, honest):
             await client.end()
-        await world.until(lambda: world.server.memory.bytes == 0)
+        await world.until(lambda: world.server.memory.used_bytes == 0)
 
     scene(play)
 
@@ -406,7 +412,7 @@ def test_while_memory_is_short_who_does_not_send_is_cut(caplog: pytest.LogCaptur
         assert "memory for requests is short" in caplog.text
         for client in (*liars, honest):
             await client.end()
-        await world.until(lambda: world.server.memory.bytes == 0)
+        await world.until(lambda: world.server.memory.used_bytes == 0)
 
     with caplog.at_level(logging.WARNING):
         scene(play, {"queued.max.request.bytes": "1048576", "socket.request.max.bytes": "1048576"})
@@ -417,7 +423,7 @@ def test_a_request_larger_than_its_api_can_mean_is_not_received(caplog: pytest.L
         client = await world.client()
         client.send(struct.pack(">i", SMALL_BYTES + 1) + b"M" * 20_000)
         assert await client.closed()
-        assert world.server.memory.bytes == 0
+        assert world.server.memory.used_bytes == 0
         assert f"has at most {SMALL_BYTES}" in caplog.text
         await client.end()
 
@@ -448,7 +454,7 @@ def test_stopping_answers_what_was_asked_and_takes_nothing_new() -> None:
         client.send(request(LATER, b"1"))
         await world.until(lambda: world.toy.waiting)
         stopping = asyncio.ensure_future(world.server.stop(10))
-        await world.until(lambda: not world.server.listening)
+        await world.until(lambda: not world.server.is_listening)
         with pytest.raises(OSError):
             await world.client()
         world.toy.release()

@@ -11,7 +11,7 @@ import pytest
 from tallystick.broker.handlers import HANDLERS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import decode, decode_prefix, encode
-from tallystick.protocol.apis import API, ApiKey
+from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tallystick.protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -89,12 +89,16 @@ class Wire:
         self.sent = 0
 
     def send(self, request: object, version: int, *, garbage: bytes = b"") -> int:
-        key = next(k for k, spec in API.items() if spec.request is type(request))
+        key = next(k for k, spec in API_SPECS.items() if spec.request is type(request))
         self.sent += 1
         header = RequestHeader(
             request_api_key=key, request_api_version=version, correlation_id=self.sent, client_id="test"
         )
-        body = encode(header, API[key].request_header_version(version)) + encode(request, version) + garbage
+        body = (
+            encode(header, API_SPECS[key].request_header_version(version))
+            + encode(request, version)
+            + garbage
+        )
         self.socket.sendall(struct.pack(">i", len(body)) + body)
         return self.sent
 
@@ -113,7 +117,7 @@ class Wire:
     def receive(self, cls: type[R], version: int) -> R:
         (size,) = struct.unpack(">i", self.exactly(4))
         frame = self.exactly(size)
-        spec = next(spec for spec in API.values() if spec.response is cls)
+        spec = next(spec for spec in API_SPECS.values() if spec.response is cls)
         header, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version))
         self.correlation_id = header.correlation_id
         return decode(cls, frame[at:], version)
@@ -222,7 +226,7 @@ def test_api_versions_lists_what_has_a_handler(wire: Wire, version: int) -> None
     response = wire.ask(request, ApiVersionsResponse, version)
     assert {api.api_key for api in response.api_keys} == set(HANDLERS)
     for api in response.api_keys:
-        spec = API[ApiKey(api.api_key)]
+        spec = API_SPECS[ApiKey(api.api_key)]
         lowest = 0 if api.api_key == ApiKey.PRODUCE else spec.min_version
         assert (api.min_version, api.max_version) == (lowest, spec.max_version)
 
@@ -329,7 +333,7 @@ def magic(value: int) -> bytes:
         (batch(b"a")[:16], ErrorCode.INVALID_RECORD),
         (batch(b"x" * 1_100_000), ErrorCode.MESSAGE_TOO_LARGE),
         (
-            batch(b"a", producer_id=1, epoch=0, base_sequence=0, transactional=True),
+            batch(b"a", producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True),
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         ),
     ],
@@ -388,11 +392,11 @@ def test_a_repeated_batch_is_answered_with_its_first_place(wire: Wire, topic: st
         InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0), InitProducerIdResponse, 4
     )
     assert (answer.error_code, answer.producer_epoch) == (0, 0)
-    first = batch(b"a", producer_id=answer.producer_id, epoch=0, base_sequence=0)
+    first = batch(b"a", producer_id=answer.producer_id, producer_epoch=0, base_sequence=0)
     assert produce(wire, topic, first).base_offset == 0
     assert produce(wire, topic, batch(b"other")).base_offset == 1
     assert produce(wire, topic, first).base_offset == 0
-    gap = batch(b"b", producer_id=answer.producer_id, epoch=0, base_sequence=5)
+    gap = batch(b"b", producer_id=answer.producer_id, producer_epoch=0, base_sequence=5)
     assert produce(wire, topic, gap).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert len(fetched(wire.ask(fetch_request(topic, 0), FetchResponse, 12))) == 2
 

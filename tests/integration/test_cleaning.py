@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.partitions.log_cleaner import Cleaning, CleaningConfig, NoRoom
+from tallystick.broker.partitions.log_cleaner import CleanerDiskFull, CleaningConfig, LogCleaner
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.compaction.swap import Swap
+from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.fs import RealFileSystem
-from tallystick.storage.log import Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server
@@ -55,11 +55,11 @@ class World:
     cleaned: dict[TopicPartition, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        hooks = LogHooks(space=Unlimited(), residents=Residents())
+        hooks = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
         self.log = create_log(RealFileSystem(), f"{self.path}/t-0", NAME, self.config, hooks)
         self.logs: dict[TopicPartition, Log] = {NAME: self.log}
         config = CleaningConfig(enabled=True, backoff_ms=1, retention_interval_ms=1, key_map_bytes=1 << 20)
-        self.cleaning = Cleaning(self.logs, self.cleaned, lambda: config, self.clock)
+        self.cleaning = LogCleaner(self.logs, self.cleaned, lambda: config, self.clock)
 
     def write(self, count: int, *, keys: int = 5) -> None:
         for n in range(count):
@@ -103,7 +103,7 @@ async def test_a_dirty_log_is_compacted_by_a_child(tmp_path: Path) -> None:
     assert await world.cleaning.compact_once()
     assert world.table() == before
     assert world.log.size_bytes < size / 5
-    assert world.cleaned[NAME] == world.log.active.base_offset
+    assert world.cleaned[NAME] == world.log.active_segment.base_offset
     assert not world.leftovers()
     assert not await world.cleaning.compact_once()  # clean now
     world.write(5)
@@ -118,7 +118,7 @@ async def test_a_log_may_be_deleted_while_it_is_cleaned(tmp_path: Path) -> None:
     before = world.table()
     cleaning = asyncio.create_task(world.cleaning.compact_once())
     await world.round_begins()
-    await world.cleaning.cancel(NAME)
+    await world.cleaning.abort_cleaning(NAME)
     assert not await cleaning
     assert not world.leftovers()
     assert NAME not in world.cleaned
@@ -134,7 +134,7 @@ async def test_stopping_ends_the_child(tmp_path: Path) -> None:
     world.cleaning.start()
     await world.round_begins()
     await world.cleaning.stop()
-    assert world.cleaning._round is None or world.cleaning._round[1].done()
+    assert world.cleaning._current_round is None or world.cleaning._current_round[1].done()
     assert world.table() == before
     assert not world.leftovers()
 
@@ -146,14 +146,14 @@ async def test_a_round_ends_where_records_were_deleted_meanwhile(tmp_path: Path)
     world.write(500)
     before, bases = world.table(), [segment.base_offset for segment in world.log.segments]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Swap, "is_current", lambda swap: False)
+        patch.setattr(SegmentSwap, "is_current", lambda swap: False)
         assert not await world.cleaning.compact_once()
     assert NAME not in world.cleaned
     assert [segment.base_offset for segment in world.log.segments] == bases
     assert not world.leftovers()
     assert await world.cleaning.compact_once()
     assert world.table() == before
-    assert world.cleaned[NAME] == world.log.active.base_offset
+    assert world.cleaned[NAME] == world.log.active_segment.base_offset
     await world.cleaning.stop()
 
 
@@ -172,7 +172,7 @@ async def test_a_log_whose_compaction_fails_waits_longer_each_time(tmp_path: Pat
         world.clock.advance(1)
     file.write_bytes(whole)
     assert await world.cleaning.compact_once()
-    assert world.cleaned[NAME] == world.log.active.base_offset
+    assert world.cleaned[NAME] == world.log.active_segment.base_offset
     await world.cleaning.stop()
 
 
@@ -184,7 +184,7 @@ async def test_tombstones_that_are_kept_for_ever_do_not_end_compaction(tmp_path:
     world.write_tombstone("k0")
     world.write(500, keys=2)
     assert await world.cleaning.compact_once()
-    assert world.cleaned[NAME] == world.log.active.base_offset
+    assert world.cleaned[NAME] == world.log.active_segment.base_offset
     await world.cleaning.stop()
 
 
@@ -193,19 +193,19 @@ async def test_a_log_that_found_no_room_is_tried_again(tmp_path: Path) -> None:
     """After the back-off, and others come first until then."""
     world = World(tmp_path)
     world.write(500)
-    follow = world.cleaning._follow
+    follow = world.cleaning._run_worker
 
     async def full(*_: object) -> dict[str, Any]:
-        raise NoRoom("no space left on device")
+        raise CleanerDiskFull("no space left on device")
 
-    world.cleaning._follow = full  # type: ignore[method-assign]
+    world.cleaning._run_worker = full  # type: ignore[method-assign]
     assert await world.cleaning.compact_once()
-    world.cleaning._follow = follow  # type: ignore[method-assign]
+    world.cleaning._run_worker = follow  # type: ignore[method-assign]
     assert not world.leftovers()
     assert not await world.cleaning.compact_once()
     world.clock.advance(1)
     assert await world.cleaning.compact_once()
-    assert world.cleaned[NAME] == world.log.active.base_offset
+    assert world.cleaned[NAME] == world.log.active_segment.base_offset
     await world.cleaning.stop()
 
 
@@ -214,7 +214,7 @@ async def test_the_dirtiest_log_comes_first(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.write(500)
     other = TopicPartition("u", 0)
-    hooks = LogHooks(space=Unlimited(), residents=Residents())
+    hooks = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
     world.logs[other] = create_log(RealFileSystem(), f"{tmp_path}/u-0", other, CONFIG, hooks)
     world.cleaned[NAME] = world.log.segments[-3].base_offset
     found = await world.cleaning._find_dirtiest()
@@ -232,11 +232,11 @@ async def test_retention_deletes_from_the_front(tmp_path: Path) -> None:
     world.write(100)
     world.clock.advance(2_000)
     world.write(100)
-    assert world.cleaning.retain(NAME) > 0
+    assert world.cleaning.apply_retention(NAME) > 0
     assert 0 < world.log.log_start_offset <= 100
     assert world.table()
     world.clock.advance(2_000)
-    assert world.cleaning.retain(NAME) > 0
+    assert world.cleaning.apply_retention(NAME) > 0
     assert world.log.log_start_offset == world.log.log_end_offset == 200  # the last one, too
     world.write(1)
     assert world.log.log_end_offset == 201

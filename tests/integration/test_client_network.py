@@ -9,7 +9,7 @@ import pytest
 from tests.support.scripted_broker import ScriptedBroker, Seen
 
 from tallystick.client.config import ClientConfig
-from tallystick.client.errors import BadAnswer, ConnectionLost, TimedOut, Unreachable, refused
+from tallystick.client.errors import BadAnswer, ConnectionLost, TimedOut, Unreachable, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition
@@ -40,13 +40,15 @@ async def initialise(cluster: Cluster, key: str = "pay-7", limit_ms: int = 30_00
     request = InitProducerIdRequest(transactional_id=key, transaction_timeout_ms=60_000)
 
     async def attempt() -> InitProducerIdResponse:
-        node = await cluster.coordinator("transaction", key)
+        node = await cluster.find_coordinator("transaction", key)
         answer = await cluster.send(node, request, InitProducerIdResponse)
         if answer.error_code:
-            raise refused("InitProducerId", key, answer.error_code)
+            raise build_broker_error("InitProducerId", key, answer.error_code)
         return answer
 
-    return await cluster.retrying("InitProducerId", key, attempt, cluster.deadline("max.block.ms", limit_ms))
+    return await cluster.run_with_retries(
+        "InitProducerId", key, attempt, cluster.start_deadline("max.block.ms", limit_ms)
+    )
 
 
 def test_our_broker_tells_what_it_can_do(broker: EmbeddedBroker) -> None:
@@ -54,11 +56,11 @@ def test_our_broker_tells_what_it_can_do(broker: EmbeddedBroker) -> None:
         cluster = Cluster(config(broker.bootstrap_servers), auto_create_topics=True)
         await cluster.start()
         (node,) = cluster.image.nodes
-        assert (await cluster.versions(node)).highest(ApiKey.INIT_PRODUCER_ID) == 6
-        assert cluster.feature("transaction.version") == 2
+        assert (await cluster.wait_for_versions(node)).find_latest_usable(ApiKey.INIT_PRODUCER_ID) == 6
+        assert cluster.get_feature_level("transaction.version") == 2
         at = TopicPartition("made-by-asking", 0)
-        leader = await cluster.retrying(
-            "Produce", at, lambda: cluster.node_for(at), cluster.deadline("max.block.ms", 30_000)
+        leader = await cluster.run_with_retries(
+            "Produce", at, lambda: cluster.find_leader(at), cluster.start_deadline("max.block.ms", 30_000)
         )
         assert leader == node
         assert cluster.metrics()["connection-creation-total"] == 1, "what was bootstrapped from is the broker"
@@ -96,7 +98,7 @@ def test_another_cluster_at_the_same_address_has_features_of_its_own(broker: Emb
         with EmbeddedBroker(config={"listeners": f"PLAINTEXT://127.0.0.1:{port}"}):
             await initialise(cluster)
             assert before != cluster.image.cluster_id
-            assert cluster.feature("transaction.version") == 2
+            assert cluster.get_feature_level("transaction.version") == 2
         await cluster.close()
 
     asyncio.run(main())
@@ -219,8 +221,8 @@ def test_garbage_for_an_answer_ends_the_connection_and_never_the_client() -> Non
                     assert found.effect is Effect.UNKNOWN
                     kinds.add(type(found))
                 broker.scripts[ApiKey.END_TXN] = lambda _: EndTxnResponse(producer_id=7)
-                answer = await cluster.retrying(
-                    "EndTxn", "t", again(cluster), cluster.deadline("limit", 20_000)
+                answer = await cluster.run_with_retries(
+                    "EndTxn", "t", again(cluster), cluster.start_deadline("limit", 20_000)
                 )
                 assert answer.producer_id == 7
             assert BadAnswer in kinds

@@ -16,7 +16,7 @@ from raw_producer import committed_values, make_topic, rewrite
 
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.client.transactions.engine import Completion
-from tallystick.kernel.ids import Identity, ProducerEpoch
+from tallystick.kernel.ids import ProducerEpoch, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.end_txn import EndTxnRequest
@@ -45,7 +45,7 @@ def climb(broker: EmbeddedBroker, epoch: int) -> None:
     """To this epoch of the pair that may speak."""
 
     def moved(entry: TxnEntry) -> TxnEntry:
-        return replace(entry, client=Identity(entry.client.producer_id, ProducerEpoch(epoch)))
+        return replace(entry, client=ProducerIdAndEpoch(entry.client.producer_id, ProducerEpoch(epoch)))
 
     broker.kill()
     rewrite(broker, NAME, moved)
@@ -109,7 +109,7 @@ def test_recoveries_use_up_a_second_producer_id(
     """
     other = idle_at(broker, config, LAST - 1)
 
-    async def prepare() -> Identity:
+    async def prepare() -> ProducerIdAndEpoch:
         async with producer(broker.bootstrap_servers, NAME, config) as two:
             await two.txn.init()
             await two.txn.begin()
@@ -124,7 +124,7 @@ def test_recoveries_use_up_a_second_producer_id(
             assert three.txn.identity.epoch == 0
         return writer
 
-    async def end(writer: Identity) -> None:
+    async def end(writer: ProducerIdAndEpoch) -> None:
         expected = Completion.COMMITTED if decided else Completion.ABORTED
         with suppress(Crashed):
             async with producer(broker.bootstrap_servers, NAME, config, end_lost(lost)) as four:

@@ -20,7 +20,7 @@ from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.client.transactions.state import State
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -177,14 +177,16 @@ def test_who_claims_the_id_between_two_requests_of_another_claim_keeps_it(
             producer(broker.bootstrap_servers, name, TWO_PHASE) as slow,
             producer(broker.bootstrap_servers, name, TWO_PHASE) as quick,
         ):
-            ask = slow.txn._wire.init_producer_id
+            ask = slow.txn._requests.init_producer_id
 
-            async def overtaken(request: InitProducerIdRequest) -> tuple[Identity, Identity | None]:
+            async def overtaken(
+                request: InitProducerIdRequest,
+            ) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
                 if not request.keep_prepared_txn:
                     await quick.txn.init(keep_prepared_txn=True)
                 return await ask(request)
 
-            monkeypatch.setattr(slow.txn._wire, "init_producer_id", overtaken)
+            monkeypatch.setattr(slow.txn._requests, "init_producer_id", overtaken)
             with pytest.raises(Fenced):
                 await slow.txn.init()
             assert await quick.txn.complete(token) is Completion.COMMITTED

@@ -13,7 +13,7 @@ from raw_wire import RawConnection
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import AbortRequired, ClientError, IllegalState, TimedOut
-from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.transactions.engine import Completion, TransactionManager
@@ -75,8 +75,8 @@ class Whole:
         while True:
             try:
                 return self.engine.append(topic, value.encode(), None, partition=partition)
-            except NotNow:
-                await self.engine.admitted(topic, self.cluster.deadline("max.block.ms", 10_000))
+            except BufferFullOrUnknownTopic:
+                await self.engine.wait_for_space(topic, self.cluster.start_deadline("max.block.ms", 10_000))
 
 
 @asynccontextmanager
@@ -88,11 +88,11 @@ async def producer(
     cluster = FailingCluster(parsed.client, plan or FaultPlan())
     engine = ProducerEngine(cluster, parsed)
     txn = TransactionManager(cluster, parsed, engine)
-    engine.use(txn)
+    engine.use_transactions(txn)
     try:
         yield Whole(cluster, engine, txn)
     finally:
-        await engine.close(cluster.deadline("close", 1_000))
+        await engine.close(cluster.start_deadline("close", 1_000))
         await cluster.close()
 
 
@@ -118,7 +118,7 @@ def test_what_was_accepted_is_in_the_transaction_and_nothing_after(broker: Embed
                 for number in range(1_000_000):
                     try:
                         one.engine.append(name, b"%d" % number, None, partition=0)
-                    except (NotNow, IllegalState):
+                    except (BufferFullOrUnknownTopic, IllegalState):
                         if stop.is_set():
                             return
                         continue
@@ -164,7 +164,7 @@ def test_a_record_that_fails_fails_its_transaction_alone(
                 await one.txn.commit()
             assert isinstance(large.exception(), ClientError)
             await one.txn.abort()
-            assert one.txn.needs_claim == (version == 1)
+            assert one.txn.needs_init == (version == 1)
             await one.txn.begin()
             assert one.txn.identity.epoch == epoch + 1
             await one.send(name, "b")
@@ -211,14 +211,14 @@ def test_the_version_is_raised_while_a_transaction_is_open(version_1: EmbeddedBr
             finalize(version_1, 2, UPGRADE)
             async with producer(version_1, f"{name}-other", {}) as other:
                 await other.txn.init()
-                one.cluster.features = other.cluster.features  # as if it had met the news
+                one.cluster.finalized_features = other.cluster.finalized_features  # as if it had met the news
             await one.txn.commit()
-            assert one.txn.needs_claim
+            assert one.txn.needs_init
             await one.txn.begin()
             assert one.txn.transaction_version == 2
             await one.send(name, "b")
             await one.txn.commit()
-            assert not one.txn.needs_claim
+            assert not one.txn.needs_init
 
     asyncio.run(run())
     assert both(version_1, name, "a", "b")

@@ -117,7 +117,7 @@ def test_the_other_member_has_all_partitions_soon(
             if step == "join waits for the other":
                 staying.subscribe([topic])
                 await asyncio.gather(*(polled_until(each, both_have_some) for each in (closing, staying)))
-                group: Any = closing._group
+                group: Any = closing._coordinator
                 closing.subscribe([topic, "another"], listening)
                 await polled_until(closing, lambda: group.member.phase is Phase.JOINING)
             else:
@@ -130,9 +130,11 @@ def test_the_other_member_has_all_partitions_soon(
                     polls.append(asyncio.create_task(polled_until(closing, reached.is_set)))
                 else:
                     reached = asyncio.Event()
-                    group = closing._group
-                    refuse = group._refuse
-                    group._refuse = lambda *args, **named: (reached.set(), refuse(*args, **named))[1]
+                    group = closing._coordinator
+                    refuse = group._handle_error_code
+                    group._handle_error_code = lambda *args, **named: (reached.set(), refuse(*args, **named))[
+                        1
+                    ]
                 staying.subscribe([topic])
                 others = asyncio.create_task(polled_until(staying, lambda: len(staying.assignment) == 2))
                 await reached.wait()

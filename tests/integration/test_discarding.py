@@ -40,9 +40,9 @@ async def start(path: Path, delay_ms: int) -> tuple[DataDirectory, MetadataStore
     config = BrokerConfig.parse({"log.segment.delete.delay.ms": str(delay_ms), "log.reserve.bytes": "0"})
     directory = DataDirectory(path, config, FakeClock(NOW), failed)
     store = directory.open()
-    topic = next(iter(store.topics()), None) or Topic("t", random_id(), 1, {"segment.bytes": "1048576"})
-    log = directory.open_partition(topic, 0, config.topic(topic.configs)).log
-    if not store.topics():
+    topic = next(iter(store.load_topics()), None) or Topic("t", random_id(), 1, {"segment.bytes": "1048576"})
+    log = directory.open_partition(topic, 0, config.make_topic_config(topic.configs)).log
+    if not store.load_topics():
         store.create_topics([topic])
     return directory, store, log
 
@@ -101,14 +101,14 @@ def test_the_loop_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         directory, store, _ = await start(tmp_path, 0)
         topic = Topic("u", random_id(), 1, {})
         monkeypatch.setattr(fs.RealFileSystem, "sync_dir", noted)
-        partition = await directory.make_partition(topic, 0, BrokerConfig.parse({}).topic({}))
+        partition = await directory.create_partition(topic, 0, BrokerConfig.parse({}).make_topic_config({}))
         assert partition.log.log_end_offset == 0
         directory._checkpoint()
-        assert directory._checkpointing is not None
-        await directory._checkpointing
+        assert directory._checkpoint_task is not None
+        await directory._checkpoint_task
         assert "u 0 0" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
-        await directory.give_up(topic)
-        await directory.remove_given_up()
+        await directory.rename_for_deletion(topic)
+        await directory.remove_deleted_logs()
         assert "u 0 0" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
         assert threads
         assert threading.main_thread() not in threads

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, Fenced, SqlStore
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.kernel.value import replace
@@ -132,7 +132,7 @@ def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(make_world
     txn = block.__enter__()
     world.lives[-1][2][-1].rollback()  # else SQLite keeps the claim waiting
 
-    def overtaken(_: int, step: Step, done: bool) -> None:
+    def overtaken(_: int, step: RecipeStep, done: bool) -> None:
         if step.name == "claim" and done:
             with pytest.raises(Fenced):
                 block.__exit__(None, None, None)
@@ -166,7 +166,7 @@ def test_a_recovery_that_fails_does_not_forget_that_the_database_went_back(make_
     class Unavailable(Exception):
         pass
 
-    def fail(_: int, step: Step, done: bool) -> None:
+    def fail(_: int, step: RecipeStep, done: bool) -> None:
         if step.name == "describe" and failing and not done:
             failing.pop()
             raise Unavailable

@@ -370,7 +370,7 @@ def test_a_new_writer_finds_that_the_database_went_back(
     second = world.life()
     (found,) = second.look().ids
     assert found.finding is Finding.BEHIND
-    assert found.did == "would raise DatabaseBehind"
+    assert found.action == "would raise DatabaseBehind"
     with pytest.raises(DatabaseBehind, match="has lost commits"):
         second.recover()
     assert second.recover(accept_torn=True).ids[0].finding is Finding.BEHIND

@@ -15,7 +15,7 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tallystick.dualwrite import AsyncSqlStore, NotYours, aio
-from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.sql_async import AsyncSqlTransaction
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
@@ -191,12 +191,12 @@ def test_consumed_offsets_do_not_move_where_the_rows_are_gone(shop: Shop) -> Non
             opened = await store.begin()
             await (await _driver(opened)).execute("ROLLBACK")
             with pytest.raises(NotYours, match="ended inside"):
-                await opened.move_offsets("g", {at: OffsetMoved(before=before, after=after)})
+                await opened.move_offsets("g", {at: OffsetAdvance(before=before, after=after)})
             await opened.rollback()
             assert await store.read_offsets("g") == ({} if before is None else {at: before})
             if before is None:
                 opened = await store.begin()
-                await opened.move_offsets("g", {at: OffsetMoved(before=before, after=after)})
+                await opened.move_offsets("g", {at: OffsetAdvance(before=before, after=after)})
                 await opened.commit()
         await engine.dispose()
 

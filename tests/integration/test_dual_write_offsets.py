@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 import tallystick
 from tallystick import Consumer, Producer
 from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriteInDoubt, aio
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
@@ -35,7 +35,7 @@ class Fail:
     def __init__(self, at: str, *, after: bool = False, error: type[BaseException] = Failed) -> None:
         self.at, self.after, self.error, self.armed = at, after, error, False
 
-    def __call__(self, number: int, step: Step, done: bool) -> None:
+    def __call__(self, number: int, step: RecipeStep, done: bool) -> None:
         if self.armed and step.name == self.at and done is self.after:
             self.armed = False
             raise self.error

@@ -32,7 +32,7 @@ from tallystick.dualwrite import (
     aio,
     consume_into,
 )
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
@@ -205,7 +205,7 @@ def test_records_that_were_read_in_vain_are_read_again(sqlite_world: MakeWorld, 
     }
     failures = [OSError("gone"), KeyboardInterrupt()]
 
-    def fail(_: int, taken: Step, done: bool) -> None:
+    def fail(_: int, taken: RecipeStep, done: bool) -> None:
         if failures and not done and taken.name == step:
             raise failures.pop()
 

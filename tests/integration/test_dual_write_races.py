@@ -11,7 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from tallystick.client.transactions.state import State
 from tallystick.dualwrite import DualWriter, Fenced, SqlStore
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.kernel.value import replace
@@ -47,7 +47,7 @@ class After:
         self._do = do
         self.did = False
 
-    def __call__(self, _: int, step: Step, done: bool) -> None:
+    def __call__(self, _: int, step: RecipeStep, done: bool) -> None:
         if done and step.name == self._name and not self.did:
             self.did = True
             self._do()
@@ -118,5 +118,7 @@ def test_a_writer_whose_pair_was_lost_recovers_before_it_goes_on(make_world: Mak
 
 def loses_the_next_pair(writer: DualWriter[SqlTransaction]) -> None:
     """As after a commit whose answer was lost, and which was then seen to have been carried out [CLI-46]."""
-    manager = next(iter(writer._session.branches.values())).producer._on_loop.transactions("test")
+    manager = next(
+        iter(writer._session.branches.values())
+    ).producer._async_producer.require_transaction_manager("test")
     manager.machine = replace(manager.machine, state=State.UNCLAIMED, client=None)

@@ -15,8 +15,8 @@ from sqlalchemy.pool import NullPool
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, SqlStore, UnsafeStore
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.stores.durability import RISKS, Risk, allowed_of
-from tallystick.dualwrite.stores.sql_table import judge, questions
+from tallystick.dualwrite.stores.durability import DURABILITY_SETTINGS, DurabilitySetting, parse_allowed
+from tallystick.dualwrite.stores.sql_table import check_durability_answers, durability_queries
 from tallystick.kernel.value import replace
 from tallystick.testing.store_suite import MakeStore, StoreSuite
 
@@ -99,7 +99,7 @@ def test_a_row_of_another_version_is_refused(sqlite: Engine) -> None:
 
 def test_a_database_that_nobody_has_looked_into_is_refused() -> None:
     with pytest.raises(BadStore, match="a store of its own"):
-        questions("oracle")
+        durability_queries("oracle")
 
 
 def test_a_claim_ends_when_a_lock_does_not(tmp_path: Path) -> None:
@@ -186,13 +186,13 @@ def test_what_fails_after_the_commit_does_not_undo_it(sqlite: Engine) -> None:
 def test_what_a_database_says_is_judged(dialect: str, answers: list[object], named: str | None) -> None:
     """[DW-8]"""
     if named is None:
-        judge(dialect, "READ COMMITTED", answers)
+        check_durability_answers(dialect, "READ COMMITTED", answers)
         return
     with pytest.raises(UnsafeStore, match=named):
-        judge(dialect, "READ COMMITTED", answers)
+        check_durability_answers(dialect, "READ COMMITTED", answers)
 
 
-UNSAFE: dict[Risk, tuple[str, list[object]]] = {
+UNSAFE: dict[DurabilitySetting, tuple[str, list[object]]] = {
     "fsync": ("postgresql", ["on", "off", "open", "open", False]),
     "synchronous_commit": ("postgresql", ["off", "on", "open", "open", False]),
     "innodb_flush_log_at_trx_commit": ("mysql", [2, 1, 0]),
@@ -203,20 +203,25 @@ UNSAFE: dict[Risk, tuple[str, list[object]]] = {
 
 
 @pytest.mark.parametrize("risk", UNSAFE)
-def test_one_setting_is_allowed_by_its_name_and_no_other(risk: Risk) -> None:
+def test_one_setting_is_allowed_by_its_name_and_no_other(risk: DurabilitySetting) -> None:
     """[DW-8] The refusal says by which name."""
     dialect, answers = UNSAFE[risk]
-    others = allowed_of(set(RISKS) - {risk})
+    others = parse_allowed(set(DURABILITY_SETTINGS) - {risk})
     with pytest.raises(UnsafeStore, match=rf'allow_unsafe_durability=\{{"{risk}"\}}') as refused:
-        judge(dialect, "READ COMMITTED", answers, others)
+        check_durability_answers(dialect, "READ COMMITTED", answers, others)
     assert refused.value.risk == risk
-    judge(dialect, "READ COMMITTED", answers, allowed_of({risk}))
+    check_durability_answers(dialect, "READ COMMITTED", answers, parse_allowed({risk}))
 
 
 def test_no_name_allows_a_connection_where_every_statement_commits() -> None:
     """[DW-8]"""
     with pytest.raises(UnsafeStore, match="a transaction is needed") as refused:
-        judge("postgresql", "READ COMMITTED", ["on", "on", "open", "", False], allowed_of(RISKS))
+        check_durability_answers(
+            "postgresql",
+            "READ COMMITTED",
+            ["on", "on", "open", "", False],
+            parse_allowed(DURABILITY_SETTINGS),
+        )
     assert refused.value.risk == ""
     assert "allow_unsafe_durability" not in str(refused.value)
 
@@ -244,9 +249,11 @@ def test_what_one_store_allows_another_on_the_same_engine_does_not(tmp_path: Pat
 def test_standbys_that_may_be_behind_are_said(caplog: pytest.LogCaptureFixture) -> None:
     """[DW-12]"""
     answers: list[object] = ["on", "on", "open", "open", True]
-    judge("postgresql", "READ COMMITTED", answers, allowed_of({"synchronous_standby_names"}))
+    check_durability_answers(
+        "postgresql", "READ COMMITTED", answers, parse_allowed({"synchronous_standby_names"})
+    )
     assert caplog.text == ""
-    judge("postgresql", "READ COMMITTED", answers)
+    check_durability_answers("postgresql", "READ COMMITTED", answers)
     assert "synchronous_standby_names is empty" in caplog.text
 
 

@@ -31,7 +31,7 @@ from tallystick.dualwrite import (
     Torn,
     UnsafeStore,
 )
-from tallystick.dualwrite.stores.durability import Risk
+from tallystick.dualwrite.stores.durability import DurabilitySetting
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, FakeClock
@@ -343,7 +343,7 @@ def test_two_clusters_and_a_database_commit_together(sqlite_world: MakeWorld) ->
     [("PRAGMA synchronous = OFF", "synchronous"), ("PRAGMA journal_mode = MEMORY", "journal_mode")],
 )
 def test_a_database_that_may_lose_a_commit_is_refused(
-    sqlite_world: MakeWorld, statement: str, named: Risk
+    sqlite_world: MakeWorld, statement: str, named: DurabilitySetting
 ) -> None:
     """[DW-8] Unless somebody insists, on all of it or on just that."""
     world = sqlite_world()
@@ -351,11 +351,11 @@ def test_a_database_that_may_lose_a_commit_is_refused(
     event.listen(engine, "connect", lambda connection, _: connection.execute(statement))
     with DualWriter(SqlStore(engine), world.config) as writer, pytest.raises(UnsafeStore, match=named):
         writer.recover()
-    other: Risk = "journal_mode" if named == "synchronous" else "synchronous"
+    other: DurabilitySetting = "journal_mode" if named == "synchronous" else "synchronous"
     store = SqlStore(engine, allow_unsafe_durability={other})
     with DualWriter(store, world.config) as writer, pytest.raises(UnsafeStore, match=named):
         writer.recover()
-    allowed: list[bool | set[Risk]] = [True, {named}]
+    allowed: list[bool | set[DurabilitySetting]] = [True, {named}]
     for n, each in enumerate(allowed):
         with DualWriter(SqlStore(engine, allow_unsafe_durability=each), world.config) as writer:
             writer.recover()
@@ -412,7 +412,7 @@ def test_a_block_that_took_too_long_for_its_mode_commits_neither(sqlite_world: M
     writer = world.life()
     writer.recover()
     clock = FakeClock()
-    writer._session._making = replace(writer._session._making, clock=clock)
+    writer._session._factories = replace(writer._session._factories, clock=clock)
 
     def pay_slowly(n: int, what: str, took_ms: int) -> None:
         with writer.transaction() as txn:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
-from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.serve import Service
 from tallystick.kernel.settings import BadConfig
 
@@ -131,7 +131,7 @@ def test_who_does_not_read_is_cut_off() -> None:
         async with world.connected() as (reader, writer):
             reader._transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
-            await world.until(lambda: world.made and not world.server._answering)
+            await world.until(lambda: world.made and not world.server._connection_tasks)
             reader._transport.resume_reading()  # type: ignore[attr-defined]
             assert len(await reader.read()) < 2**25
 
@@ -143,7 +143,7 @@ def test_connections_are_counted() -> None:
         async with AsyncExitStack() as stack:
             for _ in range(CONNECTIONS_MAX):
                 await stack.enter_async_context(world.connected())
-            await world.until(lambda: len(world.server._answering) == CONNECTIONS_MAX)
+            await world.until(lambda: len(world.server._connection_tasks) == CONNECTIONS_MAX)
             reader, writer = await stack.enter_async_context(world.connected())
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
             with suppress(ConnectionError):
@@ -203,7 +203,7 @@ def test_a_broker_serves_every_gauge_of_its_own(tmp_path: Path) -> None:
         service = Service(BrokerConfig.parse(given))
         await service.start()
         try:
-            await service.broker.topics.create(NewTopic("t", 3))
+            await service.broker.topics.create(TopicSpec("t", 3))
             address = service.metrics_address
             assert address is not None
             reader, writer = await asyncio.open_connection(address.host, address.port)

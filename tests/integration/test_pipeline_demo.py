@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.pipeline.demo.show import Crash, Setting, Show
+from tallystick.pipeline.demo.demo_run import Crash, DemoRun, DemoSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 def test_flights_arrive_once_although_broker_and_driver_are_killed(tmp_path: Path) -> None:
     """[PIP-1]"""
     said: list[str] = []
-    setting = Setting(master="local[2, 4]", rows=3000, crashes=(Crash.BROKER, Crash.DRIVER))
-    outcome = Show(tmp_path, setting, said.append).run()
-    assert outcome.good, "\n".join(said)
+    setting = DemoSettings(master="local[2, 4]", rows=3000, crashes=(Crash.BROKER, Crash.DRIVER))
+    outcome = DemoRun(tmp_path, setting, said.append).run()
+    assert outcome.is_exactly_once, "\n".join(said)
     assert tuple(outcome.survived) == setting.crashes
     assert outcome.in_doubt > 0, "the kills came while transactions were open"

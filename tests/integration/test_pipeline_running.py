@@ -19,19 +19,19 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.pipeline import Definition, Pipeline
 from tallystick.pipeline.definition import (
-    Broker,
     OnMalformed,
-    Output,
-    Source,
+    OutputDefinition,
+    OwnBrokerDefinition,
+    SourceDefinition,
     TableSink,
     TopicSink,
     Transform,
 )
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Batch
+from tallystick.spark.protocol.committable import MicroBatch
 from tallystick.spark.protocol.decide import NewCheckpoint
-from tallystick.spark.sink.attempt import attempt
-from tallystick.spark.sink.context import Station
+from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.context import SinkContext
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -71,9 +71,9 @@ def definition(broker: EmbeddedBroker, folder: Path, name: str) -> Definition:
         name=name,
         checkpoint=str(folder / "state"),
         kafka=client(broker),
-        sources=(Source(name="numbers", topics=(f"{name}.in",), schema="a INT"),),
+        sources=(SourceDefinition(name="numbers", topics=(f"{name}.in",), schema="a INT"),),
         transforms=(Transform(name="evens", function=evens),),
-        outputs=(Output(name="all", view="evens", sinks=(TopicSink(topic=f"{name}.out"),)),),
+        outputs=(OutputDefinition(name="all", view="evens", sinks=(TopicSink(topic=f"{name}.out"),)),),
     )
 
 
@@ -106,11 +106,13 @@ def test_stopped_in_a_batch_it_leaves_nothing_undecided_and_goes_on(
     send(broker.bootstrap_servers, "stopped.in", range(ROWS))
     with Pipeline(made).start(spark=spark) as running:
         watch = running.watch(made.outputs[0])
-        eventually(lambda: (found := watch.look()) is not None and found.in_doubt > 0, deadline_s=60)
-    left = watch.look()
+        eventually(
+            lambda: (found := watch.read_status()) is not None and found.in_doubt_count > 0, deadline_s=60
+        )
+    left = watch.read_status()
     watch.close()
     assert left is not None
-    assert left.in_doubt == 0
+    assert left.in_doubt_count == 0
     with Pipeline(made).start(once=True, spark=spark) as running:
         assert running.wait(timeout_s=120)
     assert committed(broker.bootstrap_servers, "stopped.out") == Counter(range(0, ROWS, 2))
@@ -125,14 +127,16 @@ def test_stopped_when_it_is_idle_it_leaves_the_instance_that_follows_alone(
     send(broker.bootstrap_servers, "rolling.in", range(ROWS))
     with Pipeline(made).start(spark=spark) as running:
         watch = running.watch(made.outputs[0])
-        eventually(lambda: (found := watch.look()) is not None and found.batch == 0, deadline_s=60)
+        eventually(
+            lambda: (found := watch.read_status()) is not None and found.last_batch == 0, deadline_s=60
+        )
         watch.close()
         query = running.queries["all"]
         eventually(lambda: not query.status["isTriggerActive"], deadline_s=60)
         options = SinkOptions(prefix="rolling.all", client=client(broker), topic="rolling.out")
-        newer = Station(options)
+        newer = SinkContext(options)
         lease = newer.begin()
-        vote = attempt(newer, lease, Batch(query.id, 1), [pa.record_batch({"value": ['{"a": -1}']})])
+        vote = run_attempt(newer, lease, MicroBatch(query.id, 1), [pa.record_batch({"value": ['{"a": -1}']})])
     assert newer.commit([vote]) is not None
     newer.close()
     assert committed(broker.bootstrap_servers, "rolling.out") == Counter([-1, *range(0, ROWS, 2)])
@@ -199,7 +203,7 @@ def test_deleted_checkpoints_are_resumed_each_output_where_it_ended(
         connection.execute(text("CREATE TABLE evens (a INTEGER)"))
     plain = definition(broker, tmp_path, "resumed")
     table = TableSink(table="evens", database=str(engine.url))
-    outputs = (*plain.outputs, Output(name="rows", view="evens", sinks=(table,)))
+    outputs = (*plain.outputs, OutputDefinition(name="rows", view="evens", sinks=(table,)))
     made = replace(plain, outputs=outputs)
     make_topics(made)
     for numbers in (range(ROWS), range(ROWS, 2 * ROWS)):
@@ -228,10 +232,12 @@ def test_everything_wrong_is_told_before_anything_is_started() -> None:
     wrong = Definition(
         name="wrong",
         checkpoint="state",
-        broker=Broker(data_dir="data"),
-        sources=(Source(name="s", topics=("t",), schema="a INT", options={"maxOffsetPerTrigger": "5"}),),
+        broker=OwnBrokerDefinition(data_dir="data"),
+        sources=(
+            SourceDefinition(name="s", topics=("t",), schema="a INT", options={"maxOffsetPerTrigger": "5"}),
+        ),
         transforms=(Transform(name="v"), Transform(name="w", sql="SELECT 1", function=evens)),
-        outputs=(Output(name="o", view="s", sinks=(TopicSink(topic="t"),)),),
+        outputs=(OutputDefinition(name="o", view="s", sinks=(TopicSink(topic="t"),)),),
         modes=("2pc",),
     )
     with pytest.raises(BadConfig) as refused:

@@ -12,19 +12,19 @@ from tallystick.pipeline.definition import (
     Definition,
     Lookup,
     OnMalformed,
-    Output,
-    Source,
+    OutputDefinition,
+    SourceDefinition,
     TopicSink,
     Transform,
     ValueFormat,
     Watermark,
 )
-from tallystick.pipeline.views import make_views, malformed_view
+from tallystick.pipeline.views import declare_views, malformed_view_name
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
-FLIGHTS = Source(name="flights", topics=("flights",), schema="flight STRING, delay INT")
+FLIGHTS = SourceDefinition(name="flights", topics=("flights",), schema="flight STRING, delay INT")
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +33,18 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-def declare(spark: SparkSession, broker: EmbeddedBroker, source: Source, *more: Lookup | Transform) -> None:
+def declare(
+    spark: SparkSession, broker: EmbeddedBroker, source: SourceDefinition, *more: Lookup | Transform
+) -> None:
     definition = Definition(
         name="p",
         checkpoint="c",
         sources=(source,),
         lookups=tuple(part for part in more if isinstance(part, Lookup)),
         transforms=tuple(part for part in more if isinstance(part, Transform)),
-        outputs=(Output(name="o", view=source.name, sinks=(TopicSink(topic="out"),)),),
+        outputs=(OutputDefinition(name="o", view=source.name, sinks=(TopicSink(topic="out"),)),),
     )
-    make_views(spark, definition, {"bootstrap.servers": broker.bootstrap_servers})
+    declare_views(spark, definition, {"bootstrap.servers": broker.bootstrap_servers})
 
 
 def send(broker: EmbeddedBroker, topic: str, *values: bytes | None) -> None:
@@ -68,7 +70,7 @@ def test_a_row_has_the_fields_of_its_value_and_where_it_came_from(
     spark: SparkSession, broker: EmbeddedBroker
 ) -> None:
     send(broker, "fields", b'{"flight": "UA1", "delay": 7, "more": []}', b"{}")
-    declare(spark, broker, Source(name="fields", topics=("fields",), schema=FLIGHTS.schema))
+    declare(spark, broker, SourceDefinition(name="fields", topics=("fields",), schema=FLIGHTS.schema))
     first, second = sorted(rows_of(spark, "fields"), key=lambda row: row._offset)
     assert first.asDict().keys() == {
         "flight",
@@ -93,7 +95,7 @@ def test_a_value_that_does_not_fit_stops_the_query_and_is_named(
 ) -> None:
     topic = f"bad-{BAD.index(bad)}"
     send(broker, topic, b"{}", bad)
-    declare(spark, broker, Source(name="bad", topics=(topic,), schema=FLIGHTS.schema))
+    declare(spark, broker, SourceDefinition(name="bad", topics=(topic,), schema=FLIGHTS.schema))
     with pytest.raises(
         StreamingQueryException, match=f"the value at {topic}-0 offset 1 does not fit the schema"
     ):
@@ -102,7 +104,7 @@ def test_a_value_that_does_not_fit_stops_the_query_and_is_named(
 
 def test_a_dead_letter_is_the_record_as_it_was(spark: SparkSession, broker: EmbeddedBroker) -> None:
     send(broker, "mixed", *BAD, b'{"flight": "UA2"}')
-    source = Source(
+    source = SourceDefinition(
         name="mixed",
         topics=("mixed",),
         schema=FLIGHTS.schema,
@@ -111,16 +113,16 @@ def test_a_dead_letter_is_the_record_as_it_was(spark: SparkSession, broker: Embe
     )
     declare(spark, broker, source)
     assert [row.flight for row in rows_of(spark, "mixed")] == ["UA2"]
-    dead = sorted(rows_of(spark, malformed_view(source)), key=lambda row: row.offset)
+    dead = sorted(rows_of(spark, malformed_view_name(source)), key=lambda row: row.offset)
     assert [None if row.value is None else bytes(row.value) for row in dead] == list(BAD)
     assert {(bytes(row.key), row.topic, row.partition) for row in dead} == {(b"k", "mixed", 0)}
 
 
 def test_text_and_bytes_have_one_column(spark: SparkSession, broker: EmbeddedBroker) -> None:
     send(broker, "lines", "ä".encode())
-    declare(spark, broker, Source(name="lines", topics=("lines",), format=ValueFormat.STRING))
+    declare(spark, broker, SourceDefinition(name="lines", topics=("lines",), format=ValueFormat.STRING))
     assert [row.value for row in rows_of(spark, "lines")] == ["ä"]
-    declare(spark, broker, Source(name="raw", topics=("lines",), format=ValueFormat.BYTES))
+    declare(spark, broker, SourceDefinition(name="raw", topics=("lines",), format=ValueFormat.BYTES))
     assert [bytes(row.value) for row in rows_of(spark, "raw")] == ["ä".encode()]
 
 
@@ -133,7 +135,7 @@ def test_transforms_build_on_sources_lookups_and_each_other(
     declare(
         spark,
         broker,
-        Source(name="joined", topics=("joined",), schema=FLIGHTS.schema, watermark=None),
+        SourceDefinition(name="joined", topics=("joined",), schema=FLIGHTS.schema, watermark=None),
         Lookup(name="airlines", format="csv", path=str(path), options={"header": "true"}),
         Transform(name="late", sql="SELECT * FROM joined WHERE delay > 5"),
         Transform(name="named", sql="SELECT name FROM late JOIN airlines ON code = left(flight, 2)"),
@@ -153,7 +155,7 @@ def test_what_spark_refuses_has_the_path_of_its_key(
     spark: SparkSession, broker: EmbeddedBroker, more: Lookup | Transform, path: str
 ) -> None:
     send(broker, "lines2", b"x")
-    source = Source(name="lines2", topics=("lines2",), format=ValueFormat.STRING)
+    source = SourceDefinition(name="lines2", topics=("lines2",), format=ValueFormat.STRING)
     with pytest.raises(BadConfig, match=path):
         declare(spark, broker, source, more)
 
@@ -163,7 +165,9 @@ def test_a_schema_or_watermark_that_is_none_is_told_with_its_source(
 ) -> None:
     send(broker, "flights", b"{}")
     with pytest.raises(BadConfig, match=r"sources\.wrong: "):
-        declare(spark, broker, Source(name="wrong", topics=("flights",), schema="flight NOTYPE"))
+        declare(spark, broker, SourceDefinition(name="wrong", topics=("flights",), schema="flight NOTYPE"))
     late = Watermark(column="nocolumn", delay="1 minute")
     with pytest.raises(BadConfig, match=r"sources\.wrong: .*nocolumn"):
-        declare(spark, broker, Source(name="wrong", topics=("flights",), schema="a INT", watermark=late))
+        declare(
+            spark, broker, SourceDefinition(name="wrong", topics=("flights",), schema="a INT", watermark=late)
+        )

@@ -16,7 +16,7 @@ from tools.broker_process import free_port
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, TimedOut, TooLarge
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.kernel.errors import Effect
@@ -80,12 +80,12 @@ class Client:
         while True:
             try:
                 return self.engine.append(topic, value, key, on_delivery=on_delivery)
-            except NotNow:
-                deadline = self.cluster.deadline("max.block.ms", self.config.max_block_ms)
-                await self.engine.admitted(topic, deadline)
+            except BufferFullOrUnknownTopic:
+                deadline = self.cluster.start_deadline("max.block.ms", self.config.max_block_ms)
+                await self.engine.wait_for_space(topic, deadline)
 
     async def flush(self) -> None:
-        await self.engine.flush(self.cluster.deadline("flush", 60_000))
+        await self.engine.flush(self.cluster.start_deadline("flush", 60_000))
 
 
 @asynccontextmanager
@@ -94,7 +94,7 @@ async def client(bootstrap: str, **settings: object) -> AsyncIterator[Client]:
     try:
         yield made
     finally:
-        await made.engine.close(made.cluster.deadline("close", 5_000))
+        await made.engine.close(made.cluster.start_deadline("close", 5_000))
         await made.cluster.close()
 
 
@@ -364,9 +364,9 @@ def test_without_a_broker_every_record_fails_within_delivery_timeout_ms() -> Non
             assert caught.value.limit == "delivery.timeout.ms"
             await c.send("gone", b"v")
             with pytest.raises(TimedOut, match="flush"):
-                await c.engine.flush(c.cluster.deadline("timeout_s", 1))
+                await c.engine.flush(c.cluster.start_deadline("timeout_s", 1))
             last = await c.send("gone", b"v")
-            await c.engine.close(c.cluster.deadline("close", 10))
+            await c.engine.close(c.cluster.start_deadline("close", 10))
             assert isinstance(last.exception(0), Closed)
             with pytest.raises(Closed):
                 await c.send("gone", b"v")

@@ -68,8 +68,8 @@ def die_after(step: str, store: Any, kind: str, config: dict[str, object]) -> No
                 stores.write(kind, txn.database.handle, 1)
                 txn.send(str(config["transactional.id"]), b"1")
         watch.over = True
-        for branch in writer._session._in_order:  # a process that is gone has aborted nothing
-            producer = branch.give_up()
+        for branch in writer._session._branches_by_id:  # a process that is gone has aborted nothing
+            producer = branch.detach_producer()
             if producer is not None:
                 producer.close(abort=False)
 
@@ -165,7 +165,7 @@ def test_only_an_sql_database_has_a_schema(capsys: pytest.CaptureFixture[str]) -
 def test_a_zookeeper_that_does_not_answer_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tallystick.cli.stores.CONNECT_S", 0.2)
+    monkeypatch.setattr("tallystick.cli.stores.CONNECT_TIMEOUT_S", 0.2)
     words = ["--store", "zookeeper://me:secret@127.0.0.1:1/root", "--bootstrap-server", "localhost:1"]
     assert main(["transactions", "resolve", *words]) == 1
     said = capsys.readouterr().err

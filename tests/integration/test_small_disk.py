@@ -12,10 +12,10 @@ from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.fs import RealFileSystem
-from tallystick.storage.log import Log, LogConfig, LogFull, LogHooks
+from tallystick.storage.log import DiskFull, Log, LogConfig, LogHooks
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.reserve import RESERVE_FILE, Reserve
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.reserve import RESERVE_FILE, DiskReserve
 
 SIZE = 2 * MIB
 
@@ -51,7 +51,7 @@ def write(log: Log) -> None:
 def fits(log: Log) -> bool:
     try:
         write(log)
-    except LogFull:
+    except DiskFull:
         return False
     return True
 
@@ -59,20 +59,20 @@ def fits(log: Log) -> bool:
 def test_a_full_disk_still_takes_what_must_be_written(small_disk: Path) -> None:
     """[RSV-1] Data is refused before the reserve is touched; what was acknowledged stays readable."""
     fs = RealFileSystem()
-    reserve = Reserve(fs, str(small_disk), SIZE)
+    reserve = DiskReserve(fs, str(small_disk), SIZE)
     assert reserve.restore()
-    hooks = LogHooks(space=reserve, residents=Residents())
+    hooks = LogHooks(space_guard=reserve, segment_cache=OpenSegmentCache())
     data = create_log(fs, f"{small_disk}/t-0", TopicPartition("t", 0), LogConfig(), hooks)
     internal = create_log(fs, f"{small_disk}/i-0", TopicPartition("i", 0), LogConfig(internal=True), hooks)
     while fits(data):
         pass
     end = data.log_end_offset
-    assert reserve.whole
+    assert reserve.is_whole
     assert (small_disk / RESERVE_FILE).stat().st_size == SIZE
     for _ in range(5):
         write(internal)
     assert internal.sync() == 5
-    assert not reserve.whole
+    assert not reserve.is_whole
     assert not fits(data)
     result = data.read(end - 1, 1 << 20, upper=end)
     assert not isinstance(result, Reject)

@@ -92,7 +92,7 @@ def test_the_topic_is_missing(query: Query) -> None:
 def test_rows_without_a_topic(query: Query) -> None:
     del query.sink["topic"]
     said = query.says(query.rows("value", "if(offset < 20, 'out', null) AS topic"))
-    assert "BadRows: 30 of 50 rows have no topic" in said
+    assert "InvalidRows: 30 of 50 rows have no topic" in said
     assert "nothing of this batch was decided" in said
 
 

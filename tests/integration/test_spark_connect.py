@@ -7,7 +7,7 @@ import pytest
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.spark.runtime.java import java_home
+from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -44,7 +44,7 @@ def test_read_and_read_stream(tallystick_broker: EmbeddedBroker, tmp_path: objec
     with Producer(cluster) as producer:
         for number in range(100):
             producer.send("t", value=b"v", partition=number % 2)
-    arguments = [tallystick_broker.bootstrap_servers, f"{tmp_path}/checkpoint", str(java_home())]
+    arguments = [tallystick_broker.bootstrap_servers, f"{tmp_path}/checkpoint", str(find_java_home())]
     run = [sys.executable, "-c", CLIENT, *arguments]
     done = subprocess.run(run, capture_output=True, text=True, timeout=250, check=False, cwd=str(tmp_path))
     assert done.stdout.splitlines() == ["batch 100", "ended True", "stream 100"], done.stderr[-3000:]

@@ -11,7 +11,7 @@ from reading import committed_records
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
-from tallystick.spark.runtime.java import java_home
+from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
@@ -76,7 +76,7 @@ def test_a_topic_alone_and_with_a_table(tallystick_broker: EmbeddedBroker, tmp_p
     values = [f"row {number}" for number in range(ROWS)]
     for batch in range(2):
         (tmp_path / "in" / f"{batch}.txt").write_text("\n".join(values[batch::2]) + "\n")
-    arguments = [tallystick_broker.bootstrap_servers, str(tmp_path), str(java_home())]
+    arguments = [tallystick_broker.bootstrap_servers, str(tmp_path), str(find_java_home())]
     run = [sys.executable, "-c", CLIENT, *arguments]
     done = subprocess.run(run, capture_output=True, text=True, timeout=500, check=False, cwd=tmp_path)
     ended = [f"{name} True None" for name in ("alone", "alone", "together", "together")]

@@ -7,8 +7,8 @@ from tests.support.spark_queries import Interrupted, MuteStation, Query
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.client.transactions.modes import Wish
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.client.transactions.modes import TxnDecision
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.decide import NewCheckpoint
@@ -98,7 +98,7 @@ def test_a_recovery_that_dies_half_way_is_recovered_again(query: Query, mode: st
     assert first is not None
     assert second is not None
     station = query.station()
-    assert station.run(station.participants.recover([first], 2, Wish.COMMIT), "recover") == {}
+    assert station.run(station.participants.recover([first], 2, TxnDecision.COMMIT), "recover") == {}
     keep(query, second.transactional_id)
     lease = query.station().begin()
     assert query.open_ids() == []
@@ -124,8 +124,8 @@ def test_a_recovery_leaves_what_it_was_not_asked_for_alone(query: Query) -> None
     lease = driver.begin()
     vote = query.write(lease, 0)
     assert vote.participant is not None
-    another = replace(vote.participant, identity=Identity(ProducerId(9), ProducerEpoch(9)))
-    failures = driver.run(driver.participants.recover([another], 2, Wish.COMMIT), "recover")
+    another = replace(vote.participant, identity=ProducerIdAndEpoch(ProducerId(9), ProducerEpoch(9)))
+    failures = driver.run(driver.participants.recover([another], 2, TxnDecision.COMMIT), "recover")
     assert "no longer what is open" in str(failures[another.transactional_id])
     driver.commit([vote])
     assert query.open_ids() == []
@@ -154,8 +154,8 @@ def test_what_stops_settles_its_own_batch_and_no_other(query: Query) -> None:
         lease = new.begin()
         votes = [query.write(lease, batch_id)]
         if left is not None:
-            lease_handover.keep(old.options, left)
-        lease_handover.settle(old, None)
+            lease_handover.keep_in_memory(old.options, left)
+        lease_handover.abort_unfinished_batch(old, None)
         assert new.commit(votes) is not None
     assert query.open_ids() == []
 
@@ -164,11 +164,11 @@ def test_what_stops_in_a_batch_leaves_nothing_open(query: Query) -> None:
     """[PIP-1] Its tasks have told nothing; one that is late finds that out by itself."""
     station = query.station()
     lease = station.begin()
-    lease_handover.keep(station.options, lease)
+    lease_handover.keep_in_memory(station.options, lease)
     query.write(lease, 0)
-    lease_handover.settle(query.station(), None)
+    lease_handover.abort_unfinished_batch(query.station(), None)
     assert query.open_ids() == []
-    assert lease_handover.find(station.options) is None
+    assert lease_handover.find_lease(station.options) is None
     with pytest.raises(PrefixTaken):
         query.write(lease, 0)
 
@@ -200,7 +200,7 @@ def test_a_decision_that_the_cluster_aborted_is_reported_until_it_is_accepted(qu
         with pytest.raises(DecisionBroken, match="aborted by the cluster"):
             query.station().begin()
     client = {"bootstrap.servers": query.bootstrap, "tallystick.modes": "resume"}
-    assert len(resolve(query.prefix, client, retire=True).lost) == 1
+    assert len(resolve(query.prefix, client, retire=True).lost_ids) == 1
     assert query.station().begin().decided is None
 
 
@@ -211,10 +211,10 @@ def test_a_transaction_that_ended_before_the_decision_is_not_decided_on(query: Q
     votes = [query.write(lease, 0), query.write(lease, 0)]
     one = votes[1].participant
     assert one is not None
-    driver.run(driver.participants.end([one], 2, Wish.ABORT), "an operator")
+    driver.run(driver.participants.end([one], 2, TxnDecision.ABORT), "an operator")
     with pytest.raises(VoteLost, match="1 of 2 prepared"):
         driver.commit(votes)
-    driver.give_up(votes)
+    driver.try_abort(votes)
     assert query.open_ids() == []
 
 
@@ -227,7 +227,7 @@ def test_a_driver_that_was_replaced_is_told(query: Query) -> None:
     mine = [query.write(newer, 0)]
     with pytest.raises((PrefixTaken, VoteLost)):
         old.commit(votes)
-    old.give_up(votes)
+    old.try_abort(votes)
     with pytest.raises(PrefixTaken):
         query.write(lease, 0)
     assert new.commit(mine) is not None
@@ -263,7 +263,7 @@ def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:
     votes = [query.write(lease, 0), None]
     query.write(lease, 0)
     assert len(query.open_ids()) == 2
-    driver.give_up(votes)
+    driver.try_abort(votes)
     assert query.open_ids() == []
 
 
@@ -309,7 +309,7 @@ def test_who_looks_makes_no_topic(query: Query) -> None:
     """And finds nothing, which is not an error."""
     client = {"bootstrap.servers": query.bootstrap}
     found = resolve(query.prefix, client, dry_run=True, decisions="nobody.decided.here")
-    assert (found.decision, found.undecided) == (None, ())
+    assert (found.decision, found.undecided_ids) == (None, ())
     with Admin(client) as admin:
         assert "nobody.decided.here" not in admin.list_topics()
 
@@ -328,7 +328,7 @@ def test_the_pair_of_the_coordinator_is_never_two_phase(query: Query) -> None:
     """It times out after ten seconds, so that a driver that died while deciding holds up nobody for long."""
     driver = query.station()
     held = driver.begin().coordinator
-    assert isinstance(held, Identity)
+    assert isinstance(held, ProducerIdAndEpoch)
     with Admin({"bootstrap.servers": query.bootstrap}) as admin:
         name = f"{query.prefix}/coordinator"
         found = admin.describe_transactions([name]).one(name)

@@ -13,16 +13,16 @@ from tests.support.spark_queries import Interrupted, Mute
 from tallystick import Admin
 from tallystick.client.net.cluster import Cluster
 from tallystick.spark.checkpoint import BadCheckpoint
-from tallystick.spark.decisions.database import opened
-from tallystick.spark.options.option_table import Query
-from tallystick.spark.options.sink_options import write_options
-from tallystick.spark.options.sinks import Moves
-from tallystick.spark.protocol.committable import Batch
+from tallystick.spark.decisions.database import resolve_database
+from tallystick.spark.options.option_table import QueryType
+from tallystick.spark.options.sink_options import parse_sink_options
+from tallystick.spark.options.sinks import StagedMoves
+from tallystick.spark.protocol.committable import MicroBatch
 from tallystick.spark.protocol.errors import DecisionsMissing
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.sink.attempt import attempt
-from tallystick.spark.sink.context import Station
-from tallystick.spark.sink.database_context import TableStation, in_database
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.database_context import DatabaseSinkContext, with_database_suffix
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.server]
@@ -36,9 +36,9 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-class MuteStation(Station):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        _, decisions = super().ports_of(cluster)
+class MuteStation(SinkContext):
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
+        _, decisions = super().create_ports(cluster)
         return Mute(cluster, self.options, 10_000), decisions
 
 
@@ -51,24 +51,28 @@ class Run:
     database: Path | None = None
     options: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, number: int = 0, make: type[Station] = Station) -> str:
+    def __call__(self, number: int = 0, make: type[SinkContext] = SinkContext) -> str:
         given = {
             "kafka.bootstrap.servers": self.bootstrap,
             "topic": f"out-{self.options['transactional.id.prefix']}",
             "checkpointLocation": str(self.checkpoint),
             **self.options,
         }
-        options = write_options(given, Query.STREAM)
+        options = parse_sink_options(given, QueryType.STREAM)
         if self.database is None:
             station = make(options)
         else:
             self.database.touch()
-            station = TableStation(in_database(options), opened(f"sqlite:///{self.database}"), ())
+            station = DatabaseSinkContext(
+                with_database_suffix(options), resolve_database(f"sqlite:///{self.database}"), ()
+            )
         try:
             lease = station.begin(query_id="q")
-            vote = attempt(station, lease, Batch("q", number), [pa.record_batch({"value": ["a", "b"]})])
-            if isinstance(station, TableStation):
-                station.log.moving(lease.nonce, Moves(attempts=(), rows=()))
+            vote = run_attempt(
+                station, lease, MicroBatch("q", number), [pa.record_batch({"value": ["a", "b"]})]
+            )
+            if isinstance(station, DatabaseSinkContext):
+                station.decision_log.set_staged_moves(lease.nonce, StagedMoves(attempts=(), rows=()))
             decision = station.commit([vote])
         finally:
             station.close()

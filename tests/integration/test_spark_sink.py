@@ -207,7 +207,7 @@ def test_another_checkpoint_is_refused_until_somebody_chooses(place: Place) -> N
     place.checkpoint = place.folder / "new"
     with pytest.raises(StreamingQueryException, match="onNewCheckpoint=restart"):
         place.run()
-    with pytest.raises(StreamingQueryException, match="places that they did not tell"):
+    with pytest.raises(StreamingQueryException, match="unreported offsets"):
         place.run(onNewCheckpoint="resume")
     assert place.written() == rows_of(0)
     place.run(onNewCheckpoint="restart")
@@ -298,7 +298,7 @@ def test_what_begins_elsewhere_does_not_resume(place: Place) -> None:
     records.add(0)
     records.run("a")
     records.add(1)
-    with pytest.raises(StreamingQueryException, match="places that they did not tell"):
+    with pytest.raises(StreamingQueryException, match="unreported offsets"):
         records.run("b", source={})
     place.checkpoint = place.folder / "c"
     with pytest.raises(StreamingQueryException, match=r"began at \{.*: 0"):
@@ -381,9 +381,9 @@ def test_a_query_that_nobody_restarts_is_resolved(place: Place) -> None:
     decide_and_complete_nothing(place)
     prefix = place.options["transactional.id.prefix"]
     looked = resolve(prefix, place.client, dry_run=True)
-    assert [found.name for found in looked.fates.values()] == ["OPEN", "OPEN"]
+    assert [found.name for found in looked.outcomes.values()] == ["OPEN", "OPEN"]
     assert len(place.open_transactions()) == 2
-    assert resolve(prefix, place.client).fates == looked.fates
+    assert resolve(prefix, place.client).outcomes == looked.outcomes
     assert place.written() == rows_of(0)
     assert resolve(prefix, place.client, retire=True).decision == looked.decision
     assert resolve(prefix, place.client, dry_run=True).decision is None

@@ -11,20 +11,20 @@ from servers import MariaDB, PostgreSQL
 from sqlalchemy import Engine, inspect, make_url, text
 
 from tallystick.dualwrite.errors import BadStore
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark.decisions.database import Database, engine_of, opened
+from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
 from tallystick.spark.decisions.row import DecisionRow
-from tallystick.spark.decisions.staging import RowsRefused, Staged
-from tallystick.spark.options.sinks import Moves, ToTable, to_table
-from tallystick.spark.protocol.committable import Decision, Tally, Written
+from tallystick.spark.decisions.staging import RowsRejected, StagingTable
+from tallystick.spark.options.sinks import StagedMoves, ToTable, to_table
+from tallystick.spark.protocol.committable import Decision, JobChecksums, RowChecksum
 from tallystick.spark.protocol.errors import PrefixTaken, VoteLost
 
 UTC = dt.UTC
 NOON = dt.datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 
-PAIR = Identity(ProducerId(7), ProducerEpoch(1))
-NEXT = Identity(ProducerId(7), ProducerEpoch(2))
+PAIR = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(1))
+NEXT = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(2))
 
 
 @pytest.fixture(
@@ -42,7 +42,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
         server: PostgreSQL | MariaDB = request.getfixturevalue(request.param)
         plain = make_url(server.url(server.new_database())).set(drivername=request.param)
         url = plain.render_as_string(hide_password=False)
-    engine = engine_of(opened(url))
+    engine = get_engine(resolve_database(url))
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE plain (id INTEGER PRIMARY KEY, name VARCHAR(20) UNIQUE)"))
         connection.execute(text("CREATE TABLE counts (word VARCHAR(20) PRIMARY KEY, n INTEGER NOT NULL)"))
@@ -50,8 +50,8 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
-def staged(engine: Engine, sink: ToTable) -> Staged:
-    made = Staged(engine, "p", sink)
+def staged(engine: Engine, sink: ToTable) -> StagingTable:
+    made = StagingTable(engine, "p", sink)
     made.create()
     return made
 
@@ -60,7 +60,7 @@ def rows(**columns: Sequence[object]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values) for values in columns.values()], names=list(columns))
 
 
-def move(engine: Engine, made: Staged, attempts: Sequence[str], many: int) -> None:
+def move(engine: Engine, made: StagingTable, attempts: Sequence[str], many: int) -> None:
     with engine.begin() as connection:
         made.move(connection, attempts, many)
 
@@ -106,7 +106,7 @@ def test_two_rows_with_the_same_keys_are_refused(engine: Engine) -> None:
     made = staged(engine, COUNTS)
     made.stage("a", 0, rows(word=["one"], n=[1]))
     made.stage("b", 0, rows(word=["one"], n=[2]))
-    with pytest.raises(RowsRefused, match="more than one row of this batch has word='one'"):
+    with pytest.raises(RowsRejected, match="more than one row of this batch has word='one'"):
         move(engine, made, ["a", "b"], 2)
     assert select(engine, "SELECT word FROM counts") == []
 
@@ -115,7 +115,7 @@ def test_a_constraint_refuses_the_batch(engine: Engine) -> None:
     """[SPK-40] The staging table has none of them, so it is the deciding transaction that fails."""
     made = staged(engine, COUNTS)
     made.stage("a", 0, rows(word=["one", "two"], n=pa.array([1, None], pa.int32())))
-    with pytest.raises(RowsRefused, match=r"counts does not take the rows .*Nothing was decided"):
+    with pytest.raises(RowsRejected, match=r"counts does not take the rows .*Nothing was decided"):
         move(engine, made, ["a"], 2)
     assert select(engine, "SELECT word FROM counts") == []
 
@@ -239,23 +239,23 @@ def test_a_staging_table_follows_its_target(engine: Engine) -> None:
 )
 def test_tables_that_do_not_fit(engine: Engine, sink: ToTable, problem: str) -> None:
     with pytest.raises(BadConfig, match=problem):
-        Staged(engine, "p", sink)
+        StagingTable(engine, "p", sink)
 
 
 def test_mariadb_is_not_asked_to_choose_a_key(engine: Engine) -> None:
     sink = to_table("plain", columns=["id", "name"], write="upsert", keys=["id"])
     if engine.dialect.name in ("mysql", "mariadb"):
         with pytest.raises(BadConfig, match="several unique keys"):
-            Staged(engine, "p", sink)
+            StagingTable(engine, "p", sink)
     else:
-        assert Staged(engine, "p", sink).sink == sink
+        assert StagingTable(engine, "p", sink).sink == sink
 
 
 # -------------------------------------------------------------------------------------- the row
 
 
 def decision(nonce: str) -> Decision:
-    batches = (Written(0, (Tally(1, 2**64 - 1),)),)
+    batches = (JobChecksums(0, (RowChecksum(1, 2**64 - 1),)),)
     return Decision(
         nonce=nonce,
         participants=(),
@@ -274,7 +274,7 @@ def test_a_row_is_decided_by_its_owner_alone(engine: Engine) -> None:
     assert row.claim(PAIR, lambda: True)
     assert row.read().decision is None
     made.stage("a", 0, rows(word=["one"], n=[1]))
-    moves = Moves(attempts=("a",), rows=(1,))
+    moves = StagedMoves(attempts=("a",), rows=(1,))
     with pytest.raises(PrefixTaken):
         row.decide(decision("x"), NEXT, moves)
     assert not row.claim(NEXT, lambda: False)
@@ -298,7 +298,7 @@ def test_a_failed_move_takes_the_decision_back(engine: Engine) -> None:
     row = DecisionRow(engine, "p", [made])
     row.claim(PAIR, lambda: True)
     with pytest.raises(VoteLost):
-        row.decide(decision("x"), PAIR, Moves(attempts=("a",), rows=(1,)))
+        row.decide(decision("x"), PAIR, StagedMoves(attempts=("a",), rows=(1,)))
     assert row.read().decision is None
 
 
@@ -316,16 +316,16 @@ def test_sqlite_is_for_the_drivers_host_alone(tmp_path: Path) -> None:
     """A task elsewhere would write into a file of its own, and vote for it."""
     path = tmp_path / "rows.db"
     with pytest.raises(BadConfig, match="no file here"):
-        opened(f"sqlite:///{path}")
+        resolve_database(f"sqlite:///{path}")
     with pytest.raises(BadConfig, match=":memory:"):
-        opened("sqlite://")
+        resolve_database("sqlite://")
     path.touch()
-    elsewhere = Database(url=f"sqlite:///{path}", place="another host")
+    elsewhere = DecisionDatabase(url=f"sqlite:///{path}", sqlite_location="another host")
     with pytest.raises(BadConfig, match=r"not the driver's file.*use a database server"):
-        engine_of(elsewhere)
-    assert engine_of(opened(f"sqlite:///{path}")).dialect.name == "sqlite"
+        get_engine(elsewhere)
+    assert get_engine(resolve_database(f"sqlite:///{path}")).dialect.name == "sqlite"
 
 
 def test_a_database_that_nobody_has_looked_into_is_refused() -> None:
     with pytest.raises(BadConfig, match="oracle is not PostgreSQL, MySQL, MariaDB or SQLite"):
-        opened("oracle://localhost/x")
+        resolve_database("oracle://localhost/x")

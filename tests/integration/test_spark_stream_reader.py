@@ -11,9 +11,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.kernel.ids import TopicPartition
-from tallystick.spark.protocol.offsets import Range
+from tallystick.spark.protocol.offsets import OffsetRange
 from tallystick.spark.source.columns import spark_schema
-from tallystick.spark.source.planner import DataLoss, NothingToRead, Reading
+from tallystick.spark.source.planner import OffsetRangePartition, SourceDataLoss, UnknownOffsets
 from tallystick.spark.source.rows import arrow_schema
 from tallystick.spark.source.stream_reader import StreamReader
 from tallystick.testing import EmbeddedBroker
@@ -75,7 +75,7 @@ def fill(broker: EmbeddedBroker, topic: str, partition: int, count: int) -> None
             producer.send(topic, value=b"v", partition=partition)
 
 
-def ranges(tasks: list[Reading]) -> list[Range]:
+def ranges(tasks: list[OffsetRangePartition]) -> list[OffsetRange]:
     return [task.range for task in tasks]
 
 
@@ -96,7 +96,7 @@ def test_a_run(broker: EmbeddedBroker, topic: str, readers: Readers) -> None:
     fill(broker, topic, 1, 3)
     end = reader.latestOffset(start, ReadAllAvailable())
     assert end == reader.reportLatestOffset() == {topic: {"0": 0, "1": 3}}
-    assert ranges(reader.partitions(start, end)) == [Range(TopicPartition(topic, 1), 0, 3)]
+    assert ranges(reader.partitions(start, end)) == [OffsetRange(TopicPartition(topic, 1), 0, 3)]
     assert reader.partitions(end, end) == []
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
@@ -149,10 +149,10 @@ def test_topics_that_come_and_go(broker: EmbeddedBroker, admin: Admin, topic: st
     fill(broker, f"{topic}-b", 0, 2)
     end = reader.latestOffset(start, ReadAllAvailable())
     assert end == {topic: {"0": 0, "1": 0}, f"{topic}-b": {"0": 2}}
-    assert ranges(reader.partitions(start, end)) == [Range(TopicPartition(f"{topic}-b", 0), 0, 2)]
+    assert ranges(reader.partitions(start, end)) == [OffsetRange(TopicPartition(f"{topic}-b", 0), 0, 2)]
     admin.delete_topics([f"{topic}-b"]).all()
     assert reader.latestOffset(end, ReadAllAvailable()) == start
-    with pytest.raises(DataLoss, match=f"gone since they were last read: {topic}-b-0"):
+    with pytest.raises(SourceDataLoss, match=f"gone since they were last read: {topic}-b-0"):
         reader.partitions(end, start)
     assert lenient.partitions(end, start) == []
 
@@ -164,17 +164,17 @@ def test_a_partition_that_begins_later(
     fill(broker, topic, 1, 5)
     admin.delete_records({TopicPartition(topic, 1): 3}).all()
     start, end = {topic: {"0": 0}}, {topic: {"0": 0, "1": 5}}
-    with pytest.raises(DataLoss, match="begins at offset 3, not 0"):
+    with pytest.raises(SourceDataLoss, match="begins at offset 3, not 0"):
         reader.partitions(start, end)
-    assert ranges(lenient.partitions(start, end)) == [Range(TopicPartition(topic, 1), 3, 5)]
+    assert ranges(lenient.partitions(start, end)) == [OffsetRange(TopicPartition(topic, 1), 3, 5)]
 
 
 def test_what_is_not_there(topic: str, readers: Readers) -> None:
-    with pytest.raises(NothingToRead, match=r"not in the cluster at .*: no-topic"):
+    with pytest.raises(UnknownOffsets, match=r"not in the cluster at .*: no-topic"):
         readers.make(subscribe=f"{topic},no-topic").initialOffset()
-    with pytest.raises(NothingToRead, match=f"{topic}-7"):
+    with pytest.raises(UnknownOffsets, match=f"{topic}-7"):
         readers.make(assign=json.dumps({topic: [0, 7]})).initialOffset()
-    with pytest.raises(NothingToRead, match=f"{topic}-1 not named"):
+    with pytest.raises(UnknownOffsets, match=f"{topic}-1 not named"):
         readers.make(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0}})).initialOffset()
 
 
@@ -182,7 +182,7 @@ def test_tasks_and_readers_travel(broker: EmbeddedBroker, topic: str, readers: R
     """Spark pickles a reader when the query starts, and a task whenever it runs."""
     fill(broker, topic, 0, 3)
     reader = pickle.loads(pickle.dumps(StreamReader(readers.cluster | {"subscribe": topic})))
-    task = pickle.loads(pickle.dumps(Reading(Range(TopicPartition(topic, 0), 1, 3))))
+    task = pickle.loads(pickle.dumps(OffsetRangePartition(OffsetRange(TopicPartition(topic, 0), 1, 3))))
     rows = reader.read(task)
     assert next(rows).column("offset").to_pylist() == [1, 2]
     rows.close()  # a task that is given up closes its process's consumer

@@ -150,11 +150,13 @@ def test_killed_between_the_decision_and_the_first_end(place: Place) -> None:
     assert place.written() == Counter()
     assert len(place.open_transactions()) == 2
     looked = resolve_rows(prefix, place.client, place.url, dry_run=True)
-    assert [found.name for found in looked.fates.values()] == ["OPEN", "OPEN"]
-    assert resolve(prefix, place.client, dry_run=True).undecided == (), "nobody else takes them for orphans"
+    assert [found.name for found in looked.outcomes.values()] == ["OPEN", "OPEN"]
+    assert resolve(prefix, place.client, dry_run=True).undecided_ids == (), (
+        "nobody else takes them for orphans"
+    )
     place.run()
     place.check(0, 1)
-    assert resolve_rows(prefix, place.client, place.url, retire=True).fates == {}
+    assert resolve_rows(prefix, place.client, place.url, retire=True).outcomes == {}
     assert resolve_rows(prefix, place.client, place.url).decision is None
 
 

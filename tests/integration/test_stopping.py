@@ -8,7 +8,7 @@ import pytest
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import decode, encode
-from tallystick.protocol.apis import API
+from tallystick.protocol.apis import API_SPECS
 from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.messages.join_group import (
@@ -25,7 +25,7 @@ VERSION = 4  # of both requests: the last without flexible headers
 
 
 def send(peer: socket.socket, request: object) -> None:
-    key = next(k for k, spec in API.items() if spec.request is type(request))
+    key = next(k for k, spec in API_SPECS.items() if spec.request is type(request))
     header = RequestHeader(request_api_key=key, request_api_version=VERSION, correlation_id=1, client_id="c")
     body = encode(header, 1) + encode(request, VERSION)
     peer.sendall(struct.pack(">i", len(body)) + body)

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from tallystick.dualwrite import AsyncSqlStore, DjangoStore, RocksStore, ZooKeeperStore
 from tallystick.dualwrite.model import StoredState
-from tallystick.testing.store_suite import Desk, StoreSuite
+from tallystick.testing.store_suite import CallRunner, StoreSuite
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -29,7 +29,7 @@ if not settings.configured:
 class TestAsyncSqlStore(StoreSuite):
     @pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy", "sqlite+aiosqlite"])
     def stores(
-        self, request: pytest.FixtureRequest, desk: Desk, tmp_path: Path
+        self, request: pytest.FixtureRequest, desk: CallRunner, tmp_path: Path
     ) -> Iterator[Callable[[], AsyncSqlStore]]:
         driver = request.param
         if driver.startswith("sqlite"):

@@ -24,7 +24,7 @@ from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotComm
 from tallystick.dualwrite.model import TABLE
 from tallystick.dualwrite.stores import django as module
 from tallystick.dualwrite.stores.django import DjangoStore
-from tallystick.dualwrite.stores.sql_table import Tables
+from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.value import replace
 from tallystick.testing import eventually
 
@@ -92,7 +92,7 @@ def test_the_table_is_the_one_of_the_sql_store(store: DjangoStore, tmp_path: Pat
     with engine.begin() as connection:
         of_django = _layout(connection)
         connection.execute(text(f"DROP TABLE {TABLE}"))
-        Tables().create(connection)
+        DualWriteTables().create(connection)
         assert _layout(connection) == of_django
 
 

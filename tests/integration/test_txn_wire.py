@@ -28,14 +28,14 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.txn.machine.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import INT16_MAX, INT32_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT16_MAX, INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.messages.stored_transactions import TransactionLogValue
 from tallystick.protocol.messages.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
-from tallystick.protocol.records import ControlType, control_type
+from tallystick.protocol.records import ControlType, parse_control_type
 
 pytestmark = pytest.mark.server
 
@@ -94,8 +94,8 @@ def way(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Way:
     return Way(broker, *request.param)
 
 
-def ident(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def ident(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 def tc_state(value: TransactionLogValue) -> tuple[str, Pair, int, Pair]:
@@ -120,7 +120,7 @@ def batches_of(broker: EmbeddedBroker) -> list[tuple[Pair, object]]:
     return [
         (
             (header.producer_id, header.producer_epoch),
-            control_type(records[0]) if header.is_control else [record.value for record in records],
+            parse_control_type(records[0]) if header.is_control else [record.value for record in records],
         )
         for header, records in found
     ]

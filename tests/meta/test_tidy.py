@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,56 @@ FUNCTION_LINES_MAX = 60
 MODULE_LINES_MAX = 700
 NESTING_MAX = 4
 PARAMETERS_MAX = 5
+METHODS_MAX = 25
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
 
 # A ratchet: what is listed may only shrink. New code must fit.
 LONG_FUNCTIONS: dict[str, int] = {}
+LONG_MODULES = {
+    "src/tallystick/client/consumer/engine.py": 707,
+    "src/tallystick/dualwrite/session.py": 730,
+    "src/tallystick/storage/log.py": 708,
+    "src/tallystick/testing/sim/simulation.py": 721,
+}
+MANY_METHODS = {
+    "src/tallystick/admin/aio.py:Admin": 34,
+    "src/tallystick/admin/client.py:Admin": 35,
+    "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,
+    "src/tallystick/broker/partitions/topics.py:Topics": 44,
+    "src/tallystick/broker/server/server.py:ServerConnection": 29,
+    "src/tallystick/client/aio/consumer.py:Consumer": 33,
+    "src/tallystick/client/blocking/consumer.py:Consumer": 41,
+    "src/tallystick/client/blocking/producer.py:Producer": 26,
+    "src/tallystick/client/consumer/engine.py:ConsumerEngine": 56,
+    "src/tallystick/client/net/cluster.py:Cluster": 36,
+    "src/tallystick/client/net/network.py:Connection": 27,
+    "src/tallystick/client/producer/accumulator.py:RecordAccumulator": 30,
+    "src/tallystick/client/producer/sender.py:Sender": 36,
+    "src/tallystick/client/transactions/engine.py:TransactionManager": 40,
+    "src/tallystick/dualwrite/session.py:DualWriteSession": 37,
+    "src/tallystick/storage/log.py:Log": 41,
+    "src/tallystick/storage/log_dir.py:LogDir": 30,
+    "src/tallystick/storage/log_segment.py:LogSegment": 38,
+    "src/tallystick/testing/memory_fs.py:MemoryFileSystem": 33,
+    "src/tallystick/testing/sim/simulation.py:Simulation": 52,
+}
+# Twins of the synchronous and the asyncio API, and names that users import from two places.
+SHARED_CLASS_NAMES = {
+    "Admin",
+    "Consumer",
+    "DualWriter",
+    "Fenced",
+    "Producer",
+    "RebalanceListener",
+    "Transaction",
+    "Verdict",
+    "WriterPool",
+}
 MANY_PARAMETERS = {
     "src/tallystick/storage/log_loader.py:open_log",
-    "src/tallystick/storage/validation.py:_refusal",
+    "src/tallystick/storage/validation.py:_reject_batch",
 }
 
 
@@ -29,6 +74,7 @@ class Function:
     name: str
     lines: int
     parameters: int
+    nesting: int
 
 
 @dataclass(frozen=True)
@@ -37,13 +83,19 @@ class Module:
 
     docstring: str | None
     functions: tuple[Function, ...]
+    classes: dict[str, int]  # and how many methods each has
 
 
 @cache
 def read(path: Path) -> Module:
     tree = ast.parse(path.read_text())
-    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return Module(ast.get_docstring(tree), tuple(measured(path, node) for node in functions))
+    functions = (n for n in ast.walk(tree) if isinstance(n, FUNCTIONS))
+    classes = {
+        f"{path.relative_to(ROOT)}:{node.name}": sum(isinstance(n, FUNCTIONS) for n in node.body)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    return Module(ast.get_docstring(tree), tuple(measured(path, node) for node in functions), classes)
 
 
 def measured(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
@@ -52,7 +104,18 @@ def measured(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Functi
         doc = node.body[0]
         lines -= (doc.end_lineno or doc.lineno) - doc.lineno + 1
     positional = [a for a in node.args.posonlyargs + node.args.args if a.arg not in {"self", "cls"}]
-    return Function(f"{path.relative_to(ROOT)}:{node.name}", lines, len(positional))
+    return Function(f"{path.relative_to(ROOT)}:{node.name}", lines, len(positional), nesting(node))
+
+
+def nesting(node: ast.AST) -> int:
+    """Return how deeply statements are nested in a function; `elif` does not count as a level."""
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            continue
+        is_elif = isinstance(node, ast.If) and isinstance(child, ast.If) and node.orelse == [child]
+        deepest = max(deepest, nesting(child) + (isinstance(child, BLOCKS) and not is_elif))
+    return deepest
 
 
 def test_functions_fit_on_a_page() -> None:
@@ -69,9 +132,36 @@ def test_functions_take_few_parameters() -> None:
     assert {function.name for function in made if function.parameters > PARAMETERS_MAX} == MANY_PARAMETERS
 
 
+def test_classes_have_few_methods() -> None:
+    """A class of many methods is several classes: state, decisions, input and output."""
+    count = {name: methods for path in SOURCES for name, methods in read(path).classes.items()}
+    grown = {name: n for name, n in count.items() if n > MANY_METHODS.get(name, METHODS_MAX)}
+    assert not grown
+    settled = {name for name in MANY_METHODS if count.get(name, 0) <= METHODS_MAX}
+    assert not settled, "these fit now: take them off the list"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A reader who meets a class name knows which class it is."""
+    names = Counter(
+        name.rpartition(":")[2]
+        for path in SOURCES
+        if "protocol/messages" not in path.as_posix()
+        for name in read(path).classes
+    )
+    assert {name for name, n in names.items() if n > 1} == SHARED_CLASS_NAMES
+
+
+def test_blocks_are_not_nested_deeply() -> None:
+    functions = [function for path in SOURCES + TOOLS for function in read(path).functions]
+    assert not {function.name for function in functions if function.nesting > NESTING_MAX}
+
+
 def test_modules_are_short() -> None:
     lines = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in SOURCES + TESTS + TOOLS}
-    assert not {name: count for name, count in lines.items() if count > MODULE_LINES_MAX}
+    assert not {name: n for name, n in lines.items() if n > LONG_MODULES.get(name, MODULE_LINES_MAX)}
+    settled = {name for name in LONG_MODULES if lines.get(name, 0) <= MODULE_LINES_MAX}
+    assert not settled, "these fit now: take them off the list"
 
 
 def test_modules_say_what_they_are() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from txn_pair import PureClient, coordinator
 from txn_words import MAX, Txn, ident
 
-from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.client.transactions.state import Call, Refused, State
-from tallystick.kernel.ids import Identity
+from tallystick.client.transactions.state import IllegalCall, State, TxnCall
+from tallystick.kernel.ids import ProducerIdAndEpoch
 
 MOVES = st.lists(
     st.tuples(
@@ -29,10 +29,10 @@ STARTS = st.sampled_from([None, ident(42, 0), ident(42, MAX - 3), ident(42, MAX 
 class World:
     """One id, one database row, the newest client and those before it."""
 
-    def __init__(self, start: Identity | None) -> None:
+    def __init__(self, start: ProducerIdAndEpoch | None) -> None:
         self.txn: Txn = coordinator(start)
         self.stored = PreparedTxnState()
-        self.decided: set[Identity] = set()
+        self.decided: set[ProducerIdAndEpoch] = set()
         self.given: set[PreparedTxnState] = set()
         self.old: list[PureClient] = []
         self.client = PureClient(self.txn)
@@ -79,7 +79,7 @@ class World:
         self.client.begin()
         assert self.client.write() == 0
         self.client.prepare()
-        self.client.call(Call.ABORT)
+        self.client.call(TxnCall.ABORT)
         self.client.end(lost=lost)
         assert self.client.machine.state is State.READY
 
@@ -90,19 +90,24 @@ class World:
             known = token.identity in self.decided
             if client.machine.state is State.PREPARED and token:
                 result = client.complete(token if known else PreparedTxnState())
-                assert not isinstance(result, Refused)
+                assert not isinstance(result, IllegalCall)
                 assert client.machine.state is not State.PREPARED
 
     def check(self) -> None:
         """[CLI-44, CLI-46] A transaction is committed if the database has its token, and only then."""
-        for send in self.txn.world.sent:
-            writer = ident(send.marker.producer_id, send.marker.epoch - 1)
-            assert (send.outcome is Outcome.COMMIT) == (writer in self.decided), (writer, send.outcome)
+        for send in self.txn.world.sent_markers:
+            writer = ident(send.marker_identity.producer_id, send.marker_identity.epoch - 1)
+            assert (send.outcome is TransactionResult.COMMIT) == (writer in self.decided), (
+                writer,
+                send.outcome,
+            )
 
 
 @settings(max_examples=examples(quick=50, full=150), deadline=None)
 @given(STARTS, MOVES)
-def test_both_halves_of_the_tally_agree(start: Identity | None, moves: list[tuple[str, str, str]]) -> None:
+def test_both_halves_of_the_tally_agree(
+    start: ProducerIdAndEpoch | None, moves: list[tuple[str, str, str]]
+) -> None:
     world = World(start)
     for move, stop, lost in moves:
         match move:
@@ -122,8 +127,8 @@ def test_both_halves_of_the_tally_agree(start: Identity | None, moves: list[tupl
     world.crash("")
     world.check()
     committed = {
-        ident(send.marker.producer_id, send.marker.epoch - 1)
-        for send in world.txn.world.sent
-        if send.outcome is Outcome.COMMIT
+        ident(send.marker_identity.producer_id, send.marker_identity.epoch - 1)
+        for send in world.txn.world.sent_markers
+        if send.outcome is TransactionResult.COMMIT
     }
     assert committed == world.decided

@@ -7,7 +7,7 @@ from compacted import CONFIG, Compacted
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import BatchHeader
 from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost
 
@@ -42,7 +42,7 @@ class History:
         if pid == 0:
             self.log.put(*numbered)
         else:
-            producer = Identity(ProducerId(pid), ProducerEpoch(0))
+            producer = ProducerIdAndEpoch(ProducerId(pid), ProducerEpoch(0))
             self.log.put(*numbered, producer=producer, sequence=self.sequences[pid], transactional=pid < 3)
             self.sequences[pid] += len(numbered)
         if pid in (1, 2):
@@ -60,7 +60,7 @@ class History:
     def end(self, pid: int, commit: bool) -> None:
         # A transaction whose records lie under later ones of others would need the order of the log: a
         # reader applies by offset. The model keeps to one that is decided before anybody else writes.
-        self.log.end(Identity(ProducerId(pid), ProducerEpoch(0)), commit=commit)
+        self.log.end(ProducerIdAndEpoch(ProducerId(pid), ProducerEpoch(0)), commit=commit)
         puts = self.pending.pop(pid, [])
         if commit:
             self.commit(puts)
@@ -100,7 +100,9 @@ def test_a_reader_finds_the_same_table_whenever_the_log_is_cleaned(
     log.roll()
     log.clean()
     assert log.table() == history.table
-    producers = {pid: state.next_sequence for pid, state in log.log.producer_state.active.items()}
+    producers = {
+        pid: state.next_sequence for pid, state in log.log.producer_state_manager.active_producers.items()
+    }
     assert all(history.sequences[pid] == sequence for pid, sequence in producers.items())
     log.now_ms += 10_000
     log.clean_all()

@@ -8,15 +8,15 @@ from txn_words import TWO_PHASE
 from tallystick.broker.group.machine.commands import (
     CommitOffsets,
     CommitTxnOffsets,
-    Join,
-    Joined,
+    JoinGroup,
+    JoinGroupResult,
     OffsetToCommit,
-    Sync,
-    Synced,
+    SyncGroup,
+    SyncGroupResult,
 )
-from tallystick.broker.group.machine.model import GroupConfig, InstanceId, ProtocolChoice
-from tallystick.broker.txn.machine.commands import AddPartitions, EndTxn, Initialised, InitProducerId
-from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.group.machine.model import GroupConfig, InstanceId, MemberProtocol
+from tallystick.broker.txn.machine.commands import AddPartitions, EndTxn, InitProducerId, InitProducerIdResult
+from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
@@ -24,18 +24,18 @@ from tallystick.kernel.ids import (
     INT32_MAX,
     INT64_MAX,
     GroupId,
-    Identity,
     LeaderEpoch,
     MemberId,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
     TransactionalId,
 )
 from tallystick.kernel.limits import STRING_BYTES_MAX
-from tallystick.testing.groups import GroupWorld, durable_view
-from tallystick.testing.transactions import TxnWorld
+from tallystick.testing.groups import GroupMachineHarness, durable_view
+from tallystick.testing.transactions import TxnMachineHarness
 
 # As long as a string may be on the wire, in letters of one to four bytes.
 LONGEST = [letter * (STRING_BYTES_MAX // len(letter.encode())) for letter in "xé€𝄞"]
@@ -61,9 +61,9 @@ OFFSET = st.builds(
 
 
 @st.composite
-def joins(draw: st.DrawFn, instance: st.SearchStrategy[str | None]) -> Join:
+def joins(draw: st.DrawFn, instance: st.SearchStrategy[str | None]) -> JoinGroup:
     named = draw(instance)
-    return Join(
+    return JoinGroup(
         member_id=None,
         instance_id=None if named is None else InstanceId(named),
         client_id=draw(TEXT),
@@ -71,20 +71,20 @@ def joins(draw: st.DrawFn, instance: st.SearchStrategy[str | None]) -> Join:
         session_timeout_ms=draw(INT32.filter(lambda ms: ms > 0)),
         rebalance_timeout_ms=draw(INT32),
         protocol_type=draw(NAME),
-        protocols=(ProtocolChoice(draw(TEXT), draw(BYTES)),),
+        protocols=(MemberProtocol(draw(TEXT), draw(BYTES)),),
         requires_known_member_id=False,
-        ticket=GroupWorld().ticket(),
+        ticket=GroupMachineHarness().new_ticket(),
     )
 
 
-def check_live_is_replayed(world: GroupWorld, name: GroupId) -> None:
-    assert durable_view(world.replayed().get(name)) == durable_view(world.groups.get(name))
+def check_live_is_replayed(world: GroupMachineHarness, name: GroupId) -> None:
+    assert durable_view(world.replay_groups().get(name)) == durable_view(world.groups.get(name))
 
 
 @settings(deadline=None, max_examples=examples(quick=60, full=600))
 @given(NAME.map(GroupId), joins(st.one_of(st.none(), TEXT)), BYTES)
-def test_a_member_with_anything_a_client_may_say(name: GroupId, join: Join, assignment: bytes) -> None:
-    world = GroupWorld(CONFIG)
+def test_a_member_with_anything_a_client_may_say(name: GroupId, join: JoinGroup, assignment: bytes) -> None:
+    world = GroupMachineHarness(CONFIG)
     refused = world.run(name, join)
     if isinstance(refused, Reject):
         assert join.instance_id is not None
@@ -93,17 +93,17 @@ def test_a_member_with_anything_a_client_may_say(name: GroupId, join: Join, assi
         return
     world.pass_time(0)
     (_, joined) = world.answers[-1]
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, JoinGroupResult)
     assert len(joined.member_id.encode()) < STRING_BYTES_MAX
-    sync = Sync(
+    sync = SyncGroup(
         member_id=joined.member_id,
         instance_id=join.instance_id,
         generation=joined.generation,
         assignments={joined.member_id: assignment, MemberId("x" * STRING_BYTES_MAX): assignment},
-        ticket=world.ticket(),
+        ticket=world.new_ticket(),
     )
     # Without time to rebalance the member is given up at once.
-    assert isinstance(world.run(name, sync), Synced if join.rebalance_timeout_ms > 0 else Reject)
+    assert isinstance(world.run(name, sync), SyncGroupResult if join.rebalance_timeout_ms > 0 else Reject)
     check_live_is_replayed(world, name)
 
 
@@ -112,18 +112,18 @@ def test_a_member_with_anything_a_client_may_say(name: GroupId, join: Join, assi
 def test_an_offset_with_anything_a_client_may_say(
     name: GroupId, offset: OffsetToCommit, retention_ms: int | None
 ) -> None:
-    world = GroupWorld(CONFIG)
+    world = GroupMachineHarness(CONFIG)
     world.run(name, CommitOffsets(offsets={P0: offset}, retention_ms=retention_ms))
     check_live_is_replayed(world, name)
     stored = world.groups[name].offsets[P0].expire_timestamp_ms
     assert (stored is None) == (retention_ms is None)
-    pair = Identity(ProducerId(INT64_MAX), ProducerEpoch(INT16_MAX))
+    pair = ProducerIdAndEpoch(ProducerId(INT64_MAX), ProducerEpoch(INT16_MAX))
     world.run(name, CommitTxnOffsets(identity=pair, offsets={P0: offset}))
     check_live_is_replayed(world, name)
 
 
 PAIRS = st.builds(
-    Identity,
+    ProducerIdAndEpoch,
     st.sampled_from([0, 1, INT64_MAX]).map(ProducerId),
     st.sampled_from([0, 1, INT16_MAX]).map(ProducerEpoch),
 )
@@ -132,17 +132,19 @@ PAIRS = st.builds(
 @settings(deadline=None, max_examples=examples(quick=60, full=600))
 @given(NAME.map(TransactionalId), INT32, st.one_of(st.none(), PAIRS), st.booleans(), st.sampled_from(LONGEST))
 def test_a_transaction_with_anything_a_client_may_say(
-    name: TransactionalId, timeout_ms: int, expected: Identity | None, two_phase: bool, topic: str
+    name: TransactionalId, timeout_ms: int, expected: ProducerIdAndEpoch | None, two_phase: bool, topic: str
 ) -> None:
-    world = TxnWorld(TWO_PHASE)
-    answer = world.run(name, InitProducerId(timeout_ms=timeout_ms, expected=expected, enable_2pc=two_phase))
+    world = TxnMachineHarness(TWO_PHASE)
+    answer = world.run(
+        name, InitProducerId(timeout_ms=timeout_ms, expected_identity=expected, enable_2pc=two_phase)
+    )
     if isinstance(answer, Reject):
         assert not two_phase
         assert not 0 < timeout_ms <= TWO_PHASE.transaction_max_timeout_ms
         return
-    assert isinstance(answer, Initialised)
+    assert isinstance(answer, InitProducerIdResult)
     at = frozenset({TopicPartition(topic, number) for number in (0, INT32_MAX)})
     world.run(name, AddPartitions(identity=answer.client, partitions=at, transaction_version=2))
-    world.run(name, EndTxn(identity=answer.client, outcome=Outcome.COMMIT, transaction_version=2))
+    world.run(name, EndTxn(identity=answer.client, outcome=TransactionResult.COMMIT, transaction_version=2))
     world.write_markers(name)
-    assert world.replayed() == world.entries
+    assert world.replay_entries() == world.entries

@@ -16,13 +16,20 @@ from tallystick.broker.group.machine.commands import (
     OffsetToCommit,
 )
 from tallystick.broker.group.machine.table import GroupTable
-from tallystick.kernel.ids import GroupId, Identity, Offset, ProducerEpoch, ProducerId, TopicPartition
-from tallystick.protocol.records import ControlType, Marker, encode_marker
+from tallystick.kernel.ids import (
+    GroupId,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
+from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import NO_GUARD
 from tallystick.testing.groups import durable_view
 
 GROUPS = st.sampled_from(["a", "b"]).map(GroupId)
-PRODUCERS = st.builds(Identity, st.sampled_from([7, 8]).map(ProducerId), st.just(ProducerEpoch(0)))
+PRODUCERS = st.builds(ProducerIdAndEpoch, st.sampled_from([7, 8]).map(ProducerId), st.just(ProducerEpoch(0)))
 PARTITIONS = st.builds(TopicPartition, st.just("t"), st.integers(0, 1))
 OFFSETS = st.dictionaries(
     PARTITIONS, st.builds(OffsetToCommit, offset=st.integers(0, 99).map(Offset)), min_size=1
@@ -31,9 +38,11 @@ COMMANDS = st.one_of(
     st.builds(CommitOffsets, offsets=OFFSETS),
     st.builds(CommitTxnOffsets, identity=PRODUCERS, offsets=OFFSETS),
     st.builds(
-        DeleteOffsets, partitions=st.lists(PARTITIONS, max_size=2).map(tuple), discards_pending=st.booleans()
+        DeleteOffsets,
+        partitions=st.lists(PARTITIONS, max_size=2).map(tuple),
+        may_discard_pending=st.booleans(),
     ),
-    st.builds(DeleteGroup, discards_pending=st.booleans()),
+    st.builds(DeleteGroup, may_discard_pending=st.booleans()),
 )
 MARKERS = st.tuples(PRODUCERS, st.sampled_from([ControlType.COMMIT, ControlType.ABORT]))
 # The index of an append whose news comes now; its like while everything is durable at once.
@@ -54,7 +63,7 @@ class Prefix:
         live = {name: durable_view(group) for name, group in self.groups().items()}
         for length, batch in enumerate([b"", *self.log.batches]):
             for entry in decode_batches(batch):
-                table.replay(entry)
+                table.replay_event(entry)
             told = {name: durable_view(group) for name, group in table.groups.items()}
             if length >= self.length and told == live:
                 self.length = length
@@ -62,7 +71,7 @@ class Prefix:
         raise AssertionError(f"what is live is no part of the log from {self.length} on: {live}")
 
     def groups(self) -> dict[GroupId, object]:
-        found = self.world.coordinator.groups()
+        found = self.world.coordinator.list_groups()
         assert isinstance(found, tuple)
         return {group.group_id: group for group in found}  # type: ignore[misc]
 
@@ -80,8 +89,10 @@ async def play(events: list[object]) -> None:
                     log.gate.closed = not at_once
                 case int() as index if index < len(log.gate.waiting):
                     log.gate.waiting.pop(index).set_result(None)
-                case (Identity() as who, ControlType() as outcome):
-                    batch = encode_marker(Marker(type=outcome, coordinator_epoch=0), who, timestamp_ms=1)
+                case (ProducerIdAndEpoch() as who, ControlType() as outcome):
+                    batch = encode_marker(
+                        EndTransactionMarker(control_type=outcome, coordinator_epoch=0), who, timestamp_ms=1
+                    )
                     asked.append(asyncio.ensure_future(world.coordinator.write_marker(0, batch, NO_GUARD)))
                 case (str() as group_id, command):
                     asked.append(world.ask(command, GroupId(group_id)))  # type: ignore[arg-type]

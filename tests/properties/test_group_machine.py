@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.machine.apply import apply
+from tallystick.broker.group.machine.apply import apply_event
 from tallystick.broker.group.machine.commands import (
-    Command,
     CommitOffsets,
     CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
+    DeleteTopicOffsets,
     ExpireOffsets,
-    ForgetPartitions,
+    GroupCommand,
     Heartbeat,
-    Join,
-    Joined,
-    Leave,
+    JoinGroup,
+    JoinGroupResult,
+    LeaveGroup,
     LeavingMember,
     MemberIdRequired,
     OffsetToCommit,
-    Sync,
+    SyncGroup,
 )
 from tallystick.broker.group.machine.events import (
     GroupRemoved,
@@ -33,28 +33,28 @@ from tallystick.broker.group.machine.events import (
     OffsetsDeleted,
     TransactionEnded,
 )
-from tallystick.broker.group.machine.expiry import deadlines, due
+from tallystick.broker.group.machine.expiry import find_due_timeouts, iter_deadlines
 from tallystick.broker.group.machine.model import (
+    ClassicGroup,
     CommittedOffset,
     Generation,
-    Group,
     GroupConfig,
     GroupState,
     InstanceId,
-    ProtocolChoice,
+    MemberProtocol,
 )
 from tallystick.kernel.ids import (
     GroupId,
-    Identity,
     MemberId,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType
-from tallystick.testing.groups import GroupWorld, durable_view
+from tallystick.testing.groups import GroupMachineHarness, durable_view
 
 GROUP = GroupId("g")
 CONFIG = GroupConfig(
@@ -69,12 +69,12 @@ CONFIG = GroupConfig(
 LONG_ENOUGH_MS = 60_000
 
 CLIENTS = st.integers(0, 3)
-PRODUCERS = st.builds(Identity, st.integers(1, 3).map(ProducerId), st.just(ProducerEpoch(0)))
+PRODUCERS = st.builds(ProducerIdAndEpoch, st.integers(1, 3).map(ProducerId), st.just(ProducerEpoch(0)))
 OUTCOMES = st.sampled_from([ControlType.COMMIT, ControlType.ABORT])
 PARTITIONS = st.builds(TopicPartition, st.sampled_from(["t", "u"]), st.integers(0, 1))
 OFFERS = st.lists(
     st.builds(
-        ProtocolChoice, st.sampled_from(["range", "sticky"]), st.sampled_from([b"", b"\0\0\0\0\0\1\0\1t"])
+        MemberProtocol, st.sampled_from(["range", "sticky"]), st.sampled_from([b"", b"\0\0\0\0\0\1\0\1t"])
     ),
     min_size=1,
     max_size=2,
@@ -104,7 +104,7 @@ def what_the_log_says(log: list[bytes]) -> tuple[Told, dict[ProducerId, Told]]:
                 told = {partition: said.offset for partition, said in event.offsets.items()}
                 if end is None:
                     pending[producer_id] = pending.get(producer_id, {}) | told
-                elif end.committed:
+                elif end.is_committed:
                     offsets |= told
             case OffsetsDeleted(partitions=partitions):
                 for left in (offsets, *pending.values()):
@@ -130,14 +130,14 @@ class GroupMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = GroupWorld(CONFIG)
+        self.world = GroupMachineHarness(CONFIG)
         self.clients = [Client(f"c{i}", InstanceId(f"i{i}") if i % 2 else None) for i in range(4)]
         self.asked_by: dict[int, Client] = {}
         self.seen = 0
         self.generation = 0
-        self.marker: tuple[Identity, ControlType] | None = None
+        self.marker: tuple[ProducerIdAndEpoch, ControlType] | None = None
 
-    def run_command(self, command: Command) -> None:
+    def run_command(self, command: GroupCommand) -> None:
         before = self.world.groups.get(GROUP)
         kept = repr(before)
         step = self.world.decide(GROUP, command)
@@ -145,14 +145,14 @@ class GroupMachine(RuleBasedStateMachine):
             # The Step was decided without it, and is carried out after it [GRP-7].
             self.world.end_transaction(*self.marker)
             self.marker = None
-        self.world.carry_out(GROUP, command, step)
+        self.world.execute_step(GROUP, command, step)
         assert repr(before) == kept, "a decision or an event changed a frozen group"
         self.learn()
 
     def learn(self) -> None:
         for ticket, answer in self.world.answers[self.seen :]:
             client = self.asked_by[ticket]
-            if isinstance(answer, Joined):
+            if isinstance(answer, JoinGroupResult):
                 client.member_id, client.generation = answer.member_id, answer.generation
             elif isinstance(answer, MemberIdRequired):
                 client.member_id = answer.member_id
@@ -169,17 +169,17 @@ class GroupMachine(RuleBasedStateMachine):
     def join(
         self,
         who: int,
-        offers: tuple[ProtocolChoice, ...],
+        offers: tuple[MemberProtocol, ...],
         forget: bool,
         timeouts: tuple[int, int],
         version: int,
         kind: str,
     ) -> None:
         client = self.clients[who]
-        ticket = self.world.ticket()
+        ticket = self.world.new_ticket()
         self.asked_by[ticket] = client
         self.run_command(
-            Join(
+            JoinGroup(
                 member_id=None if forget else client.member_id,
                 instance_id=client.instance,
                 client_id=client.name,
@@ -197,12 +197,12 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(who=CLIENTS, off=st.sampled_from([0, 0, 0, 1]))
     def sync(self, who: int, off: int) -> None:
         client = self.clients[who]
-        ticket = self.world.ticket()
+        ticket = self.world.new_ticket()
         self.asked_by[ticket] = client
         group = self.world.groups.get(GROUP)
         given = {member_id: member_id.encode() for member_id in (group.members if group else ())}
         self.run_command(
-            Sync(
+            SyncGroup(
                 member_id=client.member_id or MemberId("nobody"),
                 instance_id=client.instance,
                 generation=client.generation - off,
@@ -223,7 +223,7 @@ class GroupMachine(RuleBasedStateMachine):
     def leave(self, who: int, by_instance: bool) -> None:
         client = self.clients[who]
         known = None if by_instance else client.member_id or MemberId("nobody")
-        self.run_command(Leave(members=(LeavingMember(member_id=known, instance_id=client.instance),)))
+        self.run_command(LeaveGroup(members=(LeavingMember(member_id=known, instance_id=client.instance),)))
 
     @rule(
         who=st.none() | CLIENTS,
@@ -255,7 +255,7 @@ class GroupMachine(RuleBasedStateMachine):
         offset=st.integers(0, 99),
     )
     def commit_in_a_transaction(
-        self, producer: Identity, who: int | None, partitions: list[TopicPartition], offset: int
+        self, producer: ProducerIdAndEpoch, who: int | None, partitions: list[TopicPartition], offset: int
     ) -> None:
         client = None if who is None else self.clients[who]
         self.run_command(
@@ -269,7 +269,9 @@ class GroupMachine(RuleBasedStateMachine):
         )
 
     @rule(producer=PRODUCERS, outcome=OUTCOMES, amid_the_next_step=st.booleans())
-    def end_a_transaction(self, producer: Identity, outcome: ControlType, amid_the_next_step: bool) -> None:
+    def end_a_transaction(
+        self, producer: ProducerIdAndEpoch, outcome: ControlType, amid_the_next_step: bool
+    ) -> None:
         if amid_the_next_step:
             self.marker = producer, outcome
         else:
@@ -277,19 +279,19 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(partitions=st.lists(PARTITIONS, max_size=3), discards=st.booleans())
     def delete_offsets(self, partitions: list[TopicPartition], discards: bool) -> None:
-        self.run_command(DeleteOffsets(partitions=tuple(partitions), discards_pending=discards))
+        self.run_command(DeleteOffsets(partitions=tuple(partitions), may_discard_pending=discards))
 
     @rule(
         command=st.sampled_from(
             [
                 DeleteGroup(),
-                DeleteGroup(discards_pending=True),
+                DeleteGroup(may_discard_pending=True),
                 ExpireOffsets(),
-                ForgetPartitions(topics=frozenset({"t"})),
+                DeleteTopicOffsets(topics=frozenset({"t"})),
             ]
         )
     )
-    def administer(self, command: Command) -> None:
+    def administer(self, command: GroupCommand) -> None:
         self.run_command(command)
 
     @rule(by_ms=st.sampled_from([1, 9, 30, 200, 1_000, 3_000]))
@@ -298,7 +300,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.learn()
 
     @rule(who=st.sets(CLIENTS, min_size=1), offers=OFFERS)
-    def behave(self, who: set[int], offers: tuple[ProtocolChoice, ...]) -> None:
+    def behave(self, who: set[int], offers: tuple[MemberProtocol, ...]) -> None:
         """Some clients do what clients should: get an id, join, sync. This is how groups become stable."""
         for _ in range(2):
             for index in who:
@@ -311,7 +313,7 @@ class GroupMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Everything soft is lost; parked requests break with their connections."""
         live = self.world.groups.get(GROUP)
-        replayed = self.world.replayed()
+        replayed = self.world.replay_groups()
         if live is not None and live.state in (GroupState.STABLE, GroupState.EMPTY):
             assert durable_view(replayed.get(GROUP)) == durable_view(live)
         self.generation = replayed[GROUP].generation if GROUP in replayed else 0
@@ -322,7 +324,7 @@ class GroupMachine(RuleBasedStateMachine):
         """[GRP-6] Nobody waits for ever: time passes, nobody speaks, and all that is parked is answered."""
         self.world.pass_time(LONG_ENOUGH_MS)
         self.learn()
-        assert not self.world.parked
+        assert not self.world.parked_tickets
         group = self.world.groups.get(GROUP)
         assert group is None or (not group.members and not group.pending_members)
         assert group is None or group.state is GroupState.EMPTY
@@ -330,7 +332,7 @@ class GroupMachine(RuleBasedStateMachine):
     @invariant()
     def replay_equals_live(self) -> None:
         """[GRP-4] What a restart would find is what is there, as far as the log promises it."""
-        replayed, live = self.world.replayed().get(GROUP), self.world.groups.get(GROUP)
+        replayed, live = self.world.replay_groups().get(GROUP), self.world.groups.get(GROUP)
         if live is None or live.state in (GroupState.STABLE, GroupState.EMPTY):
             assert durable_view(replayed) == durable_view(live)
         else:
@@ -342,7 +344,7 @@ class GroupMachine(RuleBasedStateMachine):
     def offsets_are_what_the_log_says(self) -> None:
         """[GRP-7] In the order of the log, whenever markers came (KAFKA-5247)."""
         offsets, pending = what_the_log_says(self.world.log)
-        group = self.world.groups.get(GROUP) or Group(group_id=GROUP)
+        group = self.world.groups.get(GROUP) or ClassicGroup(group_id=GROUP)
         assert {p: said.offset for p, said in group.offsets.items()} == offsets
         live = {
             producer_id: {p: said.offset for p, said in told.items()}
@@ -357,17 +359,17 @@ class GroupMachine(RuleBasedStateMachine):
         """[GRP-3]"""
         group = self.world.groups.get(GROUP)
         if group is None:
-            assert not self.world.parked
+            assert not self.world.parked_tickets
             return
         assert not group.members.keys() & group.pending_members.keys()
-        assert group.pending_sync <= group.members.keys()
+        assert group.pending_sync_members <= group.members.keys()
         instances = [m.instance_id for m in group.members.values() if m.instance_id is not None]
         assert len(instances) == len(set(instances))
         tickets = [
             t for m in group.members.values() for t in (m.awaiting_join, m.awaiting_sync) if t is not None
         ]
         assert len(tickets) == len(set(tickets))
-        assert set(tickets) == self.world.parked
+        assert set(tickets) == self.world.parked_tickets
         for member_id, member in group.members.items():
             assert member.member_id == member_id
             assert member.awaiting_join is None or member.awaiting_sync is None
@@ -379,20 +381,20 @@ class GroupMachine(RuleBasedStateMachine):
         if group is None:
             return
         assert (group.join_timer is not None) == (group.state is GroupState.PREPARING_REBALANCE)
-        assert (group.leader is None) == (not group.members)
-        assert group.leader is None or group.leader in group.members
+        assert (group.leader_id is None) == (not group.members)
+        assert group.leader_id is None or group.leader_id in group.members
         match group.state:
             case GroupState.EMPTY:
                 assert not group.members
-                assert not self.world.parked
+                assert not self.world.parked_tickets
             case GroupState.STABLE:
                 assert group.members
-                assert not self.world.parked
-                assert group.protocol_name in group.candidate_protocols()
+                assert not self.world.parked_tickets
+                assert group.protocol_name in group.find_common_protocols()
             case GroupState.COMPLETING_REBALANCE:
                 assert group.members
                 assert all(m.awaiting_join is None for m in group.members.values())
-                assert group.protocol_name in group.candidate_protocols()
+                assert group.protocol_name in group.find_common_protocols()
             case GroupState.PREPARING_REBALANCE:
                 assert all(m.awaiting_sync is None for m in group.members.values())
             case GroupState.DEAD:
@@ -414,12 +416,12 @@ class GroupMachine(RuleBasedStateMachine):
         group = self.world.groups.get(GROUP)
         if group is None:
             return
-        self.world.act_on_time()
-        self.world.act_on_time()
+        self.world.run_due_timeouts()
+        self.world.run_due_timeouts()
         self.learn()
         group = self.world.groups.get(GROUP)
-        assert group is None or not due(group, self.world.elapsed_ms)
-        assert group is None or not self.world.parked or list(deadlines(group))
+        assert group is None or not find_due_timeouts(group, self.world.elapsed_ms)
+        assert group is None or not self.world.parked_tickets or list(iter_deadlines(group))
 
 
 GroupMachine.TestCase.settings = settings(
@@ -442,15 +444,15 @@ def test_the_later_append_wins_not_the_later_marker() -> None:
 
     producer = ProducerId(7)
     for plain_at, transactional_at, winner in ((5, 3, 100), (3, 5, 200)):
-        group = Group(
+        group = ClassicGroup(
             group_id=GROUP,
             generation=Generation(0),
             offsets={partition: committed(100, plain_at)},
             pending_offsets={producer: {partition: committed(200, transactional_at)}},
         )
-        after = apply(group, TransactionEnded(producer_id=producer, committed=True))
+        after = apply_event(group, TransactionEnded(producer_id=producer, is_committed=True))
         assert after is not None
         assert after.offsets[partition].offset == winner
         assert not after.pending_offsets
-        aborted = apply(group, TransactionEnded(producer_id=producer, committed=False))
+        aborted = apply_event(group, TransactionEnded(producer_id=producer, is_committed=False))
         assert aborted == replace(group, pending_offsets={})

@@ -7,9 +7,9 @@ from codecs_of_records import EXTENSION, codec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.client.consumer.arrow import arrow_batch, batch_of, read_arrow, take_piece
-from tallystick.client.consumer.decode import ConsumerRecord, Fetched
-from tallystick.client.producer.batches import Columns, by_partition
+from tallystick.client.consumer.arrow import build_record_batch, read_arrow, records_to_arrow, take_chunk
+from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
+from tallystick.client.producer.batches import ListRows, group_by_partition
 from tallystick.client.producer.partitioner import murmur2
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import HEADERS_PER_RECORD_MAX
@@ -40,29 +40,29 @@ RECORDS = st.lists(st.tuples(TEXTS, TEXTS, st.integers(0, 9_000) | INT64, HEADER
 
 
 @st.composite
-def many_columns(draw: st.DrawFn) -> Columns:
+def many_columns(draw: st.DrawFn) -> ListRows:
     n = draw(st.integers(1, 90))
     texts = st.lists(TEXTS, min_size=n, max_size=n)
     headers: list[Headers] | None = draw(st.none() | st.lists(HEADERS, min_size=n, max_size=n))
     starts = sorted({0, *draw(st.lists(st.integers(0, n - 1), max_size=6))})
     runs = [(at, draw(INT64)) for at in starts]
-    return Columns(values=draw(texts), keys=draw(st.none() | texts), headers=headers, runs=runs)
+    return ListRows(values=draw(texts), keys=draw(st.none() | texts), headers=headers, timestamp_runs=runs)
 
 
 @given(many_columns())
-def test_sections_are_the_same_bytes(rows: Columns) -> None:
+def test_sections_are_the_same_bytes(rows: ListRows) -> None:
     with codec(None):
-        expected = rows.section()
+        expected = rows.encode_section()
     with codec(EXTENSION):
-        assert rows._section_natively() == expected
+        assert rows._encode_natively() == expected
 
 
 @given(st.lists(st.none() | st.binary(max_size=30), max_size=50), st.integers(1, 2**31 - 1))
 def test_keys_have_the_same_partitions(keys: list[bytes | None], partitions: int) -> None:
     with codec(None):
-        expected = by_partition(keys, partitions)
+        expected = group_by_partition(keys, partitions)
     with codec(EXTENSION):
-        assert by_partition(keys, partitions) == expected
+        assert group_by_partition(keys, partitions) == expected
     for key in filter(None, keys):
         assert EXTENSION.partition_of(key, partitions) == (murmur2(key) & 2**31 - 1) % partitions
 
@@ -99,18 +99,18 @@ def test_any_bytes_are_the_same_records_or_are_left_to_python(
         batch[HEADER_SIZE + where % (len(batch) - HEADER_SIZE)] = byte
     thorough = _found(bytes(batch))
     with codec(EXTENSION):
-        fetched = Fetched(AT, 0, bytes(batch), None, check_crcs=False)
+        fetched = CompletedFetch(AT, 0, bytes(batch), None, check_crcs=False)
         table = fetched.take_columns(1000)
         assert (table is None) == (thorough is None)
         if table is not None:
             assert thorough is not None
             assert table[:2] == (len(thorough), 0)
-        fetched = Fetched(AT, 0, bytes(batch), None, check_crcs=False)
+        fetched = CompletedFetch(AT, 0, bytes(batch), None, check_crcs=False)
         if thorough is None:
             with pytest.raises(InvalidBatch):
-                fetched.take(1000)
+                fetched.take_records(1000)
         else:
-            assert _plain(fetched.take(1000)) == thorough
+            assert _plain(fetched.take_records(1000)) == thorough
 
 
 @given(RECORDS, st.sampled_from(Codec), st.integers(0, 70))
@@ -123,7 +123,7 @@ def test_columns_hold_what_records_hold(
     ]
     batch = encode_batch(made, BatchMeta(codec=packed, leader_epoch=4))
     with codec(None):
-        expected = arrow_batch(Fetched(AT, start, batch, None).take(1000))
+        expected = records_to_arrow(CompletedFetch(AT, start, batch, None).take_records(1000))
         assert read_arrow(AT, batch, start).equals(expected)
     with codec(EXTENSION):
         found = read_arrow(AT, batch, start)
@@ -146,16 +146,18 @@ def test_rows_are_taken_once_in_whatever_form(
         made = [Record(end + i, 7, None, b"%d" % (end + i)) for i in range(size)]
         batches.append(encode_batch(made, BatchMeta(base_offset=end, leader_epoch=end)))
         end += size + 2  # a gap
-    whole = [record.offset for record in Fetched(AT, start, b"".join(batches), None).take(1000)]
+    whole = [
+        record.offset for record in CompletedFetch(AT, start, b"".join(batches), None).take_records(1000)
+    ]
     with codec(EXTENSION):
-        fetched, taken = Fetched(AT, start, b"".join(batches), None), list[int]()
+        fetched, taken = CompletedFetch(AT, start, b"".join(batches), None), list[int]()
         for columns, most in takes * 10:
             if columns:
-                piece, rows = take_piece(fetched, most)
-                some = batch_of([piece]).column("offset").to_pylist()
+                piece, rows = take_chunk(fetched, most)
+                some = build_record_batch([piece]).column("offset").to_pylist()
                 assert rows == len(some)
             else:
-                some = [record.offset for record in fetched.take(most)]
+                some = [record.offset for record in fetched.take_records(most)]
             taken += some
             assert len(some) <= most
             assert taken == whole[: len(taken)]
@@ -163,8 +165,8 @@ def test_rows_are_taken_once_in_whatever_form(
             assert all(offset >= fetched.position for offset in whole[len(taken) :])
             if len(taken) == len(whole):
                 break
-        while not fetched.exhausted:
-            taken += [record.offset for record in fetched.take(1)]
+        while not fetched.is_exhausted:
+            taken += [record.offset for record in fetched.take_records(1)]
     assert taken == whole
 
 
@@ -173,18 +175,18 @@ def test_a_bad_batch_behind_good_ones_is_met_when_they_are_used_up() -> None:
     bad = bytearray(encode_batch([Record(5, 7, None, b"v")], BatchMeta(base_offset=5)))
     bad[-1] = 9
     with codec(EXTENSION):
-        fetched = Fetched(AT, 2, good + bytes(bad), None, check_crcs=False)
-        _, rows = take_piece(fetched, 100)
+        fetched = CompletedFetch(AT, 2, good + bytes(bad), None, check_crcs=False)
+        _, rows = take_chunk(fetched, 100)
         assert (rows, fetched.position) == (3, 5)
         with pytest.raises(RecordsError):
-            take_piece(fetched, 100)
+            take_chunk(fetched, 100)
         assert fetched.position == 5
 
 
 def test_the_most_headers_are_as_many_as_in_python() -> None:
     for number, readable in ((HEADERS_PER_RECORD_MAX, True), (HEADERS_PER_RECORD_MAX + 1, False)):
         batch = encode_batch([Record(0, 0, None, None, (("", None),) * number)], BatchMeta())
-        header = native.batch_of(read_header(batch))
+        header = native.make_native_batch(read_header(batch))
         assert (_found(batch) is not None) is readable
         section = batch[HEADER_SIZE:]
         origin = ("t", 0, TimestampType.CREATE_TIME, None)
@@ -236,4 +238,4 @@ def test_names_of_headers_that_are_not_utf8_are_replaced_as_in_java() -> None:
 
 def test_an_extension_of_other_sources_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "INTERFACE", -1)
-    assert native._load() is None
+    assert native._load_extension() is None

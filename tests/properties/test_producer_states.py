@@ -10,8 +10,8 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.protocol.records.batch import BatchHeader
-from tallystick.protocol.records.control import ControlType, Marker
-from tallystick.storage.producers import AppendOrigin, Duplicate, ProducerStates
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker
+from tallystick.storage.producer_state import AppendOrigin, DuplicateBatch, ProducerStateManager
 from tallystick.storage.snapshots import decode_snapshot, encode_snapshot
 
 TRANSACTIONAL = 0x10
@@ -25,7 +25,7 @@ class Entry:
 
     header: BatchHeader
     offset: int
-    marker: Marker | None = None
+    marker: EndTransactionMarker | None = None
 
 
 @dataclass
@@ -98,13 +98,13 @@ class ProducerStateMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.states = ProducerStates()
+        self.states = ProducerStateManager()
         self.model = Model()
         self.end = 0
         self.high_watermark = 0
 
     def expected_sequence(self, pid: int) -> int:
-        state = self.states.active.get(pid)
+        state = self.states.active_producers.get(pid)
         return state.next_sequence if state else 0
 
     @rule(
@@ -123,12 +123,12 @@ class ProducerStateMachine(RuleBasedStateMachine):
         header = BatchHeader(
             self.end, 99, 0, 2, 0, attributes, count - 1, 0, self.end, pid, epoch, sequence, count
         )
-        answer = self.states.check(header)
+        answer = self.states.check_batch(header)
         verdict = self.model.verdict(header)
         match answer:
             case Reject(code=code):
                 assert verdict == code
-            case Duplicate(base_offset=base, last_offset=last):
+            case DuplicateBatch(base_offset=base, last_offset=last):
                 assert verdict == (base, last)
             case _:
                 assert verdict == "accept"
@@ -140,9 +140,9 @@ class ProducerStateMachine(RuleBasedStateMachine):
         cached = self.model.cached(pid)
         if cached:
             entry = data.draw(st.sampled_from(cached))
-            answer = self.states.check(entry.header)
+            answer = self.states.check_batch(entry.header)
             if entry in self.model.repeatable(pid, transactional=entry.header.is_transactional):
-                assert isinstance(answer, Duplicate)
+                assert isinstance(answer, DuplicateBatch)
                 assert answer.base_offset == entry.offset
             else:
                 assert isinstance(answer, Reject)
@@ -153,7 +153,7 @@ class ProducerStateMachine(RuleBasedStateMachine):
     )
     def end_transaction(self, pid: int, epoch: int, coordinator: int, commit: bool, version: int) -> None:
         header = BatchHeader(self.end, 99, 0, 2, 0, 0x30, 0, 0, self.end, pid, epoch, -1, 1)
-        marker = Marker(type=ControlType(int(commit)), coordinator_epoch=coordinator)
+        marker = EndTransactionMarker(control_type=ControlType(int(commit)), coordinator_epoch=coordinator)
         entries = self.model.of(pid)
         refused = False
         if entries:
@@ -171,7 +171,7 @@ class ProducerStateMachine(RuleBasedStateMachine):
         before = self.model.open_since(entry.header.producer_id)
         self.model.log.append(entry)
         if entry.marker is None:
-            self.states.apply(entry.header, entry.offset, entry.header.max_timestamp)
+            self.states.apply_batch(entry.header, entry.offset, entry.header.max_timestamp)
         else:
             ended = self.states.apply_marker(entry.header, entry.marker, entry.offset, entry.offset)
             assert (ended.first_offset if ended else None) == before
@@ -183,7 +183,7 @@ class ProducerStateMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def advance(self, data: st.DataObject) -> None:
         self.high_watermark = data.draw(st.integers(self.high_watermark, self.end))
-        self.states.advance_high_watermark(self.high_watermark)
+        self.states.on_high_watermark_updated(self.high_watermark)
 
     @rule(at=st.floats(0, 1))
     def restart(self, at: float) -> None:
@@ -191,13 +191,13 @@ class ProducerStateMachine(RuleBasedStateMachine):
         cut = int(at * len(self.model.log))
         before = replayed(self.model.log[:cut])
         stored = decode_snapshot(encode_snapshot(before.take_snapshot()))
-        states = ProducerStates.from_snapshot(stored)
-        states.recall(entry.header for entry in self.model.log[:cut])
+        states = ProducerStateManager.from_snapshot(stored)
+        states.restore_cached_batches(entry.header for entry in self.model.log[:cut])
         apply_all(states, self.model.log[cut:])
-        states.advance_high_watermark(self.end)
+        states.on_high_watermark_updated(self.end)
         self.high_watermark = self.end
         assert sequences(states) == sequences(self.states)
-        self.states.advance_high_watermark(self.end)
+        self.states.on_high_watermark_updated(self.end)
         assert states.first_unstable_offset == self.states.first_unstable_offset
         self.states = states
 
@@ -211,35 +211,35 @@ class ProducerStateMachine(RuleBasedStateMachine):
         """[PRD-1]"""
         again = replayed(self.model.log)
         assert sequences(again) == sequences(self.states)
-        assert list(again.open_transactions()) == list(self.states.open_transactions())
+        assert list(again.iter_open_transactions()) == list(self.states.iter_open_transactions())
 
 
-def apply_all(states: ProducerStates, log: list[Entry]) -> None:
+def apply_all(states: ProducerStateManager, log: list[Entry]) -> None:
     for entry in log:
         if entry.marker is None:
-            assert states.check(entry.header, AppendOrigin.REPLICATION)
-            states.apply(entry.header, entry.offset, entry.header.max_timestamp)
+            assert states.check_batch(entry.header, AppendOrigin.REPLICATION)
+            states.apply_batch(entry.header, entry.offset, entry.header.max_timestamp)
         else:
             states.apply_marker(entry.header, entry.marker, entry.offset, entry.offset)
 
 
-def replayed(log: list[Entry]) -> ProducerStates:
-    states = ProducerStates()
+def replayed(log: list[Entry]) -> ProducerStateManager:
+    states = ProducerStateManager()
     apply_all(states, log)
     return states
 
 
-def sequences(states: ProducerStates) -> object:
+def sequences(states: ProducerStateManager) -> object:
     """All that later answers depend on. Timestamps are left out: a snapshot has one for entry and batch."""
     return {
         pid: (
             state.epoch,
             state.next_sequence,
             state.coordinator_epoch,
-            state.txn_first_offset,
+            state.current_txn_first_offset,
             [batch[:4] for batch in state.batches],
         )
-        for pid, state in states.active.items()
+        for pid, state in states.active_producers.items()
     }
 
 

@@ -24,7 +24,7 @@ from tallystick.protocol.records import (
     InvalidBatch,
     Record,
     check_batch,
-    check_produced,
+    check_produce_batch,
     decode_marker,
     decode_records,
     decompress,
@@ -127,7 +127,11 @@ def as_kio(record: Record) -> KioRecord:
 @given(record_lists(seconds))
 def test_kio_reads_ours(records: list[Record]) -> None:
     meta = BatchMeta(
-        base_offset=records[0].offset, producer_id=5, epoch=3, base_sequence=INT32_MAX, leader_epoch=2
+        base_offset=records[0].offset,
+        producer_id=5,
+        producer_epoch=3,
+        base_sequence=INT32_MAX,
+        leader_epoch=2,
     )
     batch = encode_batch(records, meta)
     theirs, size = read_batch(batch, 0)
@@ -156,17 +160,19 @@ def test_we_read_kios_and_write_the_same_bytes(records: list[Record]) -> None:
     batch = theirs.getvalue()
     check_batch(batch)
     assert decode_records(batch) == records
-    meta = BatchMeta(base_offset=records[0].offset, producer_id=5, epoch=3, base_sequence=7, leader_epoch=2)
+    meta = BatchMeta(
+        base_offset=records[0].offset, producer_id=5, producer_epoch=3, base_sequence=7, leader_epoch=2
+    )
     assert batch == encode_batch(records, meta)
 
 
-SMALL = DecodeLimits(unpacked_bytes_max=1 << 16)
+SMALL = DecodeLimits(decompressed_bytes_max=1 << 16)
 
 
 def read_every_way(buf: bytes) -> None:
     """Every reader answers a value or a DecodeError."""
     try:
-        check_produced(check_batch(buf))
+        check_produce_batch(check_batch(buf))
     except DecodeError:
         pass
     try:

@@ -17,11 +17,11 @@ from tests.support.toy_cluster import Scheduler, ToyCluster, ToyLog, ToyParticip
 from tallystick.client.errors import ClientError
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.protocol.committable import Batch, Lease, Participant, Tally, Vote
-from tallystick.spark.protocol.coordinator import Coordinator
-from tallystick.spark.protocol.decide import Beginning, Course, NewCheckpoint, course
+from tallystick.spark.protocol.committable import Lease, MicroBatch, Participant, RowChecksum, Vote
+from tallystick.spark.protocol.coordinator import SinkCoordinator
+from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart, TaskAction, plan_task
 from tallystick.spark.protocol.errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
-from tallystick.spark.sink.worker_ids import WorkerIds
+from tallystick.spark.sink.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX = "p"
@@ -51,8 +51,8 @@ class Checkpoint:
         return number, self.planned[number]
 
 
-def tally_of(rows: Sequence[int]) -> Tally:
-    return Tally(len(rows), sum(hash((row, "row")) for row in rows) % 2**64)
+def tally_of(rows: Sequence[int]) -> RowChecksum:
+    return RowChecksum(len(rows), sum(hash((row, "row")) for row in rows) % 2**64)
 
 
 @dataclass
@@ -67,16 +67,18 @@ class Query:
     until: int = BATCHES
     query_id: str = QUERY
     on_new: NewCheckpoint = NewCheckpoint.REFUSE
-    resuming: Beginning | None = None
+    resuming: QueryStart | None = None
     clock: Clock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
         self.participants = ToyParticipants(self.cluster, PREFIX)
-        self.processes = [WorkerIds(PREFIX, lambda: f"{self.random.getrandbits(64):016x}") for _ in range(2)]
+        self.processes = [
+            WorkerIdPool(PREFIX, lambda: f"{self.random.getrandbits(64):016x}") for _ in range(2)
+        ]
 
-    def coordinator(self) -> Coordinator:
+    def coordinator(self) -> SinkCoordinator:
         """Begin and commit run in different processes: nothing is shared between them."""
-        return Coordinator(PREFIX, self.participants, ToyLog(self.cluster, PREFIX), clock=self.clock)
+        return SinkCoordinator(PREFIX, self.participants, ToyLog(self.cluster, PREFIX), clock=self.clock)
 
     async def run(self) -> None:
         """Batches until the end, or until something is raised; a dead query tells nobody."""
@@ -115,21 +117,21 @@ class Query:
         votes: list[Vote | None] = []
         for index, part in enumerate((rows[:cut], rows[cut:])):
             if self.scheduler is not None and self.random.random() < self.fault_chance:
-                zombie = WorkerIds(PREFIX, lambda: f"{self.random.getrandbits(64):016x}")
+                zombie = WorkerIdPool(PREFIX, lambda: f"{self.random.getrandbits(64):016x}")
                 self.scheduler.add(self.never_reports(lease, number, part, zombie))
             if self.random.random() < self.fault_chance:
                 await self.fails(lease, number, part, self.processes[index])
             votes.append(await self.attempt(lease, number, part, self.processes[index]))
         return votes
 
-    async def never_reports(self, lease: Lease, number: int, rows: list[int], ids: WorkerIds) -> None:
+    async def never_reports(self, lease: Lease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
         """The loser of a speculation: it may live through later batches."""
         try:
             await self.attempt(lease, number, rows, ids)
         except (SinkError, ClientError):
             pass
 
-    async def fails(self, lease: Lease, number: int, rows: list[int], ids: WorkerIds) -> None:
+    async def fails(self, lease: Lease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
         """An attempt that gets anywhere, and is lost; the next one may run in the same process."""
         attempt = self.attempt(lease, number, rows, ids)
         for _ in range(self.random.randint(1, 7)):
@@ -139,23 +141,23 @@ class Query:
                 return
         attempt.close()
 
-    async def attempt(self, lease: Lease, number: int, rows: list[int], ids: WorkerIds) -> Vote:
+    async def attempt(self, lease: Lease, number: int, rows: list[int], ids: WorkerIdPool) -> Vote:
         """What `attempt.Attempt` does, effect by effect."""
-        job = Batch(self.query_id, number)
-        way = course(lease.decided, job, self.on_new)
+        job = MicroBatch(self.query_id, number)
+        way = plan_task(lease.decided, job, self.on_new)
         if isinstance(way, SinkError):
             raise way
         participant = None
-        if way is Course.WRITE and rows:
-            if not await self.participants.holds(lease.coordinator):
+        if way is TaskAction.WRITE and rows:
+            if not await self.participants.owns_prefix(lease.coordinator):
                 raise PrefixTaken(PREFIX, "before")
-            name = str(ids.take(lease))
+            name = str(ids.acquire(lease))
             await self.cluster.effect()
             pair = self.cluster.initialise(name)
             for row in rows:
                 await self.cluster.effect()
                 self.cluster.produce(name, pair, [row])
-            if not await self.participants.holds(lease.coordinator):
+            if not await self.participants.owns_prefix(lease.coordinator):
                 raise PrefixTaken(PREFIX, "after")
             participant = Participant(transactional_id=name, identity=pair)
         return Vote(
@@ -165,7 +167,7 @@ class Query:
             job=job,
             tallies=(tally_of(rows),),
             participant=participant,
-            skipped=way is Course.SKIP,
+            skipped=way is TaskAction.SKIP,
         )
 
 
@@ -294,7 +296,9 @@ class Source:
         """One run: its first batch begins where it did before."""
         start = self.start()
         self.checkpoint.planned.setdefault(0, range(start, start + 3))
-        beginning = Beginning(query_id=self._name, starts=(f'{{"a": {{"0": {start}}}}}',), sources=1)
+        beginning = QueryStart(
+            query_id=self._name, start_offsets=(f'{{"a": {{"0": {start}}}}}',), source_count=1
+        )
         return Query(
             self._cluster,
             self.checkpoint,

@@ -23,13 +23,20 @@ from tests.support.toy_cluster import ToyCluster, ToyParticipants
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.decisions.row import DecisionRow, RowLog, RowParticipants
-from tallystick.spark.decisions.staging import RowsRefused, Staged
-from tallystick.spark.options.sinks import Moves, to_table
-from tallystick.spark.protocol.committable import Batch, Lease, Noted, Participant, Tally, Vote
-from tallystick.spark.protocol.coordinator import Coordinator
-from tallystick.spark.protocol.decide import Course, NewCheckpoint, course
-from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.decisions.row import DatabaseDecisionLog, DatabaseParticipants, DecisionRow
+from tallystick.spark.decisions.staging import RowsRejected, StagingTable
+from tallystick.spark.options.sinks import StagedMoves, to_table
+from tallystick.spark.protocol.committable import (
+    DecisionNote,
+    Lease,
+    MicroBatch,
+    Participant,
+    RowChecksum,
+    Vote,
+)
+from tallystick.spark.protocol.coordinator import SinkCoordinator
+from tallystick.spark.protocol.decide import NewCheckpoint, TaskAction, plan_task
+from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import (
     CheckpointsDiffer,
     DecisionsLost,
@@ -37,7 +44,7 @@ from tallystick.spark.protocol.errors import (
     SinkError,
     VoteLost,
 )
-from tallystick.spark.sink.worker_ids import WorkerIds
+from tallystick.spark.sink.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX = "p"
@@ -57,7 +64,7 @@ class World:
     engine: Engine
     cluster: ToyCluster = field(default_factory=ToyCluster)
     committed_batch: int = -1
-    noted: Noted | None = None
+    noted: DecisionNote | None = None
     effects: int = 0
     dies_after: int | None = None
     connections: list[sqlite3.Connection] = field(default_factory=list)
@@ -92,11 +99,11 @@ class ToyNotes:
     async def open(self) -> None:
         await self._world.cluster.effect()
 
-    async def read(self) -> Known:
+    async def read(self) -> DecisionState:
         await self._world.cluster.effect()
-        return Known(noted=self._world.noted)
+        return DecisionState(note=self._world.noted)
 
-    async def write_note(self, noted: Noted | None) -> None:
+    async def write_note(self, noted: DecisionNote | None) -> None:
         await self._world.cluster.effect()
         self._world.noted = noted
 
@@ -106,14 +113,14 @@ class Driver:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.staged = Staged(world.engine, PREFIX, SINK)
+        self.staged = StagingTable(world.engine, PREFIX, SINK)
         self.participants = ToyParticipants(world.cluster, PREFIX)
         clock = self.clock = FakeClock()
         self.row = DecisionRow(world.engine, PREFIX, [self.staged])
-        self.log = RowLog(self.row, LIMIT_MS, clock, ToyNotes(world))
-        claimed = RowParticipants(self.participants, self.row)
-        self.coordinator = Coordinator(PREFIX, claimed, self.log, clock=clock)
-        self.ids = [WorkerIds(PREFIX) for _ in range(2)]
+        self.log = DatabaseDecisionLog(self.row, LIMIT_MS, clock, ToyNotes(world))
+        claimed = DatabaseParticipants(self.participants, self.row)
+        self.coordinator = SinkCoordinator(PREFIX, claimed, self.log, clock=clock)
+        self.ids = [WorkerIdPool(PREFIX) for _ in range(2)]
 
     async def run(self, until: int) -> None:
         while self.world.committed_batch + 1 < until:
@@ -122,11 +129,11 @@ class Driver:
     async def batch(self, number: int) -> None:
         lease = await self.coordinator.begin()
         votes, moves = await self.tasks(lease, number)
-        self.log.moving(lease.nonce, moves)
+        self.log.set_staged_moves(lease.nonce, moves)
         await self.coordinator.commit(votes)
         self.world.committed_batch = number
 
-    async def tasks(self, lease: Lease, number: int, many: int = 4) -> tuple[list[Vote | None], Moves]:
+    async def tasks(self, lease: Lease, number: int, many: int = 4) -> tuple[list[Vote | None], StagedMoves]:
         """Two tasks; a third one stages and is never heard of."""
         rows = range(number * 4, number * 4 + many)
         votes: list[Vote | None] = []
@@ -134,16 +141,16 @@ class Driver:
             votes.append(await self.attempt(task, lease, number, share))
         self.stage(f"{lease.nonce}zombie", rows)
         attempts = tuple(f"{lease.nonce}{task}" for task in range(2))
-        return votes, Moves(attempts=attempts, rows=(len(rows),))
+        return votes, StagedMoves(attempts=attempts, rows=(len(rows),))
 
     async def attempt(self, task: int, lease: Lease, number: int, rows: range) -> Vote:
-        job = Batch(QUERY, number)
-        way = course(lease.decided, job, NewCheckpoint.REFUSE)
+        job = MicroBatch(QUERY, number)
+        way = plan_task(lease.decided, job, NewCheckpoint.REFUSE)
         if isinstance(way, SinkError):
             raise way
         participant = None
-        if way is Course.WRITE and rows:
-            name = str(self.ids[task].take(lease))
+        if way is TaskAction.WRITE and rows:
+            name = str(self.ids[task].acquire(lease))
             pair = self.world.cluster.initialise(name)
             self.world.cluster.produce(name, pair, rows)
             self.stage(f"{lease.nonce}{task}", rows)
@@ -153,9 +160,9 @@ class Driver:
             coordinator=lease.coordinator,
             transaction_version=lease.transaction_version,
             job=job,
-            tallies=(Tally(len(rows), sum(rows)),),
+            tallies=(RowChecksum(len(rows), sum(rows)),),
             participant=participant,
-            skipped=way is Course.SKIP,
+            skipped=way is TaskAction.SKIP,
         )
 
     def stage(self, attempt: str, rows: range) -> None:
@@ -216,7 +223,7 @@ def test_a_decision_and_its_rows_are_one_transaction(new_world: NewWorld) -> Non
     async def dies(driver: Driver) -> None:
         lease = await driver.coordinator.begin()
         votes, moves = await driver.tasks(lease, 1)
-        driver.log.moving(lease.nonce, moves)
+        driver.log.set_staged_moves(lease.nonce, moves)
         world.effects, world.dies_after = 0, 7  # note, row, describe, update, count, insert, commit
         await driver.coordinator.commit(votes)
 
@@ -237,7 +244,7 @@ def test_rows_that_were_lost_are_not_decided_on(new_world: NewWorld) -> None:
         votes, moves = await driver.tasks(lease, 0)
         with world.engine.begin() as connection:
             connection.execute(delete(driver.staged.table).where(driver.staged.table.c.id == 2))
-        driver.log.moving(lease.nonce, moves)
+        driver.log.set_staged_moves(lease.nonce, moves)
         with pytest.raises(VoteLost, match="4 rows were staged, and 3 are there"):
             await driver.coordinator.commit(votes)
         await driver.coordinator.abort(votes)
@@ -254,7 +261,7 @@ def test_a_move_that_takes_too_long_is_not_decided_on(new_world: NewWorld) -> No
     async def slow(driver: Driver) -> None:
         lease = await driver.coordinator.begin()
         votes, moves = await driver.tasks(lease, 0)
-        driver.log.moving(lease.nonce, moves)
+        driver.log.set_staged_moves(lease.nonce, moves)
         event.listen(world.engine, "after_cursor_execute", lambda *_: driver.clock.advance(LIMIT_MS))
         with pytest.raises(VoteLost, match="took so long to move"):
             await driver.coordinator.commit(votes)
@@ -273,8 +280,8 @@ def test_rows_that_the_table_refuses_are_not_decided_on(new_world: NewWorld) -> 
     async def refused(driver: Driver) -> None:
         lease = await driver.coordinator.begin()
         votes, moves = await driver.tasks(lease, 0)
-        driver.log.moving(lease.nonce, moves)
-        with pytest.raises(RowsRefused, match=r"table target does not take .*UNIQUE.*Nothing was decided"):
+        driver.log.set_staged_moves(lease.nonce, moves)
+        with pytest.raises(RowsRejected, match=r"table target does not take .*UNIQUE.*Nothing was decided"):
             await driver.coordinator.commit(votes)
         await driver.coordinator.abort(votes)
 
@@ -294,13 +301,13 @@ def test_a_driver_that_was_replaced_decides_nothing(new_world: NewWorld) -> None
         votes, moves = await old.tasks(lease, 0)
         newer = await new.coordinator.begin()
         new_votes, new_moves = await new.tasks(newer, 0)
-        old.log.moving(lease.nonce, moves)
+        old.log.set_staged_moves(lease.nonce, moves)
         with pytest.raises((PrefixTaken, VoteLost)):
             await old.coordinator.commit(votes)
         await old.coordinator.abort(votes)
         with pytest.raises(PrefixTaken):
             await old.log.forget(lease.coordinator, 2)
-        new.log.moving(newer.nonce, new_moves)
+        new.log.set_staged_moves(newer.nonce, new_moves)
         await new.coordinator.commit(new_votes)
         world.committed_batch = 0
 
@@ -317,9 +324,9 @@ def test_of_two_claims_the_clusters_last_one_has_the_row(new_world: NewWorld) ->
         old, new = Driver(world), Driver(world)
         held, _ = await old.participants.claim()
         lease = await new.coordinator.begin()
-        assert not await RowParticipants(old.participants, old.row)._take(held)
+        assert not await DatabaseParticipants(old.participants, old.row)._claim_row(held)
         votes, moves = await new.tasks(lease, 0)
-        new.log.moving(lease.nonce, moves)
+        new.log.set_staged_moves(lease.nonce, moves)
         await new.coordinator.commit(votes)
         world.committed_batch = 0
 
@@ -350,7 +357,7 @@ def test_a_database_that_lost_what_it_acknowledged_stops_the_query(
     world = new_world()
     file, backup = world.engine.url.database or "", tmp_path / "backup"
     live(world, None, decided)
-    Driver(world).row.make()
+    Driver(world).row.create_table()
     shutil.copy(file, backup)
     live(world, None, decided + 1)
     shutil.copy(backup, file)
@@ -428,16 +435,16 @@ class StallingDriver(Driver):
         cluster = Gated(
             self.participants, self.gate, {"claim", "reclaim", "describe", "end", "recover", "open_ids"}
         )
-        claimed = Gated(RowParticipants(cluster, self.row), self.gate, {"claim", "reclaim", "holds"})  # type: ignore[arg-type]
+        claimed = Gated(DatabaseParticipants(cluster, self.row), self.gate, {"claim", "reclaim", "holds"})  # type: ignore[arg-type]
         log = Gated(self.log, self.gate, {"read", "append", "note", "mark_done", "forget"})
-        self.coordinator = Coordinator(PREFIX, claimed, log, clock=self.clock)  # type: ignore[arg-type]
+        self.coordinator = SinkCoordinator(PREFIX, claimed, log, clock=self.clock)  # type: ignore[arg-type]
 
 
 async def decide_and_die(world: World) -> None:
     driver = StallingDriver(world, ("append", 1))
     lease = await driver.coordinator.begin()
     votes, moves = await driver.tasks(lease, 0)
-    driver.log.moving(lease.nonce, moves)
+    driver.log.set_staged_moves(lease.nonce, moves)
     commit = asyncio.ensure_future(driver.coordinator.commit(votes))
     assert await driver.gate.reached(commit)
     commit.cancel()
@@ -451,7 +458,7 @@ async def begins(world: World, old: StallingDriver) -> Awaitable[object]:
 async def commits(_: World, old: StallingDriver) -> Awaitable[object]:
     lease, gate = await old.coordinator.begin(), old.gate
     votes, moves = await old.tasks(lease, 0)
-    old.log.moving(lease.nonce, moves)
+    old.log.set_staged_moves(lease.nonce, moves)
     gate._passed = 0
 
     async def commit() -> None:
@@ -486,7 +493,7 @@ async def stall_beside_a_newer_driver(
     lease = await newer.coordinator.begin()
     number = 0 if lease.decided is None else (lease.decided.batch_id or 0) + 1
     votes, moves = await newer.tasks(lease, number)
-    newer.log.moving(lease.nonce, moves)
+    newer.log.set_staged_moves(lease.nonce, moves)
     owner = world.cluster.ids[f"{PREFIX}/coordinator"].pair
     commit = asyncio.ensure_future(newer.coordinator.commit(votes))
     await newer.gate.reached(commit)

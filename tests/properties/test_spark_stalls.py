@@ -17,12 +17,19 @@ from tests.support.toy_cluster import ToyCluster, ToyLog, ToyParticipants, run_a
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.protocol.committable import Batch, Lease, Participant, Tally, Vote, no_vote
-from tallystick.spark.protocol.coordinator import Coordinator
-from tallystick.spark.protocol.decide import Course, NewCheckpoint, NewPrefix, course
+from tallystick.spark.protocol.committable import (
+    Lease,
+    MicroBatch,
+    Participant,
+    RowChecksum,
+    Vote,
+    empty_vote,
+)
+from tallystick.spark.protocol.coordinator import SinkCoordinator
+from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix, TaskAction, plan_task
 from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.protocol.transactional_ids import coordinator_id
-from tallystick.spark.sink.worker_ids import WorkerIds
+from tallystick.spark.sink.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX: Final = "p"
@@ -45,15 +52,15 @@ class World:
     """A cluster, the workers of its tasks, and drivers that know of one another only through the cluster."""
 
     cluster: ToyCluster
-    workers: list[WorkerIds] = field(default_factory=list)
+    workers: list[WorkerIdPool] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         drawn = count()
-        self.workers = [WorkerIds(PREFIX, lambda: f"{next(drawn):016x}") for _ in range(3)]
+        self.workers = [WorkerIdPool(PREFIX, lambda: f"{next(drawn):016x}") for _ in range(3)]
 
-    def driver(self) -> Coordinator:
+    def driver(self) -> SinkCoordinator:
         ports = ToyParticipants(self.cluster, PREFIX), ToyLog(self.cluster, PREFIX)
-        return Coordinator(PREFIX, *ports, clock=FakeClock(start_ms=0))
+        return SinkCoordinator(PREFIX, *ports, clock=FakeClock(start_ms=0))
 
     async def tasks(self, lease: Lease, number: int) -> list[Vote | None]:
         """Two tasks with votes, and before them a third one that is lost when it has written."""
@@ -62,14 +69,14 @@ class World:
         halves = zip((rows[:2], rows[2:]), self.workers, strict=False)
         return [await self.attempt(lease, number, half, worker) for half, worker in halves]
 
-    async def attempt(self, lease: Lease, number: int, rows: list[int], worker: WorkerIds) -> Vote:
-        job = Batch(QUERY, number)
-        way = course(lease.decided, job, NewCheckpoint.REFUSE, NewPrefix.ADOPT)
+    async def attempt(self, lease: Lease, number: int, rows: list[int], worker: WorkerIdPool) -> Vote:
+        job = MicroBatch(QUERY, number)
+        way = plan_task(lease.decided, job, NewCheckpoint.REFUSE, NewPrefix.ADOPT)
         if isinstance(way, SinkError):
             raise way
         participant = None
-        if way is Course.WRITE:
-            name = str(worker.take(lease))
+        if way is TaskAction.WRITE:
+            name = str(worker.acquire(lease))
             pair = self.cluster.initialise(name)
             self.cluster.produce(name, pair, rows)
             participant = Participant(transactional_id=name, identity=pair)
@@ -78,9 +85,9 @@ class World:
             coordinator=lease.coordinator,
             transaction_version=lease.transaction_version,
             job=job,
-            tallies=(Tally(len(rows), sum(rows)),),
+            tallies=(RowChecksum(len(rows), sum(rows)),),
             participant=participant,
-            skipped=way is Course.SKIP,
+            skipped=way is TaskAction.SKIP,
         )
 
     @property
@@ -160,7 +167,7 @@ def settles(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
     driver = world.driver()
     lease = run_alone(driver.begin())
     run_alone(world.tasks(lease, 0))
-    return 0, driver.abort([no_vote(lease)])
+    return 0, driver.abort([empty_vote(lease)])
 
 
 STALLING: Final[dict[str, Stalling]] = {

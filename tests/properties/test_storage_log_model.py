@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, Unlimited
-from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, UnlimitedSpace
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
-from tallystick.storage.segment_file import Residents
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -24,7 +24,9 @@ class LogAgainstList(RuleBasedStateMachine):
         super().__init__()
         self.fs = MemoryFileSystem()
         self.hooks = LogHooks(
-            space=Unlimited(), residents=Residents(files_max=1), before_delete=self.keep_start
+            space_guard=UnlimitedSpace(),
+            segment_cache=OpenSegmentCache(files_max=1),
+            before_delete=self.keep_start,
         )
         self.start = 0
         self.values: list[tuple[int, bytes]] = []
@@ -71,7 +73,7 @@ class LogAgainstList(RuleBasedStateMachine):
         self.log.close(clean=clean)
         if not clean:
             self.fs.crash("prefix", len(self.values))
-        ended = Ended(clean=clean, recovery_point=point, log_start_offset=self.start)
+        ended = PriorShutdown(was_clean=clean, recovery_point=point, log_start_offset=self.start)
         self.log, _ = open_log(self.fs, "d", TP, CONFIG, self.hooks, ended)
         assert synced <= self.log.log_end_offset <= len(self.values)
         del self.values[self.log.log_end_offset :]
@@ -96,7 +98,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule(ts=st.integers(0, 5100))
     def find_time(self, ts: int) -> None:
         wanted = NOW - ts
-        found = self.log.offset_for_timestamp(wanted)
+        found = self.log.find_offset_by_timestamp(wanted)
         start = self.log.log_start_offset
         expected = next((at for at in range(start, len(self.values)) if self.values[at][0] >= wanted), None)
         assert (None if found is None else found[0]) == expected

@@ -20,38 +20,38 @@ from txn_words import MAX, T, ident, speaker
 
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.machine.commands import (
-    AddImplicitly,
+    AbortTimedOut,
     AddPartitions,
-    Answer,
-    Command,
-    Done,
-    Ended,
+    AddPartitionsByLeader,
     EndTxn,
+    EndTxnResult,
     EntryStored,
-    Expire,
-    Initialised,
     InitProducerId,
+    InitProducerIdResult,
     MarkersWritten,
-    NoteForcedMarker,
-    PerPartition,
-    TimeOut,
+    RecordForcedMarker,
+    RemoveExpiredId,
+    TxnAnswer,
+    TxnCommand,
+    TxnDone,
     VerifyPartitions,
+    VerifyPartitionsResult,
 )
 from tallystick.broker.txn.machine.model import (
-    Decided,
-    Idle,
-    Ongoing,
-    Outcome,
+    DecidedPhase,
+    IdlePhase,
+    OngoingPhase,
+    TransactionResult,
     TxnConfig,
     TxnEntry,
 )
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
-    Identity,
     Offset,
+    ProducerIdAndEpoch,
     TopicPartition,
 )
-from tallystick.testing.transactions import TxnWorld, durable_view
+from tallystick.testing.transactions import TxnMachineHarness, durable_view
 
 TIMEOUT_MS = 50
 LEADERS = tuple(TopicPartition("a", number) for number in range(3))
@@ -63,7 +63,7 @@ class Request:
     """What one incarnation of a client sent; `txn` is the transaction it meant to end."""
 
     incarnation: int
-    command: Command
+    command: TxnCommand
     txn: int | None = None
 
 
@@ -72,7 +72,7 @@ class Client:
     """What one client knows."""
 
     incarnation: int = 0
-    pair: Identity | None = None
+    pair: ProducerIdAndEpoch | None = None
     txn: int | None = None
     in_doubt: bool = False
 
@@ -84,15 +84,15 @@ class Client:
 class Leader:
     """A partition, as naive as can be: who has a transaction open, and the last epoch of each producer."""
 
-    open: Identity | None = None
+    open: ProducerIdAndEpoch | None = None
     epochs: dict[int, int] = field(default_factory=dict)
 
-    def write(self, pair: Identity) -> None:
+    def write(self, pair: ProducerIdAndEpoch) -> None:
         assert pair.epoch >= self.epochs.get(pair.producer_id, 0), "the leader has seen a later epoch"
         assert self.open in (None, pair), f"{pair} writes into the transaction of {self.open}"
         self.open, self.epochs[pair.producer_id] = pair, pair.epoch
 
-    def mark(self, marker: Identity, version: int) -> None:
+    def mark(self, marker: ProducerIdAndEpoch, version: int) -> None:
         last = self.epochs.get(marker.producer_id, -1)
         if version >= 2:
             assert marker.epoch > last or (marker.epoch == last and (self.open is None or last == MAX))
@@ -111,7 +111,7 @@ class TxnMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = TxnWorld(
+        self.world = TxnMachineHarness(
             TxnConfig(transaction_two_phase_commit_enable=True, transactional_id_expiration_ms=5_000)
         )
         self.clients = [Client() for _ in range(3)]
@@ -120,27 +120,27 @@ class TxnMachine(RuleBasedStateMachine):
         self.network: list[Request] = []
         # The model: transactions by number, what was decided of each, and who was ever told which pair.
         self.txns = 0
-        self.writers: dict[int, Identity] = {}
-        self.decided: dict[int, Outcome] = {}
-        self.owners: dict[Identity, int] = {}
+        self.writers: dict[int, ProducerIdAndEpoch] = {}
+        self.decided: dict[int, TransactionResult] = {}
+        self.owners: dict[ProducerIdAndEpoch, int] = {}
 
     @initialize(epoch=st.sampled_from([0, MAX - 9, MAX - 4, MAX - 1]))
     def someone_was_here(self, epoch: int) -> None:
         entry = TxnEntry(
             transactional_id=T,
-            phase=Idle(),
+            phase=IdlePhase(),
             client=ident(42, epoch),
-            superseded=None,
+            previous_identity=None,
             timeout_ms=TIMEOUT_MS,
             transaction_version=2,
             updated_ms=self.world.now_ms(),
         )
-        self.world.put(entry)
+        self.world.insert_entry(entry)
         self.owners[entry.client] = 0
 
     # ---- the network
 
-    def send(self, client: Client, command: Command, fate: str) -> Answer | None:
+    def send(self, client: Client, command: TxnCommand, fate: str) -> TxnAnswer | None:
         """The answer, if it comes."""
         request = Request(client.incarnation, command, client.txn)
         if fate != "reply" and fate != "lost":
@@ -150,7 +150,7 @@ class TxnMachine(RuleBasedStateMachine):
         answer = self.deliver(request)
         return None if fate == "lost" else answer
 
-    def deliver(self, request: Request) -> Answer:
+    def deliver(self, request: Request) -> TxnAnswer:
         before = self.world.entries.get(T)
         answer = self.world.run(T, request.command)
         self.compare(before, request.command)
@@ -162,45 +162,45 @@ class TxnMachine(RuleBasedStateMachine):
         self.told(request, answer)
         return answer
 
-    def compare(self, before: TxnEntry | None, command: Command) -> None:
+    def compare(self, before: TxnEntry | None, command: TxnCommand) -> None:
         """The laws, from one entry to the next."""
         after = self.world.entries.get(T)
         check_models_change(before, command, after)
         if after is None:
             return
-        was_open = before is not None and isinstance(before.phase, Ongoing)
-        if isinstance(after.phase, Ongoing) and not was_open:
+        was_open = before is not None and isinstance(before.phase, OngoingPhase)
+        if isinstance(after.phase, OngoingPhase) and not was_open:
             self.begun(after.phase.writer)
-        if was_open and not isinstance(after.phase, Ongoing):
+        if was_open and not isinstance(after.phase, OngoingPhase):
             assert before is not None
             self.ended(before, command, after)
 
-    def begun(self, writer: Identity) -> None:
+    def begun(self, writer: ProducerIdAndEpoch) -> None:
         if self.versions == (2,):
             assert writer not in self.writers.values(), "I1: a pair names two transactions"
         self.txns += 1
         self.writers[self.txns] = writer
 
-    def ended(self, before: TxnEntry, command: Command, after: TxnEntry) -> None:
+    def ended(self, before: TxnEntry, command: TxnCommand, after: TxnEntry) -> None:
         assert self.txns not in self.decided, "I1: decided twice"
-        self.decided[self.txns] = command.outcome if isinstance(command, EndTxn) else Outcome.ABORT
+        self.decided[self.txns] = command.outcome if isinstance(command, EndTxn) else TransactionResult.ABORT
         if after.transaction_version == 2:
             assert all(after.client > told for told in self.owners), "I2: not the newest pair"
-        if isinstance(after.phase, Decided):
+        if isinstance(after.phase, DecidedPhase):
             assert after.phase.outcome is self.decided[self.txns]
             writer = self.writers[self.txns]
-            assert after.phase.marker.producer_id == writer.producer_id
-            moved = after.phase.marker.epoch - writer.epoch
+            assert after.phase.marker_identity.producer_id == writer.producer_id
+            moved = after.phase.marker_identity.epoch - writer.epoch
             may_stay = after.transaction_version < 2 and not (before.is_kept or before.is_two_phase)
             assert moved == 1 or (moved == 0 and may_stay), "I3"
 
-    def told(self, request: Request, answer: Answer) -> None:
+    def told(self, request: Request, answer: TxnAnswer) -> None:
         """An answer is true, and no pair is given to two incarnations."""
-        if isinstance(answer, Initialised | Ended):
+        if isinstance(answer, InitProducerIdResult | EndTxnResult):
             owner = self.owners.setdefault(answer.client, request.incarnation)
             assert owner == request.incarnation, f"{answer.client} belongs to {owner}"
         command = request.command
-        if isinstance(answer, Ended) and isinstance(command, EndTxn) and request.txn is not None:
+        if isinstance(answer, EndTxnResult) and isinstance(command, EndTxn) and request.txn is not None:
             # Before version 2 a late repetition is answered by what came after (KAFKA-17754).
             ours = command.transaction_version < 2 or self.decided[request.txn] is command.outcome
             assert ours, "a decision that was not made"
@@ -211,7 +211,7 @@ class TxnMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.network) - 1))
         request = self.network[index] if again else self.network.pop(index)
         answer = self.deliver(request)
-        if isinstance(answer, Done) and isinstance(request.command, AddImplicitly):
+        if isinstance(answer, TxnDone) and isinstance(request.command, AddPartitionsByLeader):
             self.append(request.command.identity, request.command.partitions)
 
     # ---- clients
@@ -224,7 +224,7 @@ class TxnMachine(RuleBasedStateMachine):
         expected=st.booleans(),
     )
     def initialise(self, who: int, fate: str, keep: bool, two_phase: bool, expected: bool) -> None:
-        """A new incarnation; or, with `expected`, the owner asks for another epoch."""
+        """A new incarnation; or, with `expected_identity`, the owner asks for another epoch."""
         client = self.clients[who]
         if not expected:
             self.incarnations += 1
@@ -232,13 +232,17 @@ class TxnMachine(RuleBasedStateMachine):
         elif client.pair is None:
             return
         command = InitProducerId(
-            timeout_ms=TIMEOUT_MS, expected=client.pair, enable_2pc=two_phase, keep_prepared=keep
+            timeout_ms=TIMEOUT_MS, expected_identity=client.pair, enable_2pc=two_phase, keep_prepared=keep
         )
         answer = self.send(client, command, fate)
-        if isinstance(answer, Initialised):
-            client.pair, client.in_doubt, client.txn = answer.client, answer.ongoing is not None, None
-            if answer.ongoing is not None:
-                assert answer.ongoing == self.writers[self.txns]
+        if isinstance(answer, InitProducerIdResult):
+            client.pair, client.in_doubt, client.txn = (
+                answer.client,
+                answer.ongoing_identity is not None,
+                None,
+            )
+            if answer.ongoing_identity is not None:
+                assert answer.ongoing_identity == self.writers[self.txns]
                 client.txn = self.txns
 
     @rule(who=st.integers(0, 2), fate=FATES, partitions=st.frozensets(st.sampled_from(LEADERS), min_size=1))
@@ -249,36 +253,36 @@ class TxnMachine(RuleBasedStateMachine):
         if client.pair is None:
             return
         answer = self.send(client, self.adding(client.pair, partitions), fate)
-        if isinstance(answer, Done):
+        if isinstance(answer, TxnDone):
             self.append(client.pair, partitions)
             client.txn = self.txns
 
-    def adding(self, pair: Identity, partitions: frozenset[TopicPartition]) -> Command:
-        return AddImplicitly(identity=pair, partitions=partitions)
+    def adding(self, pair: ProducerIdAndEpoch, partitions: frozenset[TopicPartition]) -> TxnCommand:
+        return AddPartitionsByLeader(identity=pair, partitions=partitions)
 
-    def append(self, pair: Identity, partitions: frozenset[TopicPartition]) -> None:
+    def append(self, pair: ProducerIdAndEpoch, partitions: frozenset[TopicPartition]) -> None:
         for partition in partitions:
             self.leaders[partition].write(pair)
 
-    @rule(who=st.integers(0, 2), fate=FATES, outcome=st.sampled_from(Outcome), newest=st.booleans())
-    def end(self, who: int, fate: str, outcome: Outcome, newest: bool) -> None:
+    @rule(who=st.integers(0, 2), fate=FATES, outcome=st.sampled_from(TransactionResult), newest=st.booleans())
+    def end(self, who: int, fate: str, outcome: TransactionResult, newest: bool) -> None:
         client = self.clients[who]
         if client.pair is None:
             return
         version = self.versions[-1 if newest else 0]
         command = EndTxn(identity=client.pair, outcome=outcome, transaction_version=version)
         answer = self.send(client, command, fate)
-        if isinstance(answer, Ended):
+        if isinstance(answer, EndTxnResult):
             client.pair, client.in_doubt, client.txn = answer.client, False, None
 
     @rule(
         who=st.integers(0, 2),
         two_phase=st.booleans(),
         crashes=st.integers(0, 3),
-        outcome=st.sampled_from(Outcome),
+        outcome=st.sampled_from(TransactionResult),
         stop=st.integers(0, 3),
     )
-    def behave(self, who: int, two_phase: bool, crashes: int, outcome: Outcome, stop: int) -> None:
+    def behave(self, who: int, two_phase: bool, crashes: int, outcome: TransactionResult, stop: int) -> None:
         """A client does all of it, crashes included: this is how transactions come to their ends, or
         nearly."""
         client, newest = self.clients[who], stop > 0
@@ -295,12 +299,12 @@ class TxnMachine(RuleBasedStateMachine):
         if stop > 2:
             self.markers_are_written(3)
 
-    @rule(who=st.integers(0, 2), outcome=st.sampled_from(Outcome), newest=st.booleans())
-    def change_its_mind(self, who: int, outcome: Outcome, newest: bool) -> None:
+    @rule(who=st.integers(0, 2), outcome=st.sampled_from(TransactionResult), newest=st.booleans())
+    def change_its_mind(self, who: int, outcome: TransactionResult, newest: bool) -> None:
         """Unheard, a client asks for the other outcome."""
         self.end(who, "lost", outcome, newest)
         self.markers_are_written(3)
-        other = Outcome.ABORT if outcome is Outcome.COMMIT else Outcome.COMMIT
+        other = TransactionResult.ABORT if outcome is TransactionResult.COMMIT else TransactionResult.COMMIT
         self.end(who, "lost", other, newest)
 
     def get_through(self, who: int, keep: bool, two_phase: bool) -> None:
@@ -317,38 +321,40 @@ class TxnMachine(RuleBasedStateMachine):
 
     # ---- everything else
 
-    def command(self, command: Command) -> None:
+    def command(self, command: TxnCommand) -> None:
         self.deliver(Request(-1, command))
 
     @rule(count=st.integers(1, 3))
     def markers_are_written(self, count: int) -> None:
-        send = self.world.in_flight.get(T)
+        send = self.world.pending_markers.get(T)
         entry = self.world.entries.get(T)
-        if send is None or entry is None or not isinstance(entry.phase, Decided):
+        if send is None or entry is None or not isinstance(entry.phase, DecidedPhase):
             return
-        reached = sorted(entry.phase.unmarked)[:count]
+        reached = sorted(entry.phase.unmarked_partitions)[:count]
         for partition in reached:
-            self.leaders[partition].mark(send.marker, send.transaction_version)
-        self.command(MarkersWritten(marker=send.marker, offsets=dict.fromkeys(reached, Offset(1))))
+            self.leaders[partition].mark(send.marker_identity, send.transaction_version)
+        self.command(
+            MarkersWritten(marker_identity=send.marker_identity, offsets=dict.fromkeys(reached, Offset(1)))
+        )
 
     @rule(marker=st.sampled_from([ident(42, 3), ident(42, MAX), ident(1_000, 0)]))
-    def a_stale_report_arrives(self, marker: Identity) -> None:
+    def a_stale_report_arrives(self, marker: ProducerIdAndEpoch) -> None:
         entry = self.world.entries.get(T)
-        if entry is not None and entry.shown != marker:
-            self.command(MarkersWritten(marker=marker, offsets=dict.fromkeys(LEADERS, Offset(1))))
+        if entry is not None and entry.described_identity != marker:
+            self.command(MarkersWritten(marker_identity=marker, offsets=dict.fromkeys(LEADERS, Offset(1))))
 
     @rule(partition=st.sampled_from(LEADERS))
     def an_administrator_aborts(self, partition: TopicPartition) -> None:
         leader = self.leaders[partition]
         if leader.open is not None:
             writer, leader.open = leader.open, None
-            self.command(NoteForcedMarker(writer=writer, partition=partition))
+            self.command(RecordForcedMarker(writer=writer, partition=partition))
 
     @rule(by_ms=st.sampled_from([1, TIMEOUT_MS + 1, 6_000]))
     def time_passes(self, by_ms: int) -> None:
         self.world.elapsed_ms += by_ms
-        self.command(TimeOut())
-        self.command(Expire())
+        self.command(AbortTimedOut())
+        self.command(RemoveExpiredId())
 
     @rule(lose=st.booleans())
     def restart(self, lose: bool) -> None:
@@ -357,15 +363,15 @@ class TxnMachine(RuleBasedStateMachine):
         last = list(decode_batches(self.world.log[-1])) if self.world.log else []
         if lose and len(last) == 1 and isinstance(last[0], EntryStored):
             phase = last[0].entry.phase
-            if isinstance(phase, Idle) and phase.outcome is not None and self.was_decided():
+            if isinstance(phase, IdlePhase) and phase.outcome is not None and self.was_decided():
                 self.world.log.pop()
         self.world.restart()
 
     def was_decided(self) -> bool:
-        world = TxnWorld(self.world.config)
+        world = TxnMachineHarness(self.world.config)
         world.log = self.world.log[:-1]
-        entry = world.replayed().get(T)
-        return entry is not None and isinstance(entry.phase, Decided)
+        entry = world.replay_entries().get(T)
+        return entry is not None and isinstance(entry.phase, DecidedPhase)
 
     @rule()
     def somebody_gets_through(self) -> None:
@@ -374,8 +380,8 @@ class TxnMachine(RuleBasedStateMachine):
         self.get_through(0, keep=False, two_phase=False)
         self.write(0, "reply", frozenset(LEADERS[:1]))
         assert client.txn == self.txns
-        self.end(0, "reply", Outcome.COMMIT, True)
-        assert self.decided[self.txns] is Outcome.COMMIT
+        self.end(0, "reply", TransactionResult.COMMIT, True)
+        assert self.decided[self.txns] is TransactionResult.COMMIT
 
     # ---- the laws that need no history
 
@@ -383,7 +389,7 @@ class TxnMachine(RuleBasedStateMachine):
     def replay_equals_live(self) -> None:
         """[TXN-2]"""
         live = {name: durable_view(entry) for name, entry in self.world.entries.items()}
-        assert self.world.replayed() == live
+        assert self.world.replay_entries() == live
 
     @invariant()
     def leaders_agree(self) -> None:
@@ -391,33 +397,33 @@ class TxnMachine(RuleBasedStateMachine):
         entry = self.world.entries.get(T)
         opened = {partition: leader.open for partition, leader in self.leaders.items() if leader.open}
         phase = entry and entry.phase
-        if entry is None or isinstance(phase, Idle):
+        if entry is None or isinstance(phase, IdlePhase):
             assert not opened, "I4: complete, and still open in a partition"
-        elif isinstance(phase, Ongoing):
+        elif isinstance(phase, OngoingPhase):
             assert opened.keys() <= phase.partitions
             assert set(opened.values()) <= {phase.writer}
-        elif isinstance(phase, Decided):
-            assert opened.keys() <= phase.unmarked
+        elif isinstance(phase, DecidedPhase):
+            assert opened.keys() <= phase.unmarked_partitions
 
     @invariant()
     def markers_of_one_transaction_agree(self) -> None:
         """[TXN-6] Whatever was sent, and sent again, says the same."""
-        said = {send.marker: send.outcome for send in self.world.sent}
+        said = {send.marker_identity: send.outcome for send in self.world.sent_markers}
         if self.versions == (2,):
-            assert all(said[send.marker] is send.outcome for send in self.world.sent)
+            assert all(said[send.marker_identity] is send.outcome for send in self.world.sent_markers)
 
 
-def check_models_change(before: TxnEntry | None, command: Command, after: TxnEntry | None) -> None:
+def check_models_change(before: TxnEntry | None, command: TxnCommand, after: TxnEntry | None) -> None:
     """[TXN-7] [TXN-8] I5 and I6."""
     if before is None or after is None:
         return
     pair = speaker(command)
     if pair is not None and pair != before.client:
         assert after == before, "I5: an old pair changed something"
-    if before.is_two_phase and not isinstance(after.phase, Ongoing):
+    if before.is_two_phase and not isinstance(after.phase, OngoingPhase):
         asked = isinstance(command, InitProducerId) and not command.keep_prepared
         assert asked or isinstance(command, EndTxn), "I6"
-    if before.is_two_phase and isinstance(after.phase, Ongoing):
+    if before.is_two_phase and isinstance(after.phase, OngoingPhase):
         assert after.is_two_phase, "I6: a promise was taken back"
 
 
@@ -430,7 +436,7 @@ class MixedTxnMachine(TxnMachine):
         super().__init__()
         self.adds = 0
 
-    def adding(self, pair: Identity, partitions: frozenset[TopicPartition]) -> Command:
+    def adding(self, pair: ProducerIdAndEpoch, partitions: frozenset[TopicPartition]) -> TxnCommand:
         self.adds += 1
         if self.adds % 2:
             return super().adding(pair, partitions)
@@ -444,7 +450,7 @@ class MixedTxnMachine(TxnMachine):
             return
         ask = VerifyPartitions(identity=client.pair, partitions=frozenset({partition}))
         answer = self.send(client, ask, "reply")
-        if isinstance(answer, PerPartition) and not answer.refused:
+        if isinstance(answer, VerifyPartitionsResult) and not answer.errors:
             self.append(client.pair, frozenset({partition}))
 
 

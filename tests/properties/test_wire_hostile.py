@@ -9,7 +9,7 @@ import pytest
 from hostile import attack, bombs, message_classes, versions_of
 from tallystick.kernel.limits import DECODE_MEMORY_BASE_BYTES, MIB
 from tallystick.protocol import DecodeError, decode, encode
-from tallystick.protocol.compile import _UNKNOWN_TAG_BYTES, PURSE_BYTES
+from tallystick.protocol.compile import _UNKNOWN_TAG_BYTES, DECODE_MEMORY_BYTES
 from tallystick.protocol.messages.list_groups import ListGroupsRequest
 from tallystick.protocol.messages.produce import ProduceRequest
 from tallystick.protocol.primitives import encode_uvarint
@@ -46,12 +46,12 @@ def test_no_element_costs_more_than_it_is_charged_for() -> None:
                 charged = few * bomb.price + 4 * len(frame)
                 spread.append((peak_of(cls, version, frame) / charged, bomb))
     spread.sort(key=lambda pair: -pair[0])
-    assert spread[0][0] < DECODE_MEMORY_BASE_BYTES / PURSE_BYTES, f"{spread[0][1]}"
+    assert spread[0][0] < DECODE_MEMORY_BASE_BYTES / DECODE_MEMORY_BYTES, f"{spread[0][1]}"
     worst = spread[0][1]
     with pytest.raises(DecodeError, match="elements"):
-        decode(worst.cls, worst.frame(PURSE_BYTES // worst.price + 1), worst.version)
+        decode(worst.cls, worst.frame(DECODE_MEMORY_BYTES // worst.price + 1), worst.version)
     for _, bomb in spread[:10] if LONG else ():
-        frame = bomb.frame(PURSE_BYTES // bomb.price - 10)  # its parents cost something, too
+        frame = bomb.frame(DECODE_MEMORY_BYTES // bomb.price - 10)  # its parents cost something, too
         assert peak_of(bomb.cls, bomb.version, frame) < DECODE_MEMORY_BASE_BYTES + 4 * len(frame), f"{bomb}"
 
 
@@ -65,7 +65,7 @@ def test_tagged_fields_are_paid_for() -> None:
     decode(ProduceRequest, frame(1), 12)
     assert peak_of(ProduceRequest, 12, frame(4)) < 4 * 1000 * _UNKNOWN_TAG_BYTES + 4 * len(frame(4))
     with pytest.raises(DecodeError, match="tagged"):
-        decode(ProduceRequest, frame(PURSE_BYTES // _UNKNOWN_TAG_BYTES // 1000 + 1), 12)
+        decode(ProduceRequest, frame(DECODE_MEMORY_BYTES // _UNKNOWN_TAG_BYTES // 1000 + 1), 12)
 
 
 def test_wide_characters_cost_four_bytes_each() -> None:

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_values import random_value, values
 
-from tallystick.protocol import DecodeError, EncodeError, UnsupportedVersion, decode, encode, hot
+from tallystick.protocol import (
+    DecodeError,
+    EncodeError,
+    UnsupportedVersion,
+    decode,
+    encode,
+    produce_fetch_codec,
+)
 from tallystick.protocol.messages.fetch import FetchRequest
 from tallystick.protocol.messages.produce import ProduceRequest
 
@@ -16,21 +23,29 @@ PRODUCE_VERSIONS = range(3, 14)
 FETCH_VERSIONS = range(4, 19)
 
 
-def produce_call(request: ProduceRequest, version: int) -> hot.ProduceCall:
-    by_id = version >= hot.PRODUCE_BY_ID
+def produce_call(request: ProduceRequest, version: int) -> produce_fetch_codec.ProduceRequestView:
+    by_id = version >= produce_fetch_codec.PRODUCE_TOPIC_ID_SINCE
     topics = [
-        (t.topic_id if by_id else t.name, [hot.ProducePart(p.index, p.records) for p in t.partition_data])
+        (
+            t.topic_id if by_id else t.name,
+            [produce_fetch_codec.ProducePartitionData(p.index, p.records) for p in t.partition_data],
+        )
         for t in request.topic_data
     ]
-    return hot.ProduceCall(request.transactional_id, request.acks, request.timeout_ms, topics)
+    return produce_fetch_codec.ProduceRequestView(
+        request.transactional_id, request.acks, request.timeout_ms, topics
+    )
 
 
 def fetch_call(request: FetchRequest, version: int) -> tuple[Any, ...]:
-    by_id = version >= hot.FETCH_BY_ID
+    by_id = version >= produce_fetch_codec.FETCH_TOPIC_ID_SINCE
     topics = [
         (
             t.topic_id if by_id else t.topic,
-            [tuple(getattr(p, name) for name in hot.FetchPart._fields) for p in t.partitions],
+            [
+                tuple(getattr(p, name) for name in produce_fetch_codec.FetchPartitionSpec._fields)
+                for p in t.partitions
+            ],
         )
         for t in request.topics
     ]
@@ -44,7 +59,7 @@ def fetch_call(request: FetchRequest, version: int) -> tuple[Any, ...]:
     )
 
 
-def plain(call: hot.FetchCall) -> tuple[Any, ...]:
+def plain(call: produce_fetch_codec.FetchRequestView) -> tuple[Any, ...]:
     return (*call[:7], list(call.topics), [(t, list(p)) for t, p in call.forgotten], call.rack_id)
 
 
@@ -53,7 +68,7 @@ def plain(call: hot.FetchCall) -> tuple[Any, ...]:
 def test_a_produce_request_reads_the_same(version: int, data: st.DataObject) -> None:
     request = data.draw(values(ProduceRequest, version))
     body = memoryview(encode(request, version))
-    assert hot.read_produce_request(body, version) == produce_call(request, version)
+    assert produce_fetch_codec.read_produce_request(body, version) == produce_call(request, version)
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
@@ -61,7 +76,7 @@ def test_a_produce_request_reads_the_same(version: int, data: st.DataObject) -> 
 def test_a_fetch_request_reads_the_same(version: int, data: st.DataObject) -> None:
     request = data.draw(values(FetchRequest, version))
     body = memoryview(encode(request, version))
-    assert plain(hot.read_fetch_request(body, version)) == fetch_call(request, version)
+    assert plain(produce_fetch_codec.read_fetch_request(body, version)) == fetch_call(request, version)
 
 
 @pytest.mark.parametrize("cls", [ProduceRequest, FetchRequest])
@@ -77,14 +92,18 @@ def test_damaged_requests_are_judged_the_same(cls: type) -> None:
             body[rng.randrange(len(body))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
         view = memoryview(body)[: rng.choice((len(body), len(body), rng.randrange(len(body))))]
         quick = outcome(
-            hot.read_produce_request if cls is ProduceRequest else hot.read_fetch_request, view, version
+            produce_fetch_codec.read_produce_request
+            if cls is ProduceRequest
+            else produce_fetch_codec.read_fetch_request,
+            view,
+            version,
         )
         request = outcome(lambda v, n: decode(cls, v, n), view, version)
         if isinstance(request, str):
             assert quick == request
             continue
         accepted += 1
-        if isinstance(quick, hot.FetchCall):
+        if isinstance(quick, produce_fetch_codec.FetchRequestView):
             assert plain(quick) == fetch_call(request, version)
         else:
             assert quick == produce_call(request, version)
@@ -103,10 +122,16 @@ INT16 = st.integers(-(2**15), 2**15 - 1)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 PRODUCED = st.builds(
-    hot.ProduceAnswer, INT32, INT16, INT64, INT64, INT64, st.one_of(st.none(), st.text("aé", max_size=200))
+    produce_fetch_codec.ProducePartitionResult,
+    INT32,
+    INT16,
+    INT64,
+    INT64,
+    INT64,
+    st.one_of(st.none(), st.text("aé", max_size=200)),
 )
 FETCHED = st.builds(
-    hot.FetchAnswer,
+    produce_fetch_codec.FetchPartitionResult,
     *(INT32, INT16, INT64, INT64, INT64),
     st.one_of(st.none(), st.lists(st.tuples(INT64, INT64), max_size=3)),
     st.just(-1),
@@ -122,36 +147,45 @@ def topics(answer: st.SearchStrategy[Any], by_id: bool) -> st.SearchStrategy[Any
 @pytest.mark.parametrize("version", PRODUCE_VERSIONS)
 @given(data=st.data(), throttle=INT32)
 def test_a_produce_response_is_written_the_same(version: int, data: st.DataObject, throttle: int) -> None:
-    answers = data.draw(topics(PRODUCED, version >= hot.PRODUCE_BY_ID))
-    written = hot.write_produce_response(answers, version, throttle)
-    assert written == encode(hot._produce_response(answers, version, throttle), version)
+    answers = data.draw(topics(PRODUCED, version >= produce_fetch_codec.PRODUCE_TOPIC_ID_SINCE))
+    written = produce_fetch_codec.write_produce_response(answers, version, throttle)
+    assert written == encode(produce_fetch_codec._build_produce_response(answers, version, throttle), version)
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)
-@given(data=st.data(), session=st.builds(hot.FetchSession, st.integers(0, 9), st.integers(0, 99), INT32))
+@given(
+    data=st.data(),
+    session=st.builds(produce_fetch_codec.FetchResponseHeader, st.integers(0, 9), st.integers(0, 99), INT32),
+)
 def test_a_fetch_response_is_written_the_same(version: int, data: st.DataObject, session: Any) -> None:
     if version < 7:
         session = session._replace(session_id=0)
-    answers = data.draw(topics(FETCHED, version >= hot.FETCH_BY_ID))
-    written = b"".join(hot.write_fetch_response(answers, version, session))
-    assert written == encode(hot._fetch_response(answers, version, session), version)
+    answers = data.draw(topics(FETCHED, version >= produce_fetch_codec.FETCH_TOPIC_ID_SINCE))
+    written = b"".join(produce_fetch_codec.write_fetch_response(answers, version, session))
+    assert written == encode(produce_fetch_codec._build_fetch_response(answers, version, session), version)
 
 
 def test_record_data_is_neither_copied_in_nor_out() -> None:
     records = memoryview(bytes(5000))
     for version in (11, 17):
-        topic = "t" if version < hot.FETCH_BY_ID else hot.NIL
-        answers = [(topic, [hot.FetchAnswer(0, 0, 1, records=records)] * 2)]
-        parts = hot.write_fetch_response(answers, version, hot.FetchSession())
+        topic = "t" if version < produce_fetch_codec.FETCH_TOPIC_ID_SINCE else produce_fetch_codec.NIL
+        answers = [(topic, [produce_fetch_codec.FetchPartitionResult(0, 0, 1, records=records)] * 2)]
+        parts = produce_fetch_codec.write_fetch_response(
+            answers, version, produce_fetch_codec.FetchResponseHeader()
+        )
         assert sum(part is records for part in parts) == 2
         assert len(parts) <= 5
 
 
 def test_a_topic_named_the_wrong_way_is_an_encode_error() -> None:
-    for topic, version in ((hot.NIL, 9), ("name", 13), (hot.NIL, 7)):
+    for topic, version in ((produce_fetch_codec.NIL, 9), ("name", 13), (produce_fetch_codec.NIL, 7)):
         with pytest.raises(EncodeError):
-            hot.write_produce_response([(topic, [hot.ProduceAnswer(0, 0, 1)])], version)
+            produce_fetch_codec.write_produce_response(
+                [(topic, [produce_fetch_codec.ProducePartitionResult(0, 0, 1)])], version
+            )
     with pytest.raises(EncodeError):
-        hot.write_produce_response([("t", [hot.ProduceAnswer(0, 0, 2**63)])], 9)
+        produce_fetch_codec.write_produce_response(
+            [("t", [produce_fetch_codec.ProducePartitionResult(0, 0, 2**63)])], 9
+        )
     with pytest.raises(UnsupportedVersion):
-        hot.read_produce_request(memoryview(b""), 14)
+        produce_fetch_codec.read_produce_request(memoryview(b""), 14)

@@ -23,9 +23,9 @@ from kio.serial import entity_reader, entity_writer
 from wire_values import UNTOUCHED, is_private, random_value, values
 
 from tallystick.protocol import decode, encode
-from tallystick.protocol.apis import API, ApiSpec
+from tallystick.protocol.apis import API_SPECS, ApiSpec
 from tallystick.protocol.primitives import NIL
-from tallystick.protocol.wire import UUID, Array, FieldSpec, Scalar, struct_spec
+from tallystick.protocol.wire import UUID, ArrayType, FieldSpec, ScalarType, struct_spec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
@@ -65,10 +65,10 @@ def narrow_fields(ours: type, theirs: Any, version: int, found: dict[int, str]) 
         if version not in f.wire.versions or is_private(f):
             continue
         field = theirs.__dataclass_fields__[kio_name(f, theirs)]
-        kind = f.wire.kind.element if isinstance(f.wire.kind, Array) else f.wire.kind
+        kind = f.wire.kind.element if isinstance(f.wire.kind, ArrayType) else f.wire.kind
         if field.metadata.get("kafka_type") in NARROW:
             found[id(f)] = field.metadata["kafka_type"]
-        elif not isinstance(kind, Scalar):
+        elif not isinstance(kind, ScalarType):
             narrow_fields(kind, nested_class(field.type), version, found)
     return found
 
@@ -92,9 +92,9 @@ def from_kio(ours: type, value: Any, version: int) -> Any:
 
 
 def plain(kind: Any, value: Any, version: int) -> Any:
-    if isinstance(kind, Array):
+    if isinstance(kind, ArrayType):
         return None if value is None else tuple(plain(kind.element, item, version) for item in value)
-    if not isinstance(kind, Scalar):
+    if not isinstance(kind, ScalarType):
         return None if value is None else from_kio(kind, value, version)
     if kind is UUID:
         return NIL if value is None else value
@@ -126,7 +126,7 @@ def pairs(spec: ApiSpec) -> list[tuple[type, Any, int]]:
     ]
 
 
-@pytest.mark.parametrize("spec", API.values(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", API_SPECS.values(), ids=lambda spec: spec.name)
 def test_every_version_agrees_on_many_values(spec: ApiSpec) -> None:
     rng = random.Random(spec.key)
     for cls, theirs, version in pairs(spec):
@@ -141,7 +141,7 @@ def test_every_version_agrees_on_many_values(spec: ApiSpec) -> None:
             agree(cls, theirs, version, random_value(cls, version, rng, override=drawn))
 
 
-@pytest.mark.parametrize("spec", API.values(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", API_SPECS.values(), ids=lambda spec: spec.name)
 @given(data=st.data())
 def test_any_version_agrees_on_any_value(spec: ApiSpec, data: st.DataObject) -> None:
     cls, theirs, version = data.draw(st.sampled_from(pairs(spec)))
@@ -159,7 +159,7 @@ def test_any_version_agrees_on_any_value(spec: ApiSpec, data: st.DataObject) -> 
 def test_kio_knows_all_but_these_versions() -> None:
     missing = {
         (spec.name, version)
-        for spec in API.values()
+        for spec in API_SPECS.values()
         for version in range(spec.min_version, spec.max_version + 1)
         if kio_class(spec, version, "request") is None or kio_class(spec, version, "response") is None
     }

@@ -24,25 +24,25 @@ from transcripts import Runner, rewritten
 
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.machine.commands import (
-    Answer,
     CommitOffsets,
     CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
-    Done,
+    DeleteTopicOffsets,
     ExpireOffsets,
-    ForgetPartitions,
+    GroupAnswer,
+    GroupDone,
     Heartbeat,
-    Join,
-    Joined,
-    Leave,
+    JoinGroup,
+    JoinGroupResult,
+    LeaveGroup,
+    LeaveGroupResult,
     LeavingMember,
-    Left,
     MemberIdRequired,
+    OffsetPartitionErrors,
     OffsetToCommit,
-    PerPartition,
-    Sync,
-    Synced,
+    SyncGroup,
+    SyncGroupResult,
 )
 from tallystick.broker.group.machine.events import (
     GroupRemoved,
@@ -51,20 +51,20 @@ from tallystick.broker.group.machine.events import (
     OffsetsDeleted,
     TransactionEnded,
 )
-from tallystick.broker.group.machine.model import GroupConfig, InstanceId, ProtocolChoice, Ticket
-from tallystick.broker.group.machine.queries import fetch_offset
+from tallystick.broker.group.machine.model import GroupConfig, InstanceId, MemberProtocol, Ticket
+from tallystick.broker.group.machine.queries import find_committed_offset
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     GroupId,
-    Identity,
     MemberId,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType
-from tallystick.testing.groups import GroupWorld
+from tallystick.testing.groups import GroupMachineHarness
 
 SCRIPTS = sorted((Path(__file__).parent / "group").glob("*.txt"))
 GROUP = GroupId("g")
@@ -80,16 +80,16 @@ def partition(text: str) -> TopicPartition:
     return TopicPartition(topic, int(number))
 
 
-def identity(text: str) -> Identity:
+def identity(text: str) -> ProducerIdAndEpoch:
     producer_id, _, epoch = text.partition("/")
-    return Identity(ProducerId(int(producer_id)), ProducerEpoch(int(epoch)))
+    return ProducerIdAndEpoch(ProducerId(int(producer_id)), ProducerEpoch(int(epoch)))
 
 
 class Script:
     """Runs command lines against a GroupWorld and writes down what happens."""
 
     def __init__(self, config: GroupConfig) -> None:
-        self.world = GroupWorld(config)
+        self.world = GroupMachineHarness(config)
         self.ids: dict[str, MemberId] = {}
         self.names: dict[Ticket, str] = {}
         self.seen_log = 0
@@ -111,11 +111,11 @@ class Script:
         member_id = MemberId(self.ids.get(known, known)) if known else None
         metadata = subscription(options.get("topics", "t").split(","))
         version = int(options.get("v", "9"))
-        ticket = self.world.ticket()
+        ticket = self.world.new_ticket()
         self.names[ticket] = name
         answer = self.world.run(
             GROUP,
-            Join(
+            JoinGroup(
                 member_id=member_id,
                 instance_id=InstanceId(options["instance"]) if "instance" in options else None,
                 client_id=name,
@@ -124,7 +124,7 @@ class Script:
                 rebalance_timeout_ms=int(options.get("rebalance", "60000")),
                 protocol_type=options.get("type", "consumer"),
                 protocols=tuple(
-                    ProtocolChoice(offer, metadata)
+                    MemberProtocol(offer, metadata)
                     for offer in options.get("offers", "range").split(",")
                     if offer
                 ),
@@ -138,12 +138,12 @@ class Script:
 
     def do_sync(self, names: list[str], options: dict[str, str]) -> None:
         (name,) = names
-        ticket = self.world.ticket()
+        ticket = self.world.new_ticket()
         self.names[ticket] = name
         generation = self.generation(options)
         self.world.run(
             GROUP,
-            Sync(
+            SyncGroup(
                 member_id=self.ids[name],
                 generation=generation,
                 protocol_name=options.pop("protocol", None),
@@ -170,7 +170,7 @@ class Script:
     def do_leave(self, names: list[str], options: dict[str, str]) -> None:
         leaving = [LeavingMember(member_id=self.ids.get(name, MemberId(name))) for name in names]
         leaving += [LeavingMember(member_id=None, instance_id=InstanceId(i)) for i in options.values()]
-        answer = self.world.run(GROUP, Leave(members=tuple(leaving)))
+        answer = self.world.run(GROUP, LeaveGroup(members=tuple(leaving)))
         self.direct(" ".join([*names, *options.values()]), "LeaveGroup", answer)
 
     def do_commit(self, names: list[str], options: dict[str, str]) -> None:
@@ -207,7 +207,7 @@ class Script:
 
     def do_fetch(self, names: list[str], options: dict[str, str]) -> None:
         for name in names:
-            found = fetch_offset(
+            found = find_committed_offset(
                 self.world.groups.get(GROUP),
                 partition(name),
                 topic_id=None,
@@ -225,16 +225,16 @@ class Script:
     def do_delete_offsets(self, names: list[str], options: dict[str, str]) -> None:
         answer = self.world.run(
             GROUP,
-            DeleteOffsets(partitions=tuple(map(partition, names)), discards_pending="pending" in options),
+            DeleteOffsets(partitions=tuple(map(partition, names)), may_discard_pending="pending" in options),
         )
         self.direct("-", "OffsetDelete", answer)
 
     def do_forget(self, names: list[str], options: dict[str, str]) -> None:
-        self.world.run(GROUP, ForgetPartitions(topics=frozenset(names)))
+        self.world.run(GROUP, DeleteTopicOffsets(topics=frozenset(names)))
 
     def do_delete_group(self, names: list[str], options: dict[str, str]) -> None:
         self.direct(
-            "-", "DeleteGroups", self.world.run(GROUP, DeleteGroup(discards_pending="pending" in options))
+            "-", "DeleteGroups", self.world.run(GROUP, DeleteGroup(may_discard_pending="pending" in options))
         )
 
     def do_expire(self, names: list[str], options: dict[str, str]) -> None:
@@ -259,7 +259,7 @@ class Script:
     def name_of(self, member_id: str | None) -> str:
         return next((name for name, known in self.ids.items() if known == member_id), str(member_id))
 
-    def direct(self, name: str, api: str, answer: Answer | None) -> None:
+    def direct(self, name: str, api: str, answer: GroupAnswer | None) -> None:
         self.lines.append(f"reply  {name} {api} {self.describe(answer)}")
 
     def report(self) -> None:
@@ -268,7 +268,7 @@ class Script:
         answers = []
         for ticket, answer in self.world.answers[self.seen_answers :]:
             name = self.names[ticket]
-            if isinstance(answer, Joined):
+            if isinstance(answer, JoinGroupResult):
                 self.ids[name] = answer.member_id
             answers.append(f"reply  {name} {self.describe(answer)}")
         self.seen_answers = len(self.world.answers)
@@ -289,13 +289,13 @@ class Script:
                 case OffsetsCommitted(offsets=offsets, producer_id=producer_id):
                     whose = "" if producer_id is None else f" of producer {producer_id}"
                     lines += [f"append offset {p}={o.offset}{whose}" for p, o in offsets.items()]
-                case TransactionEnded(producer_id=producer_id, committed=committed):
+                case TransactionEnded(producer_id=producer_id, is_committed=committed):
                     lines.append(f"append {'COMMIT' if committed else 'ABORT'} of producer {producer_id}")
                 case OffsetsDeleted(partitions=partitions):
                     lines += [f"append offset {p} tombstone" for p in partitions]
         return lines
 
-    def describe(self, answer: Answer | None) -> str:
+    def describe(self, answer: GroupAnswer | None) -> str:
         match answer:
             case None:
                 return "parked"
@@ -303,22 +303,22 @@ class Script:
                 return code.name
             case MemberIdRequired(member_id=member_id):
                 return f"JoinGroup MEMBER_ID_REQUIRED {member_id}"
-            case Joined() as joined:
+            case JoinGroupResult() as joined:
                 members = (
                     f" [{' '.join(self.name_of(m.member_id) for m in joined.members)}]"
                     if joined.members
                     else ""
                 )
                 skip = " skip-assignment" if joined.skip_assignment else ""
-                leader = "leader" if joined.leader == joined.member_id else "follower"
+                leader = "leader" if joined.leader_id == joined.member_id else "follower"
                 return f"JoinGroup gen={joined.generation} {joined.protocol_name} {leader}{members}{skip}"
-            case Synced(assignment=assignment):
+            case SyncGroupResult(assignment=assignment):
                 return f"SyncGroup {assignment.decode()!r}"
-            case Done():
+            case GroupDone():
                 return "ok"
-            case Left(outcomes=outcomes):
+            case LeaveGroupResult(errors=outcomes):
                 return " ".join("ok" if code is None else code.name for code in outcomes)
-            case PerPartition(refused=refused):
+            case OffsetPartitionErrors(errors=refused):
                 return " ".join(f"{p}:{code.name}" for p, code in refused.items()) or "ok"
 
 

@@ -21,34 +21,47 @@ from transcripts import Runner, rewritten
 
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.machine.commands import (
-    AddImplicitly,
     AddPartitions,
-    Answer,
-    Command,
-    Done,
-    Ended,
+    AddPartitionsByLeader,
     EndTxn,
-    EntryExpired,
+    EndTxnResult,
+    EntryRemoved,
     EntryStored,
-    Initialised,
     InitProducerId,
-    NoteForcedMarker,
-    PerPartition,
+    InitProducerIdResult,
+    RecordForcedMarker,
+    TxnAnswer,
+    TxnCommand,
+    TxnDone,
     TxnRecord,
     VerifyPartitions,
+    VerifyPartitionsResult,
 )
-from tallystick.broker.txn.machine.model import Decided, Idle, Ongoing, Outcome, TxnConfig, TxnEntry
+from tallystick.broker.txn.machine.model import (
+    DecidedPhase,
+    IdlePhase,
+    OngoingPhase,
+    TransactionResult,
+    TxnConfig,
+    TxnEntry,
+)
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition, TransactionalId
-from tallystick.testing.transactions import TxnWorld
+from tallystick.kernel.ids import (
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+    TransactionalId,
+)
+from tallystick.testing.transactions import TxnMachineHarness
 
 SCRIPTS = sorted((Path(__file__).parent / "txn").glob("*.txt"))
 TIMEOUT_MS = 60_000
 
 
-def pair(text: str) -> Identity:
+def pair(text: str) -> ProducerIdAndEpoch:
     producer_id, _, epoch = text.partition("/")
-    return Identity(ProducerId(int(producer_id)), ProducerEpoch(int(epoch)))
+    return ProducerIdAndEpoch(ProducerId(int(producer_id)), ProducerEpoch(int(epoch)))
 
 
 def partitions(words: list[str]) -> frozenset[TopicPartition]:
@@ -69,8 +82,8 @@ class Script:
             transaction_version=int(settings.get("transaction_version", "2")),
         )
         spares = [int(spare) for spare in settings.get("spares", "42,73,85,99").split(",")]
-        self.world = TxnWorld(config, spares)
-        self.told: dict[TransactionalId, Identity] = {}
+        self.world = TxnMachineHarness(config, spares)
+        self.told: dict[TransactionalId, ProducerIdAndEpoch] = {}
         self.seen_log = 0
         self.seen_sent = 0
         self.lines: list[str] = []
@@ -91,14 +104,14 @@ class Script:
         if entry is None:
             entry = TxnEntry(
                 transactional_id=name,
-                phase=Idle(),
+                phase=IdlePhase(),
                 client=client,
-                superseded=None,
+                previous_identity=None,
                 timeout_ms=TIMEOUT_MS,
                 transaction_version=self.world.config.transaction_version,
                 updated_ms=self.world.now_ms(),
             )
-        self.world.put(replace(entry, client=client))
+        self.world.insert_entry(replace(entry, client=client))
         self.told[name] = client
 
     def do_init(self, names: list[str], options: dict[str, str]) -> None:
@@ -107,7 +120,7 @@ class Script:
             name,
             InitProducerId(
                 timeout_ms=int(options.get("timeout", TIMEOUT_MS)),
-                expected=pair(options["as"]) if "as" in options else None,
+                expected_identity=pair(options["as"]) if "as" in options else None,
                 enable_2pc="2pc" in flags,
                 keep_prepared="keep" in flags,
             ),
@@ -123,7 +136,7 @@ class Script:
 
     def do_write(self, names: list[str], options: dict[str, str]) -> None:
         name, *to = names
-        self.ask(name, AddImplicitly(identity=self.speaker(name, options), partitions=partitions(to)))
+        self.ask(name, AddPartitionsByLeader(identity=self.speaker(name, options), partitions=partitions(to)))
 
     def do_verify(self, names: list[str], options: dict[str, str]) -> None:
         name, *to = names
@@ -133,7 +146,7 @@ class Script:
         name, outcome, *flags = names
         command = EndTxn(
             identity=self.speaker(name, options),
-            outcome=Outcome(outcome),
+            outcome=TransactionResult(outcome),
             transaction_version=int(options.get("v", "2")),
         )
         self.ask(name, command, dropped="drop-reply" in flags)
@@ -145,7 +158,7 @@ class Script:
         self.mark(partitions(names), partitions(names))
 
     def mark(self, reached: frozenset[TopicPartition], gone: frozenset[TopicPartition]) -> None:
-        for name, send in list(self.world.in_flight.items()):
+        for name, send in list(self.world.pending_markers.items()):
             if reached & send.partitions:
                 self.world.write_markers(name, only=reached & send.partitions, gone=gone)
 
@@ -153,7 +166,7 @@ class Script:
         name, at = names
         (partition,) = partitions([at])
         self.world.run(
-            TransactionalId(name), NoteForcedMarker(writer=pair(options["as"]), partition=partition)
+            TransactionalId(name), RecordForcedMarker(writer=pair(options["as"]), partition=partition)
         )
 
     def do_wait(self, names: list[str], options: dict[str, str]) -> None:
@@ -164,68 +177,68 @@ class Script:
 
     def do_show(self, names: list[str], options: dict[str, str]) -> None:
         entry = self.world.entries.get(TransactionalId(names[0]))
-        shown = "unknown" if entry is None else f"{entry.state.label} {entry.shown}"
+        shown = "unknown" if entry is None else f"{entry.state.label} {entry.described_identity}"
         self.lines.append(f"show   {names[0]} {shown}")
-        for note in entry.forced if entry else ():
+        for note in entry.forced_outcomes if entry else ():
             at = f" in {note.partition}" if note.partition else ""
             self.lines.append(f"       {note.writer} was ended: {note.cause.name}{at}")
 
     # ---- asking and answering
 
-    def speaker(self, name: str, options: dict[str, str]) -> Identity:
+    def speaker(self, name: str, options: dict[str, str]) -> ProducerIdAndEpoch:
         return pair(options["as"]) if "as" in options else self.told[TransactionalId(name)]
 
-    def ask(self, name: str, command: Command, dropped: bool = False) -> None:
+    def ask(self, name: str, command: TxnCommand, dropped: bool = False) -> None:
         transactional_id = TransactionalId(name)
         answer = self.world.run(transactional_id, command)
-        api = "Write" if isinstance(command, AddImplicitly) else type(command).__name__
+        api = "Write" if isinstance(command, AddPartitionsByLeader) else type(command).__name__
         if dropped:
             self.lines.append(f"drop   {api} reply {described(answer)}")
             return
         self.lines.append(f"reply  {api} {described(answer)}")
-        if isinstance(answer, Initialised | Ended):
+        if isinstance(answer, InitProducerIdResult | EndTxnResult):
             self.told[transactional_id] = answer.client
 
     def happened(self) -> list[str]:
         """What the log got and which markers were sent since the last look."""
         batches, self.seen_log = self.world.log[self.seen_log :], len(self.world.log)
-        sent, self.seen_sent = self.world.sent[self.seen_sent :], len(self.world.sent)
+        sent, self.seen_sent = self.world.sent_markers[self.seen_sent :], len(self.world.sent_markers)
         return [
             *[f"append {stored(record)}" for batch in batches for record in decode_batches(batch)],
-            *[f"send   marker {s.outcome.name} {s.marker} -> {listed(s.partitions)}" for s in sent],
+            *[f"send   marker {s.outcome.name} {s.marker_identity} -> {listed(s.partitions)}" for s in sent],
         ]
 
 
 def stored(record: TxnRecord) -> str:
-    if isinstance(record, EntryExpired):
+    if isinstance(record, EntryRemoved):
         return f"{record.transactional_id} tombstone"
     assert isinstance(record, EntryStored)
     entry = record.entry
     told = f"{entry.transactional_id} {entry.state.label}"
     match entry.phase:
-        case Idle():
+        case IdlePhase():
             return f"{told} client={entry.client}"
-        case Ongoing(writer=writer, partitions=open_in):
+        case OngoingPhase(writer=writer, partitions=open_in):
             client = f" client={entry.client}" if entry.is_kept else ""
             never = " no-timeout" if entry.is_two_phase else ""
             return f"{told} writer={writer}{client} [{listed(open_in)}]{never}"
-        case Decided(marker=marker):
+        case DecidedPhase(marker_identity=marker):
             return f"{told} marker={marker} client={entry.client}"
         case _:
             assert_never(entry.phase)
 
 
-def described(answer: Answer) -> str:
+def described(answer: TxnAnswer) -> str:
     match answer:
         case Reject(code=code):
             return code.name
-        case Initialised(client=client, ongoing=ongoing):
+        case InitProducerIdResult(client=client, ongoing_identity=ongoing):
             return f"{client}" if ongoing is None else f"{client} ongoing={ongoing}"
-        case Ended(client=client):
+        case EndTxnResult(client=client):
             return str(client)
-        case PerPartition(refused=refused):
+        case VerifyPartitionsResult(errors=refused):
             return " ".join(f"{p}:{code.name}" for p, code in sorted(refused.items())) or "ok"
-        case Done():
+        case TxnDone():
             return "ok"
         case _:
             assert_never(answer)

@@ -3,21 +3,21 @@
 import pytest
 
 from tallystick.broker.txn.machine.model import ForcedCause
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.testing.sim import checkers
-from tallystick.testing.sim.checkers import Batch
-from tallystick.testing.sim.dual_write import Database
-from tallystick.testing.sim.history import History, Txn
-from tallystick.testing.sim.network import Exchange
+from tallystick.testing.sim.checkers import LogBatch
+from tallystick.testing.sim.dual_write import SimDatabase
+from tallystick.testing.sim.history import History, SimTxn
+from tallystick.testing.sim.network import RequestExchange
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def pair(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def pair(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 @pytest.fixture
@@ -25,22 +25,22 @@ def history() -> History:
     return History()
 
 
-def transaction(history: History, *, told: bool | None, commit_asked: bool = True) -> Txn:
+def transaction(history: History, *, told: bool | None, commit_asked: bool = True) -> SimTxn:
     """Two records, one in each partition, both acknowledged."""
     txn = history.begin("t", 2, two_phase=True)
-    history.sign(txn, pair(1, txn.number))
+    history.set_writer(txn, pair(1, txn.number))
     txn.records = {f"t:{txn.number}:0": A, f"t:{txn.number}:1": B}
     txn.acknowledged = set(txn.records)
-    txn.told, txn.commit_asked = told, commit_asked
+    txn.reported_outcome, txn.commit_requested = told, commit_asked
     return txn
 
 
-def data(at: int, signer: Identity, *texts: str) -> Batch:
-    return Batch(at, at + len(texts), signer, True, texts)
+def data(at: int, signer: ProducerIdAndEpoch, *texts: str) -> LogBatch:
+    return LogBatch(at, at + len(texts), signer, True, texts)
 
 
-def marker(at: int, signer: Identity, *, commit: bool) -> Batch:
-    return Batch(at, at + 1, signer, True, (), commit)
+def marker(at: int, signer: ProducerIdAndEpoch, *, commit: bool) -> LogBatch:
+    return LogBatch(at, at + 1, signer, True, (), commit)
 
 
 def test_a_transaction_that_was_committed_is_whole(history: History) -> None:
@@ -63,22 +63,22 @@ def test_version_1_goes_unchecked_only_where_topics_can_be_confused(history: His
 
 def test_what_was_deleted_may_be_missing_and_nothing_else(history: History) -> None:
     transaction(history, told=True)
-    history.may_go.add("t:0:1")
+    history.may_be_deleted.add("t:0:1")
     assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
     assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: ["t:0:1"]})]
     assert [*checkers.check_atomic(history, {A: [], B: ["t:0:1"]})]
 
 
 def test_what_was_ended_in_one_partition_may_be_missing_there(history: History) -> None:
-    transaction(history, told=True).torn.add(B)
+    transaction(history, told=True).aborted_partitions.add(B)
     assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
     assert [*checkers.check_atomic(history, {A: [], B: ["t:0:1"]})]
 
 
 def test_what_is_gone_does_not_come_back(history: History) -> None:
-    history.gone.add("t:0:1")
-    assert not [*checkers.check_gone(history, {A: ["t:0:0"]})]
-    assert [*checkers.check_gone(history, {A: ["t:0:1"]})]
+    history.deleted_texts.add("t:0:1")
+    assert not [*checkers.check_deleted(history, {A: ["t:0:0"]})]
+    assert [*checkers.check_deleted(history, {A: ["t:0:1"]})]
 
 
 def test_what_was_aborted_is_not_seen(history: History) -> None:
@@ -117,18 +117,18 @@ def test_transactions_are_worked_out_from_batches() -> None:
         data(3, two, "c"),
         marker(4, pair(1, 1), commit=True),
     ]
-    found = checkers.decide(batches, upto=5)
-    assert found.visible == ["a"]
-    assert found.open == {2: 3}
-    assert checkers.decide(batches, upto=4).open == {1: 0, 2: 3}
+    found = checkers.decide_transactions(batches, upto=5)
+    assert found.visible_texts == ["a"]
+    assert found.open_transactions == {2: 3}
+    assert checkers.decide_transactions(batches, upto=4).open_transactions == {1: 0, 2: 3}
 
 
 def test_a_token_is_decided_once_and_its_markers_have_the_next_epoch(history: History) -> None:
     transaction(history, told=True)
     written = data(0, pair(1, 0), "t:0:0")
 
-    def markers(signer: Identity, *, commit: bool) -> checkers.Decisions:
-        return checkers.decide([written, marker(1, signer, commit=commit)], upto=2)
+    def markers(signer: ProducerIdAndEpoch, *, commit: bool) -> checkers.PartitionTransactions:
+        return checkers.decide_transactions([written, marker(1, signer, commit=commit)], upto=2)
 
     good = markers(pair(1, 1), commit=True)
     assert not [*checkers.check_markers(history, {A: good, B: good}, set())]
@@ -138,7 +138,7 @@ def test_a_token_is_decided_once_and_its_markers_have_the_next_epoch(history: Hi
 
 def test_database_and_log_agree(history: History) -> None:
     txn = transaction(history, told=None)
-    database, visible = Database(), {A: ["t:0:0"], B: ["t:0:1"]}
+    database, visible = SimDatabase(), {A: ["t:0:0"], B: ["t:0:1"]}
     generation, _ = database.claim("t")
     assert [*checkers.check_database(history, database, visible, {})], "in the log alone"
     database.commit("t", generation, txn)
@@ -162,8 +162,8 @@ def test_a_group_has_the_offset_of_the_last_commit(history: History) -> None:
     assert [*checkers.check_offset(history, "t", None)]
 
 
-def claimed(answer: Identity) -> Exchange:
-    return Exchange(
+def claimed(answer: ProducerIdAndEpoch) -> RequestExchange:
+    return RequestExchange(
         "t",
         ApiKey.INIT_PRODUCER_ID,
         6,
@@ -173,8 +173,8 @@ def claimed(answer: Identity) -> Exchange:
     )
 
 
-def ended(by: Identity, answer: Identity) -> Exchange:
-    return Exchange(
+def ended(by: ProducerIdAndEpoch, answer: ProducerIdAndEpoch) -> RequestExchange:
+    return RequestExchange(
         "t",
         ApiKey.END_TXN,
         5,
@@ -194,8 +194,8 @@ def test_pairs_only_move_on(history: History) -> None:
         ended(pair(1, 1), pair(1, 2)),  # repeated: the same answer
         claimed(pair(2, 0)),
     ):
-        checkers.check_pair(history, exchange)
-    assert history.wrong == []
+        checkers.check_producer_id(history, exchange)
+    assert history.violations == []
 
 
 @pytest.mark.parametrize(
@@ -208,10 +208,10 @@ def test_pairs_only_move_on(history: History) -> None:
         ended(pair(1, 0), pair(1, 2)),  # a fenced incarnation is told the newest pair
     ],
 )
-def test_a_pair_that_must_not_be_handed_out(history: History, wrong: Exchange) -> None:
+def test_a_pair_that_must_not_be_handed_out(history: History, wrong: RequestExchange) -> None:
     before = (claimed(pair(0, 0)), claimed(pair(1, 0)), claimed(pair(1, 1)), ended(pair(1, 1), pair(1, 2)))
     for exchange in before:
-        checkers.check_pair(history, exchange)
-    assert history.wrong == []
-    checkers.check_pair(history, wrong)
-    assert len(history.wrong) == 1
+        checkers.check_producer_id(history, exchange)
+    assert history.violations == []
+    checkers.check_producer_id(history, wrong)
+    assert len(history.violations) == 1

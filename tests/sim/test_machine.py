@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.testing.memory_fs import UNLIMITED
 from tallystick.testing.sim.loop import VirtualTime
-from tallystick.testing.sim.machine import Machine
+from tallystick.testing.sim.machine import BrokerMachine
 
 SETTINGS = {"log.dirs": "data", "log.reserve.bytes": "0", "log.cleaner.enable": "false"}
 
 
-def turn_until_done(machine: Machine, work: Coroutine[Any, Any, Any]) -> Any:
+def turn_until_done(machine: BrokerMachine, work: Coroutine[Any, Any, Any]) -> Any:
     task = machine.loop.create_task(work)
     while not task.done():
-        machine.loop.turn()
-        due = machine.loop.next_s()
+        machine.loop.run_ready()
+        due = machine.loop.next_callback_s()
         assert due is not None, "it waits for what never comes"
         machine.time.now_s = max(machine.time.now_s, due)
     return task.result()
@@ -32,71 +32,71 @@ async def _nothing() -> None:
 
 
 @pytest.fixture
-def machine() -> Machine:
-    made = Machine(SETTINGS, VirtualTime(), Random(0))
+def machine() -> BrokerMachine:
+    made = BrokerMachine(SETTINGS, VirtualTime(), Random(0))
     made.start()
     turn_until_done(made, _nothing())
     return made
 
 
-def broker_of(machine: Machine) -> Broker:
+def broker_of(machine: BrokerMachine) -> Broker:
     assert machine.broker is not None
     return machine.broker
 
 
-def used_bytes(machine: Machine) -> int:
+def used_bytes(machine: BrokerMachine) -> int:
     return sum(map(len, machine.fs.files().values()))
 
 
-def test_a_topic_is_finished_when_the_disk_has_room_again(machine: Machine) -> None:
+def test_a_topic_is_finished_when_the_disk_has_room_again(machine: BrokerMachine) -> None:
     """Its definition was durable before its files met the end of the disk: asking again completes it."""
     topics = broker_of(machine).topics
     machine.fs.capacity = used_bytes(machine) + 50
-    refused = turn_until_done(machine, topics.create(NewTopic("orders", 3)))
+    refused = turn_until_done(machine, topics.create(TopicSpec("orders", 3)))
     assert refused.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert topics.find("orders") is None
 
     machine.fs.capacity = UNLIMITED
-    made = turn_until_done(machine, topics.create(NewTopic("orders", 3)))
+    made = turn_until_done(machine, topics.create(TopicSpec("orders", 3)))
     assert made is topics.find("orders")
-    assert len(topics.partitions("orders")) == 3
+    assert len(topics.list_partitions_of("orders")) == 3
 
 
-def test_a_topic_is_finished_as_it_was_defined_first(machine: Machine) -> None:
+def test_a_topic_is_finished_as_it_was_defined_first(machine: BrokerMachine) -> None:
     topics = broker_of(machine).topics
     machine.fs.capacity = used_bytes(machine) + 50
-    assert isinstance(turn_until_done(machine, topics.create(NewTopic("orders", 3))), Reject)
+    assert isinstance(turn_until_done(machine, topics.create(TopicSpec("orders", 3))), Reject)
 
     machine.fs.capacity = UNLIMITED
-    made = turn_until_done(machine, topics.create(NewTopic("orders", 7)))
+    made = turn_until_done(machine, topics.create(TopicSpec("orders", 7)))
     assert isinstance(made, Reject)
-    assert len(topics.partitions("orders")) == 3
+    assert len(topics.list_partitions_of("orders")) == 3
 
 
-def test_a_coordinator_without_room_for_its_topic_may_have_some_later(machine: Machine) -> None:
+def test_a_coordinator_without_room_for_its_topic_may_have_some_later(machine: BrokerMachine) -> None:
     transactions = broker_of(machine).transactions
     machine.fs.capacity = used_bytes(machine) + 50
-    refused = turn_until_done(machine, transactions.prepare())
+    refused = turn_until_done(machine, transactions.ensure_topic())
     assert refused.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     machine.fs.capacity = UNLIMITED
-    assert turn_until_done(machine, transactions.prepare()) is None
+    assert turn_until_done(machine, transactions.ensure_topic()) is None
 
 
-def test_a_killed_process_does_nothing_more(machine: Machine) -> None:
+def test_a_killed_process_does_nothing_more(machine: BrokerMachine) -> None:
     """What it had begun is as far as it had come, and its coroutines do not go on in the next life."""
     topics = broker_of(machine).topics
-    task = machine.loop.create_task(topics.create(NewTopic("orders", 3)))
+    task = machine.loop.create_task(topics.create(TopicSpec("orders", 3)))
     machine.fs.crash_after = len(machine.fs.effects) + 4
-    while machine.fs.crash_after is not None and not machine.died:
-        machine.loop.turn()
-        machine.time.now_s = machine.loop.next_s() or machine.time.now_s
+    while machine.fs.crash_after is not None and not machine.has_died:
+        machine.loop.run_ready()
+        machine.time.now_s = machine.loop.next_callback_s() or machine.time.now_s
     effects = len(machine.fs.effects)
     machine.loop.kill()
-    machine.loop.turn()
+    machine.loop.run_ready()
     assert len(machine.fs.effects) == effects
     assert not task.done()
 
     machine.end("everything", 0)
     machine.start()
     turn_until_done(machine, _nothing())
-    assert len(broker_of(machine).topics.partitions("orders")) == 3
+    assert len(broker_of(machine).topics.list_partitions_of("orders")) == 3

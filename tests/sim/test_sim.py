@@ -13,8 +13,8 @@ from random import Random
 import pytest
 from tools.sim import remember, run_seed
 
-from tallystick.testing.sim.faults import OFF, Disturbance, FaultPlan, disturb, draw
-from tallystick.testing.world import Result
+from tallystick.testing.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, add_faults, draw_faults
+from tallystick.testing.sim.simulation import SimulationResult
 
 KNOWN = Path(__file__).with_name("seeds.txt")
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
@@ -32,38 +32,38 @@ def known_seeds() -> list[int]:
 @pytest.mark.parametrize("seed", known_seeds())
 def test_a_seed_that_found_something_stays_clean(seed: int) -> None:
     """With every fault, and as the first seeds were found: without those that came later."""
-    assert run_seed(seed).found == []
-    assert run_seed(seed, without=frozenset(Disturbance)).found == []
+    assert run_seed(seed).violations == []
+    assert run_seed(seed, without=frozenset(FaultKind)).violations == []
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in Disturbance if kind not in OFF], ids=lambda kind: kind.value
+    "kind", [kind for kind in FaultKind if kind not in FAULTS_OFF], ids=lambda kind: kind.value
 )
-def test_each_disturbance_is_met_by_itself(kind: Disturbance) -> None:
-    others = frozenset(Disturbance) - {kind}
-    plain = frozenset(Disturbance)
+def test_each_disturbance_is_met_by_itself(kind: FaultKind) -> None:
+    others = frozenset(FaultKind) - {kind}
+    plain = frozenset(FaultKind)
     seeds = [seed for seed in range(100) if faults_of(seed, others) != faults_of(seed, plain)][:8]
     assert len(seeds) == 8, "it is drawn often"
-    assert {seed: found for seed in seeds if (found := run_seed(seed, without=others).found)} == {}
+    assert {seed: found for seed in seeds if (found := run_seed(seed, without=others).violations)} == {}
 
 
-def faults_of(seed: int, without: frozenset[Disturbance]) -> FaultPlan:
-    return disturb(seed, draw(Random(seed)), [kind for kind in Disturbance if kind not in without])
+def faults_of(seed: int, without: frozenset[FaultKind]) -> FaultPlan:
+    return add_faults(seed, draw_faults(Random(seed)), [kind for kind in FaultKind if kind not in without])
 
 
 def test_seeds_of_a_night_that_fail_are_kept(tmp_path: Path) -> None:
     known = tmp_path / "seeds.txt"
     known.write_text("# before\n")
-    remember(known, [Result(7, found=["two lines,\n  one finding", "another"])])
+    remember(known, [SimulationResult(7, violations=["two lines,\n  one finding", "another"])])
     assert known.read_text() == "# before\n7 two lines, one finding\n"
 
 
 @pytest.mark.parametrize("first", RANGE[::AT_ONCE])
 def test_a_range_of_seeds_is_clean(first: int) -> None:
     results = [run_seed(seed) for seed in range(first, first + AT_ONCE)]
-    assert {result.seed: result.found for result in results if result.found} == {}
+    assert {result.seed: result.violations for result in results if result.violations} == {}
     assert sum(result.committed for result in results) > AT_ONCE, "the clients get somewhere"
-    assert sum(result.lives for result in results) > 2 * AT_ONCE, "and the broker is restarted"
+    assert sum(result.boot_count for result in results) > 2 * AT_ONCE, "and the broker is restarted"
 
 
 def test_a_seed_is_the_same_run_in_any_process() -> None:

@@ -19,15 +19,15 @@ from sim_dual_write import (
     Writers,
 )
 
-from tallystick.dualwrite.drivers import Recipe, do
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import Finding, Report, Shown
-from tallystick.dualwrite.session import Branch, Session, Standing
+from tallystick.dualwrite.recipes import Recipe, run_step
+from tallystick.dualwrite.recovery import ClusterHalf, Finding, Report
+from tallystick.dualwrite.session import ClusterBranch, DualWriteSession, WriterState
 from tallystick.kernel.value import replace
-from tallystick.testing.sim.clients import Kind
-from tallystick.testing.sim.faults import FaultPlan, draw
-from tallystick.testing.world import Result, World
+from tallystick.testing.sim.clients import ClientProfile
+from tallystick.testing.sim.faults import FaultPlan, draw_faults
+from tallystick.testing.sim.simulation import Simulation, SimulationResult
 
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = 3_000 if LONG else 60
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.slow
 def faults_of(seed: int) -> FaultPlan:
     """Nothing that was acknowledged is lost, no id expires, and nobody but the owner ends a transaction."""
     return replace(
-        draw(Random(seed + (1 << 33))),
+        draw_faults(Random(seed + (1 << 33))),
         flush_policy="ack",
         terminations_at_s=(),
         upgrade_at_s=None,
@@ -50,11 +50,11 @@ def faults_of(seed: int) -> FaultPlan:
     )
 
 
-def run(seed: int, session: MakeSession = Session) -> tuple[Result, list[Finding]]:
+def run(seed: int, session: MakeSession = DualWriteSession) -> tuple[SimulationResult, list[Finding]]:
     """One run; what recoveries found in it."""
     faults, found = faults_of(seed), list[Finding]()
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: Simulation) -> None:
         server = Server(world, Random(seed + 5), faults.database_unknown)
         writers = [
             Writers(world, server, owner, min(faults.client_dies, 0.05), faults.client_lives_on, session)
@@ -64,14 +64,14 @@ def run(seed: int, session: MakeSession = Session) -> tuple[Result, list[Finding
             await each
         found.extend(each for one in writers for each in one.found)
 
-    kinds = {owner: Kind(two_phase=True, keeps=True) for owner in OWNERS}
-    return World(seed, faults=faults, kinds=kinds, scenario=scenario).run(), found
+    kinds = {owner: ClientProfile(two_phase=True, keeps_prepared=True) for owner in OWNERS}
+    return Simulation(seed, faults=faults, kinds=kinds, scenario=scenario).run(), found
 
 
 def test_seeds_agree() -> None:
     """[DW-1, DW-2, DW-3, DW-5, DW-6, DW-7]"""
     runs = {seed: run(seed) for seed in range(SEEDS)}
-    assert {seed: result.found for seed, (result, _) in runs.items() if result.found} == {}
+    assert {seed: result.violations for seed, (result, _) in runs.items() if result.violations} == {}
     assert sum(result.committed for result, _ in runs.values()) > 2 * SEEDS, "the writers get somewhere"
     met = {each for _, found in runs.values() for each in found}
     assert met >= {Finding.IDLE, Finding.UNDECIDED, Finding.DECIDED, Finding.STALE, Finding.FINISHED}
@@ -80,25 +80,25 @@ def test_seeds_agree() -> None:
 # ---- recipes that are wrong
 
 
-class RecordsLate(Session[SimTransaction, SimProducer]):
+class RecordsLate(DualWriteSession[SimTransaction, SimProducer]):
     """Kafka's half is committed before the database has recorded anything."""
 
     def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> Recipe[None]:
-        self.standing = Standing.UNSETTLED
+        self.state = WriterState.UNSETTLED
         rows = yield from self._prepare(txn)
         yield from self._commit_kafka(rows)
-        yield from do("commit database", "", txn.commit)
+        yield from run_step("commit database", "", txn.commit)
         for branch, row in rows:
             branch.row = row
-        self.standing = Standing.READY
+        self.state = WriterState.READY
 
 
-class ClaimsNothing(Session[SimTransaction, SimProducer]):
+class ClaimsNothing(DualWriteSession[SimTransaction, SimProducer]):
     """It reads the row, and leaves it to its former owner, too."""
 
-    def _recovered(self, *, accept_torn: bool) -> Recipe[Report]:
+    def _recover_branches(self, *, accept_torn: bool) -> Recipe[Report]:
         self._store.claim = self._read  # type: ignore[method-assign]
-        return (yield from super()._recovered(accept_torn=accept_torn))
+        return (yield from super()._recover_branches(accept_torn=accept_torn))
 
     async def _read(self, transactional_id: str) -> StoredState:
         store = self._store
@@ -107,16 +107,16 @@ class ClaimsNothing(Session[SimTransaction, SimProducer]):
         return found or await SimStore.claim(store, transactional_id)
 
 
-class InitialisesFirst(Session[SimTransaction, SimProducer]):
+class InitialisesFirst(DualWriteSession[SimTransaction, SimProducer]):
     """It asks the cluster what it holds when there is nothing left to see."""
 
-    def _show(self, branch: Branch[SimProducer]) -> Recipe[Shown]:
-        producer = self._making.producer(branch.config)
-        yield from do("init", branch.id, partial(producer.init_transactions, True))
-        return (yield from super()._show(branch))
+    def _describe_branch(self, branch: ClusterBranch[SimProducer]) -> Recipe[ClusterHalf]:
+        producer = self._factories.create_producer(branch.config)
+        yield from run_step("init", branch.id, partial(producer.init_transactions, True))
+        return (yield from super()._describe_branch(branch))
 
 
-class AbortsWhenNotKnown(Session[SimTransaction, SimProducer]):
+class AbortsWhenNotKnown(DualWriteSession[SimTransaction, SimProducer]):
     """A COMMIT without an answer is taken for one that failed."""
 
     def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> Recipe[None]:
@@ -134,4 +134,4 @@ class AbortsWhenNotKnown(Session[SimTransaction, SimProducer]):
 
 @pytest.mark.parametrize("recipe", [RecordsLate, ClaimsNothing, InitialisesFirst, AbortsWhenNotKnown])
 def test_a_broken_recipe_is_found_out(recipe: type[SimSession]) -> None:
-    assert any(run(seed, recipe)[0].found for seed in range(SUSPECTS))
+    assert any(run(seed, recipe)[0].violations for seed in range(SUSPECTS))

@@ -1,7 +1,7 @@
 """KIP-360, "Improve handling of unknown producer": who may ask for the next epoch.
 
-The KIP's instance epoch is our `superseded`: the pair whose repeated request is answered with the present
-one."""
+The KIP's instance epoch is our `previous_identity`: the pair whose repeated request is answered with the
+present one."""
 
 import pytest
 from txn_words import (
@@ -17,11 +17,11 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.machine.commands import Ended, Initialised, InitProducerId, Step
+from tallystick.broker.txn.machine.commands import EndTxnResult, InitProducerId, InitProducerIdResult, TxnStep
 from tallystick.broker.txn.machine.decide import decide
-from tallystick.broker.txn.machine.model import Ongoing, Outcome, TxnConfig
+from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult, TxnConfig
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 
 STRANGERS = (ident(42, 8), ident(42, 12), ident(42, MAX), ident(7, 9), ident(7, 10), ident(7, 0))
 
@@ -32,9 +32,9 @@ STRANGERS = (ident(42, 8), ident(42, 12), ident(42, MAX), ident(7, 9), ident(7, 
 def test_an_unknown_id_gets_a_producer_id_of_its_own() -> None:
     """KIP-98: InitProducerId of an id nobody knows; the first epoch is 0."""
     txn = Txn(TxnConfig(), spares=(42, 43))
-    assert txn.init() == Initialised(client=ident(42, 0))
+    assert txn.init() == InitProducerIdResult(client=ident(42, 0))
     assert txn.state == "Empty"
-    assert txn.entry.superseded is None
+    assert txn.entry.previous_identity is None
 
 
 @pytest.mark.parametrize("state", IDLE_STATES)
@@ -43,8 +43,8 @@ def test_no_epoch_is_provided(state: str) -> None:
     epoch will be set to the new value": nobody before it can ask for a repetition."""
     txn = Txn.in_state(state)
     before = txn.client
-    assert txn.init(timeout_ms=777) == Initialised(client=ident(42, before.epoch + 1))
-    assert (txn.state, txn.entry.superseded, txn.entry.timeout_ms) == ("Empty", None, 777)
+    assert txn.init(timeout_ms=777) == InitProducerIdResult(client=ident(42, before.epoch + 1))
+    assert (txn.state, txn.entry.previous_identity, txn.entry.timeout_ms) == ("Empty", None, 777)
     for former in (ident(42, 9), ident(42, 10), before):
         assert code(txn.init(expected=former)) == ErrorCode.PRODUCER_FENCED
 
@@ -55,13 +55,13 @@ def test_the_owner_is_bumped_and_may_repeat_itself(state: str) -> None:
     will stay the same", and of a retry: "it will simply return the latest epoch"."""
     txn = Txn.in_state(state)
     before = txn.client
-    bumped = Initialised(client=ident(42, before.epoch + 1))
+    bumped = InitProducerIdResult(client=ident(42, before.epoch + 1))
     assert txn.init(expected=before) == bumped
     records, entry = len(txn.world.log), txn.entry
     for _ in range(3):
         assert txn.init(expected=before) == bumped
     assert unchanged(txn, entry, records)
-    assert txn.init(expected=bumped.client) == Initialised(client=ident(42, before.epoch + 2))
+    assert txn.init(expected=bumped.client) == InitProducerIdResult(client=ident(42, before.epoch + 2))
     assert code(txn.init(expected=before)) == ErrorCode.PRODUCER_FENCED
 
 
@@ -72,7 +72,7 @@ def test_a_repetition_is_known_after_a_restart() -> None:
     txn = Txn.in_state("Empty")
     txn.init(expected=ident(42, 10))
     txn.world.restart()
-    assert txn.init(expected=ident(42, 10)) == Initialised(client=ident(42, 11))
+    assert txn.init(expected=ident(42, 10)) == InitProducerIdResult(client=ident(42, 11))
     txn.init()
     txn.world.restart()
     assert code(txn.init(expected=ident(42, 11))) == ErrorCode.PRODUCER_FENCED
@@ -88,14 +88,14 @@ def test_a_request_that_differs_is_no_repetition(timeout_ms: int, two_phase: boo
     answer = txn.init(expected=ident(42, 10), timeout_ms=timeout_ms, two_phase=two_phase)
     assert code(answer) == ErrorCode.PRODUCER_FENCED
     assert unchanged(txn, before, records)
-    assert txn.init(expected=ident(42, 10)) == Initialised(client=ident(42, 11))
+    assert txn.init(expected=ident(42, 10)) == InitProducerIdResult(client=ident(42, 11))
     answer = txn.init(expected=ident(42, 11), timeout_ms=timeout_ms, two_phase=two_phase)
-    assert answer == Initialised(client=ident(42, 12))
+    assert answer == InitProducerIdResult(client=ident(42, 12))
 
 
 @pytest.mark.parametrize("stranger", STRANGERS, ids=str)
 @pytest.mark.parametrize("state", ["Empty", "Ongoing"])
-def test_any_other_pair_is_fenced(state: str, stranger: Identity) -> None:
+def test_any_other_pair_is_fenced(state: str, stranger: ProducerIdAndEpoch) -> None:
     """[TXN-8] KIP-360 "Proposed Changes": "Epoch is less than instance epoch: return INVALID_PRODUCER_EPOCH",
     "Epoch is greater than current epoch: return INVALID_PRODUCER_EPOCH"; error 90 since version 4, which the
     handler turns into 47 for older clients. Kafka goes on to abort what is open."""
@@ -109,8 +109,8 @@ def test_any_other_pair_is_fenced(state: str, stranger: Identity) -> None:
 def test_the_end_of_a_transaction_counts_as_a_bump_by_the_owner() -> None:
     """KIP-890 with KIP-360: EndTxn has moved the epoch; whose reply was lost may ask InitProducerId."""
     txn = Txn.in_state("CompleteCommit")
-    assert txn.init(expected=ident(42, 10)) == Initialised(client=ident(42, 11))
-    assert txn.init(expected=ident(42, 11)) == Initialised(client=ident(42, 12))
+    assert txn.init(expected=ident(42, 10)) == InitProducerIdResult(client=ident(42, 11))
+    assert txn.init(expected=ident(42, 11)) == InitProducerIdResult(client=ident(42, 12))
 
 
 # ------------------------------------------------------------- the last epoch
@@ -121,7 +121,7 @@ def test_epochs_are_used_up_to_the_one_before_the_last(epoch: int) -> None:
     """[TXN-6] KAFKA-5283: 32767 is held back for markers."""
     for expected in (None, ident(42, epoch)):
         answer = Txn.idle(ident(42, epoch)).init(expected=expected)
-        assert answer == Initialised(client=ident(42, epoch + 1))
+        assert answer == InitProducerIdResult(client=ident(42, epoch + 1))
 
 
 @pytest.mark.parametrize("epoch", [MAX - 1, MAX])
@@ -131,12 +131,12 @@ def test_after_the_last_epoch_comes_another_producer_id(epoch: int, owner: bool)
     or not."""
     old = ident(42, epoch)
     txn = Txn.idle(old, spares=(85, 99))
-    assert txn.init(expected=old if owner else None) == Initialised(client=ident(85, 0))
+    assert txn.init(expected=old if owner else None) == InitProducerIdResult(client=ident(85, 0))
     for restart in (False, True):
         if restart:
             txn.world.restart()
         repeated = txn.init(expected=old)
-        assert repeated == (Initialised(client=ident(85, 0)) if owner else repeated)
+        assert repeated == (InitProducerIdResult(client=ident(85, 0)) if owner else repeated)
         assert owner or code(repeated) == ErrorCode.PRODUCER_FENCED
     assert code(txn.init(expected=ident(42, epoch - 1))) == ErrorCode.PRODUCER_FENCED
 
@@ -147,7 +147,7 @@ def test_a_stale_pair_does_not_use_up_a_producer_id() -> None:
     before, records = txn.entry, len(txn.world.log)
     assert code(txn.init(expected=ident(42, MAX - 2))) == ErrorCode.PRODUCER_FENCED
     assert unchanged(txn, before, records)
-    assert txn.init() == Initialised(client=ident(85, 0))
+    assert txn.init() == InitProducerIdResult(client=ident(85, 0))
 
 
 def test_a_producer_id_is_taken_only_when_it_is_used() -> None:
@@ -160,7 +160,7 @@ def test_a_producer_id_is_taken_only_when_it_is_used() -> None:
         txn.commit(txn.client)
         txn.complete()
     other = Txn(world=txn.world, transactional_id=type(T)("other"))
-    assert other.init() == Initialised(client=ident(43, 0))
+    assert other.init() == InitProducerIdResult(client=ident(43, 0))
 
 
 # ------------------------------------------------------------- a transaction is open, or decided
@@ -178,13 +178,13 @@ def test_an_open_transaction_is_aborted_with_one_bump_for_the_abort(owner: bool)
     txn.world.restart()
     txn.complete()
     # The owner is answered with the pair that the abort made; a new incarnation gets one of its own.
-    assert txn.init(expected=expected) == Initialised(client=ident(42, 11 if owner else 12))
+    assert txn.init(expected=expected) == InitProducerIdResult(client=ident(42, 11 if owner else 12))
 
 
 def test_a_fenced_incarnation_is_not_told_the_next_pair() -> None:
     """KIP-360: what makes it safe to return the current pair is that only its owner can ask. An incarnation
     whose transaction was taken over must not learn the pair from the repetition of its own abort."""
-    for outcome in Outcome:
+    for outcome in TransactionResult:
         txn = Txn.in_state("Ongoing")
         txn.init()
         assert code(txn.end(ident(42, 10), outcome)) == ErrorCode.PRODUCER_FENCED
@@ -202,22 +202,22 @@ def test_a_fence_moves_the_epoch_under_older_versions_too(level: int) -> None:
     assert code(txn.abort(ident(42, 10), version=0)) == ErrorCode.PRODUCER_FENCED
     assert code(txn.add(ident(42, 10), version=0)) == ErrorCode.PRODUCER_FENCED
     txn.complete()
-    assert txn.init() == Initialised(client=ident(42, 12))
+    assert txn.init() == InitProducerIdResult(client=ident(42, 12))
 
 
 def test_a_fence_whose_record_cannot_be_written_burns_no_epoch() -> None:
     """KAFKA-9666: nothing changes before the log has it, so that the fence can be decided again and again."""
     txn = Txn.in_state("Ongoing")
     command = InitProducerId(timeout_ms=TIMEOUT_MS)
-    steps = [decide(txn.entry, command, txn.world.env(T)) for _ in range(3)]
-    assert isinstance(steps[0], Step)
+    steps = [decide(txn.entry, command, txn.world.new_env(T)) for _ in range(3)]
+    assert isinstance(steps[0], TxnStep)
     assert steps[0] == steps[1] == steps[2]
-    assert isinstance(txn.entry.phase, Ongoing)
+    assert isinstance(txn.entry.phase, OngoingPhase)
 
 
 @pytest.mark.parametrize("state", DECIDED_STATES)
 @pytest.mark.parametrize("expected", [None, ident(42, 9), ident(42, 10), ident(42, 11), ident(7, 7)])
-def test_while_markers_are_written_everybody_waits(state: str, expected: Identity | None) -> None:
+def test_while_markers_are_written_everybody_waits(state: str, expected: ProducerIdAndEpoch | None) -> None:
     """KIP-98: 51 until the transaction is complete, whoever asks."""
     txn = Txn.in_state(state)
     before, records = txn.entry, len(txn.world.log)
@@ -246,7 +246,7 @@ def test_a_timeout_out_of_range_is_refused_before_anything_else(timeout_ms: int,
 @pytest.mark.parametrize("timeout_ms", [1, 900_000])
 def test_timeouts_in_range(timeout_ms: int) -> None:
     txn = Txn(TxnConfig(), spares=(42,))
-    assert txn.init(timeout_ms=timeout_ms) == Initialised(client=ident(42, 0))
+    assert txn.init(timeout_ms=timeout_ms) == InitProducerIdResult(client=ident(42, 0))
     assert txn.entry.timeout_ms == timeout_ms
 
 
@@ -264,7 +264,7 @@ def test_an_id_that_expired_under_its_producer() -> None:
     for version in (0, 2):
         assert code(txn.commit(ident(42, 11), version)) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
     assert not txn.world.entries
-    assert txn.init() == Initialised(client=ident(85, 0))
+    assert txn.init() == InitProducerIdResult(client=ident(85, 0))
     assert code(txn.commit(ident(42, 11))) == ErrorCode.INVALID_PRODUCER_ID_MAPPING
 
 
@@ -276,7 +276,7 @@ def crossing(kind: str, txn: Txn) -> None:
     txn.add(txn.client)
     match kind:
         case "commit" | "abort":
-            txn.end(txn.client, Outcome(kind))
+            txn.end(txn.client, TransactionResult(kind))
         case "fence":
             txn.init()
         case "timeout":
@@ -302,14 +302,14 @@ def test_epochs_run_out_in_every_way(kind: str, start: int, failover: bool) -> N
             txn.world.restart()
         seen.append(txn.client)
         answer = txn.init()
-        assert isinstance(answer, Initialised)
+        assert isinstance(answer, InitProducerIdResult)
         seen.append(answer.client)
     assert seen == sorted(set(seen))
     assert {identity.producer_id for identity in seen} == {42, 85}
     assert all(identity.epoch < MAX for identity in seen)
-    assert all(send.marker.epoch <= MAX for send in txn.world.sent)
+    assert all(send.marker_identity.epoch <= MAX for send in txn.world.sent_markers)
     assert code(txn.add(txn.client)) == ErrorCode.NONE
-    assert isinstance(txn.commit(txn.client), Ended)
+    assert isinstance(txn.commit(txn.client), EndTxnResult)
 
 
 def test_a_pair_at_the_very_end_writes_nothing_more() -> None:
@@ -320,4 +320,4 @@ def test_a_pair_at_the_very_end_writes_nothing_more() -> None:
     for answer in (txn.add(ident(42, MAX)), txn.write(ident(42, MAX)), txn.abort(ident(42, MAX))):
         assert code(answer) == ErrorCode.PRODUCER_FENCED
     assert unchanged(txn, before, records)
-    assert txn.init() == Initialised(client=ident(85, 0))
+    assert txn.init() == InitProducerIdResult(client=ident(85, 0))

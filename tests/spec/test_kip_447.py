@@ -15,87 +15,93 @@ from tallystick.broker.group.machine.commands import (
     CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
+    DeleteTopicOffsets,
     ExpireOffsets,
-    ForgetPartitions,
     Heartbeat,
-    Join,
-    Joined,
-    Leave,
+    JoinGroup,
+    JoinGroupResult,
+    LeaveGroup,
     LeavingMember,
+    OffsetPartitionErrors,
     OffsetToCommit,
-    PerPartition,
-    Sync,
+    SyncGroup,
 )
 from tallystick.broker.group.machine.model import (
     CommittedOffset,
     GroupConfig,
     GroupState,
     InstanceId,
-    ProtocolChoice,
+    MemberProtocol,
 )
-from tallystick.broker.group.machine.queries import fetch_offset
+from tallystick.broker.group.machine.queries import find_committed_offset
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     GroupId,
-    Identity,
     MemberId,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType
-from tallystick.testing.groups import GroupWorld
+from tallystick.testing.groups import GroupMachineHarness
 
 G = GroupId("g")
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 COMMIT, ABORT = ControlType.COMMIT, ControlType.ABORT
-OFFER = (ProtocolChoice("range", b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"),)  # subscribes to "t"
+OFFER = (MemberProtocol("range", b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"),)  # subscribes to "t"
 
 
-def producer(number: int, epoch: int = 0) -> Identity:
-    return Identity(ProducerId(number), ProducerEpoch(epoch))
+def producer(number: int, epoch: int = 0) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(number), ProducerEpoch(epoch))
 
 
 P, Q = producer(7), producer(8)
 
 
 def commit(
-    world: GroupWorld, who: Identity, offsets: Mapping[TopicPartition, int], **said: object
-) -> PerPartition | ErrorCode:
+    world: GroupMachineHarness, who: ProducerIdAndEpoch, offsets: Mapping[TopicPartition, int], **said: object
+) -> OffsetPartitionErrors | ErrorCode:
     """One TxnOffsetCommit; the code when it was refused as a whole."""
     wanted = {partition: OffsetToCommit(offset=Offset(offset)) for partition, offset in offsets.items()}
     answer = world.run(G, CommitTxnOffsets(identity=who, offsets=wanted, **said))  # type: ignore[arg-type]
     if isinstance(answer, Reject):
         return answer.code
-    assert isinstance(answer, PerPartition)
+    assert isinstance(answer, OffsetPartitionErrors)
     return answer
 
 
-def accepted(world: GroupWorld, who: Identity, offsets: Mapping[TopicPartition, int], **said: object) -> bool:
-    return commit(world, who, offsets, **said) == PerPartition()
+def accepted(
+    world: GroupMachineHarness, who: ProducerIdAndEpoch, offsets: Mapping[TopicPartition, int], **said: object
+) -> bool:
+    return commit(world, who, offsets, **said) == OffsetPartitionErrors()
 
 
-def plain(world: GroupWorld, offset: int, partition: TopicPartition = T0) -> None:
+def plain(world: GroupMachineHarness, offset: int, partition: TopicPartition = T0) -> None:
     command = CommitOffsets(offsets={partition: OffsetToCommit(offset=Offset(offset))})
-    assert world.run(G, command) == PerPartition()
+    assert world.run(G, command) == OffsetPartitionErrors()
 
 
-def fetch(world: GroupWorld, partition: TopicPartition = T0, *, stable: bool) -> int | ErrorCode | None:
-    found = fetch_offset(world.groups.get(G), partition, topic_id=None, require_stable=stable)
+def fetch(
+    world: GroupMachineHarness, partition: TopicPartition = T0, *, stable: bool
+) -> int | ErrorCode | None:
+    found = find_committed_offset(world.groups.get(G), partition, topic_id=None, require_stable=stable)
     if isinstance(found, Reject):
         return found.code
     return found.offset if isinstance(found, CommittedOffset) else None
 
 
-def member(world: GroupWorld, instance: str | None = None, *others: Joined) -> Joined:
+def member(
+    world: GroupMachineHarness, instance: str | None = None, *others: JoinGroupResult
+) -> JoinGroupResult:
     """A member of a stable group, which `others` join again."""
     wanted = [(None, instance, 3)] + [(other.member_id, None, 9) for other in others]
     for member_id, name, version in wanted:
         world.run(
             G,
-            Join(
+            JoinGroup(
                 member_id=member_id,
                 instance_id=None if name is None else InstanceId(name),
                 client_id="c",
@@ -105,16 +111,18 @@ def member(world: GroupWorld, instance: str | None = None, *others: Joined) -> J
                 protocol_type="consumer",
                 protocols=OFFER,
                 requires_known_member_id=version >= 4,
-                ticket=world.ticket(),
+                ticket=world.new_ticket(),
             ),
         )
     world.pass_time(3_000)
     group = world.groups[G]
-    answers = {answer.member_id: answer for _, answer in world.answers if isinstance(answer, Joined)}
+    answers = {answer.member_id: answer for _, answer in world.answers if isinstance(answer, JoinGroupResult)}
     for member_id in group.members:
         world.run(
             G,
-            Sync(member_id=member_id, generation=group.generation, assignments={}, ticket=world.ticket()),
+            SyncGroup(
+                member_id=member_id, generation=group.generation, assignments={}, ticket=world.new_ticket()
+            ),
         )
     assert world.groups[G].state is GroupState.STABLE
     new = [
@@ -123,7 +131,7 @@ def member(world: GroupWorld, instance: str | None = None, *others: Joined) -> J
     return new[-1]
 
 
-def said_by(joined: Joined) -> dict[str, object]:
+def said_by(joined: JoinGroupResult) -> dict[str, object]:
     """What a client with `joined` as its group metadata says of itself."""
     return {"member_id": joined.member_id, "generation": joined.generation}
 
@@ -135,7 +143,7 @@ def test_an_offset_of_an_open_transaction_is_pending_and_decided_by_its_marker()
     """KIP-447, Motivation: "With transactional processing, there could be offsets that are "pending", I.E
     they are part of some ongoing transaction."."""
     for outcome, after in ((COMMIT, 5), (ABORT, None)):
-        world = GroupWorld()
+        world = GroupMachineHarness()
         assert accepted(world, P, {T0: 5})
         assert fetch(world, stable=False) is None
         world.end_transaction(P, outcome)
@@ -146,7 +154,7 @@ def test_a_stable_fetch_is_refused_until_every_pending_transaction_is_cleared() 
     """KIP-447, Motivation: "reject FetchOffset request by sending out PendingTransactionException to new
     client when there is pending transactional offset commits"; "back-off and retry getting input offset until
     all the pending transaction offsets are cleared"."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     plain(world, 1)
     assert accepted(world, P, {T0: 5})
     assert accepted(world, Q, {T0: 6})
@@ -159,7 +167,7 @@ def test_a_stable_fetch_is_refused_until_every_pending_transaction_is_cleared() 
 
 def test_other_partitions_are_not_held_back() -> None:
     """The refusal is a partition's, not the group's: OffsetMetadataManager.fetchOffsets."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     plain(world, 1, T1)
     assert accepted(world, P, {T0: 5})
     assert fetch(world, T1, stable=True) == 1
@@ -168,14 +176,14 @@ def test_other_partitions_are_not_held_back() -> None:
 def test_clients_that_do_not_ask_for_stable_offsets_see_the_last_one_committed() -> None:
     """KIP-447 had meant "since it would be an unknown exception for old consumers, we will choose to send a
     COORDINATOR_LOAD_IN_PROGRESS exception to let it retry"; Kafka leaves them as they were."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     plain(world, 1)
     assert accepted(world, P, {T0: 5})
     assert fetch(world, stable=False) == 1
 
 
 def test_a_transaction_of_several_commits_keeps_the_last_of_each_partition() -> None:
-    world = GroupWorld()
+    world = GroupMachineHarness()
     assert accepted(world, P, {T0: 5, T1: 1})
     assert accepted(world, P, {T0: 9})
     world.end_transaction(P, COMMIT)
@@ -185,7 +193,7 @@ def test_a_transaction_of_several_commits_keeps_the_last_of_each_partition() -> 
 @pytest.mark.parametrize(("first", "after"), [("plain", 200), ("transactional", 100)])
 def test_the_later_append_wins_whenever_the_marker_comes(first: str, after: int) -> None:
     """KAFKA-5247: what counts is when an offset was appended, not when its transaction ended."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     if first == "plain":
         plain(world, 100)
         assert accepted(world, P, {T0: 200})
@@ -194,12 +202,12 @@ def test_the_later_append_wins_whenever_the_marker_comes(first: str, after: int)
         plain(world, 100)
     world.end_transaction(P, COMMIT)
     assert fetch(world, stable=True) == after
-    assert world.replayed()[G].offsets == world.groups[G].offsets
+    assert world.replay_groups()[G].offsets == world.groups[G].offsets
 
 
 def test_two_transactions_on_one_partition_count_in_the_order_of_their_appends() -> None:
     """KAFKA-5247 again, between two producers whose markers come the other way round."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     assert accepted(world, P, {T0: 1})
     assert accepted(world, Q, {T0: 2})
     world.end_transaction(Q, COMMIT)
@@ -208,14 +216,14 @@ def test_two_transactions_on_one_partition_count_in_the_order_of_their_appends()
 
 
 def test_a_marker_ends_its_own_producers_transaction_alone() -> None:
-    world = GroupWorld()
+    world = GroupMachineHarness()
     assert accepted(world, P, {T0: 1})
     world.end_transaction(Q, COMMIT)
     assert fetch(world, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
 
 
 def test_pending_offsets_survive_a_restart() -> None:
-    world = GroupWorld()
+    world = GroupMachineHarness()
     assert accepted(world, P, {T0: 5})
     world.restart()
     assert fetch(world, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
@@ -229,7 +237,7 @@ def test_pending_offsets_survive_a_restart() -> None:
 
 def test_without_a_group_and_without_a_generation_a_simple_group_comes_into_being() -> None:
     """Row 1."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     assert accepted(world, P, {T0: 1})
     assert world.groups[G].is_simple
 
@@ -238,7 +246,7 @@ def test_without_a_group_and_without_a_generation_a_simple_group_comes_into_bein
 def test_a_generation_of_a_group_that_is_not_there(knows: bool, code: str) -> None:
     """Row 2. KIP-1319, TxnOffsetCommit version 6: "It also returns GROUP_ID_NOT_FOUND when the group does not
     exist"."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     said = {"generation": 3, "member_id": MemberId("m"), "knows_group_id_not_found": knows}
     assert commit(world, P, {T0: 1}, **said) is ErrorCode[code]
     assert G not in world.groups
@@ -246,9 +254,9 @@ def test_a_generation_of_a_group_that_is_not_there(knows: bool, code: str) -> No
 
 def test_an_empty_group_accepts_whoever_has_no_generation() -> None:
     """Row 3, whatever else is said."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     first = member(world)
-    world.run(G, Leave(members=(LeavingMember(member_id=first.member_id),)))
+    world.run(G, LeaveGroup(members=(LeavingMember(member_id=first.member_id),)))
     assert world.groups[G].state is GroupState.EMPTY
     assert accepted(world, P, {T0: 1}, member_id=MemberId("m"))
     assert accepted(world, P, {T0: 2}, instance_id=InstanceId("i"))
@@ -258,19 +266,19 @@ def test_an_empty_group_accepts_whoever_has_no_generation() -> None:
 
 def test_clients_from_before_the_kip_say_nothing_and_are_accepted_in_any_state() -> None:
     """Row 4: versions 0 to 2 have no fields for it; what fences those is their transactional id."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     member(world)
     assert accepted(world, P, {T0: 1})
 
 
 def test_a_member_of_the_generation_may_commit() -> None:
     """Rows 5 to 7. KIP-447: "We propose to switch this guarantee on to group coordinator instead."."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     assert accepted(world, P, {T0: 1}, **said_by(member(world)))
 
 
 def test_an_unknown_member_is_fenced() -> None:
-    world = GroupWorld()
+    world = GroupMachineHarness()
     first = member(world)
     said = {"member_id": MemberId("zombie"), "generation": first.generation}
     assert commit(world, P, {T0: 1}, **said) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -280,7 +288,7 @@ def test_an_unknown_member_is_fenced() -> None:
 def test_a_member_of_an_earlier_generation_is_fenced() -> None:
     """KIP-447: "It is no longer safe to do so when we allow topic partitions to move around transactional
     producers": what moves them is a rebalance, and a rebalance is a generation."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     first = member(world)
     second = member(world, None, first)
     assert commit(world, P, {T0: 1}, **said_by(first)) is ErrorCode.ILLEGAL_GENERATION
@@ -291,11 +299,11 @@ def test_a_member_of_an_earlier_generation_is_fenced() -> None:
 
 def test_a_static_member_that_was_replaced_is_fenced_by_its_instance() -> None:
     """KIP-345 and KIP-447: one instance id, two processes; the one with the older member id is out."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     first = member(world, "i")
     second = world.run(
         G,
-        Join(
+        JoinGroup(
             member_id=None,
             instance_id=InstanceId("i"),
             client_id="c",
@@ -304,10 +312,10 @@ def test_a_static_member_that_was_replaced_is_fenced_by_its_instance() -> None:
             rebalance_timeout_ms=20_000,
             protocol_type="consumer",
             protocols=OFFER,
-            ticket=world.ticket(),
+            ticket=world.new_ticket(),
         ),
     )
-    assert isinstance(second, Joined)
+    assert isinstance(second, JoinGroupResult)
     assert second.generation == first.generation
     instance = {"instance_id": InstanceId("i")}
     assert commit(world, P, {T0: 1}, **said_by(first), **instance) is ErrorCode.FENCED_INSTANCE_ID
@@ -319,11 +327,11 @@ def test_a_static_member_that_was_replaced_is_fenced_by_its_instance() -> None:
 def test_a_rebalance_that_is_going_on_is_no_error() -> None:
     """A plain commit hears REBALANCE_IN_PROGRESS while the group waits for its assignment; a transaction is
     ended before the client rejoins, and may be: its generation still is the group's."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     first = member(world)
     world.run(
         G,
-        Join(
+        JoinGroup(
             member_id=None,
             client_id="d",
             client_host="/h",
@@ -332,7 +340,7 @@ def test_a_rebalance_that_is_going_on_is_no_error() -> None:
             protocol_type="consumer",
             protocols=OFFER,
             requires_known_member_id=False,
-            ticket=world.ticket(),
+            ticket=world.new_ticket(),
         ),
     )
     assert world.groups[G].state is GroupState.PREPARING_REBALANCE
@@ -353,7 +361,7 @@ def test_a_rebalance_that_is_going_on_is_no_error() -> None:
 
 def test_a_transactional_commit_is_no_heartbeat() -> None:
     """OffsetMetadataManager.commitTransactionalOffset: it is the producer that speaks, not the consumer."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     first = member(world)
     world.pass_time(9_000)
     assert accepted(world, P, {T0: 1}, **said_by(first))
@@ -364,17 +372,17 @@ def test_a_transactional_commit_is_no_heartbeat() -> None:
 
 
 def test_metadata_that_is_too_long_costs_its_partition_alone() -> None:
-    world = GroupWorld(GroupConfig(offset_metadata_max_bytes=4))
+    world = GroupMachineHarness(GroupConfig(offset_metadata_max_bytes=4))
     offsets = {
         T0: OffsetToCommit(offset=Offset(1), metadata="12345"),
         T1: OffsetToCommit(offset=Offset(2), metadata="1234"),
     }
     answer = world.run(G, CommitTxnOffsets(identity=P, offsets=offsets))
-    assert answer == PerPartition(refused={T0: ErrorCode.OFFSET_METADATA_TOO_LARGE})
+    assert answer == OffsetPartitionErrors(errors={T0: ErrorCode.OFFSET_METADATA_TOO_LARGE})
     world.end_transaction(P, COMMIT)
     assert (fetch(world, T0, stable=True), fetch(world, T1, stable=True)) == (None, 2)
     only = CommitTxnOffsets(identity=P, offsets={T0: offsets[T0]})
-    assert world.run(G, only) == PerPartition(refused={T0: ErrorCode.OFFSET_METADATA_TOO_LARGE})
+    assert world.run(G, only) == OffsetPartitionErrors(errors={T0: ErrorCode.OFFSET_METADATA_TOO_LARGE})
     assert len(world.log) == 2
 
 
@@ -387,7 +395,7 @@ RETENTION_MS = 50_000
 def test_offsets_and_groups_with_something_pending_do_not_expire() -> None:
     """KIP-447: "old transaction will eventually expire due to transaction.timeout": until then its offsets,
     and those it may replace, stay."""
-    world = GroupWorld(GroupConfig(offsets_retention_ms=RETENTION_MS))
+    world = GroupMachineHarness(GroupConfig(offsets_retention_ms=RETENTION_MS))
     plain(world, 1, T0)
     plain(world, 1, T1)
     assert accepted(world, P, {T0: 5})
@@ -397,11 +405,11 @@ def test_offsets_and_groups_with_something_pending_do_not_expire() -> None:
     world.end_transaction(P, ABORT)
     world.run(G, ExpireOffsets())
     assert G not in world.groups
-    assert not world.replayed()
+    assert not world.replay_groups()
 
 
 def test_a_group_of_pending_offsets_alone_is_not_removed() -> None:
-    world = GroupWorld(GroupConfig(offsets_retention_ms=RETENTION_MS))
+    world = GroupMachineHarness(GroupConfig(offsets_retention_ms=RETENTION_MS))
     assert accepted(world, P, {T0: 5})
     world.pass_time(RETENTION_MS)
     world.run(G, ExpireOffsets())
@@ -412,7 +420,7 @@ def test_a_group_of_pending_offsets_alone_is_not_removed() -> None:
 
 def test_an_administrator_may_not_delete_what_a_transaction_has_open() -> None:
     """Stricter than Kafka (ADR 0023): the client would commit, and what it committed would not be there."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     plain(world, 1, T0)
     plain(world, 1, T1)
     assert accepted(world, P, {T0: 5})
@@ -421,7 +429,7 @@ def test_an_administrator_may_not_delete_what_a_transaction_has_open() -> None:
     assert refused.code is ErrorCode.POLICY_VIOLATION
     assert "producers 7" in refused.reason
     answer = world.run(G, DeleteOffsets(partitions=(T0, T1)))
-    assert answer == PerPartition(refused={T0: ErrorCode.POLICY_VIOLATION})
+    assert answer == OffsetPartitionErrors(errors={T0: ErrorCode.POLICY_VIOLATION})
     world.end_transaction(P, COMMIT)
     assert (fetch(world, T0, stable=True), fetch(world, T1, stable=True)) == (5, None)
     assert world.run(G, DeleteGroup()) == DONE
@@ -429,21 +437,21 @@ def test_an_administrator_may_not_delete_what_a_transaction_has_open() -> None:
 
 def test_with_delete_open_transactions_a_deletion_is_a_later_word_than_what_is_pending() -> None:
     """As in Kafka: a tombstone clears what is pending, so that the marker brings nothing back."""
-    world = GroupWorld()
+    world = GroupMachineHarness()
     plain(world, 1)
     assert accepted(world, P, {T0: 5, T1: 6})
-    assert world.run(G, DeleteOffsets(partitions=(T0,), discards_pending=True)) == PerPartition()
+    assert world.run(G, DeleteOffsets(partitions=(T0,), may_discard_pending=True)) == OffsetPartitionErrors()
     assert fetch(world, T1, stable=True) is ErrorCode.UNSTABLE_OFFSET_COMMIT
-    assert world.run(G, DeleteGroup(discards_pending=True)) == DONE
+    assert world.run(G, DeleteGroup(may_discard_pending=True)) == DONE
     assert G not in world.groups
     world.end_transaction(P, COMMIT)
     assert G not in world.groups
-    assert not world.replayed()
+    assert not world.replay_groups()
 
 
 def test_offsets_of_a_topic_that_was_deleted_go_pending_or_not() -> None:
-    world = GroupWorld()
+    world = GroupMachineHarness()
     assert accepted(world, P, {T0: 5})
-    world.run(G, ForgetPartitions(topics=frozenset({"t"})))
+    world.run(G, DeleteTopicOffsets(topics=frozenset({"t"})))
     world.end_transaction(P, COMMIT)
     assert fetch(world, stable=True) is None

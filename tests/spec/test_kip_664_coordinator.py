@@ -16,17 +16,17 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.machine.commands import DONE, Ended, MarkersWritten, NoteForcedMarker
-from tallystick.broker.txn.machine.model import Decided, ForcedCause, Ongoing
-from tallystick.kernel.ids import Identity, Offset
+from tallystick.broker.txn.machine.commands import DONE, EndTxnResult, MarkersWritten, RecordForcedMarker
+from tallystick.broker.txn.machine.model import DecidedPhase, ForcedCause, OngoingPhase
+from tallystick.kernel.ids import Offset, ProducerIdAndEpoch
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_descriptions_name_the_pair_that_is_in_the_partitions(state: str) -> None:
     """KIP-664 "Analysis": producer ids from the partitions are looked up "to find the the TransactionalIds
-    associated with these ProducerIds"; a decided transaction shows the pair of its markers."""
+    associated with these ProducerIdBlock"; a decided transaction shows the pair of its markers."""
     txn = Txn.in_state(state)
-    assert txn.entry.shown == ident(42, 10 if state in ("Empty", "Ongoing") else 11)
+    assert txn.entry.described_identity == ident(42, 10 if state in ("Empty", "Ongoing") else 11)
     assert txn.state == state
 
 
@@ -35,9 +35,9 @@ def test_a_rotated_producer_id_stays_visible_until_its_markers_are_written() -> 
     txn = Txn.idle(ident(42, 32766))
     txn.add(ident(42, 32766))
     txn.commit(ident(42, 32766))
-    assert txn.entry.shown.producer_id == 42
+    assert txn.entry.described_identity.producer_id == 42
     txn.complete()
-    assert txn.entry.shown.producer_id == 85
+    assert txn.entry.described_identity.producer_id == 85
 
 
 @pytest.mark.parametrize("state", DECIDED_STATES)
@@ -45,11 +45,11 @@ def test_while_decided_only_partitions_without_their_marker_count(state: str) ->
     """KIP-664 "DescribeTransactions": a partition that has its marker already is not part of what is
     pending."""
     txn = Txn.in_state(state)
-    assert isinstance(txn.entry.phase, Decided)
-    assert txn.entry.phase.unmarked == {P0, P1}
-    txn.ask(MarkersWritten(marker=ident(42, 11), offsets={P1: Offset(9)}))
-    assert isinstance(txn.entry.phase, Decided)
-    assert txn.entry.phase.unmarked == {P0}
+    assert isinstance(txn.entry.phase, DecidedPhase)
+    assert txn.entry.phase.unmarked_partitions == {P0, P1}
+    txn.ask(MarkersWritten(marker_identity=ident(42, 11), offsets={P1: Offset(9)}))
+    assert isinstance(txn.entry.phase, DecidedPhase)
+    assert txn.entry.phase.unmarked_partitions == {P0}
     assert txn.entry.phase.partitions == {P0, P1}
 
 
@@ -61,7 +61,7 @@ def test_start_and_timeout_are_those_of_the_open_transaction() -> None:
     began = txn.world.now_ms()
     txn.world.pass_time(5_000)
     txn.init(keep=True, timeout_ms=1)
-    assert isinstance(txn.entry.phase, Ongoing)
+    assert isinstance(txn.entry.phase, OngoingPhase)
     assert (txn.entry.phase.started_ms, txn.entry.phase.timeout_ms) == (began, TIMEOUT_MS)
     assert txn.entry.timeout_ms == 1
 
@@ -74,9 +74,9 @@ def test_a_marker_past_the_coordinator_is_on_record() -> None:
     in the others, so that it is torn: which part of it was ended by force stays on record, restart or not."""
     txn = Txn.in_state("Ongoing")
     txn.world.pass_time(7)
-    assert txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=P1)) == DONE
+    assert txn.ask(RecordForcedMarker(writer=ident(42, 10), partition=P1)) == DONE
     txn.world.restart()
-    (forced,) = txn.entry.forced
+    (forced,) = txn.entry.forced_outcomes
     assert (forced.writer, forced.cause, forced.partition, forced.at_ms) == (
         ident(42, 10),
         ForcedCause.MARKER,
@@ -84,17 +84,17 @@ def test_a_marker_past_the_coordinator_is_on_record() -> None:
         txn.world.now_ms(),
     )
     assert txn.partitions == {P0, P1}
-    assert txn.commit(ident(42, 10)) == Ended(client=ident(42, 11))
-    assert txn.world.in_flight[T].partitions == {P0, P1}
+    assert txn.commit(ident(42, 10)) == EndTxnResult(client=ident(42, 11))
+    assert txn.world.pending_markers[T].partitions == {P0, P1}
 
 
 @pytest.mark.parametrize("writer", [ident(42, 9), ident(42, 11), ident(7, 10)], ids=str)
-def test_a_marker_for_another_transaction_is_not(writer: Identity) -> None:
+def test_a_marker_for_another_transaction_is_not(writer: ProducerIdAndEpoch) -> None:
     """KIP-664 "Recovery": "the producer epoch in the request to exactly match the latest value": a hanging
     transaction of an earlier epoch is none of this one's."""
     txn = Txn.in_state("Ongoing")
     before, records = txn.entry, len(txn.world.log)
-    txn.ask(NoteForcedMarker(writer=writer, partition=P0))
+    txn.ask(RecordForcedMarker(writer=writer, partition=P0))
     assert unchanged(txn, before, records)
 
 
@@ -103,7 +103,7 @@ def test_a_marker_where_nothing_is_open_is_not(state: str) -> None:
     txn = Txn.in_state(state)
     before, records = txn.entry, len(txn.world.log)
     for epoch in (9, 10, 11):
-        txn.ask(NoteForcedMarker(writer=ident(42, epoch), partition=P0))
+        txn.ask(RecordForcedMarker(writer=ident(42, epoch), partition=P0))
     assert unchanged(txn, before, records)
 
 
@@ -115,34 +115,34 @@ def test_a_marker_into_a_committed_transaction_is_on_record(version: int) -> Non
     marker = txn.marker
     txn.world.write_markers(T, only=[P0])
     for partition in (P0, P1):  # P0 has its COMMIT already: there, nothing was open
-        assert txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=partition)) == DONE
+        assert txn.ask(RecordForcedMarker(writer=ident(42, 10), partition=partition)) == DONE
     txn.world.restart()
-    assert [(f.writer, f.cause, f.partition) for f in txn.entry.forced] == [
+    assert [(f.writer, f.cause, f.partition) for f in txn.entry.forced_outcomes] == [
         (ident(42, 10), ForcedCause.MARKER, P1)
     ]
     assert (txn.state, txn.marker) == ("PrepareCommit", marker)
     txn.complete()
     assert txn.state == "CompleteCommit"
-    assert len(txn.entry.forced) == 1
+    assert len(txn.entry.forced_outcomes) == 1
 
 
 def test_a_marker_into_an_aborted_transaction_changes_nothing() -> None:
     """It says what the coordinator's own marker says."""
     txn = Txn.in_state("PrepareAbort")
     before, records = txn.entry, len(txn.world.log)
-    txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=P0))
+    txn.ask(RecordForcedMarker(writer=ident(42, 10), partition=P0))
     assert unchanged(txn, before, records)
 
 
 def test_a_marker_into_a_partition_it_does_not_have_is_not() -> None:
     txn = Txn.in_state("Ongoing")
     before, records = txn.entry, len(txn.world.log)
-    txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=P2))
+    txn.ask(RecordForcedMarker(writer=ident(42, 10), partition=P2))
     assert unchanged(txn, before, records)
 
 
 def test_a_marker_for_an_id_nobody_knows_creates_none() -> None:
     txn = Txn()
-    txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=P0))
+    txn.ask(RecordForcedMarker(writer=ident(42, 10), partition=P0))
     assert not txn.world.entries
     assert not txn.world.log

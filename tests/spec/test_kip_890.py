@@ -27,18 +27,18 @@ from txn_words import (
 
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    AddImplicitly,
-    Answer,
-    Ended,
+    AddPartitionsByLeader,
     EndTxn,
+    EndTxnResult,
     MarkersWritten,
-    PerPartition,
-    WhilePending,
-    while_pending,
+    PendingPolicy,
+    TxnAnswer,
+    VerifyPartitionsResult,
+    find_pending_policy,
 )
-from tallystick.broker.txn.machine.model import Idle, Ongoing, Outcome, TxnConfig
+from tallystick.broker.txn.machine.model import IdlePhase, OngoingPhase, TransactionResult, TxnConfig
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, Offset
+from tallystick.kernel.ids import Offset, ProducerIdAndEpoch
 
 CLIENT, BEFORE, OLDER, OTHER = "the client", "the pair before it", "an older pair", "somebody else's"
 FENCED, UNKNOWN = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -53,7 +53,7 @@ OLD_PROTOCOL = pytest.mark.parametrize(
 )
 
 
-def pair(txn: Txn, who: str) -> Identity:
+def pair(txn: Txn, who: str) -> ProducerIdAndEpoch:
     epoch = txn.client.epoch
     return {
         CLIENT: txn.client,
@@ -89,22 +89,22 @@ END_TXN_5: dict[tuple[str, str], tuple[object, object]] = {
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["", "restart"])
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", TransactionResult)
 @pytest.mark.parametrize(("state", "who"), END_TXN_5)
-def test_end_txn_of_version_5(state: str, who: str, outcome: Outcome, restart: bool) -> None:
+def test_end_txn_of_version_5(state: str, who: str, outcome: TransactionResult, restart: bool) -> None:
     """[TXN-6] [TXN-8] KIP-890 "Bump Epoch on Each Transaction for New Clients": Kafka's endTransaction, all
     of it."""
     txn = Txn.in_state(state)
     if restart:
         txn.world.restart()
     before, records = txn.entry, len(txn.world.log)
-    expected = END_TXN_5[state, who][0 if outcome is Outcome.COMMIT else 1]
+    expected = END_TXN_5[state, who][0 if outcome is TransactionResult.COMMIT else 1]
     answer = txn.end(pair(txn, who), outcome)
     if expected is ENDED:
-        assert answer == Ended(client=ident(42, before.client.epoch + 1))
+        assert answer == EndTxnResult(client=ident(42, before.client.epoch + 1))
         assert txn.client == ident(42, before.client.epoch + 1)
     elif expected is AGAIN:
-        assert answer == Ended(client=before.client)
+        assert answer == EndTxnResult(client=before.client)
         assert unchanged(txn, before, records)
     else:
         assert code(answer) == expected
@@ -115,16 +115,16 @@ def test_the_table_is_whole() -> None:
     assert len(END_TXN_5) == len(STATES) * 4
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_the_epoch_moves_with_the_decision(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", TransactionResult)
+def test_the_epoch_moves_with_the_decision(outcome: TransactionResult) -> None:
     """KIP-890 part 2: the decision has the next epoch, markers carry it, and the answer names it."""
     txn = Txn.in_state("Ongoing")
-    assert txn.end(ident(42, 10), outcome) == Ended(client=ident(42, 11))
-    send = txn.world.in_flight[T]
-    assert (send.marker, send.outcome, send.transaction_version) == (ident(42, 11), outcome, 2)
+    assert txn.end(ident(42, 10), outcome) == EndTxnResult(client=ident(42, 11))
+    send = txn.world.pending_markers[T]
+    assert (send.marker_identity, send.outcome, send.transaction_version) == (ident(42, 11), outcome, 2)
     assert send.partitions == {P0, P1}
     txn.complete()
-    assert (txn.client, txn.entry.superseded) == (ident(42, 11), ident(42, 10))
+    assert (txn.client, txn.entry.previous_identity) == (ident(42, 11), ident(42, 10))
 
 
 @pytest.mark.parametrize("state", IDLE_STATES)
@@ -134,9 +134,9 @@ def test_an_abort_with_nothing_written(state: str) -> None:
     txn = Txn.in_state(state)
     before = txn.client
     answer = txn.abort(before)
-    assert answer == Ended(client=ident(42, before.epoch + 1))
+    assert answer == EndTxnResult(client=ident(42, before.epoch + 1))
     assert txn.state == "CompleteAbort"
-    assert T not in txn.world.in_flight
+    assert T not in txn.world.pending_markers
     for _ in range(2):
         assert txn.abort(before) == answer
         txn.world.restart()
@@ -146,8 +146,8 @@ def test_an_abort_with_nothing_written(state: str) -> None:
 
 def test_an_abort_with_nothing_written_at_the_last_epoch() -> None:
     txn = Txn.idle(ident(42, MAX - 1))
-    assert txn.abort(ident(42, MAX - 1)) == Ended(client=ident(85, 0))
-    assert txn.abort(ident(42, MAX - 1)) == Ended(client=ident(85, 0))
+    assert txn.abort(ident(42, MAX - 1)) == EndTxnResult(client=ident(85, 0))
+    assert txn.abort(ident(42, MAX - 1)) == EndTxnResult(client=ident(85, 0))
 
 
 def test_a_commit_with_nothing_written() -> None:
@@ -166,7 +166,7 @@ def test_a_late_repetition_does_not_end_the_next_transaction() -> None:
     txn = Txn.in_state("CompleteCommit")
     txn.add(ident(42, 11))
     before, records = txn.entry, len(txn.world.log)
-    for outcome in Outcome:
+    for outcome in TransactionResult:
         assert code(txn.end(ident(42, 10), outcome)) == FENCED
     assert unchanged(txn, before, records)
 
@@ -177,15 +177,15 @@ def test_older_versions_cannot_tell(config: TxnConfig, version: int) -> None:
     is Kafka's protocol, and the reason why two-phase commit needs version 2."""
     txn = Txn.in_state("CompleteCommit", config=config, version=version)
     txn.add(ident(42, 10), version=version)
-    assert txn.commit(ident(42, 10), version) == Ended(client=ident(42, 10))
+    assert txn.commit(ident(42, 10), version) == EndTxnResult(client=ident(42, 10))
     assert txn.state == "PrepareCommit"
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_a_lost_reply_is_answered_again_with_the_same_pair(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", TransactionResult)
+def test_a_lost_reply_is_answered_again_with_the_same_pair(outcome: TransactionResult) -> None:
     """KAFKA-7763, KAFKA-9274: a client that heard nothing repeats the same decision, and learns that pair; of
     the other one it learns that it is too late."""
-    other = Outcome.ABORT if outcome is Outcome.COMMIT else Outcome.COMMIT
+    other = TransactionResult.ABORT if outcome is TransactionResult.COMMIT else TransactionResult.COMMIT
     txn = Txn.in_state("Ongoing")
     answer = txn.end(ident(42, 10), outcome)
     assert code(txn.end(ident(42, 10), outcome)) == WAIT
@@ -200,7 +200,7 @@ def test_another_producer_id_at_the_end() -> None:
     transaction may be begun with the new one at once, and the repetition is known, restart or not."""
     txn = Txn.idle(ident(42, MAX - 1))
     txn.write(ident(42, MAX - 1))
-    assert txn.commit(ident(42, MAX - 1)) == Ended(client=ident(85, 0))
+    assert txn.commit(ident(42, MAX - 1)) == EndTxnResult(client=ident(85, 0))
     assert txn.marker == ident(42, MAX)
     for _ in range(2):
         assert code(txn.commit(ident(42, MAX - 1))) == WAIT
@@ -208,11 +208,11 @@ def test_another_producer_id_at_the_end() -> None:
         txn.world.restart()
     txn.complete()
     txn.world.restart()
-    assert txn.commit(ident(42, MAX - 1)) == Ended(client=ident(85, 0))
+    assert txn.commit(ident(42, MAX - 1)) == EndTxnResult(client=ident(85, 0))
     assert code(txn.abort(ident(42, MAX - 1))) == WRONG
     assert txn.write(ident(85, 0)) == DONE
     assert code(txn.commit(ident(42, MAX - 1))) in (FENCED, UNKNOWN)
-    assert txn.commit(ident(85, 0)) == Ended(client=ident(85, 1))
+    assert txn.commit(ident(85, 0)) == EndTxnResult(client=ident(85, 1))
 
 
 # ------------------------------------------------------------- EndTxn of older versions
@@ -228,9 +228,11 @@ END_TXN_4: dict[str, tuple[object, object]] = {
 
 
 @OLD_PROTOCOL
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", TransactionResult)
 @pytest.mark.parametrize("state", STATES)
-def test_end_txn_of_older_versions(state: str, outcome: Outcome, config: TxnConfig, version: int) -> None:
+def test_end_txn_of_older_versions(
+    state: str, outcome: TransactionResult, config: TxnConfig, version: int
+) -> None:
     """KIP-98: the pair stays; "CompleteCommit" answers a commit with success and an abort with 48."""
     txn = Txn.in_state(state, config=config, version=version)
     before, records = txn.entry, len(txn.world.log)
@@ -238,11 +240,11 @@ def test_end_txn_of_older_versions(state: str, outcome: Outcome, config: TxnConf
     for stranger, refused in ((ident(42, 9), FENCED), (ident(42, 11), FENCED), (ident(7, 10), UNKNOWN)):
         assert code(txn.end(stranger, outcome, version)) == refused
     assert unchanged(txn, before, records)
-    expected = END_TXN_4[state][0 if outcome is Outcome.COMMIT else 1]
+    expected = END_TXN_4[state][0 if outcome is TransactionResult.COMMIT else 1]
     answer = txn.end(ident(42, 10), outcome, version)
     if expected is ENDED:
         assert txn.marker == ident(42, 10)
-        assert txn.world.in_flight[T].transaction_version < 2
+        assert txn.world.pending_markers[T].transaction_version < 2
     elif expected is AGAIN:
         assert code(answer) == ErrorCode.NONE
         assert unchanged(txn, before, records)
@@ -256,7 +258,7 @@ def test_a_client_of_an_older_version_on_a_new_broker() -> None:
     txn = Txn.idle(ident(42, 10))
     for _ in range(3):
         assert txn.add(ident(42, 10), P0, version=0) == DONE
-        assert txn.verify(ident(42, 10), P0) == PerPartition(refused={})
+        assert txn.verify(ident(42, 10), P0) == VerifyPartitionsResult(errors={})
         assert code(txn.commit(ident(42, 10), version=0)) == ErrorCode.NONE
         assert tc_state(txn) == ("PrepareCommit", 42, 10, -1, -1, -1)
         txn.complete()
@@ -267,12 +269,12 @@ def test_the_broker_ends_by_its_own_level() -> None:
     """KIP-890: the coordinator's own aborts follow the finalized level, whatever the client's version."""
     txn = Txn.in_state("Ongoing", version=0)
     txn.world.pass_time(TIMEOUT_MS + 1)
-    assert (txn.marker, txn.world.in_flight[T].transaction_version) == (ident(42, 11), 2)
+    assert (txn.marker, txn.world.pending_markers[T].transaction_version) == (ident(42, 11), 2)
     assert code(txn.abort(ident(42, 10), version=0)) == FENCED
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_the_level_is_raised_while_a_transaction_is_open(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", TransactionResult)
+def test_the_level_is_raised_while_a_transaction_is_open(outcome: TransactionResult) -> None:
     """KAFKA-18227: a client ends with the protocol it began with, and then asks for the next epoch."""
     old = TxnConfig(transaction_version=1)
     txn = Txn.in_state("Ongoing", config=old, version=0)
@@ -284,7 +286,7 @@ def test_the_level_is_raised_while_a_transaction_is_open(outcome: Outcome) -> No
     assert code(answer) == ErrorCode.NONE
     assert txn.client == ident(42, 11)
     assert txn.write(ident(42, 11)) == DONE
-    assert txn.end(ident(42, 11), outcome) == Ended(client=ident(42, 12))
+    assert txn.end(ident(42, 11), outcome) == EndTxnResult(client=ident(42, 12))
 
 
 def test_the_level_is_raised_before_the_end() -> None:
@@ -293,7 +295,7 @@ def test_the_level_is_raised_before_the_end() -> None:
     old = TxnConfig(transaction_version=1)
     txn = Txn.in_state("Ongoing", config=old, version=0)
     txn.world.config = replace(old, transaction_version=2)
-    assert txn.commit(ident(42, 10)) == Ended(client=ident(42, 11))
+    assert txn.commit(ident(42, 10)) == EndTxnResult(client=ident(42, 11))
     assert txn.marker == ident(42, 11)
 
 
@@ -302,7 +304,7 @@ def test_the_level_is_raised_before_the_end() -> None:
 WAYS_TO_ADD = ("add by version 0", "add by version 2", "implicit add")
 
 
-def add(txn: Txn, way: str, identity: Identity, *partitions: object) -> Answer:
+def add(txn: Txn, way: str, identity: ProducerIdAndEpoch, *partitions: object) -> TxnAnswer:
     match way:
         case "implicit add":
             return txn.write(identity, *partitions)  # type: ignore[arg-type]
@@ -329,7 +331,7 @@ def test_adding_partitions(way: str, state: str) -> None:
     assert answer == DONE
     assert (txn.state, txn.writer, txn.client) == ("Ongoing", client, client)
     assert txn.partitions == ({P0, P1, P2} if state == "Ongoing" else {P0, P2})
-    assert isinstance(txn.entry.phase, Ongoing)
+    assert isinstance(txn.entry.phase, OngoingPhase)
     began = txn.world.now_ms() - (1 if state == "Ongoing" else 0)
     assert txn.entry.phase.started_ms == began
     assert len(txn.world.log) == records + 1
@@ -348,9 +350,9 @@ def test_what_is_written_while_markers_are_out_waits() -> None:
     """[TXN-5] KAFKA-18575, KAFKA-18654: the client has been told its next pair, and must see neither 48 nor a
     lost partition; the driver waits for the markers and decides again."""
     txn = Txn.in_state("PrepareCommit")
-    early = AddImplicitly(identity=ident(42, 11), partitions=frozenset({P2}))
+    early = AddPartitionsByLeader(identity=ident(42, 11), partitions=frozenset({P2}))
     assert code(txn.ask(early)) == WAIT
-    assert while_pending(early) is WhilePending.MERGE
+    assert find_pending_policy(early) is PendingPolicy.MERGE
     txn.complete()
     assert txn.ask(early) == DONE
     assert txn.partitions == {P2}
@@ -359,7 +361,7 @@ def test_what_is_written_while_markers_are_out_waits() -> None:
 @pytest.mark.parametrize(
     "old", [ident(42, 10), ident(42, 9)], ids=["of the last transaction", "of one before"]
 )
-def test_a_late_batch_opens_no_transaction(old: Identity) -> None:
+def test_a_late_batch_opens_no_transaction(old: ProducerIdAndEpoch) -> None:
     """KAFKA-14402: a batch that arrives after its transaction's marker does not get a new transaction."""
     for state in ("PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"):
         txn = Txn.in_state(state)
@@ -379,7 +381,7 @@ def test_a_late_batch_after_the_time_is_up() -> None:
         assert code(txn.commit(ident(42, 10))) == WRONG
         txn.world.write_markers(T)
     # Nobody else took over: its owner may abort, and goes on with the next pair.
-    assert txn.abort(ident(42, 10)) == Ended(client=ident(42, 11))
+    assert txn.abort(ident(42, 10)) == EndTxnResult(client=ident(42, 11))
 
 
 # ------------------------------------------------------------- verification, for older clients
@@ -398,10 +400,10 @@ def test_verifying_partitions(state: str) -> None:
     if state in DECIDED_STATES:
         assert code(answer) == WAIT
     elif state == "Ongoing":
-        assert answer == PerPartition(refused={P2: NOTHING_OPEN})
-        assert txn.verify(client, P0, P1) == PerPartition(refused={})
+        assert answer == VerifyPartitionsResult(errors={P2: NOTHING_OPEN})
+        assert txn.verify(client, P0, P1) == VerifyPartitionsResult(errors={})
     else:
-        assert answer == PerPartition(refused={P0: NOTHING_OPEN, P2: NOTHING_OPEN})
+        assert answer == VerifyPartitionsResult(errors={P0: NOTHING_OPEN, P2: NOTHING_OPEN})
     assert unchanged(txn, before, records)
 
 
@@ -412,8 +414,8 @@ def test_verifying_for_an_id_nobody_knows() -> None:
 # ------------------------------------------------------------- markers
 
 
-def marked(txn: Txn, marker: Identity, *partitions: object) -> Answer:
-    return txn.ask(MarkersWritten(marker=marker, offsets=dict.fromkeys(partitions, Offset(5))))  # type: ignore[arg-type]
+def marked(txn: Txn, marker: ProducerIdAndEpoch, *partitions: object) -> TxnAnswer:
+    return txn.ask(MarkersWritten(marker_identity=marker, offsets=dict.fromkeys(partitions, Offset(5))))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -433,18 +435,18 @@ def test_markers_are_repeated_after_a_restart_and_may_be_there_already() -> None
     txn = Txn.in_state("PrepareAbort")
     txn.world.write_markers(T, only=[P0])
     assert txn.state == "PrepareAbort"
-    assert txn.entry.phase.unmarked == {P1}  # type: ignore[union-attr]
+    assert txn.entry.phase.unmarked_partitions == {P1}  # type: ignore[union-attr]
     txn.world.restart()
-    assert txn.world.in_flight[T].partitions == {P0, P1}
-    assert txn.world.in_flight[T].marker == ident(42, 11)
+    assert txn.world.pending_markers[T].partitions == {P0, P1}
+    assert txn.world.pending_markers[T].marker_identity == ident(42, 11)
     txn.complete()
     assert (txn.state, txn.client) == ("CompleteAbort", ident(42, 11))
-    assert isinstance(txn.entry.phase, Idle)
+    assert isinstance(txn.entry.phase, IdlePhase)
 
 
 def test_the_table_of_what_waits() -> None:
     """[TXN-5] KIP-890: from version 2 on EndTxn is refused at once while a Step is pending; before, the pair
     counts first. VerifyOnly passes on purpose (KAFKA-14904)."""
-    old = EndTxn(identity=ident(42, 10), outcome=Outcome.COMMIT, transaction_version=0)
-    assert while_pending(old) is WhilePending.IDENTITY_FIRST
-    assert while_pending(replace(old, transaction_version=2)) is WhilePending.REFUSE
+    old = EndTxn(identity=ident(42, 10), outcome=TransactionResult.COMMIT, transaction_version=0)
+    assert find_pending_policy(old) is PendingPolicy.CHECK_IDENTITY
+    assert find_pending_policy(replace(old, transaction_version=2)) is PendingPolicy.REFUSE

@@ -22,13 +22,18 @@ from tests.support.leading import (
 )
 from tests.support.memory_broker import HeldMarkers, memory_disk, on_a_loop
 
-from tallystick.broker.txn.machine.commands import Initialised, InitProducerId, MarkersWritten, TimeOut
-from tallystick.broker.txn.machine.model import Ongoing, Outcome, TxnEntry, TxnState
+from tallystick.broker.txn.machine.commands import (
+    AbortTimedOut,
+    InitProducerId,
+    InitProducerIdResult,
+    MarkersWritten,
+)
+from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
-from tallystick.protocol.records.control import ControlType, Marker, encode_marker
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
 
 NONE = ErrorCode.NONE
@@ -38,20 +43,26 @@ GAP = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 def nothing_open(made: Leader) -> bool:
-    return all(made.partition(index).log.producer_state.first_undecided_offset is None for index in range(2))
+    return all(
+        made.partition(index).log.producer_state_manager.first_undecided_offset is None for index in range(2)
+    )
 
 
 def entry(made: Leader) -> TxnEntry:
-    found = made.broker.transactions.entry(T)
+    found = made.broker.transactions.get_entry(T)
     assert isinstance(found, TxnEntry)
     return found
 
 
-def mark(made: Leader, identity: Identity, version: int, *, epoch: int | None = None) -> ErrorCode:
+def mark(made: Leader, identity: ProducerIdAndEpoch, version: int, *, epoch: int | None = None) -> ErrorCode:
     """A marker as a coordinator sends it."""
-    signed = Identity(identity.producer_id, ProducerEpoch(identity.epoch if epoch is None else epoch))
+    signed = ProducerIdAndEpoch(
+        identity.producer_id, ProducerEpoch(identity.epoch if epoch is None else epoch)
+    )
     data = encode_marker(
-        Marker(type=ControlType.COMMIT, coordinator_epoch=0), signed, timestamp_ms=made.clock.now_ms()
+        EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=0),
+        signed,
+        timestamp_ms=made.clock.now_ms(),
     )
     result = made.partition().append(data, AppendOrigin.COORDINATOR, TxnGuard(transaction_version=version))
     return result.code if isinstance(result, Reject) else NONE
@@ -60,9 +71,9 @@ def mark(made: Leader, identity: Identity, version: int, *, epoch: int | None = 
 # --------------------------------------------------------------- writes that come too late (KAFKA-14402)
 
 
-@pytest.mark.parametrize(("outcome", "version"), list(product(Outcome, (IMPLICIT, VERIFIED))))
+@pytest.mark.parametrize(("outcome", "version"), list(product(TransactionResult, (IMPLICIT, VERIFIED))))
 @on_a_loop
-async def test_a_write_after_the_end_opens_nothing(outcome: Outcome, version: int) -> None:
+async def test_a_write_after_the_end_opens_nothing(outcome: TransactionResult, version: int) -> None:
     """Part 2: after the end the pair is another one, and the late write is known as such wherever it goes."""
     async with leader() as made:
         identity = await made.identity()
@@ -73,9 +84,9 @@ async def test_a_write_after_the_end_opens_nothing(outcome: Outcome, version: in
         assert nothing_open(made)
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.parametrize("outcome", list(TransactionResult))
 @on_a_loop
-async def test_a_write_of_an_older_client_after_the_end_opens_nothing(outcome: Outcome) -> None:
+async def test_a_write_of_an_older_client_after_the_end_opens_nothing(outcome: TransactionResult) -> None:
     """Part 1: its pair stays the same, so only the coordinator can tell."""
     async with leader() as made:
         identity = await made.identity()
@@ -93,7 +104,7 @@ async def test_a_write_into_the_next_transaction_of_an_older_client_needs_its_pa
         identity = await made.identity()
         await made.add(identity, 0)
         await made.write(identity, version=VERIFIED)
-        await made.end(identity, Outcome.ABORT, version=0)
+        await made.end(identity, TransactionResult.ABORT, version=0)
         await made.add(identity, 1)
         assert await made.write(identity, 1, version=VERIFIED) is NOT_OPEN
         assert nothing_open(made)
@@ -123,7 +134,7 @@ async def test_a_write_after_the_timeout_opens_nothing() -> None:
         identity = await made.identity()
         await made.write(identity)
         made.clock.advance(60_001)
-        await made.broker.transactions.execute(T, TimeOut())
+        await made.broker.transactions.execute(T, AbortTimedOut())
         await turns()
         assert nothing_open(made)
         for index, version in product((0, 1), (IMPLICIT, VERIFIED)):
@@ -141,14 +152,14 @@ async def test_a_client_that_was_replaced_writes_nothing_more() -> None:
         kept = await made.broker.transactions.execute(
             T, InitProducerId(timeout_ms=60_000, keep_prepared=True)
         )
-        assert isinstance(kept, Initialised)
-        assert kept.ongoing == identity
+        assert isinstance(kept, InitProducerIdResult)
+        assert kept.ongoing_identity == identity
         for version in (IMPLICIT, VERIFIED):
             assert await made.write(identity, 0, 1, version=version) is STALE
             assert await made.write(identity, 1, 0, version=version) is STALE
             assert await made.write(kept.client, 0, 1, version=version) is ErrorCode.INVALID_TXN_STATE
         assert made.partition().log.log_end_offset == 1
-        await made.end(kept.client, Outcome.COMMIT)
+        await made.end(kept.client, TransactionResult.COMMIT)
         assert nothing_open(made)
 
 
@@ -172,15 +183,15 @@ async def test_what_waits_while_its_client_is_replaced_is_not_written() -> None:
     async with leader(markers=HeldMarkers()) as made:
         identity = await made.identity()
         await made.write(identity)
-        following = await made.end(identity, Outcome.COMMIT)
+        following = await made.end(identity, TransactionResult.COMMIT)
         sent = [made.send(request({0: batch(following, sequence)})) for sequence in range(2)]
         await turns()
         coordinator = made.broker.transactions
-        written = MarkersWritten(marker=following, offsets={orders(0): None})
-        await coordinator._logic.markers_written(T, written)
+        written = MarkersWritten(marker_identity=following, offsets={orders(0): None})
+        await coordinator._logic.submit_markers_written(T, written)
         kept = coordinator.submit(T, InitProducerId(timeout_ms=60_000, keep_prepared=True)).result()
-        assert isinstance(kept, Initialised)
-        assert kept.ongoing == following
+        assert isinstance(kept, InitProducerIdResult)
+        assert kept.ongoing_identity == following
         end = made.partition().log.log_end_offset
         assert [told(await each)[0].error_code for each in sent] == [STALE, STALE]
         assert made.partition().log.log_end_offset == end
@@ -193,7 +204,7 @@ async def test_an_end_closes_every_partition() -> None:
         identity = await made.identity()
         await made.add(identity, 0, 1)
         await made.write(identity, version=VERIFIED)
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         assert nothing_open(made)
         assert entry(made).state is TxnState.COMPLETE_COMMIT
         assert made.partition(1).log.log_end_offset == 1
@@ -218,7 +229,7 @@ async def test_an_older_one_begins_anywhere_when_nothing_is_known() -> None:
         identity = await made.identity()
         await made.add(identity, 0)
         assert await made.write(identity, 3, version=VERIFIED) is NONE
-        await made.end(identity, Outcome.COMMIT, version=0)
+        await made.end(identity, TransactionResult.COMMIT, version=0)
         await made.add(identity, 0)
         assert await made.write(identity, 5, version=VERIFIED) is GAP
         assert await made.write(identity, 4, version=VERIFIED) is NONE
@@ -230,7 +241,7 @@ async def test_version_2_counts_from_0_in_every_transaction() -> None:
         identity = await made.identity()
         for _ in range(3):
             assert [await made.write(identity, n) for n in (0, 1)] == [NONE, NONE]
-            following = await made.end(identity, Outcome.COMMIT)
+            following = await made.end(identity, TransactionResult.COMMIT)
             assert following.epoch == identity.epoch + 1
             identity = following
             assert await made.write(identity, 2) is GAP
@@ -264,7 +275,9 @@ async def test_two_codes_of_former_days_are_never_given() -> None:
     async with leader() as made:
         identity = await made.identity()
         found = {
-            await made.write(Identity(identity.producer_id, ProducerEpoch(epoch)), sequence, version=version)
+            await made.write(
+                ProducerIdAndEpoch(identity.producer_id, ProducerEpoch(epoch)), sequence, version=version
+            )
             for epoch, sequence, version in product((0, 1), (0, 1, 2, 0, 9), (IMPLICIT, VERIFIED, OLD))
         }
         assert NONE in found
@@ -280,12 +293,12 @@ async def test_a_marker_of_the_transaction_before_ends_nothing_of_the_next() -> 
     async with leader() as made:
         first = await made.identity()
         await made.write(first)
-        second = await made.end(first, Outcome.COMMIT)
+        second = await made.end(first, TransactionResult.COMMIT)
         await made.write(second)
         assert second.epoch == first.epoch + 1
         # The late marker of the first has the epoch that the second one writes with.
         assert mark(made, second, 2) is STALE
-        assert made.partition().log.producer_state.first_undecided_offset == 2
+        assert made.partition().log.producer_state_manager.first_undecided_offset == 2
         assert mark(made, second, 1) is NONE  # which older markers could not tell
 
 
@@ -295,7 +308,7 @@ async def test_a_marker_may_be_repeated_while_nothing_is_open() -> None:
     async with leader() as made:
         identity = await made.identity()
         await made.write(identity)
-        following = await made.end(identity, Outcome.COMMIT)
+        following = await made.end(identity, TransactionResult.COMMIT)
         end = made.partition().log.log_end_offset
         assert mark(made, following, 2) is NONE
         assert made.partition().log.log_end_offset == end + 1
@@ -309,7 +322,7 @@ async def test_a_restart_between_markers_and_completion_ends_the_transaction() -
     async with leader(disk, markers=HeldMarkers()) as made:
         identity = await made.identity()
         await made.write(identity)
-        following = await made.end(identity, Outcome.COMMIT)
+        following = await made.end(identity, TransactionResult.COMMIT)
         assert mark(made, following, 2) is NONE
         assert entry(made).state is TxnState.PREPARE_COMMIT
     async with leader(disk) as made:
@@ -317,13 +330,13 @@ async def test_a_restart_between_markers_and_completion_ends_the_transaction() -
         assert entry(made).state is TxnState.COMPLETE_COMMIT
         assert nothing_open(made)
         assert await made.write(following) is NONE
-        assert isinstance(entry(made).phase, Ongoing)
+        assert isinstance(entry(made).phase, OngoingPhase)
 
 
 @on_a_loop
 async def test_with_the_epochs_used_up_the_marker_has_the_data_s_epoch() -> None:
     async with leader(transaction_partition_verification_enable="false") as made:
-        last = Identity(ProducerId(9), ProducerEpoch(EPOCH_MAX))
+        last = ProducerIdAndEpoch(ProducerId(9), ProducerEpoch(EPOCH_MAX))
         assert await made.write(last, version=VERIFIED) is NONE
         assert mark(made, last, 2) is NONE
         assert nothing_open(made)
@@ -335,7 +348,7 @@ async def test_a_marker_for_an_unknown_producer_is_written_and_remembered() -> N
     async with leader() as made:
         identity = await made.identity()
         assert mark(made, identity, 2, epoch=5) is NONE
-        assert made.partition().log.producer_state.active[identity.producer_id].epoch == 5
+        assert made.partition().log.producer_state_manager.active_producers[identity.producer_id].epoch == 5
         assert await made.write(identity) is STALE
 
 
@@ -345,7 +358,11 @@ async def test_what_was_checked_where_it_came_from_is_not_checked_again() -> Non
     async with leader() as made:
         identity = await made.identity()
         assert mark(made, identity, 2, epoch=5) is NONE
-        old = encode_marker(Marker(type=ControlType.ABORT, coordinator_epoch=-1), identity, timestamp_ms=1)
+        old = encode_marker(
+            EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=-1),
+            identity,
+            timestamp_ms=1,
+        )
         assert isinstance(made.partition().append(old, AppendOrigin.REPLICATION), AppendResult)
 
 
@@ -360,8 +377,11 @@ async def test_an_old_client_on_a_new_broker() -> None:
         for n in range(3):
             await made.add(identity, 0)
             assert await made.write(identity, n, version=VERIFIED) is NONE
-            assert await made.end(identity, Outcome.COMMIT, version=0) == identity
-            assert made.partition().log.producer_state.active[identity.producer_id].epoch == identity.epoch
+            assert await made.end(identity, TransactionResult.COMMIT, version=0) == identity
+            assert (
+                made.partition().log.producer_state_manager.active_producers[identity.producer_id].epoch
+                == identity.epoch
+            )
         assert made.partition().log.last_stable_offset == made.partition().log.log_end_offset == 6
 
 
@@ -372,12 +392,12 @@ async def test_a_client_that_learned_of_version_2_goes_on_in_it() -> None:
         identity = await made.identity()
         await made.add(identity, 0)
         await made.write(identity, version=VERIFIED)
-        await made.end(identity, Outcome.COMMIT, version=0)
+        await made.end(identity, TransactionResult.COMMIT, version=0)
         answer = await made.broker.transactions.execute(
-            T, InitProducerId(timeout_ms=60_000, expected=identity)
+            T, InitProducerId(timeout_ms=60_000, expected_identity=identity)
         )
-        assert isinstance(answer, Initialised)
+        assert isinstance(answer, InitProducerIdResult)
         assert answer.client.epoch == identity.epoch + 1
         assert await made.write(answer.client) is NONE
-        assert (await made.end(answer.client, Outcome.COMMIT)).epoch == identity.epoch + 2
+        assert (await made.end(answer.client, TransactionResult.COMMIT)).epoch == identity.epoch + 2
         assert nothing_open(made)

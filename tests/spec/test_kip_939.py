@@ -1,7 +1,8 @@
 """KIP-939, "Support Participation in 2PC": the coordinator's part, sentence by sentence.
 
 The KIP's names and ours: ProducerId and ProducerEpoch of the "TC STATE" are the pair that is in the
-partitions (`writer`, then `marker`); NextProducerId and NextProducerEpoch are `client` when it differs.
+partitions (`writer`, then `marker_identity`); NextProducerId and NextProducerEpoch are `client` when it
+differs.
 """
 
 from collections.abc import Callable
@@ -23,11 +24,11 @@ from txn_words import (
 )
 
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
-from tallystick.broker.txn.machine.commands import Ended, EntryStored, Initialised
-from tallystick.broker.txn.machine.model import Ongoing, Outcome, TxnConfig
+from tallystick.broker.txn.machine.commands import EndTxnResult, EntryStored, InitProducerIdResult
+from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult, TxnConfig
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import INT32_MAX, Identity, TimestampMs, TransactionalId
-from tallystick.testing.transactions import TxnWorld
+from tallystick.kernel.ids import INT32_MAX, ProducerIdAndEpoch, TimestampMs, TransactionalId
+from tallystick.testing.transactions import TxnMachineHarness
 
 MAY_NOT = TxnConfig()
 DAY_MS = 86_400_000
@@ -45,7 +46,7 @@ def test_vanilla_transaction_with_epoch_overflow() -> None:
     """KIP-939 "Persisted Data Format Changes", "Vanilla KIP-890 transaction case with epoch overflow"."""
     # 1. InitProducerId(false); TC STATE: Empty, ProducerId=42, ProducerEpoch=MAX-1 ...
     txn = Txn.idle(ident(42, MAX - 2), spares=(85, 86))
-    assert txn.init() == Initialised(client=ident(42, MAX - 1))
+    assert txn.init() == InitProducerIdResult(client=ident(42, MAX - 1))
     assert tc_state(txn) == ("Empty", 42, MAX - 1, -1, -1, -1)
 
     # 2. AddPartitionsToTxn; REQUEST: ProducerId=42, ProducerEpoch=MAX-1
@@ -53,9 +54,9 @@ def test_vanilla_transaction_with_epoch_overflow() -> None:
     assert tc_state(txn) == ("Ongoing", 42, MAX - 1, -1, -1, -1)
 
     # 3. Commit; RESPONSE ProducerId=85, Epoch=0
-    assert txn.commit(ident(42, MAX - 1)) == Ended(client=ident(85, 0))
+    assert txn.commit(ident(42, MAX - 1)) == EndTxnResult(client=ident(85, 0))
     assert tc_state(txn) == ("PrepareCommit", 42, MAX, 42, 85, 0)
-    assert txn.world.in_flight[T].marker == ident(42, MAX)
+    assert txn.world.pending_markers[T].marker_identity == ident(42, MAX)
 
     # 4. (Transition in TC into CompleteCommit)
     txn.complete()
@@ -67,7 +68,7 @@ def test_two_phase_commit_with_two_epoch_overflows() -> None:
     """KIP-939 "Persisted Data Format Changes", "2PC transaction case with two epoch overflows"."""
     # 1. InitProducerId(false)
     txn = Txn.idle(ident(42, MAX - 2), spares=(73, 85, 99))
-    assert txn.init(two_phase=True) == Initialised(client=ident(42, MAX - 1))
+    assert txn.init(two_phase=True) == InitProducerIdResult(client=ident(42, MAX - 1))
     assert tc_state(txn) == ("Empty", 42, MAX - 1, -1, -1, -1)
 
     # 2. AddPartitionsToTxn; REQUEST: ProducerId=42, ProducerEpoch=MAX-1
@@ -76,31 +77,35 @@ def test_two_phase_commit_with_two_epoch_overflows() -> None:
 
     # 3. (Transaction is prepared on the client, then client crashed)
     # 4. InitProducerId(true)
-    assert txn.init(two_phase=True, keep=True) == Initialised(client=ident(73, 0), ongoing=ident(42, MAX - 1))
+    assert txn.init(two_phase=True, keep=True) == InitProducerIdResult(
+        client=ident(73, 0), ongoing_identity=ident(42, MAX - 1)
+    )
     assert tc_state(txn) == ("Ongoing", 42, MAX - 1, -1, 73, 0)
 
     # 5. (crash the client)
     # 6. InitProducerId(true)
-    assert txn.init(two_phase=True, keep=True) == Initialised(client=ident(73, 1), ongoing=ident(42, MAX - 1))
+    assert txn.init(two_phase=True, keep=True) == InitProducerIdResult(
+        client=ident(73, 1), ongoing_identity=ident(42, MAX - 1)
+    )
     assert tc_state(txn) == ("Ongoing", 42, MAX - 1, -1, 73, 1)
 
     # 7. (crash the client a few times to drive the NextProducerEpoch to MAX-1)
     for epoch in range(2, MAX):
-        assert txn.init(two_phase=True, keep=True) == Initialised(
-            client=ident(73, epoch), ongoing=ident(42, MAX - 1)
+        assert txn.init(two_phase=True, keep=True) == InitProducerIdResult(
+            client=ident(73, epoch), ongoing_identity=ident(42, MAX - 1)
         )
     assert tc_state(txn) == ("Ongoing", 42, MAX - 1, -1, 73, MAX - 1)
 
     # 8. InitProducerId(true)
-    assert txn.init(two_phase=True, keep=True) == Initialised(
-        client=ident(73, MAX), ongoing=ident(42, MAX - 1)
+    assert txn.init(two_phase=True, keep=True) == InitProducerIdResult(
+        client=ident(73, MAX), ongoing_identity=ident(42, MAX - 1)
     )
     assert tc_state(txn) == ("Ongoing", 42, MAX - 1, -1, 73, MAX)
 
     # 9. Commit; REQUEST: ProducerId=73, ProducerEpoch=MAX; RESPONSE ProducerId=85, Epoch=0
-    assert txn.commit(ident(73, MAX)) == Ended(client=ident(85, 0))
+    assert txn.commit(ident(73, MAX)) == EndTxnResult(client=ident(85, 0))
     assert tc_state(txn) == ("PrepareCommit", 42, MAX, 73, 85, 0)
-    assert txn.world.in_flight[T].marker == ident(42, MAX)
+    assert txn.world.pending_markers[T].marker_identity == ident(42, MAX)
 
     # 10. (Transition in TC into CompleteCommit)
     txn.complete()
@@ -117,7 +122,7 @@ def test_the_long_example_survives_a_restart_after_every_step(crash_after: int) 
         lambda: txn.add(ident(42, MAX - 1)),
         lambda: txn.init(two_phase=True, keep=True),
         lambda: txn.init(two_phase=True, keep=True),
-        lambda: txn.world.put(replace(txn.entry, client=ident(73, MAX - 1))),
+        lambda: txn.world.insert_entry(replace(txn.entry, client=ident(73, MAX - 1))),
         lambda: txn.init(two_phase=True, keep=True),
         lambda: txn.commit(ident(73, MAX)),
         lambda: txn.commit(ident(73, MAX)),
@@ -128,9 +133,9 @@ def test_the_long_example_survives_a_restart_after_every_step(crash_after: int) 
         step()
         if number == crash_after:
             txn.world.restart()
-    assert txn.answers[-3] == Ended(client=ident(85, 0))
+    assert txn.answers[-3] == EndTxnResult(client=ident(85, 0))
     assert code(txn.answers[-2]) == ErrorCode.CONCURRENT_TRANSACTIONS
-    assert txn.answers[-1] == Ended(client=ident(85, 0))
+    assert txn.answers[-1] == EndTxnResult(client=ident(85, 0))
     assert tc_state(txn) == ("CompleteCommit", 85, 0, 73, -1, -1)
 
 
@@ -142,7 +147,9 @@ def test_keep_with_nothing_open_is_an_ordinary_bump(two_phase: bool) -> None:
     """KIP-939 "RPC Changes": "OngoingTxnProducerId and OngoingTxnEpoch can be set to -1 if there is no
     ongoing transaction"."""
     txn = Txn.idle(ident(42, 10))
-    assert txn.init(keep=True, two_phase=two_phase) == Initialised(client=ident(42, 11), ongoing=None)
+    assert txn.init(keep=True, two_phase=two_phase) == InitProducerIdResult(
+        client=ident(42, 11), ongoing_identity=None
+    )
     assert txn.state == "Empty"
 
 
@@ -150,7 +157,7 @@ def test_keep_for_an_id_nobody_knows_creates_it() -> None:
     """KIP-939 "Motivation", recovery recipe: "is used when committing the database transaction fails or after
     restarts": the first start looks like any other, and must not fail."""
     txn = Txn(spares=(42,))
-    assert txn.init(keep=True, two_phase=True) == Initialised(client=ident(42, 0))
+    assert txn.init(keep=True, two_phase=True) == InitProducerIdResult(client=ident(42, 0))
     assert txn.entry.timeout_ms is None
 
 
@@ -163,8 +170,8 @@ def test_keep_moves_the_client_and_never_the_writer(two_phase: bool) -> None:
     txn.init(two_phase=two_phase)
     txn.add(ident(42, 11), P0, P1)
     for epoch in range(12, 20):
-        assert txn.init(keep=True, two_phase=two_phase) == Initialised(
-            client=ident(42, epoch), ongoing=ident(42, 11)
+        assert txn.init(keep=True, two_phase=two_phase) == InitProducerIdResult(
+            client=ident(42, epoch), ongoing_identity=ident(42, 11)
         )
         assert txn.writer == ident(42, 11)
         assert txn.partitions == {P0, P1}
@@ -181,14 +188,14 @@ def test_init_without_keep_aborts_what_is_open(two_phase: bool) -> None:
     assert txn.state == "PrepareAbort"
     assert txn.marker == ident(42, 12)
     txn.complete()
-    assert txn.init(two_phase=two_phase) == Initialised(client=ident(42, 13))
+    assert txn.init(two_phase=two_phase) == InitProducerIdResult(client=ident(42, 13))
 
 
 def test_keep_is_legal_without_two_phase_commit() -> None:
     """KIP-939 "RPC Changes": "KeepPreparedTxn could be set to true even if Enable2Pc is false"."""
     txn = Txn.idle(ident(42, 10), config=MAY_NOT)
     txn.add(ident(42, 10))
-    assert txn.init(keep=True) == Initialised(client=ident(42, 11), ongoing=ident(42, 10))
+    assert txn.init(keep=True) == InitProducerIdResult(client=ident(42, 11), ongoing_identity=ident(42, 10))
 
 
 def test_without_the_broker_setting_two_phase_commit_is_refused() -> None:
@@ -235,7 +242,7 @@ def test_below_version_2_nothing_can_be_kept(level: int, keep: bool, two_phase: 
 def test_the_timeout_is_not_looked_at_with_two_phase_commit(timeout_ms: int) -> None:
     """KIP-939 "RPC Changes": "TransactionTimeoutMs value is ignored if Enable2Pc is specified"."""
     txn = Txn(spares=(42,))
-    assert txn.init(two_phase=True, timeout_ms=timeout_ms) == Initialised(client=ident(42, 0))
+    assert txn.init(two_phase=True, timeout_ms=timeout_ms) == InitProducerIdResult(client=ident(42, 0))
     assert txn.entry.timeout_ms is None
 
 
@@ -248,7 +255,7 @@ def test_a_two_phase_transaction_is_never_aborted_by_time() -> None:
     assert txn.state == "Ongoing"
     txn.time_out()
     assert txn.state == "Ongoing"
-    assert not txn.world.sent
+    assert not txn.world.sent_markers
     txn.init(two_phase=True, keep=True)
     txn.world.restart()
     txn.world.pass_time(10_000 * DAY_MS)
@@ -277,7 +284,7 @@ def test_keep_with_two_phase_commit_lifts_a_timeout() -> None:
     time."""
     txn = Txn.idle(ident(42, 10))
     txn.add(ident(42, 10))
-    assert isinstance(txn.entry.phase, Ongoing)
+    assert isinstance(txn.entry.phase, OngoingPhase)
     assert txn.entry.phase.timeout_ms == TIMEOUT_MS
     txn.init(keep=True, two_phase=True)
     txn.world.restart()
@@ -292,7 +299,9 @@ def test_keep_without_two_phase_commit_brings_no_timeout_back() -> None:
     txn = Txn(spares=(42,))
     txn.init(two_phase=True)
     txn.add(ident(42, 0))
-    assert txn.init(keep=True, timeout_ms=1_000) == Initialised(client=ident(42, 1), ongoing=ident(42, 0))
+    assert txn.init(keep=True, timeout_ms=1_000) == InitProducerIdResult(
+        client=ident(42, 1), ongoing_identity=ident(42, 0)
+    )
     txn.world.restart()
     txn.world.pass_time(10_000 * DAY_MS)
     assert txn.state == "Ongoing"
@@ -333,7 +342,7 @@ def test_a_kept_transaction_takes_no_more_partitions() -> None:
 
 
 @OLD_PAIRS
-def test_former_incarnations_are_fenced(old: Identity) -> None:
+def test_former_incarnations_are_fenced(old: ProducerIdAndEpoch) -> None:
     """[TXN-8] KIP-939 "Proposed Changes": "so that we can fence requests from previous incarnations"."""
     txn = twice_kept()
     before, records = txn.entry, len(txn.world.log)
@@ -349,7 +358,7 @@ def test_former_incarnations_are_fenced(old: Identity) -> None:
 
 
 @pytest.mark.parametrize("old", [ident(42, MAX - 1), ident(73, 0)])
-def test_former_incarnations_are_fenced_under_another_producer_id_too(old: Identity) -> None:
+def test_former_incarnations_are_fenced_under_another_producer_id_too(old: ProducerIdAndEpoch) -> None:
     """KIP-939 "Proposed Changes": "and potentially allocate new producerId"; being fenced stays being fenced,
     and is not taken for a producer id that was never this id's."""
     txn = Txn.kept(ident(42, MAX - 1), ident(73, 1))
@@ -364,9 +373,11 @@ def test_former_incarnations_are_fenced_under_another_producer_id_too(old: Ident
 # ------------------------------------------------------------- the end of a kept transaction
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", TransactionResult)
 @pytest.mark.parametrize("version", [0, 2])
-def test_markers_follow_the_writer_and_the_answer_follows_the_client(outcome: Outcome, version: int) -> None:
+def test_markers_follow_the_writer_and_the_answer_follows_the_client(
+    outcome: TransactionResult, version: int
+) -> None:
     """KIP-939, details of the example: "We send out markers using the original ongoing transaction's
     ProducerId and ProducerEpoch + 1, but the next transaction will use the latest ProducerId and
     ProducerEpoch + 1". A client of an older version cannot know that, and its transaction is ended in the
@@ -374,16 +385,16 @@ def test_markers_follow_the_writer_and_the_answer_follows_the_client(outcome: Ou
     txn = Txn.kept(ident(42, 100), ident(42, 101))
     answer = txn.end(ident(42, 101), outcome, version)
     assert code(answer) == ErrorCode.NONE
-    send = txn.world.in_flight[T]
-    assert (send.marker, send.outcome, send.partitions) == (ident(42, 101), outcome, frozenset({P0}))
+    send = txn.world.pending_markers[T]
+    assert (send.marker_identity, send.outcome, send.partitions) == (ident(42, 101), outcome, frozenset({P0}))
     assert send.transaction_version == 2
     assert txn.client == ident(42, 102)
     txn.complete()
     assert txn.client == ident(42, 102)
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_a_pair_of_two_phase_commit_names_one_transaction(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", TransactionResult)
+def test_a_pair_of_two_phase_commit_names_one_transaction(outcome: TransactionResult) -> None:
     """KIP-939 "Solution Requirements and Constraints": "so that we could use {producerId, epoch} to identify
     a transaction". A token in a database must not come to name the next transaction, whatever version of
     EndTxn ended its own."""
@@ -395,7 +406,7 @@ def test_a_pair_of_two_phase_commit_names_one_transaction(outcome: Outcome) -> N
     txn.complete()
     assert txn.client == ident(42, 1)
     # The answer was lost: whoever asks again learns what was decided, with the older request, too.
-    assert txn.end(ident(42, 0), outcome, version=0) == Ended(client=ident(42, 1))
+    assert txn.end(ident(42, 0), outcome, version=0) == EndTxnResult(client=ident(42, 1))
     assert code(txn.write(ident(42, 0))) == ErrorCode.PRODUCER_FENCED
 
 
@@ -403,7 +414,7 @@ def test_a_delayed_commit_does_not_end_the_next_transaction() -> None:
     """[TXN-4] [TXN-8] Review of apache/kafka#21735, double bump: the first Commit(101) is delayed, its
     repetition completes the transaction, and must not find a transaction of 42/101 when it comes at last."""
     txn = Txn.kept(ident(42, 100), ident(42, 101))
-    assert txn.commit(ident(42, 101)) == Ended(client=ident(42, 102))
+    assert txn.commit(ident(42, 101)) == EndTxnResult(client=ident(42, 102))
     txn.complete()
     txn.add(ident(42, 102))
     before, records = txn.entry, len(txn.world.log)
@@ -423,12 +434,12 @@ def test_force_terminate_moves_beyond_every_pair_handed_out(keeps: int) -> None:
     highest = txn.client
     assert code(txn.init()) == ErrorCode.CONCURRENT_TRANSACTIONS
     assert txn.marker == ident(42, 11)
-    assert txn.world.in_flight[T].outcome is Outcome.ABORT
+    assert txn.world.pending_markers[T].outcome is TransactionResult.ABORT
     assert txn.client > highest
     assert code(txn.init()) == ErrorCode.CONCURRENT_TRANSACTIONS
     txn.complete()
     answer = txn.init()
-    assert isinstance(answer, Initialised)
+    assert isinstance(answer, InitProducerIdResult)
     assert answer.client > highest
     for epoch in range(10, highest.epoch + 1):
         assert code(txn.commit(ident(42, epoch))) == ErrorCode.PRODUCER_FENCED
@@ -440,12 +451,12 @@ def test_force_terminate_at_the_end_of_both_epochs() -> None:
     assert code(txn.init()) == ErrorCode.CONCURRENT_TRANSACTIONS
     assert (txn.marker, txn.client) == (ident(42, MAX), ident(85, 0))
     txn.complete()
-    assert txn.init() == Initialised(client=ident(85, 1))
+    assert txn.init() == InitProducerIdResult(client=ident(85, 1))
 
 
 def test_a_decided_transaction_cannot_be_kept() -> None:
     """KIP-939 "Proposed Changes": kept is what is "indeed ongoing"; while markers are out, 51."""
-    for outcome in Outcome:
+    for outcome in TransactionResult:
         txn = kept()
         txn.end(ident(42, 11), outcome)
         before, records = txn.entry, len(txn.world.log)
@@ -471,13 +482,13 @@ def test_a_commit_is_repeated_after_the_producer_id_changed_at_keep() -> None:
     """Review of apache/kafka#21735, rollover: ongoing {42,10}, next {73,85}: commit gives {73,86}, and a
     retry with {73,85} is an ordinary one."""
     txn = Txn.kept(ident(42, 10), ident(73, 85))
-    assert txn.commit(ident(73, 85)) == Ended(client=ident(73, 86))
+    assert txn.commit(ident(73, 85)) == EndTxnResult(client=ident(73, 86))
     assert tc_state(txn) == ("PrepareCommit", 42, 11, 73, 73, 86)
     assert code(txn.commit(ident(73, 85))) == ErrorCode.CONCURRENT_TRANSACTIONS
     txn.world.restart()
     txn.complete()
     assert tc_state(txn) == ("CompleteCommit", 73, 86, 73, -1, -1)
-    assert txn.commit(ident(73, 85)) == Ended(client=ident(73, 86))
+    assert txn.commit(ident(73, 85)) == EndTxnResult(client=ident(73, 86))
     assert code(txn.abort(ident(73, 85))) == ErrorCode.INVALID_TXN_STATE
 
 
@@ -486,14 +497,14 @@ def test_a_commit_is_repeated_after_the_producer_id_changed_at_commit(last: int)
     """KIP-939, details of the example: "In order to support retries we store the previous ProducerId".
     Whichever epoch is the last, rotation and the recognition of retries agree on it."""
     txn = Txn.kept(ident(42, 10), ident(73, last))
-    assert txn.commit(ident(73, last)) == Ended(client=ident(85, 0))
+    assert txn.commit(ident(73, last)) == EndTxnResult(client=ident(85, 0))
     assert tc_state(txn) == ("PrepareCommit", 42, 11, 73, 85, 0)
     assert code(txn.commit(ident(73, last))) == ErrorCode.CONCURRENT_TRANSACTIONS
     assert code(txn.abort(ident(73, last))) == ErrorCode.INVALID_TXN_STATE
     txn.world.restart()
     txn.complete()
     txn.world.restart()
-    assert txn.commit(ident(73, last)) == Ended(client=ident(85, 0))
+    assert txn.commit(ident(73, last)) == EndTxnResult(client=ident(85, 0))
     for other in (ident(73, last - 1), ident(42, 10), ident(42, 11)):
         assert code(txn.commit(other)) not in (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS)
 
@@ -502,17 +513,17 @@ def test_keep_by_the_owner_and_its_repetition() -> None:
     """KIP-360 met with KIP-939, on which it is silent: only the newest pair, or a repetition of the request
     that made it, may speak."""
     txn = kept()
-    assert txn.init(keep=True, expected=ident(42, 11)) == Initialised(
-        client=ident(42, 12), ongoing=ident(42, 10)
+    assert txn.init(keep=True, expected=ident(42, 11)) == InitProducerIdResult(
+        client=ident(42, 12), ongoing_identity=ident(42, 10)
     )
     before, records = txn.entry, len(txn.world.log)
-    assert txn.init(keep=True, expected=ident(42, 11)) == Initialised(
-        client=ident(42, 12), ongoing=ident(42, 10)
+    assert txn.init(keep=True, expected=ident(42, 11)) == InitProducerIdResult(
+        client=ident(42, 12), ongoing_identity=ident(42, 10)
     )
     assert code(txn.init(keep=True, expected=ident(42, 10))) == ErrorCode.PRODUCER_FENCED
     assert code(txn.init(keep=True, expected=ident(7, 11))) == ErrorCode.PRODUCER_FENCED
     assert code(txn.init(keep=True, expected=ident(42, 13))) == ErrorCode.PRODUCER_FENCED
-    for outcome in Outcome:
+    for outcome in TransactionResult:
         assert code(txn.end(ident(42, 11), outcome)) == ErrorCode.PRODUCER_FENCED
     assert unchanged(txn, before, records)
 
@@ -543,8 +554,8 @@ def test_two_instances_at_once_are_told_apart() -> None:
     txn = Txn.idle(ident(42, 40))
     txn.add(ident(42, 40))
     first, second = txn.init(keep=True), txn.init(keep=True)
-    assert isinstance(first, Initialised)
-    assert isinstance(second, Initialised)
+    assert isinstance(first, InitProducerIdResult)
+    assert isinstance(second, InitProducerIdResult)
     assert first.client != second.client
     assert code(txn.commit(first.client)) == ErrorCode.PRODUCER_FENCED
     assert code(txn.commit(second.client)) == ErrorCode.NONE
@@ -557,22 +568,22 @@ def test_two_instances_at_once_are_told_apart() -> None:
     ("writer", "client"),
     [(MAX - 3, ident(42, MAX - 2)), (MAX - 2, ident(42, MAX - 1)), (MAX - 1, ident(85, 0))],
 )
-def test_the_first_keep_leaves_an_epoch_for_the_marker(writer: int, client: Identity) -> None:
+def test_the_first_keep_leaves_an_epoch_for_the_marker(writer: int, client: ProducerIdAndEpoch) -> None:
     """KIP-939, details of the example: "we need to allocate producer id when ProducerEpoch=MAX-1, because we
     need to reserve one value for the PrepareCommit state"."""
     txn = Txn.idle(ident(42, writer))
     txn.add(ident(42, writer))
-    assert txn.init(keep=True) == Initialised(client=client, ongoing=ident(42, writer))
+    assert txn.init(keep=True) == InitProducerIdResult(client=client, ongoing_identity=ident(42, writer))
 
 
 def test_later_keeps_use_every_epoch() -> None:
     """KIP-939, details of the example: "we don't have a need for an extra value for NextProducerEpoch
     overflow"."""
     txn = Txn.kept(ident(42, 10), ident(73, MAX - 1), spares=(85, 99))
-    assert txn.init(keep=True) == Initialised(client=ident(73, MAX), ongoing=ident(42, 10))
-    assert txn.init(keep=True) == Initialised(client=ident(85, 0), ongoing=ident(42, 10))
-    assert txn.init(keep=True) == Initialised(client=ident(85, 1), ongoing=ident(42, 10))
-    assert txn.commit(ident(85, 1)) == Ended(client=ident(85, 2))
+    assert txn.init(keep=True) == InitProducerIdResult(client=ident(73, MAX), ongoing_identity=ident(42, 10))
+    assert txn.init(keep=True) == InitProducerIdResult(client=ident(85, 0), ongoing_identity=ident(42, 10))
+    assert txn.init(keep=True) == InitProducerIdResult(client=ident(85, 1), ongoing_identity=ident(42, 10))
+    assert txn.commit(ident(85, 1)) == EndTxnResult(client=ident(85, 2))
     txn.complete()
     assert txn.client == ident(85, 2)
 
@@ -588,24 +599,24 @@ def test_the_next_writer_can_always_be_marked() -> None:
             assert txn.client.epoch < MAX
             txn.add(txn.client)
             txn.commit(txn.client)
-            assert txn.marker.epoch == txn.world.sent[-1].marker.epoch <= MAX
+            assert txn.marker.epoch == txn.world.sent_markers[-1].marker_identity.epoch <= MAX
 
 
 def test_a_timeout_is_never_the_number_that_means_none() -> None:
     """KIP-939 as shipped: two-phase commit is a timeout of 2147483647 in the log. Who asks for that many
     milliseconds has not asked for two-phase commit, and must not be given it by the next restart."""
     txn = Txn(TxnConfig(transaction_max_timeout_ms=INT32_MAX), spares=(42,))
-    assert txn.init(timeout_ms=INT32_MAX) == Initialised(client=ident(42, 0))
+    assert txn.init(timeout_ms=INT32_MAX) == InitProducerIdResult(client=ident(42, 0))
     assert txn.entry.timeout_ms == INT32_MAX - 1
     (record,) = decode_batches(encode_batch_of([EntryStored(entry=txn.entry)], TimestampMs(0), 2))
     assert record == EntryStored(entry=txn.entry)
 
 
 def test_ids_do_not_touch_each_other() -> None:
-    world = TxnWorld(TWO_PHASE, spares=(42, 43, 44))
+    world = TxnMachineHarness(TWO_PHASE, spares=(42, 43, 44))
     mine, other = Txn(world=world), Txn(world=world, transactional_id=TransactionalId("u"))
-    assert mine.init(two_phase=True) == Initialised(client=ident(42, 0))
-    assert other.init() == Initialised(client=ident(43, 0))
+    assert mine.init(two_phase=True) == InitProducerIdResult(client=ident(42, 0))
+    assert other.init() == InitProducerIdResult(client=ident(43, 0))
     mine.add(ident(42, 0))
     before = other.entry
     mine.init(two_phase=True, keep=True)

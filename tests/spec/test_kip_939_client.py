@@ -7,19 +7,19 @@ import pytest
 from txn_pair import PureClient, coordinator, shown
 from txn_words import MAX, Txn, ident
 
-from tallystick.broker.txn.machine.model import Decided, Idle, Ongoing, Outcome
+from tallystick.broker.txn.machine.model import DecidedPhase, IdlePhase, OngoingPhase, TransactionResult
 from tallystick.client.config import ProducerConfig
-from tallystick.client.errors import refused
-from tallystick.client.transactions.modes import Finding, Mode, Verdict, compare
+from tallystick.client.errors import build_broker_error
+from tallystick.client.transactions.modes import Mode, TxnFinding, TxnRecoveryAction, classify_outcome
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.client.transactions.state import Call, Refused, State, TxnProducer
+from tallystick.client.transactions.state import IllegalCall, State, TxnCall, TxnProducerState
 from tallystick.kernel.settings import BadConfig
 
 
-def outcome(txn: Txn) -> Outcome | None:
+def outcome(txn: Txn) -> TransactionResult | None:
     """How the last transaction was decided; None while it is open."""
     phase = txn.entry.phase
-    return phase.outcome if isinstance(phase, Decided | Idle) else None
+    return phase.outcome if isinstance(phase, DecidedPhase | IdlePhase) else None
 
 
 def crashed_after_prepare(txn: Txn) -> PreparedTxnState:
@@ -45,12 +45,12 @@ def test_normal_processing_recipe() -> None:
         one.write()
         token = one.prepare()
         assert token not in (stored, PreparedTxnState()), "each transaction has a name of its own"
-        assert isinstance(txn.entry.phase, Ongoing), "there is no prepare RPC"
+        assert isinstance(txn.entry.phase, OngoingPhase), "there is no prepare RPC"
         assert str(token) == f"{txn.writer.producer_id}:{txn.writer.epoch}"
         stored = token
-        one.call(Call.COMMIT)
+        one.call(TxnCall.COMMIT)
         one.end()
-        assert outcome(txn) is Outcome.COMMIT
+        assert outcome(txn) is TransactionResult.COMMIT
 
 
 @pytest.mark.parametrize("crashes", range(4))
@@ -64,7 +64,7 @@ def test_recovery_recipe(crashes: int) -> None:
         two = PureClient(txn)
         two.init(keep=True)
         two.complete(PreparedTxnState(str(token)) if stored_matches else PreparedTxnState("1:1"))
-        assert outcome(txn) is (Outcome.COMMIT if stored_matches else Outcome.ABORT)
+        assert outcome(txn) is (TransactionResult.COMMIT if stored_matches else TransactionResult.ABORT)
         assert two.machine.state is State.READY
         two.begin()
         assert two.write() == 0
@@ -80,7 +80,7 @@ def test_a_commit_whose_answer_is_lost_is_repeated(lost: str) -> None:
         two = PureClient(txn)
         two.init(keep=True)
         two.complete(token, lost=lost)
-        assert outcome(txn) is Outcome.COMMIT
+        assert outcome(txn) is TransactionResult.COMMIT
         assert two.machine.client == txn.client
 
 
@@ -96,10 +96,10 @@ def test_what_is_allowed_after_prepare() -> None:
     two = PureClient(txn)
     two.init(keep=True)
     asked = len(txn.answers)
-    for call in Call:
-        result = two.machine.call(call)
-        assert isinstance(result, TxnProducer) == (call in (Call.COMMIT, Call.ABORT))
-    assert isinstance(two.machine.complete(token), TxnProducer)
+    for call in TxnCall:
+        result = two.machine.apply_call(call)
+        assert isinstance(result, TxnProducerState) == (call in (TxnCall.COMMIT, TxnCall.ABORT))
+    assert isinstance(two.machine.complete(token), TxnProducerState)
     assert len(txn.answers) == asked, "nothing was sent"
 
 
@@ -113,7 +113,7 @@ def test_init_true_keeps_and_init_false_does_not() -> None:
     PureClient(txn).init(keep=False)
     assert txn.state == "Empty"
     assert outcome(txn) is None
-    assert len(txn.entry.forced) == 1
+    assert len(txn.entry.forced_outcomes) == 1
 
 
 def test_prepare_fails_if_anything_was_not_flushed() -> None:
@@ -123,22 +123,22 @@ def test_prepare_fails_if_anything_was_not_flushed() -> None:
     one.init(keep=False)
     one.begin()
     one.write()
-    one.machine = one.machine.failed("Produce", refused("Produce", "data-0", 10))
-    assert isinstance(one.machine.call(Call.PREPARE), Refused)
-    one.call(Call.ABORT)
+    one.machine = one.machine.apply_failure("Produce", build_broker_error("Produce", "data-0", 10))
+    assert isinstance(one.machine.apply_call(TxnCall.PREPARE), IllegalCall)
+    one.call(TxnCall.ABORT)
     one.end()
-    assert outcome(one.txn) is Outcome.ABORT
+    assert outcome(one.txn) is TransactionResult.ABORT
 
 
 def test_prepare_without_two_phase_commit() -> None:
     """ "If the 2PC is not enabled, we return the INVALID_TXN_STATE error."."""
-    machine = TxnProducer().call(Call.INIT)
-    assert isinstance(machine, TxnProducer)
-    machine = machine.initialised(ident(42, 0), version=2, mode=None, keep=False).call(Call.BEGIN)
-    assert isinstance(machine, TxnProducer)
-    refusal = machine.call(Call.PREPARE)
-    assert isinstance(refusal, Refused)
-    assert refusal.txn_state
+    machine = TxnProducerState().apply_call(TxnCall.INIT)
+    assert isinstance(machine, TxnProducerState)
+    machine = machine.apply_init(ident(42, 0), version=2, mode=None, keep=False).apply_call(TxnCall.BEGIN)
+    assert isinstance(machine, TxnProducerState)
+    refusal = machine.apply_call(TxnCall.PREPARE)
+    assert isinstance(refusal, IllegalCall)
+    assert refusal.is_invalid_txn_state
 
 
 def test_complete_without_a_prepare() -> None:
@@ -148,8 +148,8 @@ def test_complete_without_a_prepare() -> None:
     one.init(keep=False)
     for _ in range(2):
         refusal = one.machine.complete(PreparedTxnState("42:0"))
-        assert isinstance(refusal, Refused)
-        assert refusal.txn_state
+        assert isinstance(refusal, IllegalCall)
+        assert refusal.is_invalid_txn_state
         one.begin() if one.machine.state is State.READY else None
 
 
@@ -220,7 +220,7 @@ def test_split_brain() -> None:
     assert one.machine.state is State.FATAL
     assert txn.state == "Ongoing"
     two.complete(token)
-    assert outcome(txn) is Outcome.COMMIT
+    assert outcome(txn) is TransactionResult.COMMIT
     assert two.machine.state is State.READY
 
 
@@ -233,15 +233,15 @@ def test_a_fenced_client_learns_how_its_transaction_ended() -> None:
     one.write()
     token = one.prepare()
     committing = one.machine.complete(token)
-    assert isinstance(committing, TxnProducer)
+    assert isinstance(committing, TxnProducerState)
     one.machine = committing
-    assert one.look_up() == (Finding.OPEN, Verdict.FENCED)
+    assert one.look_up() == (TxnFinding.OPEN, TxnRecoveryAction.FENCED)
     txn.commit(ident(42, 0))
-    assert one.look_up() == (Finding.COMMITTED, Verdict.DONE)
+    assert one.look_up() == (TxnFinding.COMMITTED, TxnRecoveryAction.DONE)
     txn.complete()
-    assert one.look_up() == (Finding.COMMITTED, Verdict.DONE)
+    assert one.look_up() == (TxnFinding.COMMITTED, TxnRecoveryAction.DONE)
     PureClient(txn).init(keep=True)
-    assert one.look_up() == (Finding.MOVED_ON, Verdict.IN_DOUBT)
+    assert one.look_up() == (TxnFinding.MOVED_ON, TxnRecoveryAction.IN_DOUBT)
 
 
 def test_the_timeout_without_two_phase_commit() -> None:
@@ -252,16 +252,16 @@ def test_the_timeout_without_two_phase_commit() -> None:
     one.begin()
     one.write()
     token = one.prepare()
-    asked = one.machine.asked
+    asked = one.machine.txn_to_resolve
     assert asked is not None
     txn.world.pass_time(10**9)
-    assert compare(asked, shown(txn)) is Finding.FORCED
+    assert classify_outcome(asked, shown(txn)) is TxnFinding.FORCED
     committing = one.machine.complete(token)
-    assert isinstance(committing, TxnProducer)
+    assert isinstance(committing, TxnProducerState)
     one.machine = committing
     one.end()
     assert one.machine.state is State.ABORTABLE_ERROR, "never a success"
-    one.call(Call.ABORT)
+    one.call(TxnCall.ABORT)
     one.end()
     assert one.machine.state is State.READY
     one.begin()

@@ -22,41 +22,41 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.machine.apply import apply, check_transition
+from tallystick.broker.txn.machine.apply import apply_event, check_transition
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    WHILE_PENDING,
-    AddImplicitly,
+    PENDING_POLICIES,
+    AbortTimedOut,
     AddPartitions,
-    Command,
-    Ended,
+    AddPartitionsByLeader,
     EndTxn,
-    Expire,
-    Initialised,
+    EndTxnResult,
     InitProducerId,
-    MarkersNoted,
+    InitProducerIdResult,
+    MarkerProgress,
     MarkersWritten,
-    NoteForcedMarker,
-    Step,
-    TimeOut,
+    PendingPolicy,
+    RecordForcedMarker,
+    RemoveExpiredId,
+    TxnCommand,
+    TxnStep,
     VerifyPartitions,
-    WhilePending,
-    while_pending,
+    find_pending_policy,
 )
 from tallystick.broker.txn.machine.decide import decide, refuse_while_pending
-from tallystick.broker.txn.machine.expiry import expired, timed_out
+from tallystick.broker.txn.machine.expiry import is_expired, is_timed_out
 from tallystick.broker.txn.machine.model import (
     PREVIOUS_STATES,
-    Decided,
+    DecidedPhase,
     ForcedCause,
-    Idle,
-    Outcome,
+    IdlePhase,
+    TransactionResult,
     TxnConfig,
     TxnState,
 )
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, Offset, TimestampMs
+from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TimestampMs
 from tallystick.testing.transactions import durable_view
 
 WEEK_MS = 604_800_000
@@ -65,24 +65,24 @@ WEEK_MS = 604_800_000
 # ------------------------------------------------------------- one transaction
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", TransactionResult)
 @pytest.mark.parametrize("version", [0, 2])
-def test_a_transaction(outcome: Outcome, version: int) -> None:
+def test_a_transaction(outcome: TransactionResult, version: int) -> None:
     """[TXN-9] KIP-98: initialise, add, decide, mark every partition, complete."""
     txn = Txn(TxnConfig(), spares=(42,))
-    assert txn.init() == Initialised(client=ident(42, 0))
+    assert txn.init() == InitProducerIdResult(client=ident(42, 0))
     assert txn.add(ident(42, 0), P0, version=version) == DONE
     assert txn.add(ident(42, 0), P1, P2, version=version) == DONE
     answer = txn.end(ident(42, 0), outcome, version)
-    assert isinstance(answer, Ended)
-    (send,) = txn.world.sent
+    assert isinstance(answer, EndTxnResult)
+    (send,) = txn.world.sent_markers
     assert (send.outcome, send.partitions) == (outcome, frozenset({P0, P1, P2}))
     for number, partition in enumerate((P2, P0)):
         txn.world.write_markers(T, only=[partition])
-        assert isinstance(txn.entry.phase, Decided)
-        assert len(txn.entry.phase.unmarked) == 2 - number
+        assert isinstance(txn.entry.phase, DecidedPhase)
+        assert len(txn.entry.phase.unmarked_partitions) == 2 - number
     txn.world.write_markers(T, only=[P1])
-    assert isinstance(txn.entry.phase, Idle)
+    assert isinstance(txn.entry.phase, IdlePhase)
     assert txn.entry.phase.outcome is outcome
     assert txn.client == answer.client
 
@@ -124,29 +124,33 @@ def test_where_markers_are_is_remembered_if_they_can_be_lost(remember: bool) -> 
     """Kafka trusts replicas; alone under `os` or `interval` a power loss may take markers back, and the
     comparison at the next start needs to know where they were."""
     txn = Txn.in_state("PrepareCommit", config=TxnConfig(remember_marker_offsets=remember))
-    txn.ask(MarkersWritten(marker=ident(42, 11), offsets={P0: Offset(7)}))
-    txn.ask(MarkersWritten(marker=ident(42, 11), offsets={P1: None}))
+    txn.ask(MarkersWritten(marker_identity=ident(42, 11), offsets={P0: Offset(7)}))
+    txn.ask(MarkersWritten(marker_identity=ident(42, 11), offsets={P1: None}))
     txn.world.restart()
-    assert isinstance(txn.entry.phase, Idle)
-    assert txn.entry.phase.markers == ({P0: 7} if remember else {})
+    assert isinstance(txn.entry.phase, IdlePhase)
+    assert txn.entry.phase.marker_offsets == ({P0: 7} if remember else {})
 
 
 def test_only_complete_may_follow_before_it_is_durable() -> None:
     """[TXN-1] A decision waits for the disk; that all markers are written may be found out again."""
     txn = Txn.in_state("Ongoing")
-    env = txn.world.env(T)
+    env = txn.world.new_env(T)
     decision = decide(
-        txn.entry, EndTxn(identity=ident(42, 10), outcome=Outcome.COMMIT, transaction_version=2), env
+        txn.entry,
+        EndTxn(identity=ident(42, 10), outcome=TransactionResult.COMMIT, transaction_version=2),
+        env,
     )
-    assert isinstance(decision, Step)
+    assert isinstance(decision, TxnStep)
     assert decision.needs_durable
     txn.commit(ident(42, 10))
     complete = decide(
-        txn.entry, MarkersWritten(marker=ident(42, 11), offsets=dict.fromkeys((P0, P1), Offset(5))), env
+        txn.entry,
+        MarkersWritten(marker_identity=ident(42, 11), offsets=dict.fromkeys((P0, P1), Offset(5))),
+        env,
     )
-    assert isinstance(complete, Step)
+    assert isinstance(complete, TxnStep)
     assert not complete.needs_durable
-    assert complete.append
+    assert complete.records
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -157,9 +161,9 @@ def test_a_restart_finds_every_state(state: str) -> None:
     live = durable_view(txn.entry)
     txn.world.restart()
     assert txn.entry == live
-    assert (T in txn.world.in_flight) == (state in DECIDED_STATES)
+    assert (T in txn.world.pending_markers) == (state in DECIDED_STATES)
     if state in DECIDED_STATES:
-        assert txn.world.sent[-1] == txn.world.sent[0]
+        assert txn.world.sent_markers[-1] == txn.world.sent_markers[0]
         txn.complete()
 
 
@@ -199,12 +203,12 @@ def test_numbers_and_names_of_states() -> None:
 
 
 def test_markers_of_another_decision_are_not_noted() -> None:
-    """[TXN-2] `apply` is total: what replay or a late marker brings never breaks an entry."""
-    late = MarkersNoted(marker=ident(42, 10), offsets={P0: Offset(5)})
-    assert apply(None, late) is None
+    """[TXN-2] `apply_event` is total: what replay or a late marker brings never breaks an entry."""
+    late = MarkerProgress(marker_identity=ident(42, 10), offsets={P0: Offset(5)})
+    assert apply_event(None, late) is None
     for state in STATES:
         entry = Txn.in_state(state).entry
-        assert apply(entry, late) == entry
+        assert apply_event(entry, late) == entry
 
 
 # ------------------------------------------------------------- time
@@ -220,18 +224,18 @@ def test_a_transaction_times_out_after_its_timeout() -> None:
     txn.world.pass_time(TIMEOUT_MS)
     txn.add(ident(42, 10), P1)
     assert txn.state == "Ongoing"
-    assert not timed_out(txn.entry, txn.world.now_ms())
+    assert not is_timed_out(txn.entry, txn.world.now_ms())
     txn.world.pass_time(1)
     assert txn.state == "PrepareAbort"
-    assert txn.world.in_flight[T].partitions == {P0, P1}
-    assert txn.entry.forced[-1].cause is ForcedCause.TIMED_OUT
+    assert txn.world.pending_markers[T].partitions == {P0, P1}
+    assert txn.entry.forced_outcomes[-1].cause is ForcedCause.TIMED_OUT
 
 
 @pytest.mark.parametrize("state", [s for s in STATES if s != "Ongoing"])
 def test_time_is_up_for_open_transactions_alone(state: str) -> None:
     txn = Txn.in_state(state)
     before, records = txn.entry, len(txn.world.log)
-    assert not timed_out(txn.entry, TimestampMs(2**62))
+    assert not is_timed_out(txn.entry, TimestampMs(2**62))
     assert txn.time_out() == DONE
     assert unchanged(txn, before, records)
 
@@ -240,7 +244,7 @@ def test_a_decision_that_comes_first_has_won() -> None:
     """[TXN-6] The scan had seen the transaction open; EndTxn was decided before the scan's command."""
     txn = Txn.in_state("Ongoing")
     txn.world.elapsed_ms += TIMEOUT_MS + 1
-    assert timed_out(txn.entry, txn.world.now_ms())
+    assert is_timed_out(txn.entry, txn.world.now_ms())
     txn.commit(ident(42, 10))
     before, records = txn.entry, len(txn.world.log)
     assert txn.time_out() == DONE
@@ -254,7 +258,7 @@ def test_an_early_command_changes_nothing() -> None:
     txn = Txn.in_state("Ongoing")
     before, records = txn.entry, len(txn.world.log)
     assert txn.time_out() == DONE
-    assert txn.ask(Expire()) == DONE
+    assert txn.ask(RemoveExpiredId()) == DONE
     assert unchanged(txn, before, records)
 
 
@@ -263,23 +267,23 @@ def test_an_idle_id_expires(state: str) -> None:
     """KIP-98, transactional.id.expiration.ms: without a word, counted from the last
     record."""
     txn = Txn.in_state(state)
-    assert not expired(txn.entry, TimestampMs(txn.entry.updated_ms + WEEK_MS - 1), txn.world.config)
-    assert expired(txn.entry, TimestampMs(txn.entry.updated_ms + WEEK_MS), txn.world.config)
+    assert not is_expired(txn.entry, TimestampMs(txn.entry.updated_ms + WEEK_MS - 1), txn.world.config)
+    assert is_expired(txn.entry, TimestampMs(txn.entry.updated_ms + WEEK_MS), txn.world.config)
     txn.world.pass_time(WEEK_MS - 1)
     assert txn.state == state
     txn.world.pass_time(1)
     assert not txn.world.entries
-    assert not txn.world.replayed()
+    assert not txn.world.replay_entries()
 
 
 @pytest.mark.parametrize("state", ["Ongoing", *DECIDED_STATES])
 def test_an_id_with_a_transaction_does_not_expire(state: str) -> None:
     """Not even where nothing else would end it: two-phase commit, markers that cannot be written."""
     txn = Txn.in_state(state)
-    assert not expired(txn.entry, TimestampMs(2**62), txn.world.config)
+    assert not is_expired(txn.entry, TimestampMs(2**62), txn.world.config)
     before, records = txn.entry, len(txn.world.log)
     txn.world.elapsed_ms += 100 * WEEK_MS
-    assert txn.ask(Expire()) == DONE
+    assert txn.ask(RemoveExpiredId()) == DONE
     assert unchanged(txn, before, records)
 
 
@@ -296,9 +300,9 @@ def test_using_an_id_puts_off_its_expiry() -> None:
 def test_an_id_that_was_used_again_is_not_removed_by_a_late_scan() -> None:
     txn = Txn.idle(ident(42, 10))
     txn.world.elapsed_ms += WEEK_MS
-    assert expired(txn.entry, txn.world.now_ms(), txn.world.config)
+    assert is_expired(txn.entry, txn.world.now_ms(), txn.world.config)
     txn.init()
-    assert txn.ask(Expire()) == DONE
+    assert txn.ask(RemoveExpiredId()) == DONE
     assert T in txn.world.entries
 
 
@@ -308,24 +312,24 @@ def test_an_id_that_was_used_again_is_not_removed_by_a_late_scan() -> None:
 def test_what_a_pending_step_does_to_each_command() -> None:
     """[TXN-5] KIP-98 and Kafka's pendingState: 51 for clients; the internal ones wait, and leaders' adds are
     merged."""
-    assert set(WHILE_PENDING) == set(get_args(Command))
+    assert set(PENDING_POLICIES) == set(get_args(TxnCommand))
     assert (
         MappingProxyType(
             {
-                InitProducerId: WhilePending.REFUSE,
-                AddPartitions: WhilePending.REFUSE,
-                AddImplicitly: WhilePending.MERGE,
-                VerifyPartitions: WhilePending.PASS,
-                EndTxn: WhilePending.IDENTITY_FIRST,
-                TimeOut: WhilePending.WAIT,
-                MarkersWritten: WhilePending.WAIT,
-                NoteForcedMarker: WhilePending.WAIT,
-                Expire: WhilePending.WAIT,
+                InitProducerId: PendingPolicy.REFUSE,
+                AddPartitions: PendingPolicy.REFUSE,
+                AddPartitionsByLeader: PendingPolicy.MERGE,
+                VerifyPartitions: PendingPolicy.DECIDE_AT_ONCE,
+                EndTxn: PendingPolicy.CHECK_IDENTITY,
+                AbortTimedOut: PendingPolicy.WAIT,
+                MarkersWritten: PendingPolicy.WAIT,
+                RecordForcedMarker: PendingPolicy.WAIT,
+                RemoveExpiredId: PendingPolicy.WAIT,
             }
         )
-        == WHILE_PENDING
+        == PENDING_POLICIES
     )
-    assert while_pending(TimeOut()) is WhilePending.WAIT
+    assert find_pending_policy(AbortTimedOut()) is PendingPolicy.WAIT
 
 
 @pytest.mark.parametrize(
@@ -337,11 +341,11 @@ def test_what_a_pending_step_does_to_each_command() -> None:
         (ident(7, 10), ErrorCode.INVALID_PRODUCER_ID_MAPPING),
     ],
 )
-def test_the_older_end_txn_looks_at_the_pair_first(identity: Identity, refused: ErrorCode) -> None:
+def test_the_older_end_txn_looks_at_the_pair_first(identity: ProducerIdAndEpoch, refused: ErrorCode) -> None:
     """[TXN-5] KIP-98: an EndTxn of versions 0 to 4 from a fenced producer hears that before it hears 51."""
     entry = Txn.in_state("Ongoing").entry
     for version, expected in ((0, refused), (2, ErrorCode.CONCURRENT_TRANSACTIONS)):
-        command = EndTxn(identity=identity, outcome=Outcome.COMMIT, transaction_version=version)
+        command = EndTxn(identity=identity, outcome=TransactionResult.COMMIT, transaction_version=version)
         assert refuse_while_pending(entry, command).code == expected
 
 
@@ -349,11 +353,11 @@ def test_the_older_end_txn_looks_at_the_pair_first(identity: Identity, refused: 
     "command",
     [
         InitProducerId(timeout_ms=TIMEOUT_MS),
-        InitProducerId(timeout_ms=TIMEOUT_MS, expected=ident(7, 7), keep_prepared=True),
+        InitProducerId(timeout_ms=TIMEOUT_MS, expected_identity=ident(7, 7), keep_prepared=True),
         AddPartitions(identity=ident(7, 7), partitions=frozenset({P0}), transaction_version=0),
     ],
 )
-def test_others_are_refused_without_a_look(command: Command) -> None:
+def test_others_are_refused_without_a_look(command: TxnCommand) -> None:
     """[TXN-5] KIP-98: 51 first."""
     for entry in (None, Txn.in_state("Ongoing").entry):
         assert refuse_while_pending(entry, command).code == ErrorCode.CONCURRENT_TRANSACTIONS
@@ -375,7 +379,7 @@ def test_whatever_the_state_an_operator_gets_out(state: str, kept: bool, two_pha
         if kept:
             txn.init(keep=True, two_phase=two_phase)
     if state not in ("Empty", "Ongoing"):
-        txn.end(txn.client, Outcome.COMMIT if "Commit" in state else Outcome.ABORT)
+        txn.end(txn.client, TransactionResult.COMMIT if "Commit" in state else TransactionResult.ABORT)
     if state.startswith("Complete"):
         txn.complete()
     assert txn.state == state
@@ -385,6 +389,6 @@ def test_whatever_the_state_an_operator_gets_out(state: str, kept: bool, two_pha
         if code(answer) == ErrorCode.CONCURRENT_TRANSACTIONS:
             txn.complete()
             answer = txn.init()
-    assert isinstance(answer, Initialised)
+    assert isinstance(answer, InitProducerIdResult)
     assert answer.client > seen
-    assert isinstance(txn.entry.phase, Idle)
+    assert isinstance(txn.entry.phase, IdlePhase)

@@ -12,13 +12,13 @@ import pytest
 from tests.support.leading import Leader, batch, leader, request, turns
 from tests.support.memory_broker import memory_disk, on_a_loop
 
-from tallystick.broker.partitions.topics import TRANSACTION_STATE
-from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
+from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, TransactionalId
+from tallystick.kernel.ids import ProducerIdAndEpoch, TransactionalId
 from tallystick.protocol.messages.fetch import PartitionData
 from tallystick.protocol.records import iter_headers, iter_records, read_marker
-from tallystick.protocol.records.control import ControlType, Marker, encode_marker
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import AppendOrigin
 
 COMMITTED, UNCOMMITTED = 1, 0
@@ -38,7 +38,7 @@ def read(answer: PartitionData) -> tuple[list[int], int]:
             dropping.add(heapq.heappop(ahead)[1])
         if header.is_control:
             marker = read_marker(data, at)
-            if marker is not None and marker.type is ControlType.ABORT:
+            if marker is not None and marker.control_type is ControlType.ABORT:
                 dropping.discard(header.producer_id)
         elif not (header.is_transactional and header.producer_id in dropping):
             one = data[at : at + header.size_bytes]
@@ -74,7 +74,7 @@ async def test_a_committed_reader_stops_at_the_first_open_transaction() -> None:
         assert await read_all(made, COMMITTED) == [0]
         assert await read_all(made, UNCOMMITTED) == [0, 1, 2]
         assert (await made.latest(isolation=COMMITTED), await made.latest(isolation=UNCOMMITTED)) == (1, 3)
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         assert await read_all(made, COMMITTED) == [0, 1, 2]
         assert await made.latest(isolation=COMMITTED) == 4
 
@@ -86,7 +86,7 @@ async def test_a_time_is_looked_for_among_what_may_be_read() -> None:
         await made.produce(request({0: batch(identity, at_ms=5_000)}))
         assert await made.latest(isolation=COMMITTED, timestamp=4_000) == -1
         assert await made.latest(isolation=UNCOMMITTED, timestamp=4_000) == 0
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         assert await made.latest(isolation=COMMITTED, timestamp=4_000) == 0
 
 
@@ -97,17 +97,19 @@ async def test_the_oldest_of_several_open_transactions_decides() -> None:
         ids = [await made.identity(name) for name in names]
         for identity, name in zip(ids, names, strict=True):
             await made.write(identity, name=name)
-        await made.end(ids[1], Outcome.COMMIT, name=names[1])
+        await made.end(ids[1], TransactionResult.COMMIT, name=names[1])
         assert (await made.fetch()).last_stable_offset == 0
-        await made.end(ids[0], Outcome.ABORT, name=names[0])
+        await made.end(ids[0], TransactionResult.ABORT, name=names[0])
         assert (await made.fetch()).last_stable_offset == 2
-        await made.end(ids[2], Outcome.COMMIT, name=names[2])
+        await made.end(ids[2], TransactionResult.COMMIT, name=names[2])
         assert await read_all(made, COMMITTED) == [1, 2]
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.parametrize("outcome", list(TransactionResult))
 @on_a_loop
-async def test_a_long_poll_ends_when_a_marker_moves_the_last_stable_offset(outcome: Outcome) -> None:
+async def test_a_long_poll_ends_when_a_marker_moves_the_last_stable_offset(
+    outcome: TransactionResult,
+) -> None:
     for policy in ("os", "ack"):
         async with leader(flush_policy=policy) as made:
             identity = await made.identity()
@@ -118,7 +120,7 @@ async def test_a_long_poll_ends_when_a_marker_moves_the_last_stable_offset(outco
             await made.end(identity, outcome)
             answer = await waiting
             assert answer.last_stable_offset == 2
-            assert read(answer)[0] == ([0] if outcome is Outcome.COMMIT else [])
+            assert read(answer)[0] == ([0] if outcome is TransactionResult.COMMIT else [])
 
 
 @on_a_loop
@@ -128,9 +130,9 @@ async def test_a_marker_that_power_loss_could_take_back_decides_nothing_for_read
         identity = await made.identity()
         await made.write(identity)
         made.disk.holding = True
-        ending = asyncio.ensure_future(made.end(identity, Outcome.COMMIT))
+        ending = asyncio.ensure_future(made.end(identity, TransactionResult.COMMIT))
         await turns()
-        made.disk.sync(TRANSACTION_STATE)
+        made.disk.sync(TRANSACTION_STATE_TOPIC)
         await ending
         assert made.partition().log.log_end_offset == 2
         answer = await made.fetch()
@@ -151,7 +153,7 @@ async def test_the_list_is_for_committed_readers_alone() -> None:
     async with leader() as made:
         identity = await made.identity()
         await made.write(identity)
-        await made.end(identity, Outcome.ABORT)
+        await made.end(identity, TransactionResult.ABORT)
         assert (await made.fetch(isolation=UNCOMMITTED)).aborted_transactions is None
         assert [t.first_offset for t in (await made.fetch()).aborted_transactions or ()] == [0]
         assert (await made.fetch(2)).aborted_transactions == ()
@@ -167,7 +169,7 @@ async def test_the_list_ends_with_what_was_returned() -> None:
             name = TransactionalId(f"t{n}")
             identity = await made.identity(name)
             await made.write(identity, name=name)
-            await made.end(identity, Outcome.ABORT, name=name)
+            await made.end(identity, TransactionResult.ABORT, name=name)
         for start in range(6):
             answer = await made.fetch(start, max_bytes=1)
             listed = [t.first_offset for t in answer.aborted_transactions or ()]
@@ -179,7 +181,11 @@ async def test_an_abort_of_nothing_is_on_no_list() -> None:
     """A marker for a producer without an open transaction leaves no entry in the index."""
     async with leader() as made:
         identity = await made.identity()
-        marker = encode_marker(Marker(type=ControlType.ABORT, coordinator_epoch=0), identity, timestamp_ms=1)
+        marker = encode_marker(
+            EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=0),
+            identity,
+            timestamp_ms=1,
+        )
         made.partition().append(marker, AppendOrigin.COORDINATOR)
         answer = await made.fetch()
         assert read(answer) == ([], 1)
@@ -202,7 +208,7 @@ class _History:
 
 
 async def _random_life(made: Leader, random: Random, history: _History) -> None:
-    producers: dict[int, tuple[TransactionalId, Identity, int]] = {}
+    producers: dict[int, tuple[TransactionalId, ProducerIdAndEpoch, int]] = {}
     for n in range(4):
         name = TransactionalId(f"t{n}")
         producers[n] = (name, await made.identity(name), 0)
@@ -215,10 +221,10 @@ async def _random_life(made: Leader, random: Random, history: _History) -> None:
             continue
         name, identity, sequence = producers[n]
         if n in history.open and random.random() < 0.4:
-            outcome = random.choice(list(Outcome))
+            outcome = random.choice(list(TransactionResult))
             producers[n] = (name, await made.end(identity, outcome, name=name), 0)
             offsets = history.open.pop(n)
-            history.committed |= set(offsets) if outcome is Outcome.COMMIT else set()
+            history.committed |= set(offsets) if outcome is TransactionResult.COMMIT else set()
             continue
         (answer,) = await made.produce(request({0: batch(identity, sequence, count=count)}, name=name))
         assert answer.error_code == 0
@@ -247,10 +253,10 @@ async def test_readers_get_every_committed_record_below_the_last_stable_offset_a
         await _random_life(made, random, history)
         await check(made)
         log = made.partition().log
-        before = (log.last_stable_offset, log.producer_state.take_snapshot())
+        before = (log.last_stable_offset, log.producer_state_manager.take_snapshot())
     async with leader(disk) as made:
         log = made.partition().log
-        assert (log.last_stable_offset, log.producer_state.take_snapshot()) == before
+        assert (log.last_stable_offset, log.producer_state_manager.take_snapshot()) == before
         await check(made)
 
 
@@ -260,12 +266,12 @@ async def test_only_markers_keep_a_producer_known() -> None:
     async with leader() as made:
         identity = await made.identity()
         await made.produce(request({0: batch(identity, at_ms=1)}))
-        state = made.partition().log.producer_state
+        state = made.partition().log.producer_state_manager
         day_ms = 86_400_000
-        assert state.expire(made.clock.now_ms(), day_ms) == 0  # it has a transaction open [PRD-5]
-        following = await made.end(identity, Outcome.COMMIT)
+        assert state.remove_expired(made.clock.now_ms(), day_ms) == 0  # it has a transaction open [PRD-5]
+        following = await made.end(identity, TransactionResult.COMMIT)
         made.clock.advance(day_ms - 1)
-        assert state.expire(made.clock.now_ms(), day_ms) == 0
+        assert state.remove_expired(made.clock.now_ms(), day_ms) == 0
         made.clock.advance(1)
-        assert state.expire(made.clock.now_ms(), day_ms) == 1
+        assert state.remove_expired(made.clock.now_ms(), day_ms) == 1
         assert await made.write(following) is ErrorCode.NONE

@@ -15,24 +15,24 @@ from failing_calls import FailingCalls, FailingStore
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.metadata.store import MetadataStore, Topic
-from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    AddImplicitly,
-    Ended,
+    AddPartitionsByLeader,
     EndTxn,
-    Initialised,
+    EndTxnResult,
     InitProducerId,
+    InitProducerIdResult,
 )
-from tallystick.broker.txn.machine.model import Outcome, TxnEntry, TxnState
+from tallystick.broker.txn.machine.model import TransactionResult, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, Offset, TopicPartition, TransactionalId
+from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.log import AppendOrigin, AppendResult
-from tallystick.testing.memory_fs import Keep, PowerLost
+from tallystick.testing.memory_fs import PowerLost, SurvivingChanges
 from tallystick.testing.sim.loop import VirtualTime, run_together
-from tallystick.testing.sim.machine import DATA, Image, Machine
+from tallystick.testing.sim.machine import DATA, BrokerMachine, DiskImage
 
 T = TypeVar("T")
 
@@ -55,14 +55,16 @@ TRANSACTIONAL_ID: Final = TransactionalId("pay-7")
 A_WHILE_S: Final = 3.0
 
 
-class FailingMachine(Machine):
+class FailingMachine(BrokerMachine):
     """The broker's computer, with a disk that fails."""
 
-    def __init__(self, image: Image | None = None) -> None:
+    def __init__(self, image: DiskImage | None = None) -> None:
         # The seed of new ids: a machine started from an image must not draw the ids on its disk again.
         random = Random(0 if image is None else 1 + len(image.files))
         super().__init__(SETTINGS, VirtualTime(), random, image)
-        self.calls = FailingCalls() if image is None else FailingCalls.of(image.directories, image.files)
+        self.calls = (
+            FailingCalls() if image is None else FailingCalls.with_content(image.directories, image.files)
+        )
         self.fs = self.calls
         if image is not None:
             self._store = FailingStore(self.calls, image.cluster_id, image.metadata)
@@ -78,7 +80,7 @@ class FailingMachine(Machine):
 class Desk:
     """One machine, and what its clients know."""
 
-    def __init__(self, image: Image | None = None) -> None:
+    def __init__(self, image: DiskImage | None = None) -> None:
         self.machine = FailingMachine(image)
         self.calls = self.machine.calls
         self.acknowledged: dict[tuple[str, int], list[bytes]] = {}
@@ -119,24 +121,24 @@ class Desk:
 
     def _until(self, done: Callable[[], bool]) -> None:
         machine = self.machine
-        run_together(machine.time, lambda: (machine.loop,), lambda: done() or machine.died)
-        if machine.died:
+        run_together(machine.time, lambda: (machine.loop,), lambda: done() or machine.has_died)
+        if machine.has_died:
             raise PowerLost
 
     def stop(self) -> None:
         self.run(self.broker.stop())
-        self.machine.running = False
+        self.machine.is_running = False
         self.machine.loop.kill()
         self.machine.broker = None
 
-    def crash(self, keep: Keep = "nothing", seed: int = 0) -> None:
+    def crash(self, keep: SurvivingChanges = "nothing", seed: int = 0) -> None:
         self.machine.end(keep, seed)
 
     # -- clients
 
     def make(self, name: str, partitions: int, **configs: str) -> Topic | Reject:
         settings = {setting.replace("_", "."): value for setting, value in configs.items()}
-        return self.run(self.broker.topics.create(NewTopic(name, partitions, settings)))
+        return self.run(self.broker.topics.create(TopicSpec(name, partitions, settings)))
 
     def write(self, topic: str, index: int, *values: bytes, key: bytes = b"k") -> None:
         """Write one batch per value, and check that each is acknowledged."""
@@ -145,29 +147,32 @@ class Desk:
             self.acknowledged.setdefault((topic, index), []).append(value)
 
     async def _write(
-        self, topic: str, index: int, value: bytes, key: bytes, writer: Identity | None = None
+        self, topic: str, index: int, value: bytes, key: bytes, writer: ProducerIdAndEpoch | None = None
     ) -> None:
-        partition = self.broker.topics.partition(topic, index)
+        partition = self.broker.topics.find_partition(topic, index)
         assert partition is not None
         now_ms = self.machine.time.now_ms()
         record = Record(offset=0, timestamp_ms=now_ms, key=key, value=value, headers=())
         meta = BatchMeta()
         if writer is not None:
             meta = BatchMeta(
-                producer_id=writer.producer_id, epoch=writer.epoch, base_sequence=0, transactional=True
+                producer_id=writer.producer_id,
+                producer_epoch=writer.epoch,
+                base_sequence=0,
+                is_transactional=True,
             )
         batch = encode_batch([record], meta)
         assert isinstance(await partition.append_durably(batch, AppendOrigin.CLIENT), AppendResult)
 
-    def open_transaction(self, *written: TopicPartition) -> Identity:
+    def open_transaction(self, *written: TopicPartition) -> ProducerIdAndEpoch:
         """Open a transaction with a record in each of these partitions."""
 
-        async def run() -> Identity:
+        async def run() -> ProducerIdAndEpoch:
             coordinator = self.broker.transactions
-            assert await coordinator.prepare() is None
+            assert await coordinator.ensure_topic() is None
             made = await coordinator.execute(TRANSACTIONAL_ID, InitProducerId(timeout_ms=600_000))
-            assert isinstance(made, Initialised)
-            added = AddImplicitly(identity=made.client, partitions=frozenset(written))
+            assert isinstance(made, InitProducerIdResult)
+            added = AddPartitionsByLeader(identity=made.client, partitions=frozenset(written))
             assert await coordinator.execute(TRANSACTIONAL_ID, added) == DONE
             for at in written:
                 await self._write(at.topic, at.partition, b"in doubt", b"k", made.client)
@@ -180,7 +185,7 @@ class Desk:
 
     def read_pairs(self, topic: str, index: int) -> list[tuple[bytes | None, bytes]]:
         """Return keys and values in log order."""
-        partition = self.broker.topics.partition(topic, index)
+        partition = self.broker.topics.find_partition(topic, index)
         assert partition is not None
         log, pairs = partition.log, list[tuple[bytes | None, bytes]]()
         at = log.log_start_offset
@@ -211,7 +216,7 @@ class Desk:
 class Begun:
     """A disk with topics and records, and which of them were acknowledged."""
 
-    image: Image
+    image: DiskImage
     acknowledged: MappingProxyType[tuple[str, int], Sequence[bytes]]
 
     def desk(self) -> Desk:
@@ -241,21 +246,21 @@ def begun() -> Begun:
         desk.write(OTHER, 0, b"other %d" % number)
         desk.write(COMPACTED, 0, b"value %d" % number, key=b"k%d" % (number % 2))
         if number % 2:
-            for partition in desk.broker.topics.all_partitions():
+            for partition in desk.broker.topics.list_partitions():
                 partition.log.roll(desk.machine.time.now_ms())
     desk.stop()
-    return Begun(desk.machine.image(), MappingProxyType(dict(desk.acknowledged)))
+    return Begun(desk.machine.capture_image(), MappingProxyType(dict(desk.acknowledged)))
 
 
 @cache
-def begun_with_transaction() -> tuple[Begun, Identity]:
+def begun_with_transaction() -> tuple[Begun, ProducerIdAndEpoch]:
     """Return `begun` with a transaction open in both topics, and its producer id and epoch."""
     desk = begun().desk()
     writer = desk.open_transaction(TopicPartition(TOPIC, 0), TopicPartition(OTHER, 0))
     for topic in (TOPIC, OTHER):
         desk.acknowledged[topic, 0].append(b"in doubt")
     desk.stop()
-    return Begun(desk.machine.image(), MappingProxyType(dict(desk.acknowledged))), writer
+    return Begun(desk.machine.capture_image(), MappingProxyType(dict(desk.acknowledged))), writer
 
 
 # ---- the changes
@@ -316,7 +321,7 @@ class Deletion(Change):
         """Create the topic again and write to it, as a running producer does."""
         if self.desk.broker.topics.find(TOPIC) is None:
             self.gone = True
-            if self.answered(lambda broker: broker.topics.create(NewTopic(TOPIC, 2))):
+            if self.answered(lambda broker: broker.topics.create(TopicSpec(TOPIC, 2))):
                 self._is_made_again()
                 self._write()
 
@@ -368,12 +373,12 @@ class DeletionAtTheEnd(Deletion):
         self.desk.run(both())
 
     async def _end(self, broker: Broker) -> object:
-        command = EndTxn(identity=self.writer, outcome=Outcome.COMMIT, transaction_version=2)
+        command = EndTxn(identity=self.writer, outcome=TransactionResult.COMMIT, transaction_version=2)
         return await broker.transactions.execute(TRANSACTIONAL_ID, command)
 
     def finish(self) -> None:
         self.desk.wait()
-        if self.desk.broker.transactions.offline_partitions:
+        if self.desk.broker.transactions.offline_partition_count:
             # It was unknown whether the decision is on the disk; the log tells.
             self.desk.crash("everything")
             self.desk.start()
@@ -382,15 +387,15 @@ class DeletionAtTheEnd(Deletion):
         answers = []
         for _ in range(20):  # a client repeats a request that got no answer or came too early
             answers.append(self.desk.run(self._end(broker)))
-            if isinstance(answers[-1], Ended):
+            if isinstance(answers[-1], EndTxnResult):
                 break
             self.desk.wait()
-        assert isinstance(answers[-1], Ended), answers
+        assert isinstance(answers[-1], EndTxnResult), answers
         self.desk.wait()
-        entry = broker.transactions.entry(TRANSACTIONAL_ID)
+        entry = broker.transactions.get_entry(TRANSACTIONAL_ID)
         assert isinstance(entry, TxnEntry)
         assert entry.state is TxnState.COMPLETE_COMMIT
-        for partition in broker.topics.all_partitions():
+        for partition in broker.topics.list_partitions():
             assert partition.log.last_stable_offset == partition.log.high_watermark, (
                 "nothing is open any more"
             )
@@ -399,8 +404,8 @@ class DeletionAtTheEnd(Deletion):
     def check(self) -> None:
         super().check()
         self.desk.wait()
-        comparison = self.desk.broker.comparison
-        assert comparison is None or comparison.hanging == ()
+        comparison = self.desk.broker.startup_comparison
+        assert comparison is None or comparison.hanging_transactions == ()
 
 
 class Creation(Change):
@@ -409,7 +414,7 @@ class Creation(Change):
     made = False
 
     def run(self) -> None:
-        self.made |= self.answered(lambda broker: broker.topics.create(NewTopic("fresh", 2)))
+        self.made |= self.answered(lambda broker: broker.topics.create(TopicSpec("fresh", 2)))
 
     def finish(self) -> None:
         if self.desk.broker.topics.find("fresh") is None:
@@ -432,14 +437,14 @@ class Growth(Change):
         self.grown |= self.answered(lambda broker: broker.topics.grow(TOPIC, 4))
 
     def finish(self) -> None:
-        if len(self.desk.broker.topics.partitions(TOPIC)) < 4:
+        if len(self.desk.broker.topics.list_partitions_of(TOPIC)) < 4:
             self.run()
         for index in range(4):
             self.desk.write(TOPIC, index, b"later")
 
     def check(self) -> None:
         super().check()
-        assert len(self.desk.broker.topics.partitions(TOPIC)) in ((4,) if self.grown else (2, 4))
+        assert len(self.desk.broker.topics.list_partitions_of(TOPIC)) in ((4,) if self.grown else (2, 4))
         self.desk.check(TOPIC)
 
 
@@ -451,7 +456,7 @@ class Trimming(Change):
 
     def run(self) -> None:
         async def trim(broker: Broker) -> object:
-            partition = broker.topics.partition(TOPIC, 0)
+            partition = broker.topics.find_partition(TOPIC, 0)
             assert partition is not None
             return partition.delete_records_before(self.before)
 
@@ -471,7 +476,7 @@ class Trimming(Change):
 
     def check(self) -> None:
         super().check()
-        partition = self.desk.broker.topics.partition(TOPIC, 0)
+        partition = self.desk.broker.topics.find_partition(TOPIC, 0)
         assert partition is not None
         if partition.log.log_start_offset == self.before:
             self._is_gone()
@@ -489,7 +494,7 @@ class Compaction(Change):
         return self.desk.read_pairs(COMPACTED, 0)
 
     def run(self) -> None:
-        self.answered(lambda broker: broker.files._cleaning.compact_once())
+        self.answered(lambda broker: broker.data_directory._log_cleaner.compact_once())
 
     def finish(self) -> None:
         self.run()

@@ -26,7 +26,7 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import StaticPool
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
@@ -92,7 +92,7 @@ class Shop:
         writer.recover()
         return writer
 
-    def _note(self, _: int, step: Step, done: bool) -> None:
+    def _note(self, _: int, step: RecipeStep, done: bool) -> None:
         if step.name == "commit database" and done:
             self.took.append(time.perf_counter() - Aiming.committed_at)
 

@@ -5,15 +5,15 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from tallystick.client.assignors.assign import ASSIGNORS, Assignment, Members
-from tallystick.client.assignors.racks import Topics
-from tallystick.client.assignors.subscription import Previous, Subscription
+from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
+from tallystick.client.assignors.racks import PartitionRacks
+from tallystick.client.assignors.subscription import MemberData, Subscription
 from tallystick.kernel.ids import MemberId, TopicPartition
 
 Line = dict[str, Any]
 
 
-def as_line(assignor: str, topics: Topics, members: Members) -> Line:
+def as_line(assignor: str, topics: PartitionRacks, members: GroupSubscription) -> Line:
     return {
         "assignor": assignor,
         "topics": {topic: [sorted(racks) for racks in partitions] for topic, partitions in topics.items()},
@@ -32,7 +32,7 @@ def as_line(assignor: str, topics: Topics, members: Members) -> Line:
     }
 
 
-def from_line(line: Line) -> tuple[Topics, Members]:
+def from_line(line: Line) -> tuple[PartitionRacks, GroupSubscription]:
     topics = {name: tuple(frozenset(racks) for racks in found) for name, found in line["topics"].items()}
     members = {
         MemberId(given["id"]): Subscription(
@@ -54,18 +54,18 @@ def told(assignment: Assignment) -> dict[str, list[str]]:
 
 
 def rejoined(
-    name: str, members: Members, assignment: Assignment, generation: int
+    name: str, members: GroupSubscription, assignment: Assignment, generation: int
 ) -> dict[MemberId, Subscription]:
     """Return the same members in their next JoinGroup, after this assignment."""
     assignor = ASSIGNORS[name]
     return {
         member: Subscription(
             topics=given.topics,
-            owned=assignment[member] if assignor.cooperative else (),
+            owned=assignment[member] if assignor.is_cooperative else (),
             generation=generation,
             instance_id=given.instance_id,
             rack=given.rack,
-            user_data=assignor.user_data(Previous(assignment[member], generation)),
+            user_data=assignor.user_data(MemberData(assignment[member], generation)),
         )
         for member, given in members.items()
     }

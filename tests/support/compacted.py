@@ -3,23 +3,23 @@
 from dataclasses import dataclass, field
 
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, LeaderEpoch, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import LeaderEpoch, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.records import (
     BatchHeader,
     BatchMeta,
     ControlType,
-    Marker,
+    EndTransactionMarker,
     Record,
     decode_records,
     encode_batch,
     encode_marker,
     iter_headers,
 )
-from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, RoundDone, clean
-from tallystick.storage.compaction.swap import Swap
-from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, Unlimited
-from tallystick.storage.log_loader import Ended, create_log, open_log
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, RoundSummary, clean_log
+from tallystick.storage.compaction.swap import SegmentSwap
+from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, UnlimitedSpace
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 DIRECTORY = "data/t-0"
@@ -30,8 +30,8 @@ CONFIG = LogConfig(
     delete_retention_ms=1_000,
     index_interval_bytes=100,
 )
-HOOKS = LogHooks(space=Unlimited(), residents=Residents())
-NO_PRODUCER = Identity(ProducerId(-1), ProducerEpoch(-1))
+HOOKS = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
+NO_PRODUCER = ProducerIdAndEpoch(ProducerId(-1), ProducerEpoch(-1))
 
 Put = tuple[str, str | None]
 
@@ -53,7 +53,11 @@ class Compacted:
         self.fs.sync_dir("")
 
     def put(
-        self, *puts: Put, producer: Identity = NO_PRODUCER, sequence: int = -1, transactional: bool = False
+        self,
+        *puts: Put,
+        producer: ProducerIdAndEpoch = NO_PRODUCER,
+        sequence: int = -1,
+        transactional: bool = False,
     ) -> int:
         """Append one batch of keys and values, and return its base offset."""
         records = [
@@ -68,15 +72,15 @@ class Compacted:
         ]
         meta = BatchMeta(
             producer_id=producer.producer_id,
-            epoch=producer.epoch,
+            producer_epoch=producer.epoch,
             base_sequence=sequence,
-            transactional=transactional,
+            is_transactional=transactional,
         )
         return self.append(encode_batch(records, meta), AppendOrigin.CLIENT)
 
-    def end(self, producer: Identity, *, commit: bool) -> int:
+    def end(self, producer: ProducerIdAndEpoch, *, commit: bool) -> int:
         kind = ControlType.COMMIT if commit else ControlType.ABORT
-        marker = Marker(type=kind, coordinator_epoch=0)
+        marker = EndTransactionMarker(control_type=kind, coordinator_epoch=0)
         return self.append(
             encode_marker(marker, producer, timestamp_ms=self.now_ms), AppendOrigin.COORDINATOR
         )
@@ -120,38 +124,38 @@ class Compacted:
             key_map_bytes=key_map_bytes,
             producers=tuple(
                 (state.producer_id, state.last_data_offset, state.epoch)
-                for state in log.producer_state.active.values()
+                for state in log.producer_state_manager.active_producers.values()
             ),
         )
 
-    def clean(self, *, key_map_bytes: int = 100_000) -> RoundDone:
+    def clean(self, *, key_map_bytes: int = 100_000) -> RoundSummary:
         """Clean one whole round, and install its segments as the broker does."""
         request = self.request(key_map_bytes=key_map_bytes)
         if all(end <= self.first_dirty for _, end, _ in request.segments):
-            return RoundDone(
+            return RoundSummary(
                 end_offset=self.first_dirty, bytes_read=0, bytes_written=0, keys=0, key_map_full=False
             )
-        for step in clean(self.fs, request):
-            if isinstance(step, RoundDone):
+        for step in clean_log(self.fs, request):
+            if isinstance(step, RoundSummary):
                 self.first_dirty = step.end_offset
                 return step
             self.swap(step)
         raise AssertionError("a round ends with RoundDone")
 
-    def clean_all(self) -> RoundDone:
+    def clean_all(self) -> RoundSummary:
         """Clean one round from the start of the log, as after a lost checkpoint."""
         self.first_dirty = 0
         return self.clean()
 
     def swap(self, group: CleanedGroup) -> None:
-        swap = Swap(self.log, group)
+        swap = SegmentSwap(self.log, group)
         assert swap.is_current()
-        for step in swap.steps():
+        for step in swap.iter_steps():
             step.run()
-        swap.drop()
+        swap.remove_old_files()
 
     def reopen(self, *, clean_stop: bool = False, recovery_point: int = 0) -> None:
-        ended = Ended(clean=clean_stop, recovery_point=recovery_point)
+        ended = PriorShutdown(was_clean=clean_stop, recovery_point=recovery_point)
         self.log, _ = open_log(self.fs, DIRECTORY, PARTITION, self.config, HOOKS, ended)
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -186,7 +190,7 @@ class Compacted:
     def table(self) -> dict[str, str]:
         """Return the newest value of each key, as a reader of all committed records ends up with."""
         end = self.log.log_end_offset
-        aborted = self.log.aborted_between(0, end)
+        aborted = self.log.collect_aborted_txns(0, end)
         found: dict[str, str] = {}
         for header, records in self.batches():
             if header.is_control:

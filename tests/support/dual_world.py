@@ -9,7 +9,7 @@ from raw_producer import committed_values, make_topic
 from sqlalchemy import Engine, PoolProxiedConnection, event, text
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
@@ -41,7 +41,7 @@ class Crash:
     over: bool = False
     names: list[str] = field(default_factory=list)
 
-    def __call__(self, number: int, step: Step, done: bool) -> None:
+    def __call__(self, number: int, step: RecipeStep, done: bool) -> None:
         if self.over:
             return
         if self.struck:

@@ -20,7 +20,7 @@ import dual_write_stores as stores
 from dual_write_lives import STUCK_S, Strike
 
 from tallystick.dualwrite import DualWriter, aio
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.protocol import compile as codecs
 
 
@@ -34,7 +34,7 @@ class _Watch:
     def __init__(self, strike: Strike) -> None:
         self._strike = strike
 
-    def __call__(self, _: int, step: Step, done: bool) -> None:
+    def __call__(self, _: int, step: RecipeStep, done: bool) -> None:
         self.step(step.name, done)
 
     def step(self, name: str, done: bool) -> None:
@@ -107,9 +107,9 @@ def _learn(pipe: int) -> None:
         told = said.read()
     encoders, decoders = pickle.loads(told) if told else ((), ())
     for cls, version in encoders:
-        codecs.encoder(cls, version)
+        codecs.get_encoder(cls, version)
     for cls, version in decoders:
-        codecs.decoder(cls, version)
+        codecs.get_decoder(cls, version)
     gc.freeze()
 
 

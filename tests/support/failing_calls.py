@@ -13,7 +13,7 @@ from typing import Final, Literal, TypeVar
 
 from tallystick.storage.fs import Buffer
 from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
-from tallystick.testing.sim.machine import KeptStore
+from tallystick.testing.sim.machine import InMemoryMetadataStore
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ class FailingFile(MemoryFile):
         self._calls.call("truncate", self.path, lambda: super(FailingFile, self).truncate(size))
 
 
-class FailingStore(KeptStore):
+class FailingStore(InMemoryMetadataStore):
     """The metadata on such a disk: a transaction is one call, and one effect."""
 
     def __init__(self, fs: FailingCalls, cluster_id: str, content: bytes | None = None) -> None:
@@ -163,4 +163,4 @@ class _Transaction(AbstractContextManager[None]):
                 self._db.execute("ROLLBACK")
 
     def _commit(self) -> None:
-        self._fs.effect(METADATA, "", lambda: self._db.execute("COMMIT"))
+        self._fs.apply_effect(METADATA, "", lambda: self._db.execute("COMMIT"))

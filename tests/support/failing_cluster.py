@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from tallystick.client.config import ClientConfig
 from tallystick.client.errors import ConnectionLost
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.retry import effect_of_loss
+from tallystick.client.retry import infer_loss_effect
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tallystick.protocol.messages.metadata import MetadataRequest
 
@@ -44,7 +44,7 @@ class FaultPlan:
         if self.crash:
             return Crashed(f"{api}, {'after' if self.answered else 'before'} it was answered")
         lost = ConnectionLost("test", api, "cut")
-        return lost.after(effect_of_loss(api))
+        return lost.after(infer_loss_effect(api))
 
 
 class FailingCluster(Cluster):

@@ -73,7 +73,7 @@ CALLS: dict[type, dict[str, Callable[..., object]]] = {
         "metrics": lambda c: c.metrics(),
     },
 }
-ELSEWHERE = {"close", "left_behind", "send_arrow", "config"}
+ELSEWHERE = {"close", "mark_forked", "send_arrow", "config"}
 
 
 def refused(call: Callable[[], object], kind: type[Exception] = errors.IllegalState) -> None:

@@ -8,22 +8,22 @@ from typing import Any
 
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.machine.commands import (
-    Answer,
-    Command,
     CommitOffsets,
-    Join,
-    Joined,
+    GroupAnswer,
+    GroupCommand,
+    JoinGroup,
+    JoinGroupResult,
     MemberIdRequired,
     OffsetToCommit,
-    Sync,
-    Synced,
+    SyncGroup,
+    SyncGroupResult,
 )
-from tallystick.broker.group.machine.model import Group, GroupConfig, InstanceId, ProtocolChoice
+from tallystick.broker.group.machine.model import ClassicGroup, GroupConfig, InstanceId, MemberProtocol
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
-from tallystick.storage.fs import LogFull
+from tallystick.storage.fs import DiskFull
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 from tallystick.testing import FakeClock
 
@@ -98,7 +98,7 @@ class MemoryPartition:
         if self.most is not None and len(batches) > self.most:
             return Reject(ErrorCode.MESSAGE_TOO_LARGE, f"{len(batches)} bytes, above {self.most}")
         if self.full:
-            raise LogFull("/data", "no space left")
+            raise DiskFull("/data", "no space left")
         placed = bytearray(batches)
         patch_offset_and_epoch(placed, 0, self.end, 0)
         at, self.end = self.end, self.end + read_header(batches).record_count
@@ -108,7 +108,7 @@ class MemoryPartition:
             raise self.unheard
         return AppendResult(Offset(at), Offset(self.end - 1), -1, Offset(0))
 
-    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+    def when_durable(self, offset: Offset) -> "asyncio.Future[None] | None":
         if self.failure is None and not self.gate.closed:
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -118,7 +118,7 @@ class MemoryPartition:
             self.gate.waiting.append(future)
         return future
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         if self.unreadable is not None:
             raise self.unreadable
         yield from self.batches
@@ -132,13 +132,13 @@ class MemoryTopic:
     def partition_count(self) -> int:
         return len(self.partitions)
 
-    def existing(self) -> list[MemoryPartition]:
+    def list_partitions(self) -> list[MemoryPartition]:
         return self.partitions
 
-    async def ensure(self) -> Reject | None:
+    async def ensure_exists(self) -> Reject | None:
         return None
 
-    async def partition(self, index: int) -> MemoryPartition | Reject:
+    async def ensure_partition(self, index: int) -> MemoryPartition | Reject:
         return self.partitions[index]
 
 
@@ -170,11 +170,11 @@ class World:
         self.coordinator.tick()
         await self.settle()
 
-    def ask(self, command: Command, group_id: GroupId = G) -> "asyncio.Task[Answer]":
+    def ask(self, command: GroupCommand, group_id: GroupId = G) -> "asyncio.Task[GroupAnswer]":
         return asyncio.ensure_future(self.coordinator.execute(group_id, command))
 
-    def join(self, member_id: MemberId | None, name: str = "a", instance: str | None = None) -> Join:
-        return Join(
+    def join(self, member_id: MemberId | None, name: str = "a", instance: str | None = None) -> JoinGroup:
+        return JoinGroup(
             member_id=member_id,
             instance_id=None if instance is None else InstanceId(instance),
             client_id=name,
@@ -182,19 +182,19 @@ class World:
             session_timeout_ms=10_000,
             rebalance_timeout_ms=60_000,
             protocol_type="consumer",
-            protocols=(ProtocolChoice("range", b""),),
-            ticket=self.coordinator.new_ticket(),
+            protocols=(MemberProtocol("range", b""),),
+            ticket=self.coordinator.create_ticket(),
         )
 
-    def sync(self, joined: Joined, assignments: dict[MemberId, bytes]) -> Sync:
-        return Sync(
+    def sync(self, joined: JoinGroupResult, assignments: dict[MemberId, bytes]) -> SyncGroup:
+        return SyncGroup(
             member_id=joined.member_id,
             generation=joined.generation,
             assignments=assignments,
-            ticket=self.coordinator.new_ticket(),
+            ticket=self.coordinator.create_ticket(),
         )
 
-    async def member(self, name: str = "a") -> Joined:
+    async def member(self, name: str = "a") -> JoinGroupResult:
         """Return a member of a stable group of one."""
         required = await self.coordinator.execute(G, self.join(None, name))
         assert isinstance(required, MemberIdRequired)
@@ -202,19 +202,19 @@ class World:
         await self.settle()
         await self.pass_time(0)
         joined = await asked
-        assert isinstance(joined, Joined)
+        assert isinstance(joined, JoinGroupResult)
         synced = await self.coordinator.execute(G, self.sync(joined, {joined.member_id: b"all"}))
-        assert isinstance(synced, Synced)
+        assert isinstance(synced, SyncGroupResult)
         assert synced.assignment == b"all"
         return joined
 
-    def group(self) -> Group:
-        group = self.coordinator.group(G)
-        assert isinstance(group, Group)
+    def group(self) -> ClassicGroup:
+        group = self.coordinator.get_group(G)
+        assert isinstance(group, ClassicGroup)
         return group
 
 
-def commit(offset: int, joined: Joined | None = None) -> CommitOffsets:
+def commit(offset: int, joined: JoinGroupResult | None = None) -> CommitOffsets:
     return CommitOffsets(
         member_id=joined and joined.member_id,
         generation=joined and joined.generation,

@@ -15,7 +15,7 @@ HOUR_MS = 3_600_000
 def hang(bootstrap: str, at: TopicPartition, producer_id: int, epoch: int = 0) -> int:
     """Open a hanging transaction, an hour old by its record; return its first offset."""
     record = Record(offset=0, timestamp_ms=int(time.time() * 1000) - HOUR_MS, key=None, value=b"hanging")
-    meta = BatchMeta(producer_id=producer_id, epoch=epoch, base_sequence=0, transactional=True)
+    meta = BatchMeta(producer_id=producer_id, producer_epoch=epoch, base_sequence=0, is_transactional=True)
     part = produce.PartitionProduceData(index=at.partition, records=encode_batch([record], meta))
     request = produce.ProduceRequest(
         transactional_id="hanging",

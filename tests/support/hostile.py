@@ -11,10 +11,10 @@ from typing import Any
 from crc32c import crc32c
 from wire_values import random_value
 
-from tallystick.client.consumer.decode import Fetched
+from tallystick.client.consumer.decode import CompletedFetch
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol import DecodeError, decode, encode, hot, messages
-from tallystick.protocol.compile import _Cost
+from tallystick.protocol import DecodeError, decode, encode, messages, produce_fetch_codec
+from tallystick.protocol.compile import _SizeBounds
 from tallystick.protocol.frames import FrameReader
 from tallystick.protocol.messages.fetch import FetchRequest
 from tallystick.protocol.messages.produce import ProduceRequest
@@ -29,7 +29,7 @@ from tallystick.protocol.records import (
     encode_batch,
 )
 from tallystick.protocol.records.batch import ATTRIBUTES_AT, CRC_AT
-from tallystick.protocol.wire import Array, Scalar, all_messages, message_spec, struct_spec
+from tallystick.protocol.wire import ArrayType, ScalarType, all_messages, message_spec, struct_spec
 
 # Numbers at some boundary: sizes, signs, nulls, the ends of varint lengths.
 SPECIAL = (0, 1, 2, 0x7F, 0x80, 0xFF, 0xFE)
@@ -67,7 +67,11 @@ def targets(rng: random.Random, seeds: int = 3) -> list[Target]:
             label = f"{cls.__name__} v{version}"
             found.append(Target(label, lambda raw, c=cls, v=version: decode(c, raw, v), valid))
             if cls is ProduceRequest or cls is FetchRequest:
-                read: Any = hot.read_produce_request if cls is ProduceRequest else hot.read_fetch_request
+                read: Any = (
+                    produce_fetch_codec.read_produce_request
+                    if cls is ProduceRequest
+                    else produce_fetch_codec.read_fetch_request
+                )
                 quick = Target(f"hot {label}", lambda raw, r=read, v=version: r(memoryview(raw), v), valid)
                 found += [quick] * 5
     found += record_targets()
@@ -88,8 +92,8 @@ def record_targets() -> Iterator[Target]:
 def consumed(raw: bytes) -> None:
     """Read as the consumer does, as columns and as records; both must give the same number."""
     raw = with_crc(raw)
-    table = Fetched(AT, 0, raw, None).take_columns(1_000_000)
-    records = Fetched(AT, 0, raw, None).take(1_000_000)
+    table = CompletedFetch(AT, 0, raw, None).take_columns(1_000_000)
+    records = CompletedFetch(AT, 0, raw, None).take_records(1_000_000)
     if table is not None and table[0] != len(records):
         raise AssertionError(f"{table[0]} rows, {len(records)} records")
 
@@ -102,7 +106,7 @@ def with_crc(raw: bytes) -> bytes:
 
 
 def mutate(raw: bytes, rng: random.Random) -> bytes:
-    """Return a variant of `raw`: a few bytes set, cut off, removed or doubled; or noise instead."""
+    """Return a variant of `raw_entry`: a few bytes set, cut off, removed or doubled; or noise instead."""
     if rng.random() < 0.05 or not raw:
         return rng.randbytes(rng.randrange(len(raw) + 40))
     changed = bytearray(raw)
@@ -167,21 +171,21 @@ class Bomb:
 
 
 def bombs(cls: type, version: int) -> Iterator[Bomb]:
-    cost = _Cost(version, version in message_spec(cls).flexible)
+    cost = _SizeBounds(version, version in message_spec(cls).flexible)
     for path, kind in arrays(cls, version):
-        yield Bomb(cls, version, path, smallest_of(kind, version), cost.price(kind))
+        yield Bomb(cls, version, path, smallest_of(kind, version), cost.compute_charge(kind))
 
 
 def arrays(cls: type, version: int) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path to every array, and the type of its elements."""
     for f in struct_spec(cls).fields:
         kind = f.wire.kind
-        if version not in f.wire.versions or isinstance(kind, Scalar):
+        if version not in f.wire.versions or isinstance(kind, ScalarType):
             continue
-        inner = kind.element if isinstance(kind, Array) else kind
-        if isinstance(kind, Array):
+        inner = kind.element if isinstance(kind, ArrayType) else kind
+        if isinstance(kind, ArrayType):
             yield (f.name,), inner
-        if not isinstance(inner, Scalar):
+        if not isinstance(inner, ScalarType):
             for path, element in arrays(inner, version):
                 yield (f.name, *path), element
 
@@ -192,7 +196,7 @@ def with_array(value: Any, version: int, path: tuple[str, ...], items: tuple[obj
     if not rest:
         return replace(value, **{name: items})
     f = next(f for f in struct_spec(type(value)).fields if f.name == name)
-    if isinstance(f.wire.kind, Array):
+    if isinstance(f.wire.kind, ArrayType):
         inner = with_array(smallest_of(f.wire.kind.element, version), version, tuple(rest), items)
         return replace(value, **{name: (inner,)})
     inner = with_array(smallest_of(f.wire.kind, version), version, tuple(rest), items)
@@ -209,9 +213,9 @@ def smallest(cls: type, version: int) -> Any:
 
 
 def smallest_of(kind: Any, version: int) -> Any:
-    if isinstance(kind, Array):
+    if isinstance(kind, ArrayType):
         return ()
-    if not isinstance(kind, Scalar):
+    if not isinstance(kind, ScalarType):
         return smallest(kind, version)
     # A large number is a Python object of its own, where 0 is shared: the same bytes, more memory.
     if kind.zero == 0 and kind.format in ("i", "q"):

@@ -10,15 +10,15 @@ from tests.support.memory_broker import HeldMarkers, MemoryBroker, memory_broker
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.handlers.dispatch import Body
-from tallystick.broker.partitions.data_directory import Disk
+from tallystick.broker.handlers.dispatch import ResponseBody
+from tallystick.broker.partitions.data_directory import StorageEnvironment
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import TRANSACTION_STATE
+from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.txn.machine.commands import Ended, EndTxn, Initialised, InitProducerId
-from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.txn.machine.commands import EndTxn, EndTxnResult, InitProducerId, InitProducerIdResult
+from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, Offset, TopicPartition, TransactionalId
+from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (
@@ -90,13 +90,15 @@ class Leader(MemoryBroker):
         self.disk = disk
 
     def partition(self, index: int = 0) -> Partition:
-        found = self.broker.topics.partition(TOPIC, index)
+        found = self.broker.topics.find_partition(TOPIC, index)
         assert found is not None
         return found
 
     def records_of_coordinator(self) -> int:
         """Return the number of records in `__transaction_state`: one per change of an id."""
-        return sum(p.log.log_end_offset for p in self.broker.topics.partitions(TRANSACTION_STATE))
+        return sum(
+            p.log.log_end_offset for p in self.broker.topics.list_partitions_of(TRANSACTION_STATE_TOPIC)
+        )
 
     async def rest(self) -> None:
         """Let everything under way finish, also in the thread that producer ids come from."""
@@ -106,24 +108,29 @@ class Leader(MemoryBroker):
 
     # ---- a producer
 
-    async def identity(self, name: TransactionalId = T, *, two_phase: bool = False) -> Identity:
-        assert await self.broker.transactions.prepare() is None
+    async def identity(self, name: TransactionalId = T, *, two_phase: bool = False) -> ProducerIdAndEpoch:
+        assert await self.broker.transactions.ensure_topic() is None
         command = InitProducerId(timeout_ms=60_000, enable_2pc=two_phase)
         answer = await self.broker.transactions.execute(name, command)
-        assert isinstance(answer, Initialised), answer
+        assert isinstance(answer, InitProducerIdResult), answer
         return answer.client
 
     async def end(
-        self, identity: Identity, outcome: Outcome, *, name: TransactionalId = T, version: int = 2
-    ) -> Identity:
+        self,
+        identity: ProducerIdAndEpoch,
+        outcome: TransactionResult,
+        *,
+        name: TransactionalId = T,
+        version: int = 2,
+    ) -> ProducerIdAndEpoch:
         answer = await self.broker.transactions.execute(
             name, EndTxn(identity=identity, outcome=outcome, transaction_version=version)
         )
-        assert isinstance(answer, Ended), answer
+        assert isinstance(answer, EndTxnResult), answer
         await turns()
         return answer.client
 
-    async def add(self, identity: Identity, *indexes: int, name: TransactionalId = T) -> None:
+    async def add(self, identity: ProducerIdAndEpoch, *indexes: int, name: TransactionalId = T) -> None:
         """Add partitions ahead of the data, as clients before transaction version 2 do."""
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=name,
@@ -139,7 +146,7 @@ class Leader(MemoryBroker):
         }
         assert codes == {0}
 
-    def send(self, request: ProduceRequest, version: int = IMPLICIT) -> "asyncio.Future[Body]":
+    def send(self, request: ProduceRequest, version: int = IMPLICIT) -> "asyncio.Future[ResponseBody]":
         """Start a request. Its bytes are overwritten as soon as the handler has returned."""
         frame = bytearray(encode(request, version))
         context = RequestContext(ApiKey.PRODUCE, version, 1, "client", "10.0.0.1", 1)
@@ -147,7 +154,7 @@ class Leader(MemoryBroker):
         frame[:] = b"\xff" * len(frame)
         if isinstance(answer, Awaitable):
             return asyncio.ensure_future(answer)
-        done: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[ResponseBody] = asyncio.get_running_loop().create_future()
         done.set_result(answer)
         return done
 
@@ -156,7 +163,9 @@ class Leader(MemoryBroker):
     ) -> list[PartitionProduceResponse]:
         return told(await self.send(request, version), version)
 
-    async def write(self, identity: Identity, sequence: int = 0, index: int = 0, **kind: Any) -> ErrorCode:
+    async def write(
+        self, identity: ProducerIdAndEpoch, sequence: int = 0, index: int = 0, **kind: Any
+    ) -> ErrorCode:
         """Produce one record to one partition."""
         version = kind.pop("version", IMPLICIT)
         (answer,) = await self.produce(request({index: batch(identity, sequence)}, **kind), version)
@@ -202,11 +211,11 @@ class Leader(MemoryBroker):
 
 @asynccontextmanager
 async def leader(
-    disk: Disk | None = None, *, markers: HeldMarkers | None = None, **settings: str
+    disk: StorageEnvironment | None = None, *, markers: HeldMarkers | None = None, **settings: str
 ) -> AsyncIterator[Leader]:
     """Run a broker; `flush_policy="ack"` holds the disk as soon as `disk.holding` is set."""
     held = HeldDisk()
-    given = replace(disk or memory_disk(), syncer=held.syncer)
+    given = replace(disk or memory_disk(), make_syncer=held.syncer)
     async with memory_broker(given, markers=markers, **settings) as made:
         leading = Leader(made.broker, held)
         await leading.make_topic(TOPIC)
@@ -223,7 +232,7 @@ async def turns(count: int = 20) -> None:
 
 
 def batch(
-    identity: Identity | None,
+    identity: ProducerIdAndEpoch | None,
     sequence: int = 0,
     *,
     count: int = 1,
@@ -238,9 +247,9 @@ def batch(
         return encode_batch(records, BatchMeta())
     meta = BatchMeta(
         producer_id=identity.producer_id,
-        epoch=identity.epoch,
+        producer_epoch=identity.epoch,
         base_sequence=sequence,
-        transactional=transactional,
+        is_transactional=transactional,
     )
     return encode_batch(records, meta)
 
@@ -266,7 +275,7 @@ def request(
     )
 
 
-def told(body: Body, version: int = IMPLICIT) -> list[PartitionProduceResponse]:
+def told(body: ResponseBody, version: int = IMPLICIT) -> list[PartitionProduceResponse]:
     assert body is not None
     answer = decode(ProduceResponse, b"".join(body), version)
     return [partition for topic in answer.responses for partition in topic.partition_responses]

@@ -13,22 +13,22 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.metadata.store import MetadataStore
-from tallystick.broker.partitions.data_directory import Disk
-from tallystick.broker.partitions.descriptors import UNLIMITED, Descriptors
-from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.partitions.data_directory import StorageEnvironment
+from tallystick.broker.partitions.descriptors import UNLIMITED, DescriptorBudget
+from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.server.acl import Operation, Resource, ResourceType
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.coordinator import TransactionCoordinator
-from tallystick.broker.txn.machine.commands import SendMarkers
-from tallystick.broker.txn.machine.model import Decided
-from tallystick.broker.txn.marker_sender import Marked
+from tallystick.broker.txn.machine.commands import MarkerRequest
+from tallystick.broker.txn.machine.model import DecidedPhase
+from tallystick.broker.txn.marker_sender import MarkerResult
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol import decode, encode
-from tallystick.protocol.apis import API, ApiKey
+from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tallystick.testing import FakeClock
 from tallystick.testing.memory_fs import MemoryFileSystem
-from tallystick.testing.sim.machine import KeptStore
+from tallystick.testing.sim.machine import InMemoryMetadataStore
 
 SETTINGS = {
     "flush.policy": "os",
@@ -60,7 +60,9 @@ class HeldMarkers:
         self.to_write: list[TopicPartition] = []
         self.written: set[TopicPartition] = set()
 
-    def write(self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int) -> "Marked | Any":
+    def write(
+        self, send: MarkerRequest, partition: TopicPartition, coordinator_epoch: int
+    ) -> "MarkerResult | Any":
         self.to_write.append(partition)
         return None if partition in self.written else asyncio.get_running_loop().create_future()
 
@@ -75,7 +77,7 @@ class MemoryBroker:
 
     async def ask(self, request: Any, version: int, client_id: str = "client") -> Any:
         """Send a request through its bytes, and decode the answer from its bytes."""
-        api = next(spec for spec in API.values() if isinstance(request, spec.request))
+        api = next(spec for spec in API_SPECS.values() if isinstance(request, spec.request))
         context = RequestContext(api.key, version, 1, client_id, "10.0.0.1", 1)
         answer = HANDLERS[api.key].run(self.broker, memoryview(encode(request, version)), context)
         parts = answer if isinstance(answer, list) or answer is None else await answer
@@ -83,33 +85,33 @@ class MemoryBroker:
         return decode(api.response, b"".join(parts), version)
 
     async def make_topic(self, name: str, partitions: int = 2) -> None:
-        await self.broker.topics.create_if_absent(NewTopic(name, partitions))
+        await self.broker.topics.create_if_absent(TopicSpec(name, partitions))
 
     def deny(self, *rows: tuple[Operation, Resource | ResourceType]) -> None:
         """Deny exactly these from now on."""
         self.table.denied = set(rows)
 
 
-def memory_disk(fs: MemoryFileSystem | None = None) -> Disk:
+def memory_disk(fs: MemoryFileSystem | None = None) -> StorageEnvironment:
     """Return a disk that can be passed from one broker to the next."""
     fs = fs or MemoryFileSystem()
-    stores: list[KeptStore] = []
+    stores: list[InMemoryMetadataStore] = []
 
     def opened(path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
         if not stores:
-            stores.append(KeptStore(cluster_id))
+            stores.append(InMemoryMetadataStore(cluster_id))
             fs.open_append(str(path)).sync()
         return stores[0].reopen(make_room)
 
-    return Disk(fs=fs, metadata=opened)
+    return StorageEnvironment(fs=fs, open_metadata=opened)
 
 
 @asynccontextmanager
 async def memory_broker(
-    disk: Disk | None = None,
+    disk: StorageEnvironment | None = None,
     *,
     markers: HeldMarkers | None = None,
-    descriptors: Descriptors = UNLIMITED,
+    descriptors: DescriptorBudget = UNLIMITED,
     **settings: str,
 ) -> AsyncIterator[MemoryBroker]:
     """Run a broker, and stop it at the end; it may still be reading its logs when the block begins."""
@@ -123,7 +125,7 @@ async def memory_broker(
         broker.transactions = TransactionCoordinator(
             coordinator._topic,
             markers,
-            broker.new_producer_id,
+            broker.generate_producer_id,
             coordinator._settings,
             broker.clock,
         )
@@ -145,8 +147,8 @@ async def set_level(desk: MemoryBroker, level: int, upgrade_type: int = 2, *, ch
 
 async def loaded(desk: MemoryBroker) -> None:
     """Wait until the transaction log has been read."""
-    while desk.broker.transactions._loader.loading is not None:
-        await desk.broker.transactions._loader.loading
+    while desk.broker.transactions._loader.loading_task is not None:
+        await desk.broker.transactions._loader.loading_task
 
 
 class Turn:
@@ -159,9 +161,9 @@ class Turn:
 async def completed(desk: MemoryBroker) -> None:
     """Wait until every decided transaction has its markers."""
     for _ in range(1_000):
-        entries = desk.broker.transactions.entries()
+        entries = desk.broker.transactions.list_entries()
         assert isinstance(entries, tuple)
-        if not any(isinstance(entry.phase, Decided) for entry in entries):
+        if not any(isinstance(entry.phase, DecidedPhase) for entry in entries):
             return
         await Turn()
     raise AssertionError("markers are still on their way")
@@ -176,4 +178,6 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 def versions(key: ApiKey) -> Any:
-    return pytest.mark.parametrize("version", range(API[key].min_version, API[key].max_version + 1))
+    return pytest.mark.parametrize(
+        "version", range(API_SPECS[key].min_version, API_SPECS[key].max_version + 1)
+    )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from failing_cluster import FailingCluster, FaultPlan
 
 from tallystick.client.config import ProducerConfig
-from tallystick.client.errors import ClientError, refused
+from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.engine import TransactionManager
 from tallystick.kernel.clock import SystemClock
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -41,7 +41,7 @@ class PlainFlow:
         if self.held is not None:
             await self.held.wait()
 
-    async def discard(self, why: ClientError) -> None:
+    async def abort_unsent(self, why: ClientError) -> None:
         self.discarded += 1
 
     def restart_sequences(self) -> None:
@@ -61,25 +61,25 @@ class PlainProducer:
         at = TopicPartition(topic, partition)
         self.txn.check_sendable()
         try:
-            if not self.txn.is_enlisted(at):
-                await self.txn.enlist([at])
-            await self.cluster.retrying(
+            if not self.txn.is_partition_added(at):
+                await self.txn.add_partitions([at])
+            await self.cluster.run_with_retries(
                 "Produce",
                 at,
                 lambda: self._produce(at, value, self.txn.identity),
-                self.cluster.deadline("delivery.timeout.ms", 20_000),
+                self.cluster.start_deadline("delivery.timeout.ms", 20_000),
             )
         except ClientError as exc:
-            self.txn.batch_failed(at, exc)
+            self.txn.note_batch_failure(at, exc)
             raise
         self.flow.sequences[at] = self.flow.sequences.get(at, 0) + 1
 
-    async def _produce(self, at: TopicPartition, value: str, identity: Identity) -> None:
+    async def _produce(self, at: TopicPartition, value: str, identity: ProducerIdAndEpoch) -> None:
         meta = BatchMeta(
             producer_id=identity.producer_id,
-            epoch=identity.epoch,
+            producer_epoch=identity.epoch,
             base_sequence=self.flow.sequences.get(at, 0),
-            transactional=True,
+            is_transactional=True,
         )
         # A record of 1970 is older than any retention: Kafka rolls the segment behind it, and deletes it half
         # a minute after its start.
@@ -92,11 +92,11 @@ class PlainProducer:
             topic_data=(TopicProduceData(name=at.topic, partition_data=(data,)),),
         )
         highest = 12 if self.txn.transaction_version >= 2 else 11
-        node = await self.cluster.node_for(at)
+        node = await self.cluster.find_leader(at)
         answer = await self.cluster.send(node, request, ProduceResponse, max_version=highest)
         code = answer.responses[0].partition_responses[0].error_code
         if code:
-            raise refused("Produce", at, code)
+            raise build_broker_error("Produce", at, code)
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from raw_wire import RawConnection
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.coordinator.placement import coordinator_partition
+from tallystick.broker.coordinator.placement import hash_to_partition
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.txn.codec import encode_batch_of
 from tallystick.broker.txn.logic import REFUSALS
@@ -54,7 +54,7 @@ from tallystick.protocol.records import (
     encode_batch,
     iter_headers,
 )
-from tallystick.storage.producers import AppendOrigin
+from tallystick.storage.producer_state import AppendOrigin
 from tallystick.testing import eventually
 
 T = TypeVar("T")
@@ -185,7 +185,9 @@ class RawProducer:
         producer_id, epoch = pair or self.pair
         sequence = self._sequences.get(place, 0)
         records = [Record(index, 0, None, value.encode()) for index, value in enumerate(values)]
-        meta = BatchMeta(producer_id=producer_id, epoch=epoch, base_sequence=sequence, transactional=True)
+        meta = BatchMeta(
+            producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, is_transactional=True
+        )
         request = ProduceRequest(
             transactional_id=self.name,
             acks=-1,
@@ -315,7 +317,7 @@ def stored_forms(broker: EmbeddedBroker, name: str, partitions: int) -> list[int
 
 
 def _values_of(broker: EmbeddedBroker, name: str, partitions: int) -> list[tuple[int, bytes]]:
-    batches, _ = read(broker, "__transaction_state", coordinator_partition(name, partitions))
+    batches, _ = read(broker, "__transaction_state", hash_to_partition(name, partitions))
     found = []
     for _, records in batches:
         for record in records:
@@ -336,12 +338,12 @@ def rewrite(broker: EmbeddedBroker, name: str, change: Callable[[TxnEntry], TxnE
         offline.open()
         await offline.start()
         transactions = offline.transactions
-        while transactions.entries() == REFUSALS.loading:
+        while transactions.list_entries() == REFUSALS.loading:
             await Turn()
-        entry = transactions.entry(TransactionalId(name))
+        entry = transactions.get_entry(TransactionalId(name))
         assert isinstance(entry, TxnEntry)
-        partition = offline.topics.partition(
-            "__transaction_state", transactions.partition_of(TransactionalId(name))
+        partition = offline.topics.find_partition(
+            "__transaction_state", transactions.partition_for(TransactionalId(name))
         )
         assert partition is not None
         record = EntryStored(entry=change(entry))

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tallystick.protocol import decode, decode_prefix, encode
-from tallystick.protocol.apis import API, ApiSpec
+from tallystick.protocol.apis import API_SPECS, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
 
 R = TypeVar("R")
@@ -34,7 +34,7 @@ class RawConnection:
 
     def ask_all(self, requests: Sequence[object], cls: type[R], version: int) -> list[R]:
         """Send all requests, then read the answers, which come in the same order."""
-        spec = next(spec for spec in API.values() if spec.request is type(requests[0]))
+        spec = next(spec for spec in API_SPECS.values() if spec.request is type(requests[0]))
         first = self._sent + 1
         frames = [self._frame(spec, request, version) for request in requests]
         self._socket.sendall(b"".join(frames))

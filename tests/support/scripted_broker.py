@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from tallystick.protocol import decode, decode_prefix, encode
-from tallystick.protocol.apis import API, ApiKey
+from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse, FinalizedFeatureKey
 from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.messages.metadata import (
@@ -102,7 +102,7 @@ class ScriptedBroker:
 
     async def _one(self, frame: bytes, writer: asyncio.StreamWriter, number: int) -> None:
         key, version = ApiKey(int.from_bytes(frame[:2], "big")), int.from_bytes(frame[2:4], "big")
-        spec = API[key]
+        spec = API_SPECS[key]
         known = version in spec
         header, at = decode_prefix(RequestHeader, frame, spec.request_header_version(version))
         request = decode(spec.request, memoryview(frame)[at:], version) if known else None
@@ -121,7 +121,7 @@ class ScriptedBroker:
     @staticmethod
     def frame(key: ApiKey, version: int, correlation_id: int, answer: object) -> bytes:
         """Return a whole answer frame. An ApiVersions error has version 0, as from brokers (KIP-511)."""
-        spec = API[key]
+        spec = API_SPECS[key]
         if key is ApiKey.API_VERSIONS and getattr(answer, "error_code", 0):
             version = 0
         tags = b"\0" if spec.response_header_version(version) else b""
@@ -141,7 +141,7 @@ class ScriptedBroker:
         """Return all versions we know, or other ranges by API name."""
         keys = tuple(
             ApiVersion(api_key=spec.key, min_version=low, max_version=high)
-            for spec in API.values()
+            for spec in API_SPECS.values()
             for low, high in [ranges.get(spec.name, (spec.min_version, spec.max_version))]
             if high >= 0
         )

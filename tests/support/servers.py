@@ -81,7 +81,7 @@ class Server:
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         with self.log.open("ab") as log:
-            self._process = self._run(postgres.while_we_live(self.command()), log.fileno())
+            self._process = self._run(postgres.kill_with_parent(self.command()), log.fileno())
         eventually(self._answers_or_ended, deadline_s=START_SECONDS_MAX)
         if self._process.poll() is not None:
             raise Unavailable(f"{self.name} ended while it was starting:\n{self.log_tail()}")
@@ -174,8 +174,8 @@ class PostgreSQL(Server):
 
     def prepare(self) -> None:
         try:
-            self.programs = postgres.programs(self.folder)
-            self.programs.make_cluster(self.folder / "data", self.log)
+            self.programs = postgres.find_programs(self.folder)
+            self.programs.init_cluster(self.folder / "data", self.log)
         except postgres.NoPostgres as exc:
             raise Unavailable(str(exc)) from exc
         self.account = self.programs.account

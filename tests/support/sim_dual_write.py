@@ -1,8 +1,8 @@
 """The dual write's recipe in the simulator: its real session, over simulated clients and a database.
 
-A producer, an administrator and a store for `Session`, each on the simulated network and clock. The database
-has both fencing and faults: it locks a row from its record to the end of the transaction, a COMMIT goes on
-when its client is gone, and answers are lost.
+A producer, an administrator and a store for `DualWriteSession`, each on the simulated network and clock. The
+database has both fencing and faults: it locks a row from its record to the end of the transaction, a COMMIT
+goes on when its client is gone, and answers are lost.
 """
 
 import asyncio
@@ -10,36 +10,36 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
-from tallystick.admin.listing import Answers
-from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
+from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
 from tallystick.client.errors import ClientError, IdExpired
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.drivers import AsyncDriver, Step
 from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.recipes import AsyncRecipeRunner, RecipeStep
 from tallystick.dualwrite.recovery import Finding, Report
-from tallystick.dualwrite.session import Making, Session
+from tallystick.dualwrite.session import DualWriteSession, SessionFactories
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.errors import InDoubt
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     TransactionState,
 )
 from tallystick.testing.sim import clients
-from tallystick.testing.sim.dual_write import Row
-from tallystick.testing.sim.history import Txn
+from tallystick.testing.sim.dual_write import DatabaseRow
+from tallystick.testing.sim.history import SimTxn
 from tallystick.testing.sim.network import NoReply
-from tallystick.testing.world import PARTITIONS, World
+from tallystick.testing.sim.simulation import PARTITIONS, Simulation
 
 CLUSTER_ID = "simulated"
 # For a transaction whose client is not in the history.
-UNKNOWN = Txn(-1, "", 2, two_phase=True)
+UNKNOWN = SimTxn(-1, "", 2, two_phase=True)
 LOCK_S = 0.002
 # They mean lost data or another cluster, which is never the case where nothing is lost.
 IMPOSSIBLE = (Finding.UNSEEN, Finding.AHEAD, Finding.FOREIGN)
@@ -50,16 +50,16 @@ class Gone(BaseException):
 
 
 class SimProducer:
-    """Implements `Producing` over a simulated client."""
+    """Implements `ProducerPort` over a simulated client."""
 
     mode = Mode.TWO_PHASE
     transaction_version = 2
     needs_claim = False
 
-    def __init__(self, world: World, owner: str) -> None:
+    def __init__(self, world: Simulation, owner: str) -> None:
         self.inner = world.producer(owner)
         self._history = world.history
-        self._in_doubt: Identity | None = None
+        self._in_doubt: ProducerIdAndEpoch | None = None
 
     async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
         self._in_doubt = await self.inner.init(keep=keep_prepared_txn)
@@ -87,7 +87,7 @@ class SimProducer:
     async def close(self, *, abort: bool = True) -> None:
         pass
 
-    def _txn(self) -> Txn:
+    def _txn(self) -> SimTxn:
         assert self.inner.txn is not None
         return self.inner.txn
 
@@ -97,9 +97,9 @@ class SimProducer:
 
 
 class SimAdmin:
-    """Implements `Describing` over the simulated network."""
+    """Implements `AdminPort` over the simulated network."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Simulation) -> None:
         self._world = world
         self._network = world.network
 
@@ -141,7 +141,7 @@ def described(state: TransactionState) -> TransactionDescription:
         forced_outcomes=tuple(
             ForcedOutcome(
                 writer=pair(each.producer_id, each.producer_epoch),
-                cause=Cause(each.cause),
+                cause=AbortCause(each.cause),
                 at_ms=0,
                 partition=None,
             )
@@ -151,15 +151,15 @@ def described(state: TransactionState) -> TransactionDescription:
     )
 
 
-def pair(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def pair(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 @dataclass(eq=False)
 class Server:
     """The database's process: its rows, the holders of their locks, and how often an answer is lost."""
 
-    world: World
+    world: Simulation
     random: Random
     lose_answer: float
     rows: dict[str, StoredState] = field(default_factory=dict)
@@ -179,7 +179,7 @@ class Server:
         """Commit a row, also in the simulated database that the checkers of the world read."""
         history, before = self.world.history, self.rows.get(row.transactional_id)
         self.rows[row.transactional_id] = row
-        book = self.world.database.rows.setdefault(row.transactional_id, Row())
+        book = self.world.database.rows.setdefault(row.transactional_id, DatabaseRow())
         book.token = row.state.identity
         if book.token is not None and (before is None or before.state != row.state):
             book.committed.add(history.by_writer[book.token].number)
@@ -253,20 +253,22 @@ class SimTransaction:
             self._server.release(self)
 
 
-SimSession = Session[SimTransaction, SimProducer]
-MakeSession = Callable[[SimStore, Mapping[str, Mapping[str, object]], Making[SimProducer]], SimSession]
+SimSession = DualWriteSession[SimTransaction, SimProducer]
+MakeSession = Callable[
+    [SimStore, Mapping[str, Mapping[str, object]], SessionFactories[SimProducer]], SimSession
+]
 
 
 @dataclass(eq=False)
 class Writers:
     """One transactional id and its clients, one after the other; some live on beside the next."""
 
-    world: World
+    world: Simulation
     server: Server
     owner: str
     dies: float
     lives_on: float
-    session: MakeSession = Session
+    session: MakeSession = DualWriteSession
     left: int = 6
     found: list[Finding] = field(default_factory=list)
 
@@ -288,43 +290,43 @@ class Writers:
         world, store = self.world, SimStore(self.server)
         dead = False
 
-        def watch(_: int, step: Step, done: bool) -> None:
+        def watch(_: int, step: RecipeStep, done: bool) -> None:
             nonlocal dead
             dead = dead or world.random.random() < self.dies
             if dead:
                 raise Gone(step.name, done)
 
-        making = Making(
-            producer=lambda _: SimProducer(world, self.owner),
-            admin=lambda _: SimAdmin(world),
+        making = SessionFactories(
+            create_producer=lambda _: SimProducer(world, self.owner),
+            create_admin=lambda _: SimAdmin(world),
             pause=world.pass_time,
             clock=world.time,
         )
         config: dict[str, object] = {"bootstrap.servers": "simulated:1", "transactional.id": self.owner}
         session = self.session(store, {"kafka": config}, making)
-        driver = AsyncDriver(watch)
+        driver = AsyncRecipeRunner(watch)
         try:
             self._note(await driver.run_async(session.recover()))
             while self.left > 0:
                 self.left -= 1
                 await self._transaction(driver, session)
-        except (Gone, DualWriteError, InDoubt, ClientError, clients.Fenced):
+        except (Gone, DualWriteError, InDoubt, ClientError, clients.SimClientFenced):
             pass
-        except clients.Stuck as exc:
+        except clients.NoFinalAnswer as exc:
             world.history.report(str(exc))
         finally:
             store.disconnect()
 
-    async def _transaction(self, driver: AsyncDriver, session: SimSession) -> None:
+    async def _transaction(self, driver: AsyncRecipeRunner, session: SimSession) -> None:
         """Run a transaction; some fail on the way, and are rolled back."""
         random = self.world.random
         database = await driver.run_async(session.begin())
         inner = session.branches["kafka"].producer.inner
         try:
             for _ in range(random.randint(0, 2)):
-                await inner.send(clients.pick(random, PARTITIONS), random.randint(1, 2))
+                await inner.send(clients.pick_partitions(random, PARTITIONS), random.randint(1, 2))
             await self.world.pass_time(random.choice((0.0, 0.0, 0.01, 0.3)))
-        except clients.Trouble as exc:
+        except clients.AbortableError as exc:
             await driver.run_async(session.rollback(database, exc))
             return
         await driver.run_async(session.commit(database))

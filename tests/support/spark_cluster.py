@@ -17,8 +17,8 @@ from typing import Final, Self
 import psutil
 from tools.broker_process import free_port
 
-from tallystick.pipeline.demo.postgres import while_we_live
-from tallystick.spark.runtime.java import java_home
+from tallystick.pipeline.demo.postgres import kill_with_parent
+from tallystick.spark.runtime.java import find_java_home
 from tallystick.testing import eventually
 
 MASTER: Final = "127.0.0.1"
@@ -89,7 +89,7 @@ class Cluster:
         where = ["--host", address, "--webui-port", str(page)]
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                while_we_live(
+                kill_with_parent(
                     [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{program}", *where, *more]
                 ),
                 stdin=subprocess.DEVNULL,
@@ -98,7 +98,7 @@ class Cluster:
                 cwd=self.folder,
                 env={
                     **os.environ,
-                    "JAVA_HOME": str(java_home()),
+                    "JAVA_HOME": str(find_java_home()),
                     "SPARK_HOME": str(home),
                     "SPARK_LOCAL_IP": address,
                     "SPARK_DAEMON_MEMORY": "256m",

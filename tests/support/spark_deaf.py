@@ -11,14 +11,14 @@ from pyspark.sql.types import StructType
 
 from tallystick.client.errors import ClientError, TimedOut
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.transactions.modes import Wish
+from tallystick.client.transactions.modes import TxnDecision
 from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Participant
-from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import Station, station
+from tallystick.spark.sink.context import SinkContext, get_sink_context
 
 # Spark's workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -28,20 +28,20 @@ class Deaf(ClusterParticipants):
     """Never sends a request to complete."""
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         late = TimedOut("max.block.ms", 1, "EndTxn")
         return {each.transactional_id: late for each in participants}
 
 
-class DeafStation(Station):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        _, decisions = super().ports_of(cluster)
+class DeafStation(SinkContext):
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
+        _, decisions = super().create_ports(cluster)
         return Deaf(cluster, self.options, 10_000), decisions
 
 
-def connect(options: SinkOptions) -> Station:
-    return station(options, DeafStation)
+def connect(options: SinkOptions) -> SinkContext:
+    return get_sink_context(options, DeafStation)
 
 
 class DeafSource(KafkaDataSource):
@@ -50,4 +50,4 @@ class DeafSource(KafkaDataSource):
         return "deaf"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, overwrite, connect)

@@ -11,14 +11,14 @@ from tallystick import Admin, TopicPartition
 from tallystick.admin.topics import NewTopic
 from tallystick.client.errors import ClientError
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.transactions.modes import Wish
+from tallystick.client.transactions.modes import TxnDecision
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Batch, Lease, Participant, Vote
+from tallystick.spark.protocol.committable import Lease, MicroBatch, Participant, Vote
 from tallystick.spark.protocol.decide import NewCheckpoint
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.sink.attempt import attempt
-from tallystick.spark.sink.context import Station
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.context import SinkContext
 
 _NAMES = count()
 
@@ -31,14 +31,14 @@ class Mute(ClusterParticipants):
     """A driver that dies as soon as it has decided."""
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         raise Interrupted
 
 
-class MuteStation(Station):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        _, decisions = super().ports_of(cluster)
+class MuteStation(SinkContext):
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
+        _, decisions = super().create_ports(cluster)
         return Mute(cluster, self.options, 10_000), decisions
 
 
@@ -51,7 +51,7 @@ class Query:
     timeout_ms: int | None = None
     on_new: NewCheckpoint = NewCheckpoint.REFUSE
     prefix: str = field(default_factory=lambda: f"query/{next(_NAMES)}")
-    stations: list[Station] = field(default_factory=list)
+    stations: list[SinkContext] = field(default_factory=list)
 
     @property
     def topic(self) -> str:
@@ -65,13 +65,17 @@ class Query:
         for station in self.stations:
             station.close()
 
-    def station(self, make: Callable[[SinkOptions], Station] = Station) -> Station:
+    def station(self, make: Callable[[SinkOptions], SinkContext] = SinkContext) -> SinkContext:
         """Return a new station, as in a new process."""
         client = {"bootstrap.servers": self.bootstrap, "max.block.ms": "10000"}
         if self.timeout_ms is not None:
             client["transaction.timeout.ms"] = str(self.timeout_ms)
         options = SinkOptions(
-            prefix=self.prefix, client=client, topic=self.topic, modes=self.modes, on_new=self.on_new
+            prefix=self.prefix,
+            client=client,
+            topic=self.topic,
+            modes=self.modes,
+            on_new_checkpoint=self.on_new,
         )
         self.stations.append(make(options))
         return self.stations[-1]
@@ -79,7 +83,7 @@ class Query:
     def write(self, lease: Lease, batch_id: int, rows: int = 10, query_id: str = "q") -> Vote:
         """Run one task in a new process."""
         batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
-        return attempt(self.station(), lease, Batch(query_id, batch_id), [batch, batch.slice(0, 0)])
+        return run_attempt(self.station(), lease, MicroBatch(query_id, batch_id), [batch, batch.slice(0, 0)])
 
     def decide_and_die(self, batch_id: int = 0) -> list[Vote]:
         driver = self.station(MuteStation)

@@ -16,27 +16,27 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick.client.errors import ClientError
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.transactions.modes import Wish
+from tallystick.client.transactions.modes import TxnDecision
 from tallystick.kernel.value import replace
 from tallystick.spark import foreach_batch, spark_session, to_table, to_topic
-from tallystick.spark.decisions.row import RowParticipants
+from tallystick.spark.decisions.row import DatabaseParticipants
 from tallystick.spark.protocol.committable import Participant
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.sink.database_context import TableStation
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.sink.database_context import DatabaseSinkContext
 
 
-class Dying(RowParticipants):
+class Dying(DatabaseParticipants):
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         os.kill(os.getpid(), signal.SIGKILL)
         return {}
 
 
-class DyingStation(TableStation):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        participants, log = super().ports_of(cluster)
-        return Dying(participants, self.row), log
+class DyingStation(DatabaseSinkContext):
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
+        participants, log = super().create_ports(cluster)
+        return Dying(participants, self.decision_row), log
 
 
 def lines(spark: SparkSession, folder: Path) -> DataFrame:
@@ -61,7 +61,7 @@ def main(bootstrap: str, prefix: str, topic: str, url: str, folder: str) -> None
     spark = spark_session("dies", Path(folder), master="local[2]")
     options = {"kafka.bootstrap.servers": bootstrap, "transactional.id.prefix": prefix}
     write = foreach_batch(options, *sinks(topic), database=url)
-    write = replace(write, connect_database=DyingStation)  # type: ignore[type-var]
+    write = replace(write, create_database_context=DyingStation)  # type: ignore[type-var]
     query: StreamingQuery = (
         lines(spark, Path(folder))
         .writeStream.foreachBatch(write)

@@ -26,23 +26,23 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from tallystick.client.aio.producer import CLOSE_S
+from tallystick.client.aio.producer import CLOSE_TIMEOUT_S
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import ClientError, TimedOut
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.transactions.modes import Wish
+from tallystick.client.transactions.modes import TxnDecision
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.errors import InDoubt
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Participant
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.protocol.transactional_ids import WorkerId
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import Station, station
+from tallystick.spark.sink.context import SinkContext, get_sink_context
 from tallystick.testing import eventually
 
 FOLDER: Final = "SPARK_TORTURE"
@@ -231,7 +231,7 @@ class EndedOneByOne(ClusterParticipants):
     """Passes a point between two participants: one is committed, and the others are not."""
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         first, others = list(participants)[:1], list(participants)[1:]
         failures = dict(await super().end(first, transaction_version, wish))
@@ -243,7 +243,7 @@ class DecidedInTwoSteps(DecisionTopic):
     """Passes a point at which the decision is produced and not committed."""
 
     async def _produce(
-        self, key: bytes, value: bytes | None, held: Identity | None, max_version: int
+        self, key: bytes, value: bytes | None, held: ProducerIdAndEpoch | None, max_version: int
     ) -> None:
         await super()._produce(key, value, held, max_version)
         if held is not None:
@@ -272,23 +272,23 @@ class TorturedProducer(Producer):
         super().abort_transaction()
         Folder(Path(os.environ[FOLDER])).attempt_ended()
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         super().close(timeout_s)
         Folder(Path(os.environ[FOLDER])).attempt_ended()
 
 
-class TorturedStation(Station):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+class TorturedStation(SinkContext):
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
         participants: Any = Effects(EndedOneByOne(cluster, self.options, _LIMIT_MS))
         decisions: Any = Effects(DecidedInTwoSteps(cluster, self.options, _LIMIT_MS))
         return participants, decisions
 
-    def producer_of(self, name: WorkerId) -> Producer:
-        return TorturedProducer(self.options.of_worker(str(name)))
+    def create_producer(self, name: WorkerTransactionalId) -> Producer:
+        return TorturedProducer(self.options.producer_settings_for(str(name)))
 
 
-def connect(options: SinkOptions) -> Station:
-    return station(options, TorturedStation)
+def connect(options: SinkOptions) -> SinkContext:
+    return get_sink_context(options, TorturedStation)
 
 
 class TorturedSource(KafkaDataSource):
@@ -299,7 +299,7 @@ class TorturedSource(KafkaDataSource):
         return "tortured"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, overwrite, connect)
 
 
 def disturbed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

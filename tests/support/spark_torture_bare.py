@@ -25,24 +25,24 @@ from spark_torture_database import TorturedTableStation, connect_task, sinks
 from sqlalchemy.exc import SQLAlchemyError
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.decisions.database import opened
-from tallystick.spark.options.option_table import Query
-from tallystick.spark.options.sink_options import SinkOptions, write_options
-from tallystick.spark.options.sinks import Moves
+from tallystick.spark.decisions.database import resolve_database
+from tallystick.spark.options.option_table import QueryType
+from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
+from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import (
-    Batch,
     Lease,
+    MicroBatch,
     Vote,
     decode_lease,
     decode_vote,
+    empty_vote,
     encode_lease,
     encode_vote,
-    no_vote,
 )
-from tallystick.spark.sink.attempt import attempt
-from tallystick.spark.sink.combined_attempt import Work
-from tallystick.spark.sink.database_context import in_database
-from tallystick.spark.sink.projection import HASH
+from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.combined_attempt import CombinedTask
+from tallystick.spark.sink.database_context import with_database_suffix
+from tallystick.spark.sink.projection import HASH_COLUMN
 
 ATTEMPTS: Final = 4
 TASKS: Final = 2
@@ -68,38 +68,38 @@ def chunks(ids: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 def structs(ids: list[int]) -> Iterator[pa.RecordBatch]:
-    """Yield batches like those of `projected`, for a topic and a table; a number is its own hash."""
+    """Yield batches like those of `project_sinks`, for a topic and a table; a number is its own hash."""
     for rows in chunks(ids):
         values = rows.column("value")
         texts, hashes = values.cast(pa.binary()), values.cast(pa.int64())
         none = pa.nulls(len(values), pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})))
-        record = {"key": texts, "value": texts, "headers": none, HASH: hashes}
-        row = {"id": values, HASH: hashes}
+        record = {"key": texts, "value": texts, "headers": none, HASH_COLUMN: hashes}
+        row = {"id": values, HASH_COLUMN: hashes}
         made = [pa.StructArray.from_arrays(list(each.values()), list(each)) for each in (record, row)]
         yield pa.record_batch(made, names=["sink_0", "sink_1"])
 
 
-def casting(spec: dict[str, Any]) -> Callable[[Lease, Batch, list[int]], Told]:
+def casting(spec: dict[str, Any]) -> Callable[[Lease, MicroBatch, list[int]], Told]:
     """Return the function that runs a task."""
     options, url = options_of(spec), spec["database"]
 
-    def to_topic(lease: Lease, job: Batch, ids: list[int]) -> Told:
-        return encode_vote(attempt(connect(options), lease, job, chunks(ids))), ""
+    def to_topic(lease: Lease, job: MicroBatch, ids: list[int]) -> Told:
+        return encode_vote(run_attempt(connect(options), lease, job, chunks(ids))), ""
 
-    def together(lease: Lease, job: Batch, ids: list[int]) -> Told:
-        where = opened(url)
-        work = Work(
-            options=options, lease=lease, job=job, sinks=SINKS, where=where, connect=connect_task(url)
+    def together(lease: Lease, job: MicroBatch, ids: list[int]) -> Told:
+        where = resolve_database(url)
+        work = CombinedTask(
+            options=options, lease=lease, job=job, sinks=SINKS, database=where, open_context=connect_task(url)
         )
-        vote, name = work.vote(structs(ids))
+        vote, name = work.run(structs(ids))
         return encode_vote(vote), name
 
     return to_topic if url is None else together
 
 
 def options_of(spec: dict[str, Any]) -> SinkOptions:
-    found = write_options(spec["sink"], Query.STREAM)
-    return found if spec["database"] is None else in_database(found)
+    found = parse_sink_options(spec["sink"], QueryType.STREAM)
+    return found if spec["database"] is None else with_database_suffix(found)
 
 
 def serve(tasks: Connection, spec: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def serve(tasks: Connection, spec: dict[str, Any]) -> None:
         while True:
             lease, query_id, batch_id, ids = tasks.recv()
             try:
-                tasks.send(cast(decode_lease(lease), Batch(query_id, batch_id), ids))
+                tasks.send(cast(decode_lease(lease), MicroBatch(query_id, batch_id), ids))
             except (TallystickError, SQLAlchemyError) as exc:
                 tasks.send(f"{type(exc).__name__}: {exc}")
 
@@ -162,7 +162,7 @@ class BareQuery:
             # As in Spark, where they are separate processes and share nothing.
             self.begins, self.commits = TorturedStation(options), TorturedStation(options)
         else:
-            self.table = TorturedTableStation(options, opened(spec["database"]), SINKS[1:])
+            self.table = TorturedTableStation(options, resolve_database(spec["database"]), SINKS[1:])
             self.begins = self.commits = self.table
         for name in ("offsets", "commits"):
             (self.checkpoint / name).mkdir(parents=True, exist_ok=True)
@@ -204,11 +204,11 @@ class BareQuery:
             votes = [decode_vote(vote) for vote, _ in told]
             if self.table is not None:
                 rows = sum(vote.tallies[1].rows for vote in votes if vote is not None)
-                moves = Moves(attempts=tuple(name for _, name in told), rows=(rows,))
-                self.table.log.moving(lease.nonce, moves)
+                moves = StagedMoves(attempts=tuple(name for _, name in told), rows=(rows,))
+                self.table.decision_log.set_staged_moves(lease.nonce, moves)
             self.commits.commit(votes, str(end))
         except (TallystickError, SQLAlchemyError, TaskFailed):
-            self.commits.give_up([v for v in votes if self.random.random() < 0.7] or [no_vote(lease)])
+            self.commits.try_abort([v for v in votes if self.random.random() < 0.7] or [empty_vote(lease)])
             raise
 
     def tasks(self, lease: Lease, batch_id: int, ids: range) -> Iterator[Told]:

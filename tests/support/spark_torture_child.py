@@ -53,7 +53,7 @@ def start(spark: SparkSession, spec: dict[str, Any]) -> Any:
     elif spec["surface"] == "together":
         made: Any = foreach_batch_of(spec["sink"], *sinks("out"), database=spec["database"])
         tortured = replace(
-            made, connect=connect_task(spec["database"]), connect_database=TorturedTableStation
+            made, open_context=connect_task(spec["database"]), create_database_context=TorturedTableStation
         )
         writer = rows.writeStream.foreachBatch(tortured)
     else:

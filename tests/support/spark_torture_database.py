@@ -21,13 +21,13 @@ from spark_torture import Effects, EndedOneByOne, TorturedStation, strike
 from sqlalchemy import Engine, event
 
 from tallystick.client.net.cluster import Cluster
-from tallystick.spark.decisions.database import Database, engine_of, opened
-from tallystick.spark.decisions.row import TABLE, RowParticipants
+from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
+from tallystick.spark.decisions.row import TABLE, DatabaseParticipants
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, to_table, to_topic
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.sink.context import Connect, Station, station
-from tallystick.spark.sink.database_context import TableStation
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.database_context import DatabaseSinkContext
 
 TARGET: Final = "rows_of_the_query"
 DATABASE_POINTS: Final = tuple(
@@ -117,26 +117,26 @@ def _meaning(statement: str) -> str | None:
     return next((name for start, name in _MEANT if statement.startswith(start)), None)
 
 
-class TorturedTableStation(TableStation):
+class TorturedTableStation(DatabaseSinkContext):
     """The driver's station."""
 
-    def __init__(self, options: SinkOptions, where: Database, tables: tuple[ToTable, ...]) -> None:
-        disturb(engine_of(where))
+    def __init__(self, options: SinkOptions, where: DecisionDatabase, tables: tuple[ToTable, ...]) -> None:
+        disturb(get_engine(where))
         super().__init__(options, where, tables)
 
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        super().ports_of(cluster)
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
+        super().create_ports(cluster)
         one_by_one = EndedOneByOne(cluster, self.options, 20_000)
-        participants: Any = Effects(RowParticipants(one_by_one, self.row))
-        decisions: Any = Effects(self.log)
+        participants: Any = Effects(DatabaseParticipants(one_by_one, self.decision_row))
+        decisions: Any = Effects(self.decision_log)
         return participants, decisions
 
 
-def connect_task(url: str) -> Connect:
+def connect_task(url: str) -> OpenContext:
     """Return how a task reaches the cluster, with its database disturbed; it writes the topic first."""
     return partial(_connect_task, url)
 
 
-def _connect_task(url: str, options: SinkOptions) -> Station:
-    disturb(engine_of(opened(url)))
-    return station(options, TorturedStation)
+def _connect_task(url: str, options: SinkOptions) -> SinkContext:
+    disturb(get_engine(resolve_database(url)))
+    return get_sink_context(options, TorturedStation)

@@ -32,7 +32,7 @@ from sqlalchemy import NullPool, create_engine, text
 from tools.broker_process import tallystick
 
 from tallystick import Admin
-from tallystick.spark.decisions.database import engine_of, opened
+from tallystick.spark.decisions.database import get_engine, resolve_database
 from tallystick.spark.sink.recovery import resolve
 
 _log = logging.getLogger(__name__)
@@ -498,7 +498,7 @@ class Together(Torture):
             yield
 
     def execute(self, statement: str) -> list[Any]:
-        engine = create_engine(engine_of(opened(self.database_url or "")).url, poolclass=NullPool)
+        engine = create_engine(get_engine(resolve_database(self.database_url or "")).url, poolclass=NullPool)
         with engine.begin() as connection:
             found = connection.execute(text(statement))
             return list(found) if found.returns_rows else []

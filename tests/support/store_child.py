@@ -14,16 +14,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tallystick.dualwrite import AsyncSqlStore, DjangoStore, DualWriter, RocksStore, ZooKeeperStore, aio
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 
 TOPIC = "matrix"
 
 
-def killer(step: str) -> Callable[[int, Step, bool], None]:
+def killer(step: str) -> Callable[[int, RecipeStep, bool], None]:
     """Return a watch that kills this process (SIGKILL) after the step has succeeded."""
     begun = False
 
-    def watch(number: int, taken: Step, done: bool) -> None:
+    def watch(number: int, taken: RecipeStep, done: bool) -> None:
         nonlocal begun
         begun = begun or taken.name == "begin database"
         if done and (str(number) == step or (begun and taken.name == step)):

@@ -12,13 +12,13 @@ from random import Random
 from typing import Any
 
 from tallystick.admin.model import TransactionDescription
-from tallystick.client.errors import ClientError, TimedOut, refused
-from tallystick.client.transactions.modes import Wish
+from tallystick.client.errors import ClientError, TimedOut, build_broker_error
+from tallystick.client.transactions.modes import TxnDecision
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import InDoubt
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import Decision, Participant, decode_decision, encode_decision
-from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import PrefixTaken
 from tallystick.spark.protocol.transactional_ids import coordinator_id
 
@@ -39,11 +39,11 @@ class ToyId:
     writer  of the open transaction: `pair`, unless that was kept by a recovery (KIP-939)
     """
 
-    pair: Identity
-    last: Identity | None = None
+    pair: ProducerIdAndEpoch
+    last: ProducerIdAndEpoch | None = None
     state: str = "Empty"
     rows: list[Any] = field(default_factory=list)
-    writer: Identity | None = None
+    writer: ProducerIdAndEpoch | None = None
 
 
 @dataclass
@@ -63,42 +63,42 @@ class ToyCluster:
     flaky: Callable[[], bool] = lambda: False
     """Returns whether this answer, or this request, is lost."""
 
-    def initialise(self, name: str) -> Identity:
+    def initialise(self, name: str) -> ProducerIdAndEpoch:
         found = self.ids.get(name)
         if found is None:
-            found = self.ids[name] = ToyId(Identity(ProducerId(len(self.ids)), ProducerEpoch(-1)))
+            found = self.ids[name] = ToyId(ProducerIdAndEpoch(ProducerId(len(self.ids)), ProducerEpoch(-1)))
         found.rows.clear()
         found.state, found.last, found.pair, found.writer = "Empty", None, _next(found.pair), None
         return found.pair
 
-    def keep(self, name: str) -> tuple[Identity, Identity | None]:
+    def keep(self, name: str) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
         """Do InitProducerId with KeepPreparedTxn.
 
         Returns the new client's producer id and epoch, and those of the open transaction, if any.
         """
         found = self.ids[name]
         if not self.keeps:
-            raise refused("InitProducerId", name, ErrorCode.UNSUPPORTED_VERSION)
+            raise build_broker_error("InitProducerId", name, ErrorCode.UNSUPPORTED_VERSION)
         found.pair = _next(found.pair)
         return found.pair, found.writer
 
-    def produce(self, name: str, pair: Identity, rows: Iterable[Any]) -> None:
+    def produce(self, name: str, pair: ProducerIdAndEpoch, rows: Iterable[Any]) -> None:
         found = self.ids[name]
         if found.pair != pair:
-            raise refused("Produce", name, ErrorCode.INVALID_PRODUCER_EPOCH)
+            raise build_broker_error("Produce", name, ErrorCode.INVALID_PRODUCER_EPOCH)
         found.state, found.writer = "Ongoing", pair
         found.rows.extend(rows)
 
-    def end(self, name: str, pair: Identity, wish: Wish) -> None:
+    def end(self, name: str, pair: ProducerIdAndEpoch, wish: TxnDecision) -> None:
         found = self.ids[name]
-        complete = "CompleteCommit" if wish is Wish.COMMIT else "CompleteAbort"
+        complete = "CompleteCommit" if wish is TxnDecision.COMMIT else "CompleteAbort"
         if found.state == complete and pair == (found.last if self.version >= 2 else found.pair):
             return  # the answer was lost, and the request is repeated (KIP-890)
         if found.pair != pair:
-            raise refused("EndTxn", name, ErrorCode.PRODUCER_FENCED)
+            raise build_broker_error("EndTxn", name, ErrorCode.PRODUCER_FENCED)
         if found.state != "Ongoing":
-            raise refused("EndTxn", name, ErrorCode.INVALID_TXN_STATE)
-        if wish is Wish.COMMIT:
+            raise build_broker_error("EndTxn", name, ErrorCode.INVALID_TXN_STATE)
+        if wish is TxnDecision.COMMIT:
             self.committed.update(found.rows)
         found.rows.clear()
         found.state, found.writer = complete, None
@@ -123,23 +123,23 @@ class ToyCluster:
             raise TimedOut("max.block.ms", 1, api)
 
 
-def _next(pair: Identity) -> Identity:
-    return Identity(pair.producer_id, ProducerEpoch(pair.epoch + 1))
+def _next(pair: ProducerIdAndEpoch) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(pair.producer_id, ProducerEpoch(pair.epoch + 1))
 
 
 class ToyParticipants:
-    """Implements `ports.Participants` on the toy cluster."""
+    """Implements `ports.ParticipantsPort` on the toy cluster."""
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
         self._cluster, self._name, self._prefix = cluster, coordinator_id(prefix), prefix
 
-    async def claim(self) -> tuple[Identity, int]:
+    async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
         await self._cluster.effect()
         pair = self._cluster.initialise(self._name)
         await self._cluster.effect()
         return pair, self._cluster.version
 
-    async def reclaim(self, held: Identity) -> Identity | None:
+    async def reclaim(self, held: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
         await self._cluster.effect()
         found = self._cluster.ids[self._name]
         if held == found.last:
@@ -151,7 +151,7 @@ class ToyParticipants:
         await self._cluster.effect()
         return pair
 
-    async def holds(self, held: Identity) -> bool:
+    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
         await self._cluster.effect()
         return self._cluster.ids[self._name].pair == held
 
@@ -174,7 +174,7 @@ class ToyParticipants:
         )
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         failures = {}
         for each in participants:
@@ -189,7 +189,7 @@ class ToyParticipants:
         return failures
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         failures = {}
         for each in participants:
@@ -199,20 +199,23 @@ class ToyParticipants:
                 client, kept = self._cluster.keep(name)
                 await self._cluster.effect()
                 if kept != each.identity:
-                    raise refused("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH)
+                    raise build_broker_error("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH)
                 self._cluster.end(name, client, wish)
             except ClientError as exc:
                 failures[name] = exc
         await self._cluster.effect()
         return failures
 
-    async def open_ids(self) -> Collection[str]:
+    async def list_open_ids(self) -> Collection[str]:
         await self._cluster.effect()
         return self._cluster.open_ids()
 
 
 class ToyLog:
-    """Implements `ports.DecisionLog` on the toy cluster: written in a transaction of the coordinator's id."""
+    """Implements `ports.DecisionLogPort` on the toy cluster.
+
+    Written in a transaction of the coordinator's id.
+    """
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
         self._cluster, self._prefix, self._name = cluster, prefix, coordinator_id(prefix)
@@ -220,30 +223,30 @@ class ToyLog:
     async def open(self) -> None:
         pass
 
-    async def place(self) -> str | None:
+    async def find_location(self) -> str | None:
         return "toy"
 
-    async def read(self) -> Known:
+    async def read(self) -> DecisionState:
         await self._cluster.effect()
         data = self._cluster.decisions.get(self._prefix)
         if not data:
-            return Known()
+            return DecisionState()
         decision = decode_decision(data)
-        return Known(decision=decision, done=self._cluster.done.get(self._prefix) == decision.nonce)
+        return DecisionState(decision=decision, done=self._cluster.done.get(self._prefix) == decision.nonce)
 
-    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         await self._write(encode_decision(decision), held)
 
-    async def forget(self, held: Identity, transaction_version: int) -> None:
+    async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         await self._write(None, held)
 
-    async def _write(self, data: bytes | None, held: Identity) -> None:
+    async def _write(self, data: bytes | None, held: ProducerIdAndEpoch) -> None:
         await self._cluster.effect()
         try:
             self._cluster.produce(self._name, held, ())
             await self._cluster.effect()
             self._cluster.may_fail("Produce")
-            self._cluster.end(self._name, held, Wish.COMMIT)
+            self._cluster.end(self._name, held, TxnDecision.COMMIT)
         except TimedOut:
             raise
         except ClientError as exc:

@@ -12,37 +12,37 @@ from tallystick.broker.txn.coordinator import (
 )
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    AddImplicitly,
-    Answer,
-    Command,
+    AddPartitionsByLeader,
     EndTxn,
     EntryStored,
-    Initialised,
     InitProducerId,
-    SendMarkers,
+    InitProducerIdResult,
+    MarkerRequest,
+    TxnAnswer,
+    TxnCommand,
 )
-from tallystick.broker.txn.machine.model import Outcome, TxnEntry
-from tallystick.broker.txn.marker_sender import Marked
+from tallystick.broker.txn.machine.model import TransactionResult, TxnEntry
+from tallystick.broker.txn.marker_sender import MarkerResult
 from tallystick.broker.txn.ports import TxnSettings
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
-    Identity,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
     TransactionalId,
 )
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
-from tallystick.storage.fs import LogFull
+from tallystick.storage.fs import DiskFull
 from tallystick.storage.log import AppendOrigin
 from tallystick.testing import FakeClock
 
 T = TransactionalId("t")
 P0, P1, P2 = (TopicPartition("data", index) for index in range(3))
-FULL = LogFull("/data", "no space left")
+FULL = DiskFull("/data", "no space left")
 
 
 class Turn:
@@ -91,7 +91,7 @@ class MemoryPartition:
             raise self.unheard
         return At(Offset(self.end - 1))
 
-    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+    def when_durable(self, offset: Offset) -> "asyncio.Future[None] | None":
         if self.syncs is None:
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,7 +111,7 @@ class MemoryPartition:
             else:
                 future.set_exception(failure)
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         if self.unreadable is not None:
             raise self.unreadable
         yield from self.batches
@@ -133,10 +133,10 @@ class MemoryTopic:
     def partition_count(self) -> int:
         return len(self.partitions)
 
-    def existing(self) -> list[MemoryPartition]:
+    def list_partitions(self) -> list[MemoryPartition]:
         return self.partitions
 
-    async def ensure(self) -> Reject | None:
+    async def ensure_exists(self) -> Reject | None:
         return None
 
 
@@ -144,12 +144,12 @@ class MemoryMarkers:
     """Partitions that take markers, unless a test makes them refuse."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[SendMarkers, TopicPartition, int]] = []
-        self.answers: dict[TopicPartition, Marked | Exception | Awaitable[Marked]] = {}
+        self.written: list[tuple[MarkerRequest, TopicPartition, int]] = []
+        self.answers: dict[TopicPartition, MarkerResult | Exception | Awaitable[MarkerResult]] = {}
 
     def write(
-        self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int
-    ) -> Marked | Awaitable[Marked]:
+        self, send: MarkerRequest, partition: TopicPartition, coordinator_epoch: int
+    ) -> MarkerResult | Awaitable[MarkerResult]:
         answer = self.answers.get(partition, Offset(100))
         if isinstance(answer, Exception):
             raise answer
@@ -212,38 +212,38 @@ class World:
             await Turn()
         await self.settle()
 
-    def ask(self, command: Command, name: TransactionalId = T) -> "asyncio.Future[Answer]":
+    def ask(self, command: TxnCommand, name: TransactionalId = T) -> "asyncio.Future[TxnAnswer]":
         return self.coordinator.submit(name, command)
 
-    async def init(self, name: TransactionalId = T, timeout_ms: int = 60_000) -> Identity:
+    async def init(self, name: TransactionalId = T, timeout_ms: int = 60_000) -> ProducerIdAndEpoch:
         answer = await self.coordinator.execute(name, InitProducerId(timeout_ms=timeout_ms))
-        assert isinstance(answer, Initialised)
+        assert isinstance(answer, InitProducerIdResult)
         return answer.client
 
-    async def begin(self, *partitions: TopicPartition, name: TransactionalId = T) -> Identity:
+    async def begin(self, *partitions: TopicPartition, name: TransactionalId = T) -> ProducerIdAndEpoch:
         """Open a transaction."""
         who = await self.init(name)
         assert await self.coordinator.execute(name, add(who, *(partitions or (P0,)))) == DONE
         return who
 
     def entry(self, name: TransactionalId = T) -> TxnEntry:
-        entry = self.coordinator.entry(name)
+        entry = self.coordinator.get_entry(name)
         assert isinstance(entry, TxnEntry)
         return entry
 
 
-def add(who: Identity, *partitions: TopicPartition) -> AddImplicitly:
-    return AddImplicitly(identity=who, partitions=frozenset(partitions))
+def add(who: ProducerIdAndEpoch, *partitions: TopicPartition) -> AddPartitionsByLeader:
+    return AddPartitionsByLeader(identity=who, partitions=frozenset(partitions))
 
 
-def commit(who: Identity, version: int = 2) -> EndTxn:
-    return EndTxn(identity=who, outcome=Outcome.COMMIT, transaction_version=version)
+def commit(who: ProducerIdAndEpoch, version: int = 2) -> EndTxn:
+    return EndTxn(identity=who, outcome=TransactionResult.COMMIT, transaction_version=version)
 
 
-def other_than(who: Identity) -> Identity:
-    return Identity(ProducerId(1), ProducerEpoch(9))
+def other_than(who: ProducerIdAndEpoch) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(9))
 
 
-def code_of(answer: Answer) -> ErrorCode:
+def code_of(answer: TxnAnswer) -> ErrorCode:
     assert isinstance(answer, Reject)
     return answer.code

@@ -4,22 +4,22 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tallystick.broker.txn.machine.commands import (
-    AddImplicitly,
+    AbortTimedOut,
     AddPartitions,
-    Answer,
-    Command,
+    AddPartitionsByLeader,
     EndTxn,
     InitProducerId,
-    PerPartition,
-    TimeOut,
+    TxnAnswer,
+    TxnCommand,
     VerifyPartitions,
+    VerifyPartitionsResult,
 )
 from tallystick.broker.txn.machine.model import (
-    Decided,
-    Idle,
-    Ongoing,
-    Outcome,
+    DecidedPhase,
+    IdlePhase,
+    OngoingPhase,
     Partitions,
+    TransactionResult,
     TxnConfig,
     TxnEntry,
     TxnState,
@@ -28,16 +28,16 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     INT16_MAX,
-    Identity,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
     TransactionalId,
 )
 from tallystick.protocol import decode_prefix
 from tallystick.protocol.messages.stored_transactions import TransactionLogValue
 from tallystick.protocol.records import decode_records
-from tallystick.testing.transactions import TxnWorld
+from tallystick.testing.transactions import TxnMachineHarness
 
 MAX = INT16_MAX
 T = TransactionalId("t")
@@ -49,16 +49,16 @@ DECIDED_STATES = ("PrepareCommit", "PrepareAbort")
 TWO_PHASE = TxnConfig(transaction_two_phase_commit_enable=True)
 
 
-def ident(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def ident(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
-def code(answer: Answer | None) -> ErrorCode:
+def code(answer: TxnAnswer | None) -> ErrorCode:
     """Return NONE, the code of a refusal, or the one code all partitions were refused with."""
     match answer:
         case Reject(code=refused):
             return refused
-        case PerPartition(refused=refused_each) if refused_each:
+        case VerifyPartitionsResult(errors=refused_each) if refused_each:
             (only,) = set(refused_each.values())
             return only
         case _:
@@ -76,23 +76,25 @@ class Txn:
         config: TxnConfig = TWO_PHASE,
         *,
         spares: Iterable[int] | None = None,
-        world: TxnWorld | None = None,
+        world: TxnMachineHarness | None = None,
         transactional_id: TransactionalId = T,
     ) -> None:
-        self.world = world or TxnWorld(config, spares)
+        self.world = world or TxnMachineHarness(config, spares)
         self.id = transactional_id
-        self.answers: list[Answer] = []
+        self.answers: list[TxnAnswer] = []
 
     @classmethod
-    def idle(cls, client: Identity, *, config: TxnConfig = TWO_PHASE, spares: Iterable[int] = (85,)) -> "Txn":
+    def idle(
+        cls, client: ProducerIdAndEpoch, *, config: TxnConfig = TWO_PHASE, spares: Iterable[int] = (85,)
+    ) -> "Txn":
         """Return an id that InitProducerId has just answered with `client`."""
         txn = cls(config, spares=spares)
-        txn.world.put(
+        txn.world.insert_entry(
             TxnEntry(
                 transactional_id=T,
-                phase=Idle(),
+                phase=IdlePhase(),
                 client=client,
-                superseded=None,
+                previous_identity=None,
                 timeout_ms=TIMEOUT_MS,
                 transaction_version=config.transaction_version,
                 updated_ms=txn.world.now_ms(),
@@ -103,8 +105,8 @@ class Txn:
     @classmethod
     def kept(
         cls,
-        writer: Identity,
-        client: Identity,
+        writer: ProducerIdAndEpoch,
+        client: ProducerIdAndEpoch,
         *,
         config: TxnConfig = TWO_PHASE,
         spares: Iterable[int] = (85,),
@@ -112,7 +114,7 @@ class Txn:
         """Return a transaction that `writer` left open and `client` holds now."""
         txn = cls.idle(writer, config=config, spares=spares)
         txn.add(writer)
-        txn.world.put(replace(txn.entry, client=client, superseded=None))
+        txn.world.insert_entry(replace(txn.entry, client=client, previous_identity=None))
         return txn
 
     @classmethod
@@ -126,7 +128,11 @@ class Txn:
             return txn
         txn.add(ident(42, 10), P0, P1, version=version)
         if state != "Ongoing":
-            txn.end(ident(42, 10), Outcome.COMMIT if "Commit" in state else Outcome.ABORT, version)
+            txn.end(
+                ident(42, 10),
+                TransactionResult.COMMIT if "Commit" in state else TransactionResult.ABORT,
+                version,
+            )
         if state.startswith("Complete"):
             txn.complete()
         assert txn.state == state
@@ -134,7 +140,7 @@ class Txn:
 
     # ---- requests
 
-    def ask(self, command: Command) -> Answer:
+    def ask(self, command: TxnCommand) -> TxnAnswer:
         answer = self.world.run(self.id, command)
         self.answers.append(answer)
         return answer
@@ -144,14 +150,16 @@ class Txn:
         *,
         keep: bool = False,
         two_phase: bool = False,
-        expected: Identity | None = None,
+        expected: ProducerIdAndEpoch | None = None,
         timeout_ms: int = TIMEOUT_MS,
-    ) -> Answer:
+    ) -> TxnAnswer:
         return self.ask(
-            InitProducerId(timeout_ms=timeout_ms, expected=expected, enable_2pc=two_phase, keep_prepared=keep)
+            InitProducerId(
+                timeout_ms=timeout_ms, expected_identity=expected, enable_2pc=two_phase, keep_prepared=keep
+            )
         )
 
-    def add(self, identity: Identity, *partitions: TopicPartition, version: int = 2) -> Answer:
+    def add(self, identity: ProducerIdAndEpoch, *partitions: TopicPartition, version: int = 2) -> TxnAnswer:
         """Send AddPartitionsToTxn as the client does: up to version 3 of the request `version` is 0."""
         return self.ask(
             AddPartitions(
@@ -159,29 +167,29 @@ class Txn:
             )
         )
 
-    def write(self, identity: Identity, *partitions: TopicPartition) -> Answer:
+    def write(self, identity: ProducerIdAndEpoch, *partitions: TopicPartition) -> TxnAnswer:
         """Add partitions as their leader does at a transaction's first batch, with Produce 12 or later."""
-        return self.ask(AddImplicitly(identity=identity, partitions=frozenset(partitions or (P0,))))
+        return self.ask(AddPartitionsByLeader(identity=identity, partitions=frozenset(partitions or (P0,))))
 
-    def verify(self, identity: Identity, *partitions: TopicPartition) -> Answer:
+    def verify(self, identity: ProducerIdAndEpoch, *partitions: TopicPartition) -> TxnAnswer:
         return self.ask(VerifyPartitions(identity=identity, partitions=frozenset(partitions or (P0,))))
 
-    def end(self, identity: Identity, outcome: Outcome, version: int = 2) -> Answer:
+    def end(self, identity: ProducerIdAndEpoch, outcome: TransactionResult, version: int = 2) -> TxnAnswer:
         return self.ask(EndTxn(identity=identity, outcome=outcome, transaction_version=version))
 
-    def commit(self, identity: Identity, version: int = 2) -> Answer:
-        return self.end(identity, Outcome.COMMIT, version)
+    def commit(self, identity: ProducerIdAndEpoch, version: int = 2) -> TxnAnswer:
+        return self.end(identity, TransactionResult.COMMIT, version)
 
-    def abort(self, identity: Identity, version: int = 2) -> Answer:
-        return self.end(identity, Outcome.ABORT, version)
+    def abort(self, identity: ProducerIdAndEpoch, version: int = 2) -> TxnAnswer:
+        return self.end(identity, TransactionResult.ABORT, version)
 
-    def time_out(self) -> Answer:
-        return self.ask(TimeOut())
+    def time_out(self) -> TxnAnswer:
+        return self.ask(AbortTimedOut())
 
     def complete(self) -> None:
         """Write the markers of every partition."""
         self.world.write_markers(self.id)
-        assert isinstance(self.entry.phase, Idle)
+        assert isinstance(self.entry.phase, IdlePhase)
 
     # ---- its state
 
@@ -194,22 +202,22 @@ class Txn:
         return self.entry.state.label
 
     @property
-    def client(self) -> Identity:
+    def client(self) -> ProducerIdAndEpoch:
         return self.entry.client
 
     @property
-    def writer(self) -> Identity:
-        assert isinstance(self.entry.phase, Ongoing)
+    def writer(self) -> ProducerIdAndEpoch:
+        assert isinstance(self.entry.phase, OngoingPhase)
         return self.entry.phase.writer
 
     @property
-    def marker(self) -> Identity:
-        assert isinstance(self.entry.phase, Decided)
-        return self.entry.phase.marker
+    def marker(self) -> ProducerIdAndEpoch:
+        assert isinstance(self.entry.phase, DecidedPhase)
+        return self.entry.phase.marker_identity
 
     @property
     def partitions(self) -> Partitions:
-        assert isinstance(self.entry.phase, Ongoing | Decided)
+        assert isinstance(self.entry.phase, OngoingPhase | DecidedPhase)
         return self.entry.phase.partitions
 
 
@@ -229,7 +237,7 @@ def tc_state(txn: Txn) -> tuple[str, int, int, int, int, int]:
     )
 
 
-def last_value(world: TxnWorld) -> TransactionLogValue:
+def last_value(world: TxnMachineHarness) -> TransactionLogValue:
     """Return the log's last value: the schema version and Kafka's fields, read without our codec."""
     *_, record = decode_records(world.log[-1], 0)
     assert record.value is not None
@@ -241,11 +249,11 @@ def unchanged(txn: Txn, before: TxnEntry, records: int) -> bool:
     return txn.entry == before and len(txn.world.log) == records
 
 
-def speaker(command: Command) -> Identity | None:
+def speaker(command: TxnCommand) -> ProducerIdAndEpoch | None:
     match command:
-        case EndTxn(identity=pair) | AddPartitions(identity=pair) | AddImplicitly(identity=pair):
+        case EndTxn(identity=pair) | AddPartitions(identity=pair) | AddPartitionsByLeader(identity=pair):
             return pair
-        case InitProducerId(expected=pair):
+        case InitProducerId(expected_identity=pair):
             return pair
         case _:
             return None

@@ -19,15 +19,15 @@ from tallystick.protocol.wire import (
     UINT16,
     UINT32,
     UUID,
-    Array,
+    ArrayType,
     FieldSpec,
-    Scalar,
+    ScalarType,
     WireType,
     struct_spec,
 )
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
-_SCALARS: dict[Scalar, st.SearchStrategy[object]] = {
+_SCALARS: dict[ScalarType, st.SearchStrategy[object]] = {
     BOOL: st.booleans(),
     INT8: st.integers(-(2**7), 2**7 - 1),
     INT16: st.integers(-(2**15), 2**15 - 1),
@@ -76,10 +76,10 @@ def field_values(f: FieldSpec, version: int, override: Override, depth: int) -> 
 
 
 def kind_values(kind: WireType, version: int, override: Override, depth: int) -> st.SearchStrategy[object]:
-    if isinstance(kind, Array):
+    if isinstance(kind, ArrayType):
         element = kind_values(kind.element, version, override, depth + 1)
         return st.lists(element, max_size=(3, 2, 2, 1)[min(depth, 3)]).map(tuple)
-    if isinstance(kind, Scalar):
+    if isinstance(kind, ScalarType):
         return _SCALARS[kind]
     return values(kind, version, override, depth + 1)
 
@@ -115,10 +115,10 @@ def random_value(
 def random_kind(
     kind: WireType, version: int, rng: random.Random, depth: int, override: RandomOverride
 ) -> object:
-    if isinstance(kind, Array):
+    if isinstance(kind, ArrayType):
         size = rng.choice((0, 1, 1, 2, 3)) if depth < 3 else rng.choice((0, 1))
         return tuple(random_kind(kind.element, version, rng, depth + 1, override) for _ in range(size))
-    if not isinstance(kind, Scalar):
+    if not isinstance(kind, ScalarType):
         return random_value(kind, version, rng, depth + 1, override)
     if kind is STRING:
         return "".join(rng.choice("abcé𝄞-0") for _ in range(rng.choice((0, 1, 5, 40, 130))))

@@ -1,13 +1,14 @@
 """Measure microseconds per message of Produce and Fetch: python tools/bench/codecs.py.
 
-One partition, 1 KiB of records; "hand" is protocol/hot.py. Both columns include building the answer.
+One partition, 1 KiB of records; "hand" is protocol/produce_fetch_codec.py. Both columns include building the
+answer.
 """
 
 import timeit
 import uuid
 from collections.abc import Callable
 
-from tallystick.protocol import decode, encode, hot
+from tallystick.protocol import decode, encode, produce_fetch_codec
 from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 
@@ -21,7 +22,7 @@ def micros(run: Callable[[], object]) -> float:
 
 
 def produce(version: int) -> tuple[float, float, float, float]:
-    by_id = version >= hot.PRODUCE_BY_ID
+    by_id = version >= produce_fetch_codec.PRODUCE_TOPIC_ID_SINCE
     data = (PartitionProduceData(index=0, records=RECORDS),)
     topic = (
         TopicProduceData(topic_id=TOPIC_ID, partition_data=data)
@@ -30,36 +31,47 @@ def produce(version: int) -> tuple[float, float, float, float]:
     )
     request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=(topic,))
     body = memoryview(encode(request, version))
-    key: hot.Topic = TOPIC_ID if by_id else "topic-name"
+    key: produce_fetch_codec.TopicKey = TOPIC_ID if by_id else "topic-name"
     return (
         micros(lambda: decode(ProduceRequest, body, version)),
-        micros(lambda: hot.read_produce_request(body, version)),
+        micros(lambda: produce_fetch_codec.read_produce_request(body, version)),
         micros(
-            lambda: encode(hot._produce_response([(key, [hot.ProduceAnswer(0, 0, 7)])], version, 0), version)
+            lambda: encode(
+                produce_fetch_codec._build_produce_response(
+                    [(key, [produce_fetch_codec.ProducePartitionResult(0, 0, 7)])], version, 0
+                ),
+                version,
+            )
         ),
-        micros(lambda: hot.write_produce_response([(key, [hot.ProduceAnswer(0, 0, 7)])], version)),
+        micros(
+            lambda: produce_fetch_codec.write_produce_response(
+                [(key, [produce_fetch_codec.ProducePartitionResult(0, 0, 7)])], version
+            )
+        ),
     )
 
 
 def fetch(version: int) -> tuple[float, float, float, float]:
-    by_id = version >= hot.FETCH_BY_ID
+    by_id = version >= produce_fetch_codec.FETCH_TOPIC_ID_SINCE
     parts = (FetchPartition(partition=0, fetch_offset=7, partition_max_bytes=2**20),)
     topic = (
         FetchTopic(topic_id=TOPIC_ID, partitions=parts) if by_id else FetchTopic(topic="t", partitions=parts)
     )
     request = FetchRequest(max_wait_ms=500, min_bytes=1, topics=(topic,))
     body = memoryview(encode(request, version))
-    key: hot.Topic = TOPIC_ID if by_id else "topic-name"
-    session = hot.FetchSession()
+    key: produce_fetch_codec.TopicKey = TOPIC_ID if by_id else "topic-name"
+    session = produce_fetch_codec.FetchResponseHeader()
 
-    def answer() -> list[tuple[hot.Topic, list[hot.FetchAnswer]]]:
-        return [(key, [hot.FetchAnswer(0, 0, 88, records=RECORDS)])]
+    def answer() -> list[tuple[produce_fetch_codec.TopicKey, list[produce_fetch_codec.FetchPartitionResult]]]:
+        return [(key, [produce_fetch_codec.FetchPartitionResult(0, 0, 88, records=RECORDS)])]
 
     return (
         micros(lambda: decode(FetchRequest, body, version)),
-        micros(lambda: hot.read_fetch_request(body, version)),
-        micros(lambda: encode(hot._fetch_response(answer(), version, session), version)),
-        micros(lambda: hot.write_fetch_response(answer(), version, session)),
+        micros(lambda: produce_fetch_codec.read_fetch_request(body, version)),
+        micros(
+            lambda: encode(produce_fetch_codec._build_fetch_response(answer(), version, session), version)
+        ),
+        micros(lambda: produce_fetch_codec.write_fetch_response(answer(), version, session)),
     )
 
 

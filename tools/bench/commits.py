@@ -20,12 +20,12 @@ from tools.bench.raw import spec_of
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.handlers.dispatch import Dispatcher
-from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.handlers.dispatch import RequestDispatcher
+from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.server.server import Peer
-from tallystick.broker.txn.machine.commands import Initialised, InitProducerId
+from tallystick.broker.txn.machine.commands import InitProducerId, InitProducerIdResult
 from tallystick.kernel.clock import SystemClock
-from tallystick.kernel.ids import Identity, TransactionalId
+from tallystick.kernel.ids import ProducerIdAndEpoch, TransactionalId
 from tallystick.protocol import encode
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -42,7 +42,7 @@ TOPIC, NAME = "commits", TransactionalId("bench")
 # Turns of the event loop that the markers take.
 TURNS: Final = 3
 
-Frames = Callable[[Identity, int], list[bytes]]
+Frames = Callable[[ProducerIdAndEpoch, int], list[bytes]]
 
 
 def frame(request: object, version: int) -> bytes:
@@ -54,11 +54,14 @@ def frame(request: object, version: int) -> bytes:
     return encode(header, spec.request_header_version(version)) + encode(request, version)
 
 
-def produce(identity: Identity, sequence: int) -> ProduceRequest:
+def produce(identity: ProducerIdAndEpoch, sequence: int) -> ProduceRequest:
     """Return a request that produces one record of 100 bytes."""
     record = Record(0, int(time.time() * 1000), None, bytes(100), ())
     meta = BatchMeta(
-        producer_id=identity.producer_id, epoch=identity.epoch, base_sequence=sequence, transactional=True
+        producer_id=identity.producer_id,
+        producer_epoch=identity.epoch,
+        base_sequence=sequence,
+        is_transactional=True,
     )
     data = PartitionProduceData(index=0, records=encode_batch([record], meta))
     return ProduceRequest(
@@ -69,7 +72,7 @@ def produce(identity: Identity, sequence: int) -> ProduceRequest:
     )
 
 
-def end(identity: Identity) -> EndTxnRequest:
+def end(identity: ProducerIdAndEpoch) -> EndTxnRequest:
     """Return a request that commits."""
     return EndTxnRequest(
         transactional_id=NAME,
@@ -79,7 +82,7 @@ def end(identity: Identity) -> EndTxnRequest:
     )
 
 
-def version_1(identity: Identity, sequence: int) -> list[bytes]:
+def version_1(identity: ProducerIdAndEpoch, sequence: int) -> list[bytes]:
     """Return a transaction's frames: the epoch stays, and sequence numbers go on."""
     add = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=NAME,
@@ -90,7 +93,7 @@ def version_1(identity: Identity, sequence: int) -> list[bytes]:
     return [frame(add, 0), frame(produce(identity, sequence), 7), frame(end(identity), 1)]
 
 
-def version_2(identity: Identity, _sequence: int) -> list[bytes]:
+def version_2(identity: ProducerIdAndEpoch, _sequence: int) -> list[bytes]:
     """Return a transaction's frames: each has an epoch of its own, and sequence numbers begin at 0."""
     return [frame(produce(identity, 0), 12), frame(end(identity), 5)]
 
@@ -103,8 +106,8 @@ async def measure(frames: Frames, profile: cProfile.Profile | None) -> float:
         broker.open()
         await broker.start()
         try:
-            await broker.topics.create(NewTopic(TOPIC, 1))
-            await broker.transactions.prepare()
+            await broker.topics.create(TopicSpec(TOPIC, 1))
+            await broker.transactions.ensure_topic()
             return await commit(broker, frames, profile)
         finally:
             await broker.stop()
@@ -112,9 +115,9 @@ async def measure(frames: Frames, profile: cProfile.Profile | None) -> float:
 
 async def commit(broker: Broker, frames: Frames, profile: cProfile.Profile | None) -> float:
     """Commit repeatedly, checking that each transaction is complete; return the time per commit."""
-    dispatcher, peer = Dispatcher(broker, HANDLERS), Peer("bench", 0, 1)
+    dispatcher, peer = RequestDispatcher(broker, HANDLERS), Peer("bench", 0, 1)
     answer = await broker.transactions.execute(NAME, InitProducerId(timeout_ms=60_000))
-    if not isinstance(answer, Initialised):
+    if not isinstance(answer, InitProducerIdResult):
         raise RuntimeError(str(answer))
     identity, spent = answer.client, 0.0
     for number in range(WARM_UP + COMMITS):
@@ -132,7 +135,7 @@ async def commit(broker: Broker, frames: Frames, profile: cProfile.Profile | Non
             profile.disable()
         if number >= WARM_UP:
             spent += time.process_time() - began
-        entry = broker.transactions.find_writer(identity.producer_id)
+        entry = broker.transactions.find_by_producer_id(identity.producer_id)
         if entry is None or entry.state.label != "CompleteCommit":
             raise RuntimeError(f"{entry} is not committed")
         identity = entry.client

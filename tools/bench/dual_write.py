@@ -27,7 +27,7 @@ from tools.broker_process import BrokerProcess
 
 from tallystick import Producer
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.drivers import Step
+from tallystick.dualwrite.recipes import RecipeStep
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from servers import PostgreSQL
@@ -128,7 +128,7 @@ def alone(engine: Engine, _bootstrap: str) -> Iterator[Pay]:
 def dual(engine: Engine, bootstrap: str) -> Iterator[Pay]:
     committed = 0
 
-    def watch(_: int, step: Step, done: bool) -> None:
+    def watch(_: int, step: RecipeStep, done: bool) -> None:
         nonlocal committed
         if done and step.name == "commit database":
             committed = time.monotonic_ns()

@@ -8,7 +8,7 @@ from typing import Final, Self, TypeVar
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import decode, decode_prefix, encode
-from tallystick.protocol.apis import API, ApiSpec
+from tallystick.protocol.apis import API_SPECS, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
 
 R = TypeVar("R")
@@ -85,7 +85,7 @@ class Raw:
 
 def spec_of(request: object) -> ApiSpec:
     """Return the registry's entry for a request."""
-    return next(spec for spec in API.values() if spec.request is type(request))
+    return next(spec for spec in API_SPECS.values() if spec.request is type(request))
 
 
 async def until_done(ask: Callable[[], Awaitable[R]], code_of: Callable[[R], int]) -> R:

@@ -17,20 +17,20 @@ from tallystick.admin.model import TransactionDescription
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import ClientError
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.transactions.modes import Wish
+from tallystick.client.transactions.modes import TxnDecision
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Decision, Lease, Participant, Vote
-from tallystick.spark.protocol.decide import Beginning
-from tallystick.spark.protocol.decision_fold import Known
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.protocol.transactional_ids import WorkerId
+from tallystick.spark.protocol.decide import QueryStart
+from tallystick.spark.protocol.decision_fold import DecisionState
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.sink import writers
-from tallystick.spark.sink.context import Station, station
+from tallystick.spark.sink.context import SinkContext, get_sink_context
 
 PARTS_FILE: Final = "TALLYSTICK_BENCH_PARTS"
 NAME: Final = "timed"
@@ -61,12 +61,12 @@ def read_parts(file: Path) -> dict[str, list[float]]:
 class TimedParticipants(ClusterParticipants):
     """Times the tasks' checks of the lease, and the driver's completion of decided transactions."""
 
-    async def holds(self, held: Identity) -> bool:
+    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
         with part("look at the lease"):
-            return await super().holds(held)
+            return await super().owns_prefix(held)
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         with part("complete"):
             return await super().end(participants, transaction_version, wish)
@@ -79,11 +79,11 @@ class TimedParticipants(ClusterParticipants):
 class TimedDecisions(DecisionTopic):
     """Times the commit point, the read before it, and the note after it."""
 
-    async def read(self) -> Known:
+    async def read(self) -> DecisionState:
         with part("read decisions"):
             return await super().read()
 
-    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         with part("decision"):
             await super().append(decision, held, transaction_version)
 
@@ -104,25 +104,25 @@ class TimedProducer(Producer):
             return super().prepare_transaction()
 
 
-class TimedStation(Station):
+class TimedStation(SinkContext):
     """A station, for one prefix in one process, with timing."""
 
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
         limit_ms = self._config.max_block_ms
         return (
             TimedParticipants(cluster, self.options, limit_ms),
             TimedDecisions(cluster, self.options, limit_ms),
         )
 
-    def producer_of(self, name: WorkerId) -> Producer:
-        return TimedProducer(self.options.of_worker(str(name)))
+    def create_producer(self, name: WorkerTransactionalId) -> Producer:
+        return TimedProducer(self.options.producer_settings_for(str(name)))
 
     def begin(
         self,
         *,
         write_id: str | None = None,
         query_id: str | None = None,
-        resuming: Beginning | None = None,
+        resuming: QueryStart | None = None,
     ) -> Lease:
         with part("begin"):
             return super().begin(write_id=write_id, query_id=query_id, resuming=resuming)
@@ -132,9 +132,9 @@ class TimedStation(Station):
             return super().commit(votes, offsets)
 
 
-def connect(options: SinkOptions) -> Station:
-    """Return a timed station, for `stream_writer`."""
-    return station(options, TimedStation)
+def connect(options: SinkOptions) -> SinkContext:
+    """Return a timed station, for `create_stream_writer`."""
+    return get_sink_context(options, TimedStation)
 
 
 class TimedSource(KafkaDataSource):
@@ -145,4 +145,4 @@ class TimedSource(KafkaDataSource):
         return NAME
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
-        return writers.stream_writer(self.options, schema, overwrite, connect)
+        return writers.create_stream_writer(self.options, schema, overwrite, connect)

@@ -72,7 +72,10 @@ async def open_one(raw: Raw, transactional_id: str, partition: int) -> None:
     pair = await init(raw, transactional_id)
     record = Record(0, int(time.time() * 1000), None, bytes(100), ())
     meta = BatchMeta(
-        producer_id=pair.producer_id, epoch=pair.producer_epoch, base_sequence=0, transactional=True
+        producer_id=pair.producer_id,
+        producer_epoch=pair.producer_epoch,
+        base_sequence=0,
+        is_transactional=True,
     )
     data = PartitionProduceData(index=partition, records=encode_batch([record], meta))
     request = ProduceRequest(

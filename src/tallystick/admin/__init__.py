@@ -11,11 +11,11 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.admin.acls import Acl, AclFilter, PartlyDeleted
+    from tallystick.admin.admin_call import Answers
     from tallystick.admin.client import Admin
     from tallystick.admin.configs import ConfigResource, ConfigValue, ResourceType
     from tallystick.admin.errors import BrokerDown, NothingOpen, NotSafe
     from tallystick.admin.hanging import Verdict
-    from tallystick.admin.listing import Answers
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
     from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport
     from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource

@@ -9,8 +9,8 @@ from enum import IntEnum
 from itertools import chain
 from typing import TypeVar
 
-from tallystick.admin.listing import Answers, Asker
-from tallystick.client.errors import ClientError, refused
+from tallystick.admin.admin_call import AdminCall, Answers
+from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.value import frozen
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
@@ -34,8 +34,8 @@ class Acl:
     permission: AclPermission | int = AclPermission.ALLOW
 
     def __str__(self) -> str:
-        done = f"{_name(self.permission)} {_name(self.operation)}"
-        return f"{done} to {self.principal} on {_name(self.resource)} {self.name!r}"
+        done = f"{_display_name(self.permission)} {_display_name(self.operation)}"
+        return f"{done} to {self.principal} on {_display_name(self.resource)} {self.name!r}"
 
 
 @frozen(kw_only=True)
@@ -65,7 +65,7 @@ class PartlyDeleted(ClientError):
         return f"{self.why}; deleted of that filter: {len(self.deleted)} rules"
 
 
-async def describe(asker: Asker, wanted: AclFilter) -> tuple[Acl, ...]:
+async def describe(asker: AdminCall, wanted: AclFilter) -> tuple[Acl, ...]:
     request = ds.DescribeAclsRequest(
         resource_type_filter=wanted.resource,
         resource_name_filter=wanted.name,
@@ -77,40 +77,42 @@ async def describe(asker: Asker, wanted: AclFilter) -> tuple[Acl, ...]:
     )
 
     async def attempt() -> tuple[Acl, ...]:
-        answer = await asker.cluster.send(await asker.controller(), request, ds.DescribeAclsResponse)
+        answer = await asker.cluster.send(await asker.find_controller(), request, ds.DescribeAclsResponse)
         if answer.error_code:
-            raise refused("DescribeAcls", "", answer.error_code, answer.error_message)
+            raise build_broker_error("DescribeAcls", "", answer.error_code, answer.error_message)
         return tuple(
-            _acl((found.resource_type, found.resource_name, found.pattern_type), each)
+            _to_acl((found.resource_type, found.resource_name, found.pattern_type), each)
             for found in answer.resources
             for each in found.acls
         )
 
-    return await asker.cluster.retrying("DescribeAcls", "", attempt, asker.deadline)
+    return await asker.cluster.run_with_retries("DescribeAcls", "", attempt, asker.deadline)
 
 
-async def create(asker: Asker, acls: Iterable[Acl]) -> Answers[Acl, None]:
+async def create(asker: AdminCall, acls: Iterable[Acl]) -> Answers[Acl, None]:
     async def ask(some: Sequence[Acl]) -> dict[Acl, ClientError | None]:
-        request = ca.CreateAclsRequest(creations=tuple(_creation(each) for each in some))
-        answer = await asker.cluster.send(await asker.controller(), request, ca.CreateAclsResponse)
+        request = ca.CreateAclsRequest(creations=tuple(_to_acl_creation(each) for each in some))
+        answer = await asker.cluster.send(await asker.find_controller(), request, ca.CreateAclsResponse)
         return {
-            acl: refused("CreateAcls", acl, each.error_code, each.error_message) if each.error_code else None
+            acl: build_broker_error("CreateAcls", acl, each.error_code, each.error_message)
+            if each.error_code
+            else None
             for acl, each in zip(some, answer.results, strict=False)
         }
 
-    return await asker.rounds("CreateAcls", acls, ask)
+    return await asker.send_with_retries("CreateAcls", acls, ask)
 
 
-async def delete(asker: Asker, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
+async def delete(asker: AdminCall, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
     gone: dict[AclFilter, list[Acl]] = {wanted: [] for wanted in filters}
 
     async def ask(some: Sequence[AclFilter]) -> dict[AclFilter, ClientError | None]:
-        request = da.DeleteAclsRequest(filters=tuple(_filter(each) for each in some))
-        answer = await asker.cluster.send(await asker.controller(), request, da.DeleteAclsResponse)
+        request = da.DeleteAclsRequest(filters=tuple(_to_wire_filter(each) for each in some))
+        answer = await asker.cluster.send(await asker.find_controller(), request, da.DeleteAclsResponse)
         told = zip(some, answer.filter_results, strict=False)
-        return {wanted: _deleted(found, gone[wanted]) for wanted, found in told}
+        return {wanted: _collect_deletions(found, gone[wanted]) for wanted, found in told}
 
-    answers = await asker.rounds("DeleteAcls", gone, ask)
+    answers = await asker.send_with_retries("DeleteAcls", gone, ask)
     return Answers(
         found={wanted: tuple(gone[wanted]) for wanted in answers.found},
         failures={
@@ -120,25 +122,29 @@ async def delete(asker: Asker, filters: Iterable[AclFilter]) -> Answers[AclFilte
     )
 
 
-def deleted_of(answers: Answers[AclFilter, tuple[Acl, ...]]) -> tuple[Acl, ...]:
+def collect_deleted(answers: Answers[AclFilter, tuple[Acl, ...]]) -> tuple[Acl, ...]:
     """Return every deleted rule, including those of filters that failed in part."""
     partly = (each.deleted for each in answers.failures.values() if isinstance(each, PartlyDeleted))
     return tuple(dict.fromkeys(chain(*answers.found.values(), *partly)))
 
 
-def _deleted(found: da.DeleteAclsFilterResult, gone: list[Acl]) -> ClientError | None:
+def _collect_deletions(found: da.DeleteAclsFilterResult, gone: list[Acl]) -> ClientError | None:
     """Add the deleted rules to `gone`, because a repeated request does not find them again."""
-    failure = refused("DeleteAcls", "", found.error_code, found.error_message) if found.error_code else None
+    failure = (
+        build_broker_error("DeleteAcls", "", found.error_code, found.error_message)
+        if found.error_code
+        else None
+    )
     for each in found.matching_acls:
-        rule = _acl((each.resource_type, each.resource_name, each.pattern_type), each)
+        rule = _to_acl((each.resource_type, each.resource_name, each.pattern_type), each)
         if not each.error_code:
             gone.append(rule)
         elif failure is None:
-            failure = refused("DeleteAcls", rule, each.error_code, each.error_message)
+            failure = build_broker_error("DeleteAcls", rule, each.error_code, each.error_message)
     return failure
 
 
-def _creation(acl: Acl) -> ca.AclCreation:
+def _to_acl_creation(acl: Acl) -> ca.AclCreation:
     return ca.AclCreation(
         resource_type=acl.resource,
         resource_name=acl.name,
@@ -150,7 +156,7 @@ def _creation(acl: Acl) -> ca.AclCreation:
     )
 
 
-def _filter(wanted: AclFilter) -> da.DeleteAclsFilter:
+def _to_wire_filter(wanted: AclFilter) -> da.DeleteAclsFilter:
     return da.DeleteAclsFilter(
         resource_type_filter=wanted.resource,
         resource_name_filter=wanted.name,
@@ -162,22 +168,22 @@ def _filter(wanted: AclFilter) -> da.DeleteAclsFilter:
     )
 
 
-def _acl(resource: tuple[int, str, int], each: ds.AclDescription | da.DeleteAclsMatchingAcl) -> Acl:
+def _to_acl(resource: tuple[int, str, int], each: ds.AclDescription | da.DeleteAclsMatchingAcl) -> Acl:
     kind, name, pattern = resource
     return Acl(
-        resource=_known(AclResource, kind),
+        resource=_to_enum(AclResource, kind),
         name=name,
-        pattern=_known(AclPattern, pattern),
+        pattern=_to_enum(AclPattern, pattern),
         principal=each.principal,
         host=each.host,
-        operation=_known(AclOperation, each.operation),
-        permission=_known(AclPermission, each.permission_type),
+        operation=_to_enum(AclOperation, each.operation),
+        permission=_to_enum(AclPermission, each.permission_type),
     )
 
 
-def _known(cls: type[E], number: int) -> E | int:
+def _to_enum(cls: type[E], number: int) -> E | int:
     return cls(number) if number in set(cls) else number
 
 
-def _name(number: int) -> str:
+def _display_name(number: int) -> str:
     return number.name if isinstance(number, IntEnum) else str(number)

@@ -6,19 +6,25 @@ from typing import Self
 
 from tallystick.admin import acls, cluster_view, configs, groups, topics
 from tallystick.admin.acls import Acl, AclFilter
+from tallystick.admin.admin_call import AdminCall, Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.configs import ConfigResource, ConfigValue
-from tallystick.admin.groups import GroupDescription, ListedGroup
-from tallystick.admin.listing import Answers, Asker
-from tallystick.admin.model import ListedTransaction, ProducerState, TransactionDescription
+from tallystick.admin.groups import GroupDescription, GroupListing
+from tallystick.admin.model import ProducerState, TransactionDescription, TransactionListing
 from tallystick.admin.topics import CreatedTopic, NewTopic
-from tallystick.admin.transactions import LIMIT_MS, AbortPlan, AbortSpec, HangingReport, Transactions
+from tallystick.admin.transactions import (
+    DEFAULT_LIMIT_MS,
+    AbortPlan,
+    AbortSpec,
+    HangingReport,
+    TransactionAdmin,
+)
 from tallystick.client.config import AdminConfig
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
-from tallystick.client.net.network import CLOSE_S
+from tallystick.client.net.network import CLOSE_TIMEOUT_S
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 
 
 class Admin:
@@ -38,7 +44,7 @@ class Admin:
         """
         self.config = AdminConfig.parse(config)
         self._cluster = Cluster(self.config.client, topics_idle_ms=self.config.client.metadata_max_age_ms)
-        self._transactions = Transactions(self._cluster, self.config.default_api_timeout_ms)
+        self._transactions = TransactionAdmin(self._cluster, self.config.default_api_timeout_ms)
 
     async def __aenter__(self) -> Self:
         return self
@@ -48,7 +54,7 @@ class Admin:
     ) -> None:
         await self.close()
 
-    async def close(self, timeout_s: float = CLOSE_S) -> None:
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Close every connection; a second call does nothing."""
         await self._cluster.close(timeout_s)
 
@@ -56,9 +62,9 @@ class Admin:
         """Return the network metrics, under Kafka's names."""
         return self._cluster.metrics()
 
-    def _asker(self) -> Asker:
+    def _start_call(self) -> AdminCall:
         limit_ms = self.config.default_api_timeout_ms
-        return Asker(self._cluster, self._cluster.deadline("default.api.timeout.ms", limit_ms))
+        return AdminCall(self._cluster, self._cluster.start_deadline("default.api.timeout.ms", limit_ms))
 
     # ---------------------------------------------------------------------- transactions
 
@@ -70,7 +76,7 @@ class Admin:
         longer_than_ms: int | None = None,
         transactional_id_pattern: str | None = None,
         coordinators: Sequence[int] | None = None,
-    ) -> Answers[int, tuple[ListedTransaction, ...]]:
+    ) -> Answers[int, tuple[TransactionListing, ...]]:
         """List transactional ids, by the broker that coordinates them.
 
         Source: KIP-664, KIP-994 (duration), KIP-1152 (pattern of whole ids, RE2's dialect).
@@ -109,7 +115,7 @@ class Admin:
         topic: str | None = None,
         partition: int | None = None,
         broker: int | None = None,
-        limit_ms: int = LIMIT_MS,
+        limit_ms: int = DEFAULT_LIMIT_MS,
     ) -> HangingReport:
         """Find transactions open for longer than `limit_ms`, and judge whether anything will end them.
 
@@ -141,7 +147,9 @@ class Admin:
         plan = await self._transactions.plan_abort(what) if isinstance(what, AbortSpec) else what
         return await self._transactions.abort(plan, force=force)
 
-    async def force_terminate_transaction(self, transactional_id: str, *, force: bool = False) -> Identity:
+    async def force_terminate_transaction(
+        self, transactional_id: str, *, force: bool = False
+    ) -> ProducerIdAndEpoch:
         """Abort the open transaction of an id and fence its producer (KIP-939).
 
         Returns: the id's new producer id and epoch.
@@ -160,25 +168,25 @@ class Admin:
         A topic that was created by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an
         unknown effect.
         """
-        return await topics.create(self._asker(), new_topics, validate_only=validate_only)
+        return await topics.create(self._start_call(), new_topics, validate_only=validate_only)
 
     async def delete_topics(self, names: Iterable[str]) -> Answers[str, None]:
         """Delete topics and their records."""
-        return await topics.delete(self._asker(), names)
+        return await topics.delete(self._start_call(), names)
 
     async def create_partitions(
         self, totals: Mapping[str, int], *, validate_only: bool = False
     ) -> Answers[str, None]:
         """Grow topics to a total number of partitions, not by a number of new ones (KIP-195)."""
-        return await topics.create_partitions(self._asker(), totals, validate_only=validate_only)
+        return await topics.create_partitions(self._start_call(), totals, validate_only=validate_only)
 
     async def list_topics(self, *, internal: bool = False) -> Mapping[str, TopicInfo]:
         """List all topics by name, with partitions, leaders and replicas; internal topics on request."""
-        return await topics.list_all(self._asker(), internal=internal)
+        return await topics.list_all(self._start_call(), internal=internal)
 
     async def describe_topics(self, names: Iterable[str]) -> Answers[str, TopicInfo]:
         """Describe the partitions, leaders and replicas of topics; an unknown one fails with UnknownTopic."""
-        return await topics.describe(self._asker(), names)
+        return await topics.describe(self._start_call(), names)
 
     async def list_offsets(
         self, times_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
@@ -188,7 +196,7 @@ class Admin:
         Instead of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
         MAX_TIMESTAMP.
         """
-        return await topics.list_offsets(self._asker(), times_ms, read_committed=read_committed)
+        return await topics.list_offsets(self._start_call(), times_ms, read_committed=read_committed)
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int | None]
@@ -197,7 +205,7 @@ class Admin:
 
         Returns: the new first offset.
         """
-        return await topics.delete_records(self._asker(), before)
+        return await topics.delete_records(self._start_call(), before)
 
     # ------------------------------------------------------------------------ settings
 
@@ -205,47 +213,47 @@ class Admin:
         self, resources: Iterable[ConfigResource], names: Sequence[str] | None = None
     ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
         """Return the settings in force, by name; all of them without `names`."""
-        return await configs.describe(self._asker(), resources, names)
+        return await configs.describe(self._start_call(), resources, names)
 
     async def alter_configs(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
     ) -> Answers[ConfigResource, None]:
         """Set single settings and leave the others unchanged; None resets a setting (KIP-339)."""
-        return await configs.alter(self._asker(), changes, validate_only=validate_only)
+        return await configs.alter(self._start_call(), changes, validate_only=validate_only)
 
     # -------------------------------------------------------------------------- groups
 
     async def list_groups(
         self, *, states: Collection[str] = (), types: Collection[str] = ()
-    ) -> Answers[int, tuple[ListedGroup, ...]]:
+    ) -> Answers[int, tuple[GroupListing, ...]]:
         """List groups, by the broker that coordinates them; filters need brokers with KIP-518 and KIP-848."""
-        return await groups.list_all(self._asker(), states=states, types=types)
+        return await groups.list_all(self._start_call(), states=states, types=types)
 
     async def describe_groups(self, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
         """Describe state and members of groups of either protocol; an unknown group: GROUP_ID_NOT_FOUND."""
-        return await groups.describe(self._asker(), group_ids)
+        return await groups.describe(self._start_call(), group_ids)
 
     async def delete_groups(self, group_ids: Iterable[str]) -> Answers[str, None]:
         """Delete groups without members, and their offsets (KIP-229)."""
-        return await groups.delete(self._asker(), group_ids)
+        return await groups.delete(self._start_call(), group_ids)
 
     async def list_group_offsets(
         self, group_id: str, *, require_stable: bool = False
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets; `require_stable` waits for pending transactions (KIP-447)."""
-        return await groups.offsets(self._asker(), group_id, require_stable=require_stable)
+        return await groups.list_offsets(self._start_call(), group_id, require_stable=require_stable)
 
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> Answers[TopicPartition, None]:
         """Commit offsets for a group without members; a group that has some answers UNKNOWN_MEMBER_ID."""
-        return await groups.alter_offsets(self._asker(), group_id, offsets)
+        return await groups.alter_offsets(self._start_call(), group_id, offsets)
 
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Answers[TopicPartition, None]:
         """Delete offsets of partitions that the group is not subscribed to at the moment (KIP-496)."""
-        return await groups.delete_offsets(self._asker(), group_id, partitions)
+        return await groups.delete_offsets(self._start_call(), group_id, partitions)
 
     # -------------------------------------------------------------------------- rights
 
@@ -254,11 +262,11 @@ class Admin:
 
         Raises: BrokerRefused (54) where there is no authorizer.
         """
-        return await acls.describe(self._asker(), wanted)
+        return await acls.describe(self._start_call(), wanted)
 
     async def create_acls(self, rules: Iterable[Acl]) -> Answers[Acl, None]:
         """Add rules, each on its own; a rule that exists already stays."""
-        return await acls.create(self._asker(), rules)
+        return await acls.create(self._start_call(), rules)
 
     async def delete_acls(self, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
         """Delete every rule that a filter matches.
@@ -267,17 +275,17 @@ class Admin:
             The deleted rules, by filter; a filter fails with PartlyDeleted when only some of its rules were
             deleted. Rules deleted by an attempt whose answer was lost are in neither.
         """
-        return await acls.delete(self._asker(), filters)
+        return await acls.delete(self._start_call(), filters)
 
     # --------------------------------------------------------------------- the cluster
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the cluster as one broker knows it: its id, its brokers and the controller."""
-        return await cluster_view.describe(self._asker())
+        return await cluster_view.describe(self._start_call())
 
     async def describe_features(self) -> Mapping[str, int]:
         """Return the finalized feature levels by name, such as `transaction.version` (KIP-584)."""
-        return await cluster_view.features(self._asker())
+        return await cluster_view.describe_features(self._start_call())
 
     async def update_features(
         self,
@@ -294,5 +302,5 @@ class Admin:
             unsafe: allow it even if metadata is lost (KIP-778).
         """
         await cluster_view.update_features(
-            self._asker(), levels, downgrade=downgrade, unsafe=unsafe, validate_only=validate_only
+            self._start_call(), levels, downgrade=downgrade, unsafe=unsafe, validate_only=validate_only
         )

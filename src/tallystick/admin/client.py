@@ -9,24 +9,24 @@ from typing import Final, Self, TypeVar
 
 from tallystick.admin import aio
 from tallystick.admin.acls import Acl, AclFilter
+from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.configs import ConfigResource, ConfigValue
-from tallystick.admin.groups import GroupDescription, ListedGroup
-from tallystick.admin.listing import Answers
-from tallystick.admin.model import ListedTransaction, ProducerState, TransactionDescription
+from tallystick.admin.groups import GroupDescription, GroupListing
+from tallystick.admin.model import ProducerState, TransactionDescription, TransactionListing
 from tallystick.admin.topics import CreatedTopic, NewTopic
-from tallystick.admin.transactions import LIMIT_MS, AbortPlan, AbortSpec, HangingReport
+from tallystick.admin.transactions import DEFAULT_LIMIT_MS, AbortPlan, AbortSpec, HangingReport
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.config import AdminConfig
 from tallystick.client.net.metadata import TopicInfo
-from tallystick.client.net.network import CLOSE_S
+from tallystick.client.net.network import CLOSE_TIMEOUT_S
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 
 T = TypeVar("T")
 
 # Calls end by their own limits, whose errors say more; an abort has one limit to plan and one to write.
-_LAST_RESORT: Final = 3
+_TIMEOUT_FACTOR: Final = 3
 
 
 class Admin:
@@ -45,10 +45,10 @@ class Admin:
         Raises: BadConfig with every problem at once.
         """
         self.config = AdminConfig.parse(config)
-        self._engine = engine_thread()
-        self._admin = self._engine.do(lambda: aio.Admin(config), "Admin()")
-        self._closed = False
-        self._engine.opened(self)
+        self._thread = engine_thread()
+        self._async_admin = self._thread.call(lambda: aio.Admin(config), "Admin()")
+        self._is_closed = False
+        self._thread.register(self)
 
     def __enter__(self) -> Self:
         return self
@@ -58,25 +58,25 @@ class Admin:
     ) -> None:
         self.close()
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Close every connection, within `timeout_s`; a second call does nothing."""
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
-        self._engine.closed(self)
-        if not self._engine.forked:
-            self._engine.run(self._admin.close(timeout_s), timeout_s + CLOSE_S, "close()")
+        self._is_closed = True
+        self._thread.unregister(self)
+        if not self._thread.is_forked:
+            self._thread.run(self._async_admin.close(timeout_s), timeout_s + CLOSE_TIMEOUT_S, "close()")
 
-    def left_behind(self) -> None:
+    def mark_forked(self) -> None:
         """Do nothing in a forked child: the engine thread refuses every request there."""
 
     def metrics(self) -> dict[str, float]:
         """Return the network metrics, under Kafka's names."""
-        return self._engine.do(self._admin.metrics, "metrics()")
+        return self._thread.call(self._async_admin.metrics, "metrics()")
 
     def _run(self, call: Coroutine[object, object, T], doing: str) -> T:
         limit_s = self.config.default_api_timeout_ms / 1000
-        return self._engine.run(call, _LAST_RESORT * limit_s + CLOSE_S, f"{doing}()")
+        return self._thread.run(call, _TIMEOUT_FACTOR * limit_s + CLOSE_TIMEOUT_S, f"{doing}()")
 
     # ---------------------------------------------------------------------- transactions
 
@@ -88,9 +88,9 @@ class Admin:
         longer_than_ms: int | None = None,
         transactional_id_pattern: str | None = None,
         coordinators: Sequence[int] | None = None,
-    ) -> Answers[int, tuple[ListedTransaction, ...]]:
+    ) -> Answers[int, tuple[TransactionListing, ...]]:
         """List transactional ids, by the broker that coordinates them."""
-        call = self._admin.list_transactions(
+        call = self._async_admin.list_transactions(
             states=states,
             producer_ids=producer_ids,
             longer_than_ms=longer_than_ms,
@@ -101,13 +101,15 @@ class Admin:
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
         """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
-        return self._run(self._admin.describe_transactions(transactional_ids), "describe_transactions")
+        return self._run(self._async_admin.describe_transactions(transactional_ids), "describe_transactions")
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition], *, broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
         """Describe the producers of partitions, as the leaders or the replicas on `broker` see them."""
-        return self._run(self._admin.describe_producers(partitions, broker=broker), "describe_producers")
+        return self._run(
+            self._async_admin.describe_producers(partitions, broker=broker), "describe_producers"
+        )
 
     def find_hanging_transactions(
         self,
@@ -115,28 +117,30 @@ class Admin:
         topic: str | None = None,
         partition: int | None = None,
         broker: int | None = None,
-        limit_ms: int = LIMIT_MS,
+        limit_ms: int = DEFAULT_LIMIT_MS,
     ) -> HangingReport:
         """Find transactions open for longer than `limit_ms`, and judge whether anything will end them."""
-        call = self._admin.find_hanging_transactions(
+        call = self._async_admin.find_hanging_transactions(
             topic=topic, partition=partition, broker=broker, limit_ms=limit_ms
         )
         return self._run(call, "find_hanging_transactions")
 
     def plan_abort(self, spec: AbortSpec) -> AbortPlan:
         """Find the transaction an abort would end, and what that would break. Changes nothing."""
-        return self._run(self._admin.plan_abort(spec), "plan_abort")
+        return self._run(self._async_admin.plan_abort(spec), "plan_abort")
 
     def abort_transaction(self, what: AbortSpec | AbortPlan, *, force: bool = False) -> bool:
         """Write an ABORT marker into one partition, for exactly that transaction [ADM-3]."""
-        return self._run(self._admin.abort_transaction(what, force=force), "abort_transaction")
+        return self._run(self._async_admin.abort_transaction(what, force=force), "abort_transaction")
 
-    def force_terminate_transaction(self, transactional_id: str, *, force: bool = False) -> Identity:
+    def force_terminate_transaction(
+        self, transactional_id: str, *, force: bool = False
+    ) -> ProducerIdAndEpoch:
         """Abort the open transaction of an id and fence its producer (KIP-939).
 
         Returns: the id's new producer id and epoch.
         """
-        call = self._admin.force_terminate_transaction(transactional_id, force=force)
+        call = self._async_admin.force_terminate_transaction(transactional_id, force=force)
         return self._run(call, "force_terminate_transaction")
 
     # -------------------------------------------------------------------------- topics
@@ -149,27 +153,29 @@ class Admin:
         A topic that was created by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an
         unknown effect.
         """
-        return self._run(self._admin.create_topics(new_topics, validate_only=validate_only), "create_topics")
+        return self._run(
+            self._async_admin.create_topics(new_topics, validate_only=validate_only), "create_topics"
+        )
 
     def delete_topics(self, names: Iterable[str]) -> Answers[str, None]:
         """Delete topics and their records."""
-        return self._run(self._admin.delete_topics(names), "delete_topics")
+        return self._run(self._async_admin.delete_topics(names), "delete_topics")
 
     def create_partitions(
         self, totals: Mapping[str, int], *, validate_only: bool = False
     ) -> Answers[str, None]:
         """Grow topics to a total number of partitions, not by a number of new ones (KIP-195)."""
         return self._run(
-            self._admin.create_partitions(totals, validate_only=validate_only), "create_partitions"
+            self._async_admin.create_partitions(totals, validate_only=validate_only), "create_partitions"
         )
 
     def list_topics(self, *, internal: bool = False) -> Mapping[str, TopicInfo]:
         """List all topics by name, with partitions, leaders and replicas; internal topics on request."""
-        return self._run(self._admin.list_topics(internal=internal), "list_topics")
+        return self._run(self._async_admin.list_topics(internal=internal), "list_topics")
 
     def describe_topics(self, names: Iterable[str]) -> Answers[str, TopicInfo]:
         """Describe the partitions, leaders and replicas of topics; an unknown one fails with UnknownTopic."""
-        return self._run(self._admin.describe_topics(names), "describe_topics")
+        return self._run(self._async_admin.describe_topics(names), "describe_topics")
 
     def list_offsets(
         self, times_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
@@ -179,14 +185,16 @@ class Admin:
         Instead of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
         MAX_TIMESTAMP.
         """
-        return self._run(self._admin.list_offsets(times_ms, read_committed=read_committed), "list_offsets")
+        return self._run(
+            self._async_admin.list_offsets(times_ms, read_committed=read_committed), "list_offsets"
+        )
 
     def delete_records(self, before: Mapping[TopicPartition, int | None]) -> Answers[TopicPartition, int]:
         """Delete the records before an offset (None: before the high watermark).
 
         Returns: the new first offset.
         """
-        return self._run(self._admin.delete_records(before), "delete_records")
+        return self._run(self._async_admin.delete_records(before), "delete_records")
 
     # ------------------------------------------------------------------------ settings
 
@@ -194,73 +202,76 @@ class Admin:
         self, resources: Iterable[ConfigResource], names: Sequence[str] | None = None
     ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
         """Return the settings in force, by name; all of them without `names`."""
-        return self._run(self._admin.describe_configs(resources, names), "describe_configs")
+        return self._run(self._async_admin.describe_configs(resources, names), "describe_configs")
 
     def alter_configs(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
     ) -> Answers[ConfigResource, None]:
         """Set single settings and leave the others unchanged; None resets a setting (KIP-339)."""
-        return self._run(self._admin.alter_configs(changes, validate_only=validate_only), "alter_configs")
+        return self._run(
+            self._async_admin.alter_configs(changes, validate_only=validate_only), "alter_configs"
+        )
 
     # -------------------------------------------------------------------------- groups
 
     def list_groups(
         self, *, states: Collection[str] = (), types: Collection[str] = ()
-    ) -> Answers[int, tuple[ListedGroup, ...]]:
+    ) -> Answers[int, tuple[GroupListing, ...]]:
         """List groups, by the broker that coordinates them; filters need brokers with KIP-518 and KIP-848."""
-        return self._run(self._admin.list_groups(states=states, types=types), "list_groups")
+        return self._run(self._async_admin.list_groups(states=states, types=types), "list_groups")
 
     def describe_groups(self, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
         """Describe state and members of groups of either protocol; an unknown group: GROUP_ID_NOT_FOUND."""
-        return self._run(self._admin.describe_groups(group_ids), "describe_groups")
+        return self._run(self._async_admin.describe_groups(group_ids), "describe_groups")
 
     def delete_groups(self, group_ids: Iterable[str]) -> Answers[str, None]:
         """Delete groups without members, and their offsets (KIP-229)."""
-        return self._run(self._admin.delete_groups(group_ids), "delete_groups")
+        return self._run(self._async_admin.delete_groups(group_ids), "delete_groups")
 
     def list_group_offsets(
         self, group_id: str, *, require_stable: bool = False
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets; `require_stable` waits for pending transactions (KIP-447)."""
         return self._run(
-            self._admin.list_group_offsets(group_id, require_stable=require_stable), "list_group_offsets"
+            self._async_admin.list_group_offsets(group_id, require_stable=require_stable),
+            "list_group_offsets",
         )
 
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> Answers[TopicPartition, None]:
         """Commit offsets for a group without members; a group that has some answers UNKNOWN_MEMBER_ID."""
-        return self._run(self._admin.alter_group_offsets(group_id, offsets), "alter_group_offsets")
+        return self._run(self._async_admin.alter_group_offsets(group_id, offsets), "alter_group_offsets")
 
     def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Answers[TopicPartition, None]:
         """Delete offsets of partitions that the group is not subscribed to at the moment (KIP-496)."""
-        return self._run(self._admin.delete_group_offsets(group_id, partitions), "delete_group_offsets")
+        return self._run(self._async_admin.delete_group_offsets(group_id, partitions), "delete_group_offsets")
 
     # -------------------------------------------------------------------------- rights
 
     def describe_acls(self, wanted: AclFilter) -> tuple[Acl, ...]:
         """Return the rules that a filter matches."""
-        return self._run(self._admin.describe_acls(wanted), "describe_acls")
+        return self._run(self._async_admin.describe_acls(wanted), "describe_acls")
 
     def create_acls(self, rules: Iterable[Acl]) -> Answers[Acl, None]:
         """Add rules, each on its own."""
-        return self._run(self._admin.create_acls(rules), "create_acls")
+        return self._run(self._async_admin.create_acls(rules), "create_acls")
 
     def delete_acls(self, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
         """Delete every rule that a filter matches."""
-        return self._run(self._admin.delete_acls(filters), "delete_acls")
+        return self._run(self._async_admin.delete_acls(filters), "delete_acls")
 
     # --------------------------------------------------------------------- the cluster
 
     def describe_cluster(self) -> ClusterDescription:
         """Describe the cluster as one broker knows it: its id, its brokers and the controller."""
-        return self._run(self._admin.describe_cluster(), "describe_cluster")
+        return self._run(self._async_admin.describe_cluster(), "describe_cluster")
 
     def describe_features(self) -> Mapping[str, int]:
         """Return the finalized feature levels by name, such as `transaction.version` (KIP-584)."""
-        return self._run(self._admin.describe_features(), "describe_features")
+        return self._run(self._async_admin.describe_features(), "describe_features")
 
     def update_features(
         self,
@@ -277,7 +288,7 @@ class Admin:
             unsafe: allow it even if metadata is lost (KIP-778).
         """
         self._run(
-            self._admin.update_features(
+            self._async_admin.update_features(
                 levels, downgrade=downgrade, unsafe=unsafe, validate_only=validate_only
             ),
             "update_features",

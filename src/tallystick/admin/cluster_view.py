@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tallystick.admin.listing import Asker
-from tallystick.client.errors import ClientError, refused
+from tallystick.admin.admin_call import AdminCall
+from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.metadata import Node
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.update_features import (
@@ -15,49 +15,49 @@ from tallystick.protocol.messages.update_features import (
 
 @frozen(kw_only=True)
 class ClusterDescription:
-    """A cluster as one broker knows it. `controller` is None while there is no controller."""
+    """A cluster as one broker knows it. `find_controller` is None while there is no controller."""
 
     cluster_id: str | None
     controller: int | None
     brokers: tuple[Node, ...]
 
 
-async def describe(asker: Asker) -> ClusterDescription:
+async def describe(asker: AdminCall) -> ClusterDescription:
     cluster = asker.cluster
-    image = await cluster.retrying("Metadata", "", cluster.refresh, asker.deadline)
+    image = await cluster.run_with_retries("Metadata", "", cluster.refresh, asker.deadline)
     return ClusterDescription(
         cluster_id=image.cluster_id,
-        controller=image.controller,
+        controller=image.controller_id,
         brokers=tuple(image.nodes[node_id] for node_id in sorted(image.nodes)),
     )
 
 
-async def features(asker: Asker) -> Mapping[str, int]:
+async def describe_features(asker: AdminCall) -> Mapping[str, int]:
     """Return the finalized levels by name, from the first broker that answers and has any."""
     cluster = asker.cluster
-    await asker.brokers()
+    await asker.list_brokers()
 
     async def attempt() -> Mapping[str, int]:
         failures: list[ClientError] = []
         nodes = sorted(cluster.image.nodes)
         for node_id in nodes:
             try:
-                told = (await cluster.versions(node_id)).features
+                told = (await cluster.wait_for_versions(node_id)).features
             except ClientError as exc:
                 failures.append(exc)
                 continue
-            cluster.features = cluster.features.newest(told)
-            if cluster.features.levels:
+            cluster.finalized_features = cluster.finalized_features.pick_newer(told)
+            if cluster.finalized_features.levels:
                 break
         if failures and len(failures) == len(nodes):
             raise failures[0]
-        return dict(cluster.features.levels)
+        return dict(cluster.finalized_features.levels)
 
-    return await cluster.retrying("ApiVersions", "", attempt, asker.deadline)
+    return await cluster.run_with_retries("ApiVersions", "", attempt, asker.deadline)
 
 
 async def update_features(
-    asker: Asker, levels: Mapping[str, int], *, downgrade: bool, unsafe: bool, validate_only: bool
+    asker: AdminCall, levels: Mapping[str, int], *, downgrade: bool, unsafe: bool, validate_only: bool
 ) -> None:
     """Set finalized levels, all or none.
 
@@ -75,10 +75,10 @@ async def update_features(
     subject = ", ".join(f"{name}={level}" for name, level in levels.items())
 
     async def attempt() -> None:
-        answer = await asker.cluster.send(await asker.controller(), request, UpdateFeaturesResponse)
+        answer = await asker.cluster.send(await asker.find_controller(), request, UpdateFeaturesResponse)
         failed = [each for each in answer.results if each.error_code]
         if answer.error_code or failed:
             first = failed[0] if failed else answer
-            raise refused("UpdateFeatures", subject, first.error_code, first.error_message)
+            raise build_broker_error("UpdateFeatures", subject, first.error_code, first.error_message)
 
-    await asker.cluster.retrying("UpdateFeatures", subject, attempt, asker.deadline)
+    await asker.cluster.run_with_retries("UpdateFeatures", subject, attempt, asker.deadline)

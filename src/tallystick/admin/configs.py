@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final
 
-from tallystick.admin.listing import Answers, Asker
-from tallystick.client.errors import ClientError, NotSupported, refused
+from tallystick.admin.admin_call import AdminCall, Answers
+from tallystick.client.errors import ClientError, NotSupported, build_broker_error
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages import describe_configs as dc
 from tallystick.protocol.messages import incremental_alter_configs as ac
@@ -21,7 +21,7 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
-class Source(IntEnum):
+class ConfigValueSource(IntEnum):
     """Origin of a value, with the wire's numbers."""
 
     UNKNOWN = 0
@@ -52,28 +52,28 @@ class ConfigValue:
 
     name: str
     value: str | None
-    source: Source
+    source: ConfigValueSource
     read_only: bool
     sensitive: bool
 
     @property
     def is_default(self) -> bool:
-        return self.source is Source.DEFAULT
+        return self.source is ConfigValueSource.DEFAULT
 
 
-_SET: Final = 0
-_DELETE: Final = 1
-_ON_ONE_BROKER: Final = (ResourceType.BROKER, ResourceType.BROKER_LOGGER)
+_OP_SET: Final = 0
+_OP_DELETE: Final = 1
+_BROKER_TYPES: Final = (ResourceType.BROKER, ResourceType.BROKER_LOGGER)
 
 
 async def describe(
-    asker: Asker, resources: Iterable[ConfigResource], names: Sequence[str] | None
+    asker: AdminCall, resources: Iterable[ConfigResource], names: Sequence[str] | None
 ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
     async def ask(
         some: Sequence[ConfigResource],
     ) -> dict[ConfigResource, Mapping[str, ConfigValue] | ClientError]:
         told: dict[ConfigResource, Mapping[str, ConfigValue] | ClientError] = {}
-        for node, group in (await _by_node(asker, some)).items():
+        for node, group in (await _group_by_broker(asker, some)).items():
             request = dc.DescribeConfigsRequest(
                 resources=tuple(
                     dc.DescribeConfigsResource(
@@ -88,67 +88,74 @@ async def describe(
             for found in answer.results:
                 at = ConfigResource(ResourceType(found.resource_type), found.resource_name)
                 if found.error_code:
-                    told[at] = refused("DescribeConfigs", at, found.error_code, found.error_message)
+                    told[at] = build_broker_error(
+                        "DescribeConfigs", at, found.error_code, found.error_message
+                    )
                 else:
-                    told[at] = {each.name: _value(each) for each in found.configs}
+                    told[at] = {each.name: _to_config_value(each) for each in found.configs}
         return told
 
-    return await asker.rounds("DescribeConfigs", resources, ask)
+    return await asker.send_with_retries("DescribeConfigs", resources, ask)
 
 
 async def alter(
-    asker: Asker, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
+    asker: AdminCall, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
 ) -> Answers[ConfigResource, None]:
     async def ask(some: Sequence[ConfigResource]) -> dict[ConfigResource, ClientError | None]:
         told: dict[ConfigResource, ClientError | None] = {}
-        for node, group in (await _by_node(asker, some)).items():
+        for node, group in (await _group_by_broker(asker, some)).items():
             request = ac.IncrementalAlterConfigsRequest(
-                resources=tuple(_altered(each, changes[each]) for each in group), validate_only=validate_only
+                resources=tuple(_to_alter_resource(each, changes[each]) for each in group),
+                validate_only=validate_only,
             )
             answer = await asker.cluster.send(node, request, ac.IncrementalAlterConfigsResponse)
             for found in answer.responses:
                 at = ConfigResource(ResourceType(found.resource_type), found.resource_name)
                 code, text = found.error_code, found.error_message
-                told[at] = refused("IncrementalAlterConfigs", at, code, text) if code else None
+                told[at] = build_broker_error("IncrementalAlterConfigs", at, code, text) if code else None
         return told
 
-    return await asker.rounds("IncrementalAlterConfigs", changes, ask)
+    return await asker.send_with_retries("IncrementalAlterConfigs", changes, ask)
 
 
-def _altered(at: ConfigResource, changes: Mapping[str, str | None]) -> ac.AlterConfigsResource:
+def _to_alter_resource(at: ConfigResource, changes: Mapping[str, str | None]) -> ac.AlterConfigsResource:
     return ac.AlterConfigsResource(
         resource_type=at.type,
         resource_name=at.name,
         configs=tuple(
-            ac.AlterableConfig(name=name, config_operation=_DELETE if value is None else _SET, value=value)
+            ac.AlterableConfig(
+                name=name, config_operation=_OP_DELETE if value is None else _OP_SET, value=value
+            )
             for name, value in changes.items()
         ),
     )
 
 
-async def _by_node(asker: Asker, resources: Sequence[ConfigResource]) -> dict[int, list[ConfigResource]]:
+async def _group_by_broker(
+    asker: AdminCall, resources: Sequence[ConfigResource]
+) -> dict[int, list[ConfigResource]]:
     """Group resources by broker: its own settings go to that broker, all others to the controller."""
     nodes = asker.cluster.image.nodes
-    named = {int(each.name) for each in resources if each.type in _ON_ONE_BROKER and each.name.isdecimal()}
+    named = {int(each.name) for each in resources if each.type in _BROKER_TYPES and each.name.isdecimal()}
     if not nodes or not named <= nodes.keys():  # a broker that was down may be listed again
         nodes = (await asker.cluster.refresh()).nodes
     by_node: dict[int, list[ConfigResource]] = {}
     for each in resources:
-        if each.type in _ON_ONE_BROKER and each.name:
+        if each.type in _BROKER_TYPES and each.name:
             if not each.name.isdecimal() or int(each.name) not in nodes:
                 raise NotSupported(str(each), f"the cluster lists {', '.join(map(str, sorted(nodes)))}")
             by_node.setdefault(int(each.name), []).append(each)
         else:
-            by_node.setdefault(await asker.controller(), []).append(each)
+            by_node.setdefault(await asker.find_controller(), []).append(each)
     return by_node
 
 
-def _value(each: dc.DescribeConfigsResourceResult) -> ConfigValue:
-    known = each.config_source in set(Source)
+def _to_config_value(each: dc.DescribeConfigsResourceResult) -> ConfigValue:
+    known = each.config_source in set(ConfigValueSource)
     return ConfigValue(
         name=each.name,
         value=each.value,
-        source=Source(each.config_source) if known else Source.UNKNOWN,
+        source=ConfigValueSource(each.config_source) if known else ConfigValueSource.UNKNOWN,
         read_only=each.read_only,
         sensitive=each.is_sensitive,
     )

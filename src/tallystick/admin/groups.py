@@ -6,17 +6,17 @@ members (UNKNOWN_MEMBER_ID), so a running consumer never loses its position.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from tallystick.admin.listing import Answers, Asker, by_topic, gather
+from tallystick.admin.admin_call import AdminCall, Answers, gather_answers, group_by_topic
 from tallystick.client.assignors.subscription import decode_assignment
-from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, refused
+from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, build_broker_error
 from tallystick.client.offsets import (
-    COMMIT_VERSION_MAX,
-    FETCH_VERSION_MAX,
+    OFFSET_COMMIT_VERSION_MAX,
+    OFFSET_FETCH_VERSION_MAX,
     GroupMetadata,
     OffsetAndMetadata,
-    commit_refusals,
-    commit_request,
-    committed_of,
+    build_offset_commit_request,
+    parse_offset_commit_errors,
+    parse_offset_fetch_response,
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
@@ -32,7 +32,7 @@ from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, Offset
 
 
 @frozen(kw_only=True)
-class ListedGroup:
+class GroupListing:
     """A group in a coordinator's list; `state` and `type` are "" if the broker's version omits them."""
 
     group_id: str
@@ -43,7 +43,7 @@ class ListedGroup:
 
 
 @frozen(kw_only=True)
-class Member:
+class MemberDescription:
     """A member of a group and its assigned partitions."""
 
     member_id: str
@@ -62,18 +62,18 @@ class GroupDescription:
     state: str
     type: str
     assignor: str
-    members: tuple[Member, ...]
+    members: tuple[MemberDescription, ...]
 
 
 async def list_all(
-    asker: Asker, *, states: Collection[str], types: Collection[str]
-) -> Answers[int, tuple[ListedGroup, ...]]:
+    asker: AdminCall, *, states: Collection[str], types: Collection[str]
+) -> Answers[int, tuple[GroupListing, ...]]:
     request = ListGroupsRequest(states_filter=tuple(states), types_filter=tuple(types))
 
-    async def ask(node_id: int) -> tuple[ListedGroup, ...]:
-        answer = await asker.of_broker(node_id, request, ListGroupsResponse, lambda a: a.error_code)
+    async def ask(node_id: int) -> tuple[GroupListing, ...]:
+        answer = await asker.send_to_broker(node_id, request, ListGroupsResponse, lambda a: a.error_code)
         return tuple(
-            ListedGroup(
+            GroupListing(
                 group_id=each.group_id,
                 coordinator=node_id,
                 protocol_type=each.protocol_type,
@@ -83,22 +83,22 @@ async def list_all(
             for each in answer.groups
         )
 
-    return await gather(await asker.brokers(), ask)
+    return await gather_answers(await asker.list_brokers(), ask)
 
 
-async def describe(asker: Asker, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
-    return await gather(group_ids, lambda name: _describe(asker, name))
+async def describe(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
+    return await gather_answers(group_ids, lambda name: _describe(asker, name))
 
 
-async def _describe(asker: Asker, name: str) -> GroupDescription:
+async def _describe(asker: AdminCall, name: str) -> GroupDescription:
     """Describe a group with ConsumerGroupDescribe, or as a classic group if that does not know it."""
     try:
-        node, answer = await asker.of_coordinator(
+        node, answer = await asker.send_to_coordinator(
             "group",
             name,
             cgd.ConsumerGroupDescribeRequest(group_ids=(name,), include_authorized_operations=False),
             cgd.ConsumerGroupDescribeResponse,
-            lambda a: _one([each.error_code for each in a.groups]),
+            lambda a: _single_code([each.error_code for each in a.groups]),
         )
     except NotSupported:
         return await _describe_classic(asker, name)
@@ -114,7 +114,7 @@ async def _describe(asker: Asker, name: str) -> GroupDescription:
         type="consumer",
         assignor=found.assignor_name,
         members=tuple(
-            Member(
+            MemberDescription(
                 member_id=each.member_id,
                 instance_id=each.instance_id,
                 client_id=each.client_id,
@@ -130,18 +130,18 @@ async def _describe(asker: Asker, name: str) -> GroupDescription:
     )
 
 
-async def _describe_classic(asker: Asker, name: str) -> GroupDescription:
+async def _describe_classic(asker: AdminCall, name: str) -> GroupDescription:
     """Describe a classic group.
 
     An unknown group fails at every version (KIP-1043); up to version 5 the coordinator reports it as Dead,
     without an error.
     """
-    node, answer = await asker.of_coordinator(
+    node, answer = await asker.send_to_coordinator(
         "group",
         name,
         dg.DescribeGroupsRequest(groups=(name,)),
         dg.DescribeGroupsResponse,
-        lambda a: _one(
+        lambda a: _single_code(
             [
                 ErrorCode.GROUP_ID_NOT_FOUND
                 if not each.error_code and each.group_state == "Dead"
@@ -158,12 +158,12 @@ async def _describe_classic(asker: Asker, name: str) -> GroupDescription:
         type="classic",
         assignor=found.protocol_data,
         members=tuple(
-            Member(
+            MemberDescription(
                 member_id=each.member_id,
                 instance_id=each.group_instance_id,
                 client_id=each.client_id,
                 host=each.client_host,
-                partitions=_assigned(each.member_assignment)
+                partitions=_decode_assigned(each.member_assignment)
                 if found.protocol_type == "consumer"
                 else frozenset(),
             )
@@ -172,7 +172,7 @@ async def _describe_classic(asker: Asker, name: str) -> GroupDescription:
     )
 
 
-def _assigned(data: bytes) -> frozenset[TopicPartition]:
+def _decode_assigned(data: bytes) -> frozenset[TopicPartition]:
     """Decode a member's assigned partitions; bytes that cannot be decoded count as none."""
     try:
         return frozenset(decode_assignment(data))
@@ -180,55 +180,65 @@ def _assigned(data: bytes) -> frozenset[TopicPartition]:
         return frozenset()
 
 
-def _one(codes: list[int]) -> int:
+def _single_code(codes: list[int]) -> int:
     return codes[0] if len(codes) == 1 else ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-async def delete(asker: Asker, group_ids: Iterable[str]) -> Answers[str, None]:
+async def delete(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, None]:
     async def one(name: str) -> None:
         request = DeleteGroupsRequest(groups_names=(name,))
-        await asker.of_coordinator(
-            "group", name, request, DeleteGroupsResponse, lambda a: _one([e.error_code for e in a.results])
+        await asker.send_to_coordinator(
+            "group",
+            name,
+            request,
+            DeleteGroupsResponse,
+            lambda a: _single_code([e.error_code for e in a.results]),
         )
 
-    return await gather(group_ids, one)
+    return await gather_answers(group_ids, one)
 
 
 # ------------------------------------------------------------------------------------ offsets
 
 
-async def offsets(
-    asker: Asker, group_id: str, *, require_stable: bool
+async def list_offsets(
+    asker: AdminCall, group_id: str, *, require_stable: bool
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
     request = OffsetFetchRequest(group_id=group_id, topics=None, require_stable=require_stable)
 
     async def attempt() -> Mapping[TopicPartition, OffsetAndMetadata]:
-        node = await asker.cluster.coordinator("group", group_id)
-        answer = await asker.cluster.send(node, request, OffsetFetchResponse, max_version=FETCH_VERSION_MAX)
-        told = committed_of(answer, group_id)
+        node = await asker.cluster.find_coordinator("group", group_id)
+        answer = await asker.cluster.send(
+            node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
+        )
+        told = parse_offset_fetch_response(answer, group_id)
         return {at: found for at, found in told.items() if found is not None}
 
-    return await asker.cluster.retrying("OffsetFetch", group_id, attempt, asker.deadline)
+    return await asker.cluster.run_with_retries("OffsetFetch", group_id, attempt, asker.deadline)
 
 
 async def alter_offsets(
-    asker: Asker, group_id: str, wanted: Mapping[TopicPartition, OffsetAndMetadata]
+    asker: AdminCall, group_id: str, wanted: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> Answers[TopicPartition, None]:
     async def ask(some: Sequence[TopicPartition]) -> dict[TopicPartition, ClientError | None]:
-        node = await _coordinator(asker, group_id)
-        request = commit_request(GroupMetadata(group_id=group_id), {at: wanted[at] for at in some})
-        answer = await asker.cluster.send(node, request, OffsetCommitResponse, max_version=COMMIT_VERSION_MAX)
-        refusals = commit_refusals(answer)
-        return {at: _forgetting(asker, group_id, refusals.get(at)) for at in some}
+        node = await _find_coordinator(asker, group_id)
+        request = build_offset_commit_request(
+            GroupMetadata(group_id=group_id), {at: wanted[at] for at in some}
+        )
+        answer = await asker.cluster.send(
+            node, request, OffsetCommitResponse, max_version=OFFSET_COMMIT_VERSION_MAX
+        )
+        refusals = parse_offset_commit_errors(answer)
+        return {at: _forget_if_retriable(asker, group_id, refusals.get(at)) for at in some}
 
-    return await asker.rounds("OffsetCommit", wanted, ask)
+    return await asker.send_with_retries("OffsetCommit", wanted, ask)
 
 
 async def delete_offsets(
-    asker: Asker, group_id: str, partitions: Iterable[TopicPartition]
+    asker: AdminCall, group_id: str, partitions: Iterable[TopicPartition]
 ) -> Answers[TopicPartition, None]:
     async def ask(some: Sequence[TopicPartition]) -> dict[TopicPartition, ClientError | None]:
-        node = await _coordinator(asker, group_id)
+        node = await _find_coordinator(asker, group_id)
         request = od.OffsetDeleteRequest(
             group_id=group_id,
             topics=tuple(
@@ -236,32 +246,34 @@ async def delete_offsets(
                     name=name,
                     partitions=tuple(od.OffsetDeleteRequestPartition(partition_index=i) for i in indexes),
                 )
-                for name, indexes in by_topic(some).items()
+                for name, indexes in group_by_topic(some).items()
             ),
         )
         answer = await asker.cluster.send(node, request, od.OffsetDeleteResponse)
         if answer.error_code:
-            failure = refused("OffsetDelete", group_id, answer.error_code)
-            _forgetting(asker, group_id, failure)
+            failure = build_broker_error("OffsetDelete", group_id, answer.error_code)
+            _forget_if_retriable(asker, group_id, failure)
             raise failure
         return {
-            at: refused("OffsetDelete", at, p.error_code) if p.error_code else None
+            at: build_broker_error("OffsetDelete", at, p.error_code) if p.error_code else None
             for t in answer.topics
             for p in t.partitions
             for at in (TopicPartition(t.name, p.partition_index),)
         }
 
-    return await asker.rounds("OffsetDelete", partitions, ask)
+    return await asker.send_with_retries("OffsetDelete", partitions, ask)
 
 
-async def _coordinator(asker: Asker, group_id: str) -> int:
-    return await asker.cluster.coordinator("group", group_id)
+async def _find_coordinator(asker: AdminCall, group_id: str) -> int:
+    return await asker.cluster.find_coordinator("group", group_id)
 
 
-def _forgetting(asker: Asker, group_id: str, failure: BrokerRefused | None) -> BrokerRefused | None:
+def _forget_if_retriable(
+    asker: AdminCall, group_id: str, failure: BrokerRefused | None
+) -> BrokerRefused | None:
     """Forget the group's coordinator after a failure worth repeating, and return the failure.
 
-    `Asker.rounds` covers many keys, so it cannot look the coordinator up again by itself.
+    `AdminCall.send_with_retries` covers many keys, so it cannot look the coordinator up again by itself.
     """
     if failure is not None and failure.remedy.repeats:
         asker.cluster.forget_coordinator("group", group_id)

@@ -19,8 +19,8 @@ partitions (DescribeProducers):
 
 Two looks are needed for a proof [ADM-1]. A coordinator adds a partition before the first record is written
 and drops it after the marker. So if a transaction is open in the partition at t1, absent from its coordinator
-at t2 and open at t3 with the same first offset, no marker was written in between and none will be. `judge`
-therefore says SUSPECTED on a first look; only a second look at the same transaction says HANGING.
+at t2 and open at t3 with the same first offset, no marker was written in between and none will be. So
+`judge_transactions` says SUSPECTED on a first look; only a second look at the same transaction says HANGING.
 
 Differences from `kafka-transactions.sh find-hanging`: epochs are compared, as the KIP asks and Kafka's tool
 does not; a coordinator that could not be asked makes a case undecidable, not hanging; "slow" is measured from
@@ -43,16 +43,16 @@ from tallystick.kernel.ids import ProducerId
 from tallystick.kernel.value import frozen
 
 
-class Finding(Enum):
+class HangingFinding(Enum):
     """Relation between the partition's and the coordinator's view of one transaction."""
 
-    NOBODYS = "no coordinator knows the producer id"
-    UNSEEN = "no coordinator that answered knows the producer id, and not all of them answered"
-    FORGOTTEN = "its coordinator has forgotten the transactional id"
-    UNREADABLE = "its coordinator lists it and could not describe it"
+    UNKNOWN_PRODUCER_ID = "no coordinator knows the producer id"
+    MAYBE_UNLISTED = "no coordinator that answered knows the producer id, and not all of them answered"
+    EXPIRED_ID = "its coordinator has forgotten the transactional id"
+    NOT_DESCRIBED = "its coordinator lists it and could not describe it"
     NOT_INCLUDED = "its coordinator has nothing open in this partition"
-    OLDER = "its coordinator is in a later transaction, which would end this one with its own outcome"
-    AHEAD = "its coordinator is behind the partition: it has lost what it acknowledged"
+    STALE_EPOCH = "its coordinator is in a later transaction, which would end this one with its own outcome"
+    COORDINATOR_BEHIND = "its coordinator is behind the partition: it has lost what it acknowledged"
     TWO_PHASE = "its coordinator waits for a decision and will not time out"
     OVERDUE = "its coordinator has it, for longer than the limit"
     RUNNING = "its coordinator has it"
@@ -72,66 +72,70 @@ class Verdict(Enum):
     UNKNOWN = "unknown"
 
 
-VERDICTS: Final[Mapping[Finding, Verdict]] = {
-    Finding.NOBODYS: Verdict.HANGING,
-    Finding.UNSEEN: Verdict.UNKNOWN,
-    Finding.FORGOTTEN: Verdict.HANGING,
-    Finding.UNREADABLE: Verdict.UNKNOWN,
-    Finding.NOT_INCLUDED: Verdict.HANGING,
-    Finding.OLDER: Verdict.HANGING,
-    Finding.AHEAD: Verdict.CONTRADICTION,
-    Finding.TWO_PHASE: Verdict.IN_DOUBT,
-    Finding.OVERDUE: Verdict.SLOW,
-    Finding.RUNNING: Verdict.OPEN,
-    Finding.DECIDED: Verdict.ENDING,
+VERDICT_BY_FINDING: Final[Mapping[HangingFinding, Verdict]] = {
+    HangingFinding.UNKNOWN_PRODUCER_ID: Verdict.HANGING,
+    HangingFinding.MAYBE_UNLISTED: Verdict.UNKNOWN,
+    HangingFinding.EXPIRED_ID: Verdict.HANGING,
+    HangingFinding.NOT_DESCRIBED: Verdict.UNKNOWN,
+    HangingFinding.NOT_INCLUDED: Verdict.HANGING,
+    HangingFinding.STALE_EPOCH: Verdict.HANGING,
+    HangingFinding.COORDINATOR_BEHIND: Verdict.CONTRADICTION,
+    HangingFinding.TWO_PHASE: Verdict.IN_DOUBT,
+    HangingFinding.OVERDUE: Verdict.SLOW,
+    HangingFinding.RUNNING: Verdict.OPEN,
+    HangingFinding.DECIDED: Verdict.ENDING,
 }
 
 # Two transactional ids never share a producer id, but answers may look so while a coordinator moves. Then the
 # first of these findings, the most cautious one, counts.
-_CAREFUL: Final = (
-    Finding.AHEAD,
-    Finding.TWO_PHASE,
-    Finding.DECIDED,
-    Finding.OVERDUE,
-    Finding.RUNNING,
-    Finding.UNREADABLE,
-    Finding.UNSEEN,
-    Finding.OLDER,
-    Finding.NOT_INCLUDED,
-    Finding.FORGOTTEN,
-    Finding.NOBODYS,
+_MOST_CAUTIOUS_FIRST: Final = (
+    HangingFinding.COORDINATOR_BEHIND,
+    HangingFinding.TWO_PHASE,
+    HangingFinding.DECIDED,
+    HangingFinding.OVERDUE,
+    HangingFinding.RUNNING,
+    HangingFinding.NOT_DESCRIBED,
+    HangingFinding.MAYBE_UNLISTED,
+    HangingFinding.STALE_EPOCH,
+    HangingFinding.NOT_INCLUDED,
+    HangingFinding.EXPIRED_ID,
+    HangingFinding.UNKNOWN_PRODUCER_ID,
 )
 
 
 # Partition and coordinator agree on the transaction, so the coordinator's start time is the partition's.
-_THE_SAME: Final = frozenset({Finding.TWO_PHASE, Finding.OVERDUE, Finding.RUNNING, Finding.DECIDED})
+_VIEWS_AGREE: Final = frozenset(
+    {HangingFinding.TWO_PHASE, HangingFinding.OVERDUE, HangingFinding.RUNNING, HangingFinding.DECIDED}
+)
 
 
 @frozen(kw_only=True)
-class Look:
-    """Both views at one time. [ADM-1] needs `opened` to be read first and the coordinators after it."""
+class ClusterSnapshot:
+    """Both views at one time. [ADM-1]: `open_transactions` is read first, the coordinators after it."""
 
     at_ms: int
-    opened: tuple[OpenTransaction, ...]
-    listed: Mapping[ProducerId, tuple[str, ...]]  # transactional ids by producer id
-    described: Mapping[str, TransactionDescription]
-    forgotten: frozenset[str] = frozenset()  # listed, and answered TRANSACTIONAL_ID_NOT_FOUND
-    complete: bool  # every coordinator has answered
+    open_transactions: tuple[OpenTransaction, ...]
+    ids_by_producer: Mapping[ProducerId, tuple[str, ...]]  # transactional ids by producer id
+    descriptions: Mapping[str, TransactionDescription]
+    expired_ids: frozenset[str] = frozenset()  # listed, and answered TRANSACTIONAL_ID_NOT_FOUND
+    is_complete: bool  # every coordinator has answered
 
 
 @frozen(kw_only=True)
-class Case:
+class HangingCase:
     """One open transaction with its verdict."""
 
     transaction: OpenTransaction
-    finding: Finding
+    finding: HangingFinding
     verdict: Verdict
     description: TransactionDescription | None
     idle_ms: int | None  # since its last record; None when its timestamp is missing or in the future
     open_ms: int | None  # since it began; None when no coordinator has it
 
 
-def judge(look: Look, limit_ms: int, earlier: Iterable[Case] = ()) -> tuple[Case, ...]:
+def judge_transactions(
+    look: ClusterSnapshot, limit_ms: int, earlier: Iterable[HangingCase] = ()
+) -> tuple[HangingCase, ...]:
     """Judge each open transaction.
 
     Args:
@@ -139,84 +143,94 @@ def judge(look: Look, limit_ms: int, earlier: Iterable[Case] = ()) -> tuple[Case
         earlier: the cases of an earlier look; without them nothing is judged HANGING [ADM-1].
 
     Returns:
-        A case for each of `look.opened`, in that order.
+        A case for each of `look.open_transactions`, in that order.
     """
-    before = {c.transaction.key for c in earlier if VERDICTS[c.finding] is Verdict.HANGING}
-    return tuple(_judged(one, look, limit_ms, one.key in before) for one in look.opened)
+    before = {c.transaction.key for c in earlier if VERDICT_BY_FINDING[c.finding] is Verdict.HANGING}
+    return tuple(_judge_one(one, look, limit_ms, one.key in before) for one in look.open_transactions)
 
 
-def _judged(one: OpenTransaction, look: Look, limit_ms: int, seen_before: bool) -> Case:
-    finding, view = _finding(one, look, limit_ms)
-    verdict = VERDICTS[finding]
+def _judge_one(one: OpenTransaction, look: ClusterSnapshot, limit_ms: int, seen_before: bool) -> HangingCase:
+    finding, view = _classify(one, look, limit_ms)
+    verdict = VERDICT_BY_FINDING[finding]
     if verdict is Verdict.HANGING and not seen_before:
         verdict = Verdict.SUSPECTED
-    return Case(
+    return HangingCase(
         transaction=one,
         finding=finding,
         verdict=verdict,
         description=view,
-        idle_ms=idle_ms(one, look.at_ms),
-        open_ms=_open_ms(view, look.at_ms) if finding in _THE_SAME and view is not None else None,
+        idle_ms=compute_idle_ms(one, look.at_ms),
+        open_ms=_compute_open_ms(view, look.at_ms) if finding in _VIEWS_AGREE and view is not None else None,
     )
 
 
-def _finding(
-    one: OpenTransaction, look: Look, limit_ms: int
-) -> tuple[Finding, TransactionDescription | None]:
-    found = [_compared(one, name, look, limit_ms) for name in look.listed.get(one.writer.producer_id, ())]
-    found = [each for each in found if each[0] is not Finding.NOBODYS]
+def _classify(
+    one: OpenTransaction, look: ClusterSnapshot, limit_ms: int
+) -> tuple[HangingFinding, TransactionDescription | None]:
+    found = [
+        _compare_with_id(one, name, look, limit_ms)
+        for name in look.ids_by_producer.get(one.writer.producer_id, ())
+    ]
+    found = [each for each in found if each[0] is not HangingFinding.UNKNOWN_PRODUCER_ID]
     if not found:
-        return (Finding.NOBODYS if look.complete else Finding.UNSEEN), None
-    return min(found, key=lambda each: _CAREFUL.index(each[0]))
+        return (
+            HangingFinding.UNKNOWN_PRODUCER_ID if look.is_complete else HangingFinding.MAYBE_UNLISTED
+        ), None
+    return min(found, key=lambda each: _MOST_CAUTIOUS_FIRST.index(each[0]))
 
 
-def _compared(
-    one: OpenTransaction, name: str, look: Look, limit_ms: int
-) -> tuple[Finding, TransactionDescription | None]:
-    if name in look.forgotten:
-        return Finding.FORGOTTEN, None
-    view = look.described.get(name)
+def _compare_with_id(
+    one: OpenTransaction, name: str, look: ClusterSnapshot, limit_ms: int
+) -> tuple[HangingFinding, TransactionDescription | None]:
+    if name in look.expired_ids:
+        return HangingFinding.EXPIRED_ID, None
+    view = look.descriptions.get(name)
     if view is None:
-        return Finding.UNREADABLE, None
+        return HangingFinding.NOT_DESCRIBED, None
     if view.writer.producer_id != one.writer.producer_id:
-        return Finding.NOBODYS, None  # the id got another producer id between the two listings
-    return _beside(one, view, look.at_ms, limit_ms), view
+        return (
+            HangingFinding.UNKNOWN_PRODUCER_ID,
+            None,
+        )  # the id got another producer id between the two listings
+    return _compare_with_description(one, view, look.at_ms, limit_ms), view
 
 
-def _beside(one: OpenTransaction, view: TransactionDescription, now_ms: int, limit_ms: int) -> Finding:
+def _compare_with_description(
+    one: OpenTransaction, view: TransactionDescription, now_ms: int, limit_ms: int
+) -> HangingFinding:
     ongoing = view.state == "Ongoing"
     decided = view.state in ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
     epoch, known = one.writer.epoch, view.writer.epoch
     if not ongoing and not decided and view.state not in ("Empty", "CompleteCommit", "CompleteAbort", "Dead"):
-        return Finding.UNREADABLE  # a state of a newer Kafka
+        return HangingFinding.NOT_DESCRIBED  # a state of a newer Kafka
     if epoch > known:
-        return Finding.AHEAD
+        return HangingFinding.COORDINATOR_BEHIND
     if one.partition not in view.partitions:
-        return Finding.NOT_INCLUDED
+        return HangingFinding.NOT_INCLUDED
     # A marker has the epoch of the data, or the next one with transaction version 2 (KIP-890).
     if epoch < (known - 1 if decided else known):
-        return Finding.OLDER
+        return HangingFinding.STALE_EPOCH
     if decided:
-        return Finding.DECIDED
+        return HangingFinding.DECIDED
     if not ongoing:
-        return Finding.NOT_INCLUDED
+        return HangingFinding.NOT_INCLUDED
     if view.timeout_ms is None:
-        return Finding.TWO_PHASE
+        return HangingFinding.TWO_PHASE
     late = view.started_ms is not None and now_ms - view.started_ms > limit_ms
-    return Finding.OVERDUE if late else Finding.RUNNING
+    return HangingFinding.OVERDUE if late else HangingFinding.RUNNING
 
 
-def _open_ms(view: TransactionDescription, now_ms: int) -> int | None:
+def _compute_open_ms(view: TransactionDescription, now_ms: int) -> int | None:
     return None if view.started_ms is None else max(now_ms - view.started_ms, 0)
 
 
-def idle_ms(one: OpenTransaction, now_ms: int) -> int | None:
+def compute_idle_ms(one: OpenTransaction, now_ms: int) -> int | None:
     """Return the time since the last record; None if its timestamp is unknown or in the future."""
     last = one.last_timestamp_ms
     return None if last is None or last > now_ms else now_ms - last
 
 
-def is_late(case: Case, limit_ms: int) -> bool:
+def is_late(case: HangingCase, limit_ms: int) -> bool:
     """Return whether to report the case; one whose duration is unknown is reported."""
     since = case.idle_ms if case.open_ms is None else case.open_ms
     return since is None or since > limit_ms
@@ -225,7 +239,7 @@ def is_late(case: Case, limit_ms: int) -> bool:
 # ------------------------------------------------------------------------------------ ending it
 
 
-class Breaks(Enum):
+class AbortHarm(Enum):
     """Harm done by a marker that does not come from the coordinator."""
 
     NOTHING = "nobody else will end this transaction"
@@ -235,13 +249,14 @@ class Breaks(Enum):
     LOST = "its coordinator has lost what it acknowledged: find out how before anything is ended"
 
 
-BREAKS: Final[Mapping[Verdict, Breaks]] = {
-    Verdict.HANGING: Breaks.NOTHING,
-    Verdict.SUSPECTED: Breaks.NOTHING,  # the leader checks start offset and epoch, which is the second look
-    Verdict.IN_DOUBT: Breaks.IN_DOUBT,
-    Verdict.SLOW: Breaks.OTHERS,
-    Verdict.OPEN: Breaks.OTHERS,
-    Verdict.ENDING: Breaks.OTHERS,
-    Verdict.CONTRADICTION: Breaks.LOST,
-    Verdict.UNKNOWN: Breaks.UNKNOWN,
+HARM_BY_VERDICT: Final[Mapping[Verdict, AbortHarm]] = {
+    Verdict.HANGING: AbortHarm.NOTHING,
+    # The leader checks start offset and epoch, which is the second look.
+    Verdict.SUSPECTED: AbortHarm.NOTHING,
+    Verdict.IN_DOUBT: AbortHarm.IN_DOUBT,
+    Verdict.SLOW: AbortHarm.OTHERS,
+    Verdict.OPEN: AbortHarm.OTHERS,
+    Verdict.ENDING: AbortHarm.OTHERS,
+    Verdict.CONTRADICTION: AbortHarm.LOST,
+    Verdict.UNKNOWN: AbortHarm.UNKNOWN,
 }

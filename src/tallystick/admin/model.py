@@ -5,14 +5,14 @@ Source: KIP-664; the private tags of docs/formats/private-tags.md.
 
 from enum import IntEnum
 
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import frozen
 
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 @frozen(kw_only=True)
-class ListedTransaction:
+class TransactionListing:
     """A transactional id in a coordinator's list."""
 
     transactional_id: str
@@ -21,7 +21,7 @@ class ListedTransaction:
     state: str
 
 
-class Cause(IntEnum):
+class AbortCause(IntEnum):
     """Reason for an abort that the client did not ask for."""
 
     TERMINATED = 1
@@ -33,8 +33,8 @@ class Cause(IntEnum):
 class ForcedOutcome:
     """A transaction that was aborted, but not by its client. Only tallystick's broker reports it."""
 
-    writer: Identity
-    cause: Cause | int  # a plain number: from a newer version
+    writer: ProducerIdAndEpoch
+    cause: AbortCause | int  # a plain number: from a newer version
     at_ms: int
     partition: TopicPartition | None  # only with MARKER, which aborts in one partition
 
@@ -46,11 +46,13 @@ class TransactionDescription:
     transactional_id: str
     coordinator: int
     state: str  # Kafka's name
-    writer: Identity  # producer id and epoch of the data; once decided, those of the markers
+    writer: ProducerIdAndEpoch  # producer id and epoch of the data; once decided, those of the markers
     timeout_ms: int | None  # None: two-phase commit, which never times out
     started_ms: int | None
     partitions: frozenset[TopicPartition]  # without a marker yet
-    superseded: Identity | None = None  # the owner's previous id and epoch; tallystick's broker only
+    superseded: ProducerIdAndEpoch | None = (
+        None  # the owner's previous id and epoch; tallystick's broker only
+    )
     forced_outcomes: tuple[ForcedOutcome, ...] = ()
 
     @property
@@ -63,7 +65,7 @@ class TransactionDescription:
 class ProducerState:
     """A producer's state in a partition."""
 
-    identity: Identity
+    identity: ProducerIdAndEpoch
     last_sequence: int | None
     last_timestamp_ms: int | None
     coordinator_epoch: int | None  # of its last marker
@@ -75,12 +77,12 @@ class OpenTransaction:
     """An open transaction as a partition's leader sees it."""
 
     partition: TopicPartition
-    writer: Identity
+    writer: ProducerIdAndEpoch
     coordinator_epoch: int | None  # of the last marker of this producer; None: there was none
     start_offset: int
     last_timestamp_ms: int | None  # of its last record, chosen by the producer
 
     @property
-    def key(self) -> tuple[TopicPartition, Identity, int]:
+    def key(self) -> tuple[TopicPartition, ProducerIdAndEpoch, int]:
         """Identity of the transaction, constant while it is open."""
         return self.partition, self.writer, self.start_offset

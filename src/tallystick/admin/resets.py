@@ -9,7 +9,7 @@ Source: Kafka 4.3 ConsumerGroupCommand, prepareOffsetsToReset and checkOffsetsRa
 from collections.abc import Mapping, Sequence
 
 from tallystick.admin.client import Admin
-from tallystick.admin.start_offsets import FROM_BEGINNING, FROM_END, Start, first_offsets
+from tallystick.admin.start_offsets import FROM_BEGINNING, FROM_END, StartSpec, find_start_offsets
 from tallystick.client.errors import NotSupported
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition
@@ -25,37 +25,39 @@ class ShiftBy:
 
 @frozen(kw_only=True)
 class PlannedOffset:
-    """`now` is the committed offset, None without one; `then` is the planned offset."""
+    """`current` is the committed offset, None without one; `target` is the planned offset."""
 
-    now: OffsetAndMetadata | None
-    then: OffsetAndMetadata
+    current: OffsetAndMetadata | None
+    target: OffsetAndMetadata
 
 
 def plan_reset(
-    admin: Admin, group_id: str, partitions: Sequence[TopicPartition], to: Start | ShiftBy
+    admin: Admin, group_id: str, partitions: Sequence[TopicPartition], to: StartSpec | ShiftBy
 ) -> Mapping[TopicPartition, PlannedOffset]:
     """Plan the offsets of a reset, beside the committed ones. Changes nothing.
 
     Raises: NotSupported for a shift without a committed offset; UnknownTopic.
     """
     committed = admin.list_group_offsets(group_id)
-    first = first_offsets(admin, partitions, FROM_BEGINNING, read_committed=False)
-    last = first_offsets(admin, partitions, FROM_END, read_committed=False)
+    first = find_start_offsets(admin, partitions, FROM_BEGINNING, read_committed=False)
+    last = find_start_offsets(admin, partitions, FROM_END, read_committed=False)
     if isinstance(to, ShiftBy):
         missing = [str(at) for at in partitions if at not in committed]
         if missing:
             raise NotSupported(f"a shift of {group_id!r}", f"a committed offset in {', '.join(missing)}")
         wanted: Mapping[TopicPartition, int] = {at: committed[at].offset + to.by for at in partitions}
     else:
-        wanted = first_offsets(admin, partitions, to, read_committed=False)
-    return {at: planned(committed.get(at), min(max(wanted[at], first[at]), last[at])) for at in partitions}
+        wanted = find_start_offsets(admin, partitions, to, read_committed=False)
+    return {
+        at: plan_offset(committed.get(at), min(max(wanted[at], first[at]), last[at])) for at in partitions
+    }
 
 
-def planned(now: OffsetAndMetadata | None, offset: int) -> PlannedOffset:
+def plan_offset(now: OffsetAndMetadata | None, offset: int) -> PlannedOffset:
     """Plan one offset; an unchanged offset keeps its leader epoch and metadata. Pure.
 
     A changed one has neither, because they describe the old position (Kafka Streams stores its stream time
     there). Source: Kafka 4.3 OffsetsUtils, `new OffsetAndMetadata(offset)`.
     """
     then = now if now is not None and now.offset == offset else OffsetAndMetadata(offset)
-    return PlannedOffset(now=now, then=then)
+    return PlannedOffset(current=now, target=then)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import EARLIEST, LATEST
-from tallystick.client.errors import refused
+from tallystick.client.errors import build_broker_error
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
@@ -18,19 +18,19 @@ class AtOffset:
 
 
 @frozen
-class AtTime:
+class AtTimestamp:
     """The first record at or after a time in ms; EARLIEST and LATEST stand for the two ends."""
 
-    ms: int
+    timestamp_ms: int
 
 
-Start = AtOffset | AtTime
+StartSpec = AtOffset | AtTimestamp
 
-FROM_BEGINNING = AtTime(EARLIEST)
-FROM_END = AtTime(LATEST)
+FROM_BEGINNING = AtTimestamp(EARLIEST)
+FROM_END = AtTimestamp(LATEST)
 
 
-def partitions_of(
+def list_partitions(
     admin: Admin, topics: Sequence[str], wanted: Collection[int] = ()
 ) -> tuple[TopicPartition, ...]:
     """Return all partitions of topics, or the wanted ones of each.
@@ -43,7 +43,7 @@ def partitions_of(
             if index not in found[topic].partitions:
                 at = TopicPartition(topic, index)
                 text = f"{topic} has {len(found[topic].partitions)} partitions"
-                raise refused("Metadata", at, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+                raise build_broker_error("Metadata", at, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
     return tuple(
         TopicPartition(topic, index)
         for topic in topics
@@ -51,13 +51,13 @@ def partitions_of(
     )
 
 
-def first_offsets(
-    admin: Admin, partitions: Sequence[TopicPartition], start: Start, *, read_committed: bool
+def find_start_offsets(
+    admin: Admin, partitions: Sequence[TopicPartition], start: StartSpec, *, read_committed: bool
 ) -> Mapping[TopicPartition, int]:
     """Return the first offset to read in each partition: its end, if no record is as late as the time."""
     if isinstance(start, AtOffset):
         return dict.fromkeys(partitions, start.offset)
-    times = dict.fromkeys(partitions, start.ms)
+    times = dict.fromkeys(partitions, start.timestamp_ms)
     found = admin.list_offsets(times, read_committed=read_committed).all()
     late = [at for at in partitions if (each := found[at]) is None or each.offset < 0]
     ends = admin.list_offsets(dict.fromkeys(late, LATEST), read_committed=read_committed).all()

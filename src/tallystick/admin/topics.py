@@ -5,10 +5,14 @@ from dataclasses import field
 from typing import Final
 from uuid import UUID
 
-from tallystick.admin.listing import Answers, Asker
-from tallystick.client.errors import ClientError, refused
+from tallystick.admin.admin_call import AdminCall, Answers
+from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.metadata import TopicInfo
-from tallystick.client.offsets import OffsetAndTimestamp, list_request, listed_of
+from tallystick.client.offsets import (
+    OffsetAndTimestamp,
+    build_list_offsets_request,
+    parse_list_offsets_response,
+)
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen, replace
 from tallystick.protocol.apis import ApiKey
@@ -36,9 +40,9 @@ LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
 """Instead of a time in `list_offsets`: the first record, the end, the record with the latest timestamp."""
 
-DELETE_BY_ID: Final = 6
+DELETE_BY_ID_VERSION: Final = 6
 _NIL: Final = UUID(int=0)
-_BROKERS_DEFAULT: Final = -1
+_BROKER_DEFAULT: Final = -1
 
 
 @frozen(kw_only=True)
@@ -62,34 +66,34 @@ class CreatedTopic:
 
 
 async def create(
-    asker: Asker, topics: Iterable[NewTopic], *, validate_only: bool
+    asker: AdminCall, topics: Iterable[NewTopic], *, validate_only: bool
 ) -> Answers[str, CreatedTopic]:
     wanted = {topic.name: topic for topic in topics}
 
     async def ask(names: Sequence[str]) -> dict[str, CreatedTopic | ClientError]:
         request = ct.CreateTopicsRequest(
-            topics=tuple(_creatable(wanted[name]) for name in names),
+            topics=tuple(_to_creatable_topic(wanted[name]) for name in names),
             timeout_ms=asker.cluster.config.request_timeout_ms,
             validate_only=validate_only,
         )
-        answer = await asker.cluster.send(await asker.controller(), request, ct.CreateTopicsResponse)
-        return {each.name: _created(each) for each in answer.topics}
+        answer = await asker.cluster.send(await asker.find_controller(), request, ct.CreateTopicsResponse)
+        return {each.name: _to_created_topic(each) for each in answer.topics}
 
-    return await asker.rounds("CreateTopics", wanted, ask)
+    return await asker.send_with_retries("CreateTopics", wanted, ask)
 
 
-def _creatable(topic: NewTopic) -> ct.CreatableTopic:
+def _to_creatable_topic(topic: NewTopic) -> ct.CreatableTopic:
     return ct.CreatableTopic(
         name=topic.name,
-        num_partitions=_BROKERS_DEFAULT if topic.partitions is None else topic.partitions,
-        replication_factor=_BROKERS_DEFAULT if topic.replicas is None else topic.replicas,
+        num_partitions=_BROKER_DEFAULT if topic.partitions is None else topic.partitions,
+        replication_factor=_BROKER_DEFAULT if topic.replicas is None else topic.replicas,
         configs=tuple(ct.CreatableTopicConfig(name=n, value=v) for n, v in topic.config.items()),
     )
 
 
-def _created(each: ct.CreatableTopicResult) -> CreatedTopic | ClientError:
+def _to_created_topic(each: ct.CreatableTopicResult) -> CreatedTopic | ClientError:
     if each.error_code:
-        return refused("CreateTopics", each.name, each.error_code, each.error_message)
+        return build_broker_error("CreateTopics", each.name, each.error_code, each.error_message)
     return CreatedTopic(
         name=each.name,
         id=None if each.topic_id == _NIL else each.topic_id,
@@ -98,30 +102,32 @@ def _created(each: ct.CreatableTopicResult) -> CreatedTopic | ClientError:
     )
 
 
-async def delete(asker: Asker, names: Iterable[str]) -> Answers[str, None]:
+async def delete(asker: AdminCall, names: Iterable[str]) -> Answers[str, None]:
     async def ask(some: Sequence[str]) -> dict[str, ClientError | None]:
         request = DeleteTopicsRequest(
             topics=tuple(DeleteTopicState(name=name, topic_id=_NIL) for name in some),
             topic_names=tuple(some),
             timeout_ms=asker.cluster.config.request_timeout_ms,
         )
-        node = await asker.controller()
-        version = (await asker.cluster.versions(node)).highest(ApiKey.DELETE_TOPICS)
-        if version is not None and version < DELETE_BY_ID:
+        node = await asker.find_controller()
+        version = (await asker.cluster.wait_for_versions(node)).find_latest_usable(ApiKey.DELETE_TOPICS)
+        if version is not None and version < DELETE_BY_ID_VERSION:
             request = replace(request, topics=())
         answer = await asker.cluster.send(node, request, DeleteTopicsResponse)
         return {
-            each.name or "": refused("DeleteTopics", each.name, each.error_code, each.error_message)
+            each.name or "": build_broker_error(
+                "DeleteTopics", each.name, each.error_code, each.error_message
+            )
             if each.error_code
             else None
             for each in answer.responses
         }
 
-    return await asker.rounds("DeleteTopics", names, ask)
+    return await asker.send_with_retries("DeleteTopics", names, ask)
 
 
 async def create_partitions(
-    asker: Asker, totals: Mapping[str, int], *, validate_only: bool
+    asker: AdminCall, totals: Mapping[str, int], *, validate_only: bool
 ) -> Answers[str, None]:
     async def ask(names: Sequence[str]) -> dict[str, ClientError | None]:
         request = CreatePartitionsRequest(
@@ -131,25 +137,25 @@ async def create_partitions(
             timeout_ms=asker.cluster.config.request_timeout_ms,
             validate_only=validate_only,
         )
-        answer = await asker.cluster.send(await asker.controller(), request, CreatePartitionsResponse)
+        answer = await asker.cluster.send(await asker.find_controller(), request, CreatePartitionsResponse)
         return {
-            each.name: refused("CreatePartitions", each.name, each.error_code, each.error_message)
+            each.name: build_broker_error("CreatePartitions", each.name, each.error_code, each.error_message)
             if each.error_code
             else None
             for each in answer.results
         }
 
-    return await asker.rounds("CreatePartitions", totals, ask)
+    return await asker.send_with_retries("CreatePartitions", totals, ask)
 
 
-async def list_all(asker: Asker, *, internal: bool) -> Mapping[str, TopicInfo]:
+async def list_all(asker: AdminCall, *, internal: bool) -> Mapping[str, TopicInfo]:
     cluster = asker.cluster
-    image = await cluster.retrying("Metadata", "", lambda: cluster.refresh(None), asker.deadline)
+    image = await cluster.run_with_retries("Metadata", "", lambda: cluster.refresh(None), asker.deadline)
     cluster.forget_topics(None)
     return {name: topic for name, topic in image.topics.items() if internal or not topic.is_internal}
 
 
-async def describe(asker: Asker, names: Iterable[str]) -> Answers[str, TopicInfo]:
+async def describe(asker: AdminCall, names: Iterable[str]) -> Answers[str, TopicInfo]:
     cluster = asker.cluster
 
     async def ask(some: Sequence[str]) -> dict[str, TopicInfo | ClientError]:
@@ -157,16 +163,16 @@ async def describe(asker: Asker, names: Iterable[str]) -> Answers[str, TopicInfo
         return {
             name: image.topics[name]
             if name in image.topics
-            else refused("Metadata", name, image.errors[name])
+            else build_broker_error("Metadata", name, image.error_codes[name])
             for name in some
-            if name in image.topics or name in image.errors
+            if name in image.topics or name in image.error_codes
         }
 
-    return await asker.rounds("Metadata", names, ask)
+    return await asker.send_with_retries("Metadata", names, ask)
 
 
 async def delete_records(
-    asker: Asker, before: Mapping[TopicPartition, int | None]
+    asker: AdminCall, before: Mapping[TopicPartition, int | None]
 ) -> Answers[TopicPartition, int]:
     async def ask(node: int, some: Sequence[TopicPartition]) -> dict[TopicPartition, int | ClientError]:
         topics: dict[str, list[DeleteRecordsPartition]] = {}
@@ -182,23 +188,25 @@ async def delete_records(
         )
         answer = await asker.cluster.send(node, request, DeleteRecordsResponse)
         return {
-            at: refused("DeleteRecords", at, p.error_code) if p.error_code else p.low_watermark
+            at: build_broker_error("DeleteRecords", at, p.error_code) if p.error_code else p.low_watermark
             for t in answer.topics
             for p in t.partitions
             for at in (TopicPartition(t.name, p.partition_index),)
         }
 
-    return await asker.of_leaders(before, ask, "DeleteRecords")
+    return await asker.send_to_leaders(before, ask, "DeleteRecords")
 
 
 async def list_offsets(
-    asker: Asker, times_ms: Mapping[TopicPartition, int], *, read_committed: bool
+    asker: AdminCall, times_ms: Mapping[TopicPartition, int], *, read_committed: bool
 ) -> Answers[TopicPartition, OffsetAndTimestamp | None]:
     async def ask(
         node: int, some: Sequence[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndTimestamp | ClientError | None]:
-        request = list_request({at: times_ms[at] for at in some}, {}, int(read_committed))
-        found, errors = listed_of(await asker.cluster.send(node, request, ListOffsetsResponse))
+        request = build_list_offsets_request({at: times_ms[at] for at in some}, {}, int(read_committed))
+        found, errors = parse_list_offsets_response(
+            await asker.cluster.send(node, request, ListOffsetsResponse)
+        )
         return {**found, **errors}
 
-    return await asker.of_leaders(times_ms, ask, "ListOffsets")
+    return await asker.send_to_leaders(times_ms, ask, "ListOffsets")

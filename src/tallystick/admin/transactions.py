@@ -1,36 +1,44 @@
 """Transaction tools of KIP-664 (list, describe, find and abort hanging ones), and KIP-939's force-terminate.
 
-`Transactions` sends the requests; `hanging` alone judges the answers.
+`TransactionAdmin` sends the requests; `hanging` alone judges the answers.
 
 Ending a transaction without its coordinator [ADM-3]: a marker that comes too late ends another transaction.
 In KIP-664 the leader checks the start offset; tallystick's broker does (docs/adr/0020), Kafka's does not.
-`_guards` first finds out which broker it is, with a marker that no broker can write. If the leader does not
-check, the partition is read immediately before the marker is sent, and the short time between the two is what
-the tool reports as not safe.
+`_checks_start_offset` first finds out which broker it is, with a marker that no broker can write. If the
+leader does not check, the partition is read immediately before the marker is sent, and the short time
+between the two is what the tool reports as not safe.
 """
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from tallystick.admin.admin_call import AdminCall, Answers, gather_answers, group_by_topic
 from tallystick.admin.errors import NothingOpen, NotSafe
-from tallystick.admin.hanging import BREAKS, Breaks, Case, Look, Verdict, is_late, judge
-from tallystick.admin.listing import Answers, Asker, by_topic, gather
+from tallystick.admin.hanging import (
+    HARM_BY_VERDICT,
+    AbortHarm,
+    ClusterSnapshot,
+    HangingCase,
+    Verdict,
+    is_late,
+    judge_transactions,
+)
 from tallystick.admin.model import (
     OPEN_STATES,
-    Cause,
+    AbortCause,
     ForcedOutcome,
-    ListedTransaction,
     OpenTransaction,
     ProducerState,
     TransactionDescription,
+    TransactionListing,
 )
-from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, refused
+from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect
-from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages import describe_producers as dp
 from tallystick.protocol.messages import describe_transactions as dt
@@ -52,7 +60,7 @@ DEFAULT_TIMEOUT_MS: Final = 60_000
 NO_COORDINATOR: Final = -1
 """The coordinator epoch of a marker that no coordinator sent (KIP-664)."""
 
-LIMIT_MS: Final = 15 * 60_000
+DEFAULT_LIMIT_MS: Final = 15 * 60_000
 """Kafka's transaction.max.timeout.ms: no transaction should be open for longer."""
 
 
@@ -60,16 +68,16 @@ LIMIT_MS: Final = 15 * 60_000
 class HangingReport:
     """Open transactions that are late, and the requests that failed [ADM-2].
 
-    `failures` is keyed by partition, broker or quoted transactional id, as text. `complete`: every broker
+    `failures` is keyed by partition, broker or quoted transactional id, as text. `is_complete`: every broker
     answered.
     """
 
-    cases: tuple[Case, ...]
+    cases: tuple[HangingCase, ...]
     failures: Mapping[str, ClientError]
     complete: bool
 
     @property
-    def hanging(self) -> tuple[Case, ...]:
+    def hanging(self) -> tuple[HangingCase, ...]:
         return tuple(case for case in self.cases if case.verdict is Verdict.HANGING)
 
 
@@ -81,7 +89,7 @@ class AbortPlan:
     send to a broker that does not check.
     """
 
-    case: Case
+    case: HangingCase
     guarded: bool
     coordinator_epoch: int
 
@@ -90,8 +98,8 @@ class AbortPlan:
         return self.case.transaction
 
     @property
-    def breaks(self) -> Breaks:
-        return BREAKS[self.case.verdict]
+    def breaks(self) -> AbortHarm:
+        return HARM_BY_VERDICT[self.case.verdict]
 
 
 @frozen(kw_only=True)
@@ -100,30 +108,30 @@ class AbortSpec:
 
     partition: TopicPartition
     start_offset: int | None = None
-    producer: Identity | None = None
+    producer: ProducerIdAndEpoch | None = None
     coordinator_epoch: int | None = None
 
     def __str__(self) -> str:
         return f"at offset {self.start_offset}" if self.producer is None else f"of producer {self.producer}"
 
-    def fits(self, one: OpenTransaction) -> bool:
+    def matches(self, one: OpenTransaction) -> bool:
         if self.start_offset is not None and one.start_offset != self.start_offset:
             return False
         return self.producer is None or one.writer == self.producer
 
 
-class Transactions:
+class TransactionAdmin:
     """Transactions of one cluster. Each call takes at most `timeout_ms`."""
 
     def __init__(self, cluster: Cluster, timeout_ms: int, clock: Clock | None = None) -> None:
         self._cluster = cluster
         self._timeout_ms = timeout_ms
         self._clock = clock or SystemClock()
-        self._guarding: dict[int, bool] = {}
+        self._start_offset_checks: dict[int, bool] = {}
 
-    def _asker(self) -> Asker:
-        deadline = self._cluster.deadline("default.api.timeout.ms", self._timeout_ms)
-        return Asker(self._cluster, deadline)
+    def _start_call(self) -> AdminCall:
+        deadline = self._cluster.start_deadline("default.api.timeout.ms", self._timeout_ms)
+        return AdminCall(self._cluster, deadline)
 
     # ------------------------------------------------------------------------ list and describe
 
@@ -135,7 +143,7 @@ class Transactions:
         longer_than_ms: int | None = None,
         pattern: str | None = None,
         coordinators: Sequence[int] | None = None,
-    ) -> Answers[int, tuple[ListedTransaction, ...]]:
+    ) -> Answers[int, tuple[TransactionListing, ...]]:
         """List transactional ids, by the broker that coordinates them.
 
         Args:
@@ -149,27 +157,27 @@ class Transactions:
         """
         if longer_than_ms is not None and not states:
             states = OPEN_STATES
-        asker = self._asker()
+        asker = self._start_call()
         request = ListTransactionsRequest(
             state_filters=tuple(states),
             producer_id_filters=tuple(producer_ids),
             duration_filter=-1 if longer_than_ms is None else longer_than_ms,
             transactional_id_pattern=pattern,
         )
-        brokers = await asker.brokers(coordinators)
-        return await gather(brokers, lambda node_id: _list_of(asker, node_id, request))
+        brokers = await asker.list_brokers(coordinators)
+        return await gather_answers(brokers, lambda node_id: _list_transactions(asker, node_id, request))
 
     async def describe(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
         """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
-        asker = self._asker()
-        return await gather(transactional_ids, lambda name: _describe(asker, name))
+        asker = self._start_call()
+        return await gather_answers(transactional_ids, lambda name: _describe_transaction(asker, name))
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
         """Describe the producers of partitions, as the leaders or one broker's replicas see them."""
-        asker = self._asker()
-        return await _producers(asker, partitions, broker)
+        asker = self._start_call()
+        return await _describe_producers(asker, partitions, broker)
 
     # ---------------------------------------------------------------------------- what hangs
 
@@ -179,38 +187,40 @@ class Transactions:
         topic: str | None = None,
         partition: int | None = None,
         broker: int | None = None,
-        limit_ms: int = LIMIT_MS,
+        limit_ms: int = DEFAULT_LIMIT_MS,
     ) -> HangingReport:
         """Find and judge the late transactions of a topic, a broker or the whole cluster.
 
         A suspected transaction is looked at again before it is called hanging [ADM-1].
         """
-        asker = self._asker()
-        partitions = await self._partitions(asker, topic, partition, broker)
-        first, failures = await self._look(asker, partitions, broker)
-        cases = judge(first, limit_ms)
+        asker = self._start_call()
+        partitions = await self._select_partitions(asker, topic, partition, broker)
+        first, failures = await self._take_snapshot(asker, partitions, broker)
+        cases = judge_transactions(first, limit_ms)
         suspects = {c.transaction.partition for c in cases if c.verdict is Verdict.SUSPECTED}
-        complete = first.complete
+        complete = first.is_complete
         if suspects:
-            second, more = await self._look(asker, suspects, broker)
-            again = judge(second, limit_ms, cases)
+            second, more = await self._take_snapshot(asker, suspects, broker)
+            again = judge_transactions(second, limit_ms, cases)
             cases = (*(c for c in cases if c.transaction.partition not in suspects), *again)
-            failures, complete = failures | more, second.complete
+            failures, complete = failures | more, second.is_complete
         late = tuple(c for c in cases if is_late(c, limit_ms) or c.verdict is Verdict.CONTRADICTION)
         return HangingReport(cases=late, failures=failures, complete=complete and not failures)
 
-    async def _partitions(
-        self, asker: Asker, topic: str | None, partition: int | None, broker: int | None
+    async def _select_partitions(
+        self, asker: AdminCall, topic: str | None, partition: int | None, broker: int | None
     ) -> tuple[TopicPartition, ...]:
         cluster = self._cluster
         if broker is not None:
-            await asker.brokers((broker,))
+            await asker.list_brokers((broker,))
         if topic is None:
-            image = await cluster.retrying("Metadata", "", lambda: cluster.refresh(None), asker.deadline)
+            image = await cluster.run_with_retries(
+                "Metadata", "", lambda: cluster.refresh(None), asker.deadline
+            )
             cluster.forget_topics(None)
             topics = tuple(image.topics.values())
         else:
-            topics = (await cluster.topic(topic),)
+            topics = (await cluster.get_topic(topic),)
         return tuple(
             TopicPartition(each.name, index)
             for each in topics
@@ -218,64 +228,69 @@ class Transactions:
             if (partition is None or index == partition) and (broker is None or broker in info.replicas)
         )
 
-    async def _look(
-        self, asker: Asker, partitions: Collection[TopicPartition], broker: int | None
-    ) -> tuple[Look, dict[str, ClientError]]:
+    async def _take_snapshot(
+        self, asker: AdminCall, partitions: Collection[TopicPartition], broker: int | None
+    ) -> tuple[ClusterSnapshot, dict[str, ClientError]]:
         """Read the partitions first and their coordinators after them, the order that [ADM-1] needs."""
-        producers = await _producers(asker.step(), partitions, broker)
+        producers = await _describe_producers(asker.halve_deadline(), partitions, broker)
         failures = {str(at): failure for at, failure in producers.failures.items()}
         opened = tuple(
-            one for at, states in producers.found.items() for state in states if (one := _opened(at, state))
+            one
+            for at, states in producers.found.items()
+            for state in states
+            if (one := _to_open_transaction(at, state))
         )
         if not opened:
-            return self._seen((), Answers({}, {}), Answers({}, {}), complete=True), failures
-        leaders = await self._coordinators(asker)
+            return self._build_snapshot((), Answers({}, {}), Answers({}, {}), complete=True), failures
+        leaders = await self._find_coordinators(asker)
         request = ListTransactionsRequest(producer_id_filters=tuple({o.writer.producer_id for o in opened}))
-        brokers, step = await asker.brokers(), asker.step()
-        listed = await gather(brokers, lambda node_id: _list_of(step, node_id, request))
+        brokers, step = await asker.list_brokers(), asker.halve_deadline()
+        listed = await gather_answers(brokers, lambda node_id: _list_transactions(step, node_id, request))
         names = {one.transactional_id for each in listed.found.values() for one in each}
-        step = asker.step()
-        described = await gather(names, lambda name: _describe(step, name))
+        step = asker.halve_deadline()
+        described = await gather_answers(names, lambda name: _describe_transaction(step, name))
         failures |= {f"broker {node_id}": failure for node_id, failure in listed.failures.items()}
         failures |= {repr(name): why for name, why in described.failures.items() if not _is_forgotten(why)}
-        settled = leaders == await self._coordinators(asker) and all(n in listed.found for n in leaders)
-        return self._seen(opened, listed, described, complete=settled and listed.complete), failures
+        settled = leaders == await self._find_coordinators(asker) and all(n in listed.found for n in leaders)
+        return self._build_snapshot(opened, listed, described, complete=settled and listed.complete), failures
 
-    def _seen(
+    def _build_snapshot(
         self,
         opened: tuple[OpenTransaction, ...],
-        listed: Answers[int, tuple[ListedTransaction, ...]],
+        listed: Answers[int, tuple[TransactionListing, ...]],
         described: Answers[str, TransactionDescription],
         *,
         complete: bool,
-    ) -> Look:
+    ) -> ClusterSnapshot:
         by_producer: dict[ProducerId, tuple[str, ...]] = {}
         for each in (one for some in listed.found.values() for one in some):
             key = ProducerId(each.producer_id)
             names = by_producer.get(key, ())
             by_producer[key] = names if each.transactional_id in names else (*names, each.transactional_id)
-        return Look(
+        return ClusterSnapshot(
             at_ms=self._clock.now_ms(),
-            opened=opened,
-            listed=by_producer,
-            described=described.found,
-            forgotten=frozenset(name for name, why in described.failures.items() if _is_forgotten(why)),
-            complete=complete,
+            open_transactions=opened,
+            ids_by_producer=by_producer,
+            descriptions=described.found,
+            expired_ids=frozenset(name for name, why in described.failures.items() if _is_forgotten(why)),
+            is_complete=complete,
         )
 
-    async def _coordinators(self, asker: Asker) -> tuple[int | None, ...]:
+    async def _find_coordinators(self, asker: AdminCall) -> tuple[int | None, ...]:
         """Return the leader of each partition of __transaction_state.
 
         The ids of a partition without a leader are in no coordinator's list.
         """
         cluster = self._cluster
-        image = await cluster.retrying(
+        image = await cluster.run_with_retries(
             "Metadata", TRANSACTION_STATE, lambda: cluster.refresh((TRANSACTION_STATE,)), asker.deadline
         )
         topic = image.topics.get(TRANSACTION_STATE)
         if topic is None:
             return ()
-        return tuple(image.leader(TopicPartition(topic.name, index)) for index in sorted(topic.partitions))
+        return tuple(
+            image.find_leader(TopicPartition(topic.name, index)) for index in sorted(topic.partitions)
+        )
 
     # ------------------------------------------------------------------------------ ending it
 
@@ -284,20 +299,20 @@ class Transactions:
 
         Raises: NothingOpen; UnknownTopic, NotAuthorized, and the other errors of the lookups.
         """
-        asker = self._asker()
-        look, failures = await self._look(asker, (spec.partition,), None)
+        asker = self._start_call()
+        look, failures = await self._take_snapshot(asker, (spec.partition,), None)
         if str(spec.partition) in failures:
             raise failures[str(spec.partition)]
-        case = next((c for c in judge(look, 0) if spec.fits(c.transaction)), None)
+        case = next((c for c in judge_transactions(look, 0) if spec.matches(c.transaction)), None)
         if case is None:
-            raise NothingOpen(str(spec.partition), str(spec), _what_is_open(look.opened))
-        leader = await self._cluster.node_for(spec.partition)
+            raise NothingOpen(str(spec.partition), str(spec), _format_open(look.open_transactions))
+        leader = await self._cluster.find_leader(spec.partition)
         known = spec.coordinator_epoch
         if known is None:
             known = case.transaction.coordinator_epoch
         return AbortPlan(
             case=case,
-            guarded=await self._guards(asker, leader, case.transaction),
+            guarded=await self._checks_start_offset(asker, leader, case.transaction),
             coordinator_epoch=max(known or 0, 0),
         )
 
@@ -312,16 +327,16 @@ class Transactions:
             meanwhile; BrokerRefused, TimedOut with what may have happened.
         """
         one = plan.transaction
-        if plan.breaks is not Breaks.NOTHING and not force:
+        if plan.breaks is not AbortHarm.NOTHING and not force:
             raise NotSafe(f"{one.partition} at offset {one.start_offset}", plan.breaks.value)
         said = f"abort {one.partition} offset {one.start_offset} producer {one.writer}"
         _audit.warning(
-            "%s, %s, %s%s", said, plan.case.verdict.value, _of_id(plan), ", forced" if force else ""
+            "%s, %s, %s%s", said, plan.case.verdict.value, _format_id(plan), ", forced" if force else ""
         )
-        asker = self._asker()
+        asker = self._start_call()
         try:
-            await self._cluster.retrying(
-                "WriteTxnMarkers", one.partition, lambda: self._mark(asker, plan), asker.deadline
+            await self._cluster.run_with_retries(
+                "WriteTxnMarkers", one.partition, lambda: self._try_write_marker(asker, plan), asker.deadline
             )
         except NothingOpen as exc:
             _audit.warning("%s: no longer open", said)
@@ -334,52 +349,52 @@ class Transactions:
         _audit.warning("%s: aborted", said)
         return True
 
-    async def _mark(self, asker: Asker, plan: AbortPlan) -> None:
+    async def _try_write_marker(self, asker: AdminCall, plan: AbortPlan) -> None:
         """Try to write the marker once. The leader may have changed since the plan."""
         one = plan.transaction
-        leader = await self._cluster.node_for(one.partition)
-        guarded = await self._guards(asker, leader, one)
+        leader = await self._cluster.find_leader(one.partition)
+        guarded = await self._checks_start_offset(asker, leader, one)
         if not guarded:
-            states = (await _producers(asker, (one.partition,), None)).one(one.partition)
-            now = [found for state in states if (found := _opened(one.partition, state))]
+            states = (await _describe_producers(asker, (one.partition,), None)).one(one.partition)
+            now = [found for state in states if (found := _to_open_transaction(one.partition, state))]
             if one.key not in [each.key for each in now]:
-                raise NothingOpen(str(one.partition), f"at offset {one.start_offset}", _what_is_open(now))
+                raise NothingOpen(str(one.partition), f"at offset {one.start_offset}", _format_open(now))
         epoch = NO_COORDINATOR if guarded else plan.coordinator_epoch
         starts = (one.start_offset,) if guarded else ()
-        code = await self._write(leader, _marker(one, one.partition.partition, starts, epoch))
+        code = await self._send_marker(leader, _build_marker(one, one.partition.partition, starts, epoch))
         if guarded and code == ErrorCode.INVALID_TXN_STATE:
             raise NothingOpen(str(one.partition), f"at offset {one.start_offset}", "its leader says so")
         if code:
-            raise refused("WriteTxnMarkers", one.partition, code)
+            raise build_broker_error("WriteTxnMarkers", one.partition, code)
 
-    async def _guards(self, asker: Asker, leader: int, one: OpenTransaction) -> bool:
+    async def _checks_start_offset(self, asker: AdminCall, leader: int, one: OpenTransaction) -> bool:
         """Return whether this broker checks the start offset of a marker.
 
         The probe is a marker for a partition that cannot exist, with two offsets: a broker that reads them
         answers INVALID_REQUEST, and Kafka, which skips the tag, UNKNOWN_TOPIC_OR_PARTITION. Neither writes
         anything.
         """
-        if leader not in self._guarding:
+        if leader not in self._start_offset_checks:
 
             async def attempt() -> bool:
-                code = await self._write(leader, _marker(one, INT32_MAX, (0, 0), NO_COORDINATOR))
+                code = await self._send_marker(leader, _build_marker(one, INT32_MAX, (0, 0), NO_COORDINATOR))
                 if code in (ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                     return code == ErrorCode.INVALID_REQUEST
-                raise refused("WriteTxnMarkers", one.partition, code)
+                raise build_broker_error("WriteTxnMarkers", one.partition, code)
 
-            self._guarding[leader] = await self._cluster.retrying(
+            self._start_offset_checks[leader] = await self._cluster.run_with_retries(
                 "WriteTxnMarkers", one.partition, attempt, asker.deadline
             )
-        return self._guarding[leader]
+        return self._start_offset_checks[leader]
 
-    async def _write(self, leader: int, marker: WritableTxnMarker) -> int:
+    async def _send_marker(self, leader: int, marker: WritableTxnMarker) -> int:
         """Send a marker for one partition and return the error code of the answer."""
         request = WriteTxnMarkersRequest(markers=(marker,))
         answer = await self._cluster.send(leader, request, WriteTxnMarkersResponse)
         codes = [p.error_code for m in answer.markers for t in m.topics for p in t.partitions]
         return codes[0] if len(codes) == 1 else ErrorCode.UNKNOWN_SERVER_ERROR
 
-    async def force_terminate(self, transactional_id: str, *, force: bool = False) -> Identity:
+    async def force_terminate(self, transactional_id: str, *, force: bool = False) -> ProducerIdAndEpoch:
         """Abort the open transaction of a transactional id and fence its producer (KIP-939).
 
         Sends InitProducerId without keepPreparedTxn. That call replaces the id's timeout, so it carries the
@@ -390,10 +405,10 @@ class Transactions:
         Raises: NotSafe for a two-phase commit transaction, without `force`: it may be prepared, and the other
             system may have committed already. IdExpired for an unknown id, which InitProducerId would create.
         """
-        asker = self._asker()
-        found = await _describe(asker, transactional_id)
+        asker = self._start_call()
+        found = await _describe_transaction(asker, transactional_id)
         if found.in_doubt and not force:
-            raise NotSafe(transactional_id, Breaks.IN_DOUBT.value)
+            raise NotSafe(transactional_id, AbortHarm.IN_DOUBT.value)
         said = f"force-terminate {transactional_id!r} producer {found.writer} {found.state}"
         _audit.warning("%s%s", said, ", forced" if force else "")
         request = InitProducerIdRequest(
@@ -401,27 +416,27 @@ class Transactions:
             transaction_timeout_ms=found.timeout_ms or DEFAULT_TIMEOUT_MS,
         )
         try:
-            _, answer = await asker.of_coordinator(
+            _, answer = await asker.send_to_coordinator(
                 "transaction", transactional_id, request, InitProducerIdResponse, lambda a: a.error_code
             )
         except ClientError as exc:
             _audit.warning("%s: %s", said, exc)
             raise
         _audit.warning("%s: terminated", said)
-        return Identity(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
+        return ProducerIdAndEpoch(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
 
 
 # ------------------------------------------------------------------------- requests and answers
 
 
-async def _list_of(
-    asker: Asker, node_id: int, request: ListTransactionsRequest
-) -> tuple[ListedTransaction, ...]:
-    answer = await asker.of_broker(node_id, request, ListTransactionsResponse, lambda a: a.error_code)
+async def _list_transactions(
+    asker: AdminCall, node_id: int, request: ListTransactionsRequest
+) -> tuple[TransactionListing, ...]:
+    answer = await asker.send_to_broker(node_id, request, ListTransactionsResponse, lambda a: a.error_code)
     if answer.unknown_state_filters:
         raise NotSupported("states to filter by", ", ".join(answer.unknown_state_filters))
     return tuple(
-        ListedTransaction(
+        TransactionListing(
             transactional_id=each.transactional_id,
             coordinator=node_id,
             producer_id=each.producer_id,
@@ -431,8 +446,8 @@ async def _list_of(
     )
 
 
-async def _describe(asker: Asker, name: str) -> TransactionDescription:
-    node_id, answer = await asker.of_coordinator(
+async def _describe_transaction(asker: AdminCall, name: str) -> TransactionDescription:
+    node_id, answer = await asker.send_to_coordinator(
         "transaction",
         name,
         dt.DescribeTransactionsRequest(transactional_ids=(name,)),
@@ -444,14 +459,14 @@ async def _describe(asker: Asker, name: str) -> TransactionDescription:
         transactional_id=found.transactional_id,
         coordinator=node_id,
         state=found.transaction_state,
-        writer=_pair(found.producer_id, found.producer_epoch),
+        writer=_to_identity(found.producer_id, found.producer_epoch),
         timeout_ms=None if found.transaction_timeout_ms == INT32_MAX else found.transaction_timeout_ms,
-        started_ms=_known(found.transaction_start_time_ms),
+        started_ms=_none_if_negative(found.transaction_start_time_ms),
         partitions=frozenset(TopicPartition(t.topic, index) for t in found.topics for index in t.partitions),
         superseded=None
         if found.superseded is None
-        else _pair(found.superseded.producer_id, found.superseded.producer_epoch),
-        forced_outcomes=tuple(_forced(each) for each in found.forced_outcomes),
+        else _to_identity(found.superseded.producer_id, found.superseded.producer_epoch),
+        forced_outcomes=tuple(_to_forced_outcome(each) for each in found.forced_outcomes),
     )
 
 
@@ -459,17 +474,17 @@ def _is_forgotten(failure: ClientError) -> bool:
     return isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
 
 
-def _forced(each: dt.ForcedOutcome) -> ForcedOutcome:
+def _to_forced_outcome(each: dt.ForcedOutcome) -> ForcedOutcome:
     return ForcedOutcome(
-        writer=_pair(each.producer_id, each.producer_epoch),
-        cause=Cause(each.cause) if each.cause in set(Cause) else each.cause,
+        writer=_to_identity(each.producer_id, each.producer_epoch),
+        cause=AbortCause(each.cause) if each.cause in set(AbortCause) else each.cause,
         at_ms=each.timestamp_ms,
         partition=None if each.topic is None else TopicPartition(each.topic, each.partition_id),
     )
 
 
-async def _producers(
-    asker: Asker, partitions: Iterable[TopicPartition], broker: int | None
+async def _describe_producers(
+    asker: AdminCall, partitions: Iterable[TopicPartition], broker: int | None
 ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
     api = "DescribeProducers"
 
@@ -478,7 +493,7 @@ async def _producers(
     ) -> dict[TopicPartition, tuple[ProducerState, ...] | ClientError]:
         topics = tuple(
             dp.TopicRequest(name=name, partition_indexes=tuple(indexes))
-            for name, indexes in by_topic(some).items()
+            for name, indexes in group_by_topic(some).items()
         )
         request = dp.DescribeProducersRequest(topics=topics)
         answer = await asker.cluster.send(node_id, request, dp.DescribeProducersResponse)
@@ -487,25 +502,25 @@ async def _producers(
             (TopicPartition(t.name, p.partition_index), p) for t in answer.topics for p in t.partitions
         ):
             if each.error_code:
-                told[at] = refused(api, at, each.error_code, each.error_message)
+                told[at] = build_broker_error(api, at, each.error_code, each.error_message)
             else:
-                told[at] = tuple(_state(state) for state in each.active_producers)
+                told[at] = tuple(_to_producer_state(state) for state in each.active_producers)
         return told
 
-    return await asker.of_leaders(partitions, ask, api, broker)
+    return await asker.send_to_leaders(partitions, ask, api, broker)
 
 
-def _state(state: dp.ProducerState) -> ProducerState:
+def _to_producer_state(state: dp.ProducerState) -> ProducerState:
     return ProducerState(
-        identity=_pair(state.producer_id, state.producer_epoch),
-        last_sequence=_known(state.last_sequence),
-        last_timestamp_ms=_known(state.last_timestamp),
-        coordinator_epoch=_known(state.coordinator_epoch),
-        txn_start_offset=_known(state.current_txn_start_offset),
+        identity=_to_identity(state.producer_id, state.producer_epoch),
+        last_sequence=_none_if_negative(state.last_sequence),
+        last_timestamp_ms=_none_if_negative(state.last_timestamp),
+        coordinator_epoch=_none_if_negative(state.coordinator_epoch),
+        txn_start_offset=_none_if_negative(state.current_txn_start_offset),
     )
 
 
-def _opened(at: TopicPartition, state: ProducerState) -> OpenTransaction | None:
+def _to_open_transaction(at: TopicPartition, state: ProducerState) -> OpenTransaction | None:
     if state.txn_start_offset is None:
         return None
     return OpenTransaction(
@@ -517,7 +532,7 @@ def _opened(at: TopicPartition, state: ProducerState) -> OpenTransaction | None:
     )
 
 
-def _marker(
+def _build_marker(
     one: OpenTransaction, index: int, starts: tuple[int, ...], coordinator_epoch: int
 ) -> WritableTxnMarker:
     topic = WritableTxnMarkerTopic(
@@ -532,19 +547,19 @@ def _marker(
     )
 
 
-def _pair(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def _to_identity(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
-def _known(value: int) -> int | None:
+def _none_if_negative(value: int) -> int | None:
     return None if value < 0 else value
 
 
-def _what_is_open(opened: Iterable[OpenTransaction]) -> str:
+def _format_open(opened: Iterable[OpenTransaction]) -> str:
     told = ", ".join(f"offset {one.start_offset} by producer {one.writer}" for one in opened)
     return f"open there: {told}" if told else "nothing is open there"
 
 
-def _of_id(plan: AbortPlan) -> str:
+def _format_id(plan: AbortPlan) -> str:
     known = plan.case.description
     return "of no known id" if known is None else f"of {known.transactional_id!r} {known.state}"

@@ -21,7 +21,7 @@ def main() -> int:
 
     def ready(service: Service) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(sys.stdin.fileno(), _stop_at_end, loop, service)
+        loop.add_reader(sys.stdin.fileno(), _stop_at_stdin_end, loop, service)
         address = service.broker.address
         print(json.dumps({"host": address.host, "port": address.port}), flush=True)
 
@@ -32,7 +32,7 @@ def main() -> int:
         return 1
 
 
-def _stop_at_end(loop: asyncio.AbstractEventLoop, service: Service) -> None:
+def _stop_at_stdin_end(loop: asyncio.AbstractEventLoop, service: Service) -> None:
     if not os.read(sys.stdin.fileno(), 1024):
         loop.remove_reader(sys.stdin.fileno())
         service.stop_requested.set()

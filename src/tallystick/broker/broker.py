@@ -18,30 +18,30 @@ from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.coordinator.topics import (
     ConsumerOffsetsTopic,
     CoordinatorTopic,
-    transaction_state_topic,
+    define_transaction_state_topic,
 )
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.machine.model import GroupConfig
-from tallystick.broker.metadata.features import Features
-from tallystick.broker.metadata.store import ProducerIds
-from tallystick.broker.metadata.worker import Worker
+from tallystick.broker.metadata.features import FinalizedFeatures
+from tallystick.broker.metadata.store import ProducerIdBlock
+from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
-from tallystick.broker.partitions.data_directory import DataDirectory, Disk
-from tallystick.broker.partitions.descriptors import UNLIMITED, Descriptors
-from tallystick.broker.partitions.fetch_sessions import FetchSessions
+from tallystick.broker.partitions.data_directory import DataDirectory, StorageEnvironment
+from tallystick.broker.partitions.descriptors import UNLIMITED, DescriptorBudget
+from tallystick.broker.partitions.fetch_sessions import FetchSessionCache
 from tallystick.broker.partitions.topics import Topics
 from tallystick.broker.server.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.server.request_memory import RequestMemory
-from tallystick.broker.txn.codec import may_lower
+from tallystick.broker.txn.codec import check_version_downgrade
 from tallystick.broker.txn.coordinator import TransactionCoordinator
 from tallystick.broker.txn.machine.model import TxnConfig
-from tallystick.broker.txn.markers import PartitionMarkers
+from tallystick.broker.txn.markers import LocalMarkerWriter
 from tallystick.broker.txn.ports import TxnSettings
-from tallystick.broker.txn.unclean_start import (
-    CleanStart,
-    UncleanStart,
-    compare_after_clean_stop,
-    compare_after_crash,
+from tallystick.broker.txn.start_comparison import (
+    CleanStartComparison,
+    UncleanStartComparison,
+    create_clean_comparison,
+    create_unclean_comparison,
 )
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject, TallystickError
@@ -58,9 +58,9 @@ class Broker:
         config: BrokerConfig,
         data_dir: Path,
         clock: Clock,
-        disk: Disk | None = None,
+        disk: StorageEnvironment | None = None,
         *,
-        descriptors: Descriptors = UNLIMITED,
+        descriptors: DescriptorBudget = UNLIMITED,
         new_uuid: Callable[[], UUID] = uuid4,
     ) -> None:
         """Create a broker that is not open.
@@ -75,29 +75,29 @@ class Broker:
         self.config = config
         self.clock = clock
         self.data_dir = data_dir
-        self._disk = disk
-        self.worker = Worker()
+        self._storage_environment = disk
+        self.worker = BlockingWorker()
         self.metrics = BrokerMetrics()
-        self.producer_ids = ProducerIds()
-        self.fetch_sessions = FetchSessions(
+        self.producer_id_block = ProducerIdBlock()
+        self.fetch_sessions = FetchSessionCache(
             config.max_incremental_fetch_session_cache_slots,
             lambda: int.from_bytes(os.urandom(4), "big") & INT32_MAX,
         )
         self.authorizer: Authorizer = ALLOW_ALL
         self.address = Endpoint("", 0)
         self.failure: Exception | None = None
-        self.failed = asyncio.Event()
-        self.stopping = False
+        self.failed_event = asyncio.Event()
+        self.is_stopping = False
         # Bytes of answers that the peers have not read yet; set by the server.
         self.unsent_bytes: Callable[[], int] = lambda: 0
-        self.configured: list[Callable[[BrokerConfig], None]] = []
+        self.config_listeners: list[Callable[[BrokerConfig], None]] = []
         self.request_memory = RequestMemory(lambda: self.config.queued_max_request_bytes)
         # Held while a large request is decoded off the loop: one at a time, for all connections.
-        self.decoding = asyncio.Lock()
+        self.decode_lock = asyncio.Lock()
         self._producer_id_lock = asyncio.Lock()
-        self._altering = asyncio.Lock()
-        self._dynamic: dict[str, dict[str, str]] = {}
-        self._txn_settings: tuple[BrokerConfig, int, TxnSettings] | None = None
+        self._alter_lock = asyncio.Lock()
+        self._dynamic_configs: dict[str, dict[str, str]] = {}
+        self._cached_txn_settings: tuple[BrokerConfig, int, TxnSettings] | None = None
 
     # ------------------------------------------------------------------------- life
 
@@ -106,52 +106,54 @@ class Broker:
 
         Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
-        self.files = DataDirectory(
+        self.data_directory = DataDirectory(
             self.data_dir,
             self.config,
             self.clock,
             self.fail,
-            self._disk,
-            residents_max=self.descriptors.residents_max,
+            self._storage_environment,
+            residents_max=self.descriptors.open_segments_max,
         )
-        self.store = self.files.open()
-        self.cluster_id = self.store.cluster_id()
-        self._dynamic = self.store.broker_configs()
-        self.config = self._effective(self._dynamic)
-        self.files.reconfigure(self.config)
-        self.features = Features(self.store, self.worker, self._lowering)
-        self.topics = Topics(self.store, self.files, self.worker, self.config, new_uuid=self._new_uuid)
+        self.metadata_store = self.data_directory.open()
+        self.cluster_id = self.metadata_store.load_cluster_id()
+        self._dynamic_configs = self.metadata_store.load_broker_configs()
+        self.config = self._build_effective_config(self._dynamic_configs)
+        self.data_directory.reconfigure(self.config)
+        self.features = FinalizedFeatures(self.metadata_store, self.worker, self._gate_downgrade)
+        self.topics = Topics(
+            self.metadata_store, self.data_directory, self.worker, self.config, new_uuid=self._new_uuid
+        )
         self.topics.load()
-        self.files.begin_epochs()
-        self.files.report_recovery()
+        self.data_directory.begin_leader_epochs()
+        self.data_directory.report_recovery()
         self.groups = GroupCoordinator(
             ConsumerOffsetsTopic(self.topics, lambda: self.config),
-            group_config(self.config),
+            make_group_config(self.config),
             self.clock,
             lambda: str(self._new_uuid()),
         )
-        markers = PartitionMarkers(self.topics, self.groups, self.clock)
+        markers = LocalMarkerWriter(self.topics, self.groups, self.clock)
         # Before anything is written: the partitions are now as the last process left them.
-        self.comparison: UncleanStart | CleanStart | None = (
-            compare_after_clean_stop(self.topics)
-            if self.files.was_clean
-            else compare_after_crash(self.topics, markers)
+        self.startup_comparison: UncleanStartComparison | CleanStartComparison | None = (
+            create_clean_comparison(self.topics)
+            if self.data_directory.had_clean_shutdown
+            else create_unclean_comparison(self.topics, markers)
         )
         self.transactions = TransactionCoordinator(
-            CoordinatorTopic(self.topics, lambda: transaction_state_topic(self.config)),
+            CoordinatorTopic(self.topics, lambda: define_transaction_state_topic(self.config)),
             markers,
-            self.new_producer_id,
-            self._transaction_settings,
+            self.generate_producer_id,
+            self._get_txn_settings,
             self.clock,
-            forced=self.metrics.forced,
+            forced=self.metrics.count_forced_outcome,
         )
 
     async def start(self) -> None:
         """Start the background work: coordinators, syncing, housekeeping."""
-        self.files.start()
+        self.data_directory.start()
         self.topics.start()
         self.groups.start()
-        self.transactions.start(self.comparison)
+        self.transactions.start(self.startup_comparison)
 
     async def stop(self) -> None:
         """Finish the work under way, and mark the directory as clean, so that no recovery is needed."""
@@ -160,72 +162,78 @@ class Broker:
         await self.groups.stop()
         await self.topics.stop()
         self.worker.close()
-        self.store.close()
-        await self.files.stop(clean=self.failure is None)
+        self.metadata_store.close()
+        await self.data_directory.stop(clean=self.failure is None)
 
     def release_waiters(self) -> None:
         """Answer long polls and parked group requests now: the broker is stopping."""
-        self.stopping = True
-        self.transactions.release()
-        self.groups.release()
-        for partition in self.topics.all_partitions():
-            partition.advanced()
+        self.is_stopping = True
+        self.transactions.begin_shutdown()
+        self.groups.begin_shutdown()
+        for partition in self.topics.list_partitions():
+            partition.notify_waiters()
 
     def fail(self, cause: Exception) -> None:
         """Report that the disk failed. Nothing more is acknowledged, and the process ends [PRT-2]."""
         if self.failure is None:
             _log.critical("the data directory is offline, ending: %s", cause)
             self.failure = cause
-            for partition in self.topics.all_partitions():
+            for partition in self.topics.list_partitions():
                 partition.fail(cause)
-            self.failed.set()
+            self.failed_event.set()
 
     # ------------------------------------------------------------------ configuration
 
     @property
     def dynamic_configs(self) -> Mapping[str, Mapping[str, str]]:
         """Settings changed at run time, by broker id as text; the empty text is for all brokers."""
-        return MappingProxyType(self._dynamic)
+        return MappingProxyType(self._dynamic_configs)
 
-    def _effective(self, dynamic: Mapping[str, Mapping[str, str]]) -> BrokerConfig:
+    def _build_effective_config(self, dynamic: Mapping[str, Mapping[str, str]]) -> BrokerConfig:
         layers: dict[str, str] = dict(self.static_config.given)
         for broker in ("", str(self.static_config.node_id)):
             layers.update(dynamic.get(broker, {}))
         config = BrokerConfig.parse(layers)
         return replace(config, max_partitions=min(config.max_partitions, self.descriptors.partitions_max))
 
-    def check_dynamic(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig:
+    def check_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig:
         """Return the configuration that results if `broker` has these dynamic settings. Raises: BadConfig."""
-        return self._effective({**self._dynamic, broker: dict(configs)})
+        return self._build_effective_config({**self._dynamic_configs, broker: dict(configs)})
 
-    async def configure(self, broker: str, configs: Mapping[str, str]) -> None:
+    async def set_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> None:
         """Replace the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig."""
-        await self.alter(broker, lambda _: configs)
+        await self.alter_dynamic_configs(broker, lambda _: configs)
 
-    async def alter(self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+    async def alter_dynamic_configs(
+        self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None:
         """Change the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig.
 
         Args:
             change: returns the new settings for the present ones, called when its turn has come: changes are
                 made one after another, and the settings of this broker and of all depend on each other.
         """
-        async with self._altering:
-            configs = dict(change(self._dynamic.get(broker, {})))
-            config = self.check_dynamic(broker, configs)
-            await self.worker.run(lambda: self.store.set_broker_config(broker, configs))
-            self._dynamic[broker] = configs
+        async with self._alter_lock:
+            configs = dict(change(self._dynamic_configs.get(broker, {})))
+            config = self.check_dynamic_configs(broker, configs)
+            await self.worker.run(lambda: self.metadata_store.set_broker_config(broker, configs))
+            self._dynamic_configs[broker] = configs
             self.config = config
-            self.files.reconfigure(config)
+            self.data_directory.reconfigure(config)
             self.topics.reconfigure(config)
-            for tell in self.configured:
+            for tell in self.config_listeners:
                 tell(config)
 
-    def _transaction_settings(self) -> TxnSettings:
+    def _get_txn_settings(self) -> TxnSettings:
         """Return the current settings; called at every decision, therefore cached."""
         version = self.transaction_version
-        known = self._txn_settings
+        known = self._cached_txn_settings
         if known is None or known[0] is not self.config or known[1] != version:
-            known = self._txn_settings = (self.config, version, transaction_settings(self.config, version))
+            known = self._cached_txn_settings = (
+                self.config,
+                version,
+                make_txn_settings(self.config, version),
+            )
         return known[2]
 
     # ------------------------------------------------------------------------- others
@@ -236,25 +244,29 @@ class Broker:
         return self.features.transaction_version
 
     @asynccontextmanager
-    async def _lowering(self, level: int) -> AsyncIterator[Reject | None]:
+    async def _gate_downgrade(self, level: int) -> AsyncIterator[Reject | None]:
         """Pause transactions while their level goes down; yield a reason to refuse that, if there is one."""
-        async with self.transactions.paused() as refused:
-            entries = self.transactions.entries()
-            yield refused or (entries if isinstance(entries, Reject) else may_lower(entries, level))
+        async with self.transactions.pause_commands() as refused:
+            entries = self.transactions.list_entries()
+            yield refused or (
+                entries if isinstance(entries, Reject) else check_version_downgrade(entries, level)
+            )
 
-    async def new_producer_id(self) -> ProducerId:
+    async def generate_producer_id(self) -> ProducerId:
         """Return an id that was never handed out before, by this or an earlier process [MET-2]."""
         async with self._producer_id_lock:
-            producer_id = self.producer_ids.take()
+            producer_id = self.producer_id_block.claim_next()
             if producer_id is None:
-                self.producer_ids.refill(await self.worker.run(self.store.take_producer_ids))
-                producer_id = self.producer_ids.take()
+                self.producer_id_block.refill(
+                    await self.worker.run(self.metadata_store.allocate_producer_ids)
+                )
+                producer_id = self.producer_id_block.claim_next()
         if producer_id is None:
             raise TallystickError("a block of producer ids was empty")
         return producer_id
 
 
-def transaction_settings(config: BrokerConfig, transaction_version: int) -> TxnSettings:
+def make_txn_settings(config: BrokerConfig, transaction_version: int) -> TxnSettings:
     """Return the transaction coordinator's settings."""
     return TxnSettings(
         config=TxnConfig(
@@ -269,7 +281,7 @@ def transaction_settings(config: BrokerConfig, transaction_version: int) -> TxnS
     )
 
 
-def group_config(config: BrokerConfig) -> GroupConfig:
+def make_group_config(config: BrokerConfig) -> GroupConfig:
     """Return the group coordinator's settings."""
     return GroupConfig(
         group_min_session_timeout_ms=config.group_min_session_timeout_ms,

@@ -24,7 +24,7 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.serve import Service, serve
 from tallystick.kernel.errors import TallystickError
 
-_STOP_S: Final = 15.0
+_STOP_TIMEOUT_S: Final = 15.0
 DEFAULTS: Final = {
     "listeners": "PLAINTEXT://127.0.0.1:0",
     "flush.policy": "os",
@@ -62,12 +62,12 @@ class EmbeddedBroker:
         """
         named = {name.replace("_", "."): value for name, value in settings.items()}
         given = {**(config or {}), **named}
-        self._given = DEFAULTS | {name: _text(value) for name, value in given.items()}
+        self._config_texts = DEFAULTS | {name: _format_setting(value) for name, value in given.items()}
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="tallystick-"))
-        self._given["log.dirs"] = str(self.data_dir)
+        self._config_texts["log.dirs"] = str(self.data_dir)
         self._in_process = in_process
-        self._running: _Child | _Thread | None = None
+        self._runner: _ChildProcessBroker | _ThreadBroker | None = None
         self._address = ""
 
     @property
@@ -78,45 +78,49 @@ class EmbeddedBroker:
     @property
     def pid(self) -> int | None:
         """Process id of the child process; None without one."""
-        return self._running.pid if isinstance(self._running, _Child) else None
+        return self._runner.pid if isinstance(self._runner, _ChildProcessBroker) else None
 
     @property
     def running(self) -> bool:
         """Whether the broker runs: False before `start`, after `stop`, and when it ended by itself."""
-        return self._running is not None and self._running.alive
+        return self._runner is not None and self._runner.is_alive
 
     def start(self) -> Self:
         """Start, and return when clients can connect. Raises: BrokerDidNotStart, BadConfig."""
-        if self._running is None:
-            BrokerConfig.parse(self._given)
+        if self._runner is None:
+            BrokerConfig.parse(self._config_texts)
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            running = _Thread(self._given) if self._in_process else _Child(self._given)
+            running = (
+                _ThreadBroker(self._config_texts)
+                if self._in_process
+                else _ChildProcessBroker(self._config_texts)
+            )
             self._address = running.address
-            self._running = running
-            self._given["listeners"] = f"PLAINTEXT://{running.address}"
+            self._runner = running
+            self._config_texts["listeners"] = f"PLAINTEXT://{running.address}"
         return self
 
     def stop(self) -> int:
         """Stop cleanly, remove a temporary data directory, and return the exit code."""
-        code = self._end()
+        code = self._stop_runner()
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
         return code
 
     def kill(self) -> None:
         """Send SIGKILL, to simulate a crash. The data stays for `start`."""
-        if not isinstance(self._running, _Child):
+        if not isinstance(self._runner, _ChildProcessBroker):
             raise TallystickError("only a broker in a child process can be killed")
-        self._running.kill()
-        self._running = None
+        self._runner.kill()
+        self._runner = None
 
     def restart(self) -> Self:
         """Stop cleanly if it runs, and start on the same data at the same address."""
-        self._end()
+        self._stop_runner()
         return self.start()
 
-    def _end(self) -> int:
-        running, self._running = self._running, None
+    def _stop_runner(self) -> int:
+        running, self._runner = self._runner, None
         return 0 if running is None else running.stop()
 
     def __enter__(self) -> Self:
@@ -128,7 +132,7 @@ class EmbeddedBroker:
         self.stop()
 
 
-class _Child:
+class _ChildProcessBroker:
     """The broker in a child process."""
 
     address: str
@@ -157,14 +161,14 @@ class _Child:
         return self._process.pid
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def stop(self) -> int:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            code = self._process.wait(_STOP_S)
+            code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -182,7 +186,7 @@ class _Child:
                 pipe.close()
 
 
-class _Thread:
+class _ThreadBroker:
     """The broker on a loop in a daemon thread."""
 
     address: str
@@ -193,7 +197,7 @@ class _Thread:
         self._service: Service | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: Exception | None = None
-        self._code = 0
+        self._exit_code = 0
         self.address = ""
         self._thread = threading.Thread(target=self._run, name="tallystick-broker", daemon=True)
         self._thread.start()
@@ -202,18 +206,18 @@ class _Thread:
             raise BrokerDidNotStart(str(self._failure))
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
-            self._code = asyncio.run(serve(self._config, self._started))
+            self._exit_code = asyncio.run(serve(self._config, self._on_started))
         except Exception as exc:
             self._failure = exc
         finally:
             self._ready.set()
 
-    def _started(self, service: Service) -> None:
+    def _on_started(self, service: Service) -> None:
         self._loop, self._service = asyncio.get_running_loop(), service
         self.address = str(service.broker.address)
         self._ready.set()
@@ -221,11 +225,11 @@ class _Thread:
     def stop(self) -> int:
         if self._loop is not None and self._service is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._service.stop_requested.set)
-        self._thread.join(_STOP_S)
-        return self._code
+        self._thread.join(_STOP_TIMEOUT_S)
+        return self._exit_code
 
 
-def _text(value: object) -> str:
+def _format_setting(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)

@@ -13,43 +13,43 @@ from tallystick import __version__
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.handlers.dispatch import Dispatcher
-from tallystick.broker.metrics.broker_metrics import Observed, read_gauges
+from tallystick.broker.handlers.dispatch import RequestDispatcher
+from tallystick.broker.metrics.broker_metrics import GaugeSources, read_gauges
 from tallystick.broker.metrics.http import PATH, MetricsServer
-from tallystick.broker.partitions.descriptors import Descriptors
-from tallystick.broker.partitions.log_cleaner import held_back_bytes
+from tallystick.broker.partitions.descriptors import DescriptorBudget
+from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.server.allocator import keep_freed_memory
 from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
 from tallystick.storage.fs import StorageFailure
 
-_fast_loop: Callable[[], asyncio.AbstractEventLoop] | None
+_uvloop_factory: Callable[[], asyncio.AbstractEventLoop] | None
 try:
     import uvloop
 except ImportError:
-    _fast_loop = None
+    _uvloop_factory = None
 else:
-    _fast_loop = uvloop.new_event_loop
+    _uvloop_factory = uvloop.new_event_loop
 
 _log = logging.getLogger("tallystick.broker")
 
 # How long a stop waits for pending answers before it closes their connections.
-STOP_S: Final = 10.0
+STOP_TIMEOUT_S: Final = 10.0
 # Open files: one per partition, one per connection, and a few hundred more.
-_FILES_WANTED: Final = 1 << 20
+_OPEN_FILES_TARGET: Final = 1 << 20
 
 
 class Service:
     """One broker that accepts connections. Lives on the loop that created it."""
 
     def __init__(self, config: BrokerConfig) -> None:
-        descriptors = _descriptors()
+        descriptors = _make_descriptor_budget()
         self.broker = Broker(config, Path(config.log_dirs), SystemClock(), descriptors=descriptors)
         self._server = Server(
             config,
-            Dispatcher(self.broker, HANDLERS),
-            lambda: descriptors.connections_max(self.broker.topics.partition_count),
+            RequestDispatcher(self.broker, HANDLERS),
+            lambda: descriptors.limit_connections(self.broker.topics.partition_count),
             memory=self.broker.request_memory,
         )
         self._metrics: MetricsServer | None = None
@@ -64,9 +64,9 @@ class Service:
         broker = self.broker
         broker.open()
         broker.unsent_bytes = lambda: self._server.unsent_bytes
-        broker.configured.append(self._server.configure)
+        broker.config_listeners.append(self._server.apply_config)
         host, port = await self._server.start()
-        broker.address = _advertised(broker.config, host, port)
+        broker.address = _resolve_advertised_endpoint(broker.config, host, port)
         await broker.start()
         await self._start_metrics()
 
@@ -74,8 +74,8 @@ class Service:
         listen, metrics = self.broker.config.metrics_endpoint, self.broker.metrics
         if listen is None:
             return
-        of = observed(self.broker)
-        metrics.registry.read_from(lambda: read_gauges(of))
+        of = make_gauge_sources(self.broker)
+        metrics.registry.add_source(lambda: read_gauges(of))
         self._metrics = MetricsServer(listen, metrics.registry.scrape)
         self.metrics_address = await self._metrics.start()
         _log.info("metrics are at http://%s%s", self.metrics_address, PATH)
@@ -85,7 +85,7 @@ class Service:
         if self._metrics is not None:
             await self._metrics.stop()
         self.broker.release_waiters()
-        await self._server.stop(STOP_S)
+        await self._server.stop(STOP_TIMEOUT_S)
         await self.broker.stop()
 
     def describe(self) -> str:
@@ -99,33 +99,33 @@ class Service:
         )
 
 
-def observed(broker: Broker) -> Observed:
+def make_gauge_sources(broker: Broker) -> GaugeSources:
     """Return the sources of an open broker's gauges."""
 
     def held_back(partition: Partition) -> int:
         try:
-            return held_back_bytes(partition.log, broker.clock.now_ms())
+            return count_held_back_bytes(partition.log, broker.clock.now_ms())
         except (StorageFailure, OSError):
             return 0  # the log is offline, which it reports itself
 
-    return Observed(
+    return GaugeSources(
         now_ms=broker.clock.now_ms,
         transaction_max_timeout_ms=lambda: broker.config.transaction_max_timeout_ms,
-        partitions=broker.topics.all_partitions,
+        partitions=broker.topics.list_partitions,
         transactions=broker.transactions,
         groups=broker.groups,
         held_back=held_back,
-        reserve=broker.files.reserve,
-        unclean_start=broker.comparison,
+        reserve=broker.data_directory.reserve,
+        unclean_start=broker.startup_comparison,
         topics_to_delete=lambda: broker.topics.unfinished_deletions,
     )
 
 
-def _advertised(config: BrokerConfig, host: str, port: int) -> Endpoint:
+def _resolve_advertised_endpoint(config: BrokerConfig, host: str, port: int) -> Endpoint:
     """Return the address for clients: the advertised one, where port 0 means the bound port."""
-    if config.advertise is None:
-        return Endpoint(config.listen.host or host, port)
-    return Endpoint(config.advertise.host, config.advertise.port or port)
+    if config.advertised_endpoint is None:
+        return Endpoint(config.listen_endpoint.host or host, port)
+    return Endpoint(config.advertised_endpoint.host, config.advertised_endpoint.port or port)
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
@@ -141,7 +141,7 @@ async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop_requested.set)
     ready(service)
-    reasons = (service.stop_requested, service.broker.failed)
+    reasons = (service.stop_requested, service.broker.failed_event)
     ends = [asyncio.ensure_future(reason.wait()) for reason in reasons]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     for end in ends:
@@ -153,21 +153,21 @@ async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
 
 def run(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
     """Run `serve` on its own loop, on uvloop where it is installed and allowed."""
-    _allow_files()
+    _raise_open_files_limit()
     keep_freed_memory()
-    with asyncio.Runner(loop_factory=_fast_loop if config.event_loop == "auto" else None) as runner:
+    with asyncio.Runner(loop_factory=_uvloop_factory if config.event_loop == "auto" else None) as runner:
         return runner.run(serve(config, ready))
 
 
-def _descriptors() -> Descriptors:
+def _make_descriptor_budget() -> DescriptorBudget:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Descriptors(None if soft == resource.RLIM_INFINITY else soft)
+    return DescriptorBudget(None if soft == resource.RLIM_INFINITY else soft)
 
 
-def _allow_files() -> None:
+def _raise_open_files_limit() -> None:
     """Raise the soft limit of open files as far as allowed: a shell's 1,024 may be too few for partitions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
+    wanted = _OPEN_FILES_TARGET if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_TARGET)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

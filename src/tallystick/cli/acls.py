@@ -7,12 +7,20 @@ from typing import Annotated, Final, TypeVar
 
 import typer
 
-from tallystick.admin.acls import Acl, AclFilter, deleted_of
-from tallystick.cli.cluster_command import Exit, Target, commands, complain, confirm, incomplete, run
-from tallystick.cli.tables import Output, Row, show
+from tallystick.admin.acls import Acl, AclFilter, collect_deleted
+from tallystick.cli.cluster_command import (
+    ClusterTarget,
+    ExitCode,
+    confirm,
+    create_app,
+    print_error,
+    report_failures,
+    run,
+)
+from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 
-app = commands("List, grant and take back rights. Needs a cluster with an authorizer.")
+app = create_app("List, grant and take back rights. Needs a cluster with an authorizer.")
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -25,7 +33,7 @@ _COLUMNS: Final = (
     "Operation",
     "Permission",
 )
-_CLUSTER: Final = "kafka-cluster"
+_CLUSTER_NAME: Final = "kafka-cluster"
 
 Topic = Annotated[list[str] | None, typer.Option("--topic", help="A topic; repeatable.")]
 Group = Annotated[list[str] | None, typer.Option("--group", help="A group; repeatable.")]
@@ -56,15 +64,15 @@ def list_(
     principal: Principal = None,
 ) -> None:
     """List rules; without options all of them."""
-    at: Target = context.obj
-    resources = _resources(topic, group, transactional_id, cluster)
+    at: ClusterTarget = context.obj
+    resources = _collect_resources(topic, group, transactional_id, cluster)
     wanted = [
-        AclFilter(resource=kind, name=name, pattern=_named(AclPattern, pattern), principal=principal)
+        AclFilter(resource=kind, name=name, pattern=_parse_enum(AclPattern, pattern), principal=principal)
         for kind, name in resources
     ] or [AclFilter(principal=principal)]
-    with at.admin() as admin:
+    with at.open_admin() as admin:
         found = dict.fromkeys(acl for each in wanted for acl in admin.describe_acls(each))
-    at.show(_COLUMNS, [_row(acl) for acl in found])
+    at.print_rows(_COLUMNS, [_format_row(acl) for acl in found])
 
 
 @app.command()
@@ -85,8 +93,8 @@ def create(
 
     Two-phase commit needs two: --operation Write --operation TwoPhaseCommit --transactional-id ID.
     """
-    at: Target = context.obj
-    resources = _resources(topic, group, transactional_id, cluster)
+    at: ClusterTarget = context.obj
+    resources = _collect_resources(topic, group, transactional_id, cluster)
     if not resources or not operation or not (allow_principal or deny_principal):
         raise typer.BadParameter(
             "give --operation, --allow-principal or --deny-principal, and a resource: "
@@ -96,10 +104,10 @@ def create(
         Acl(
             resource=kind,
             name=name,
-            pattern=_named(AclPattern, pattern),
+            pattern=_parse_enum(AclPattern, pattern),
             principal=principal,
             host=host,
-            operation=_named(AclOperation, word),
+            operation=_parse_enum(AclOperation, word),
             permission=permission,
         )
         for kind, name in resources
@@ -110,11 +118,11 @@ def create(
         for principal in principals
         for word in operation
     ]
-    with at.admin() as admin:
+    with at.open_admin() as admin:
         answers = admin.create_acls(rules)
-    at.show(_COLUMNS, [_row(acl) for acl in answers.found])
+    at.print_rows(_COLUMNS, [_format_row(acl) for acl in answers.found])
     named = {str(acl): why for acl, why in answers.failures.items()}
-    raise typer.Exit(incomplete(named) and Exit.FAILED)
+    raise typer.Exit(report_failures(named) and ExitCode.FAILED)
 
 
 @app.command()
@@ -135,69 +143,69 @@ def delete(
 
     They are shown first, on stderr; the deleted ones are printed on stdout.
     """
-    at: Target = context.obj
-    resources = _resources(topic, group, transactional_id, cluster)
+    at: ClusterTarget = context.obj
+    resources = _collect_resources(topic, group, transactional_id, cluster)
     if not resources:
         raise typer.BadParameter("give a resource: --topic, --group, --transactional-id or --cluster")
     wanted = [
         AclFilter(
             resource=kind,
             name=name,
-            pattern=_named(AclPattern, pattern),
+            pattern=_parse_enum(AclPattern, pattern),
             principal=principal,
             host=host,
-            operation=_named(AclOperation, word),
+            operation=_parse_enum(AclOperation, word),
         )
         for kind, name in resources
         for word in operation or ("any",)
     ]
-    with at.admin() as admin:
+    with at.open_admin() as admin:
         found = dict.fromkeys(acl for each in wanted for acl in admin.describe_acls(each))
         if not found:
-            complain("no such rule", Exit.DONE)
+            print_error("no such rule", ExitCode.DONE)
             return
-        show(_COLUMNS, [_row(acl) for acl in found], Output.TABLE, sys.stderr)
+        print_rows(_COLUMNS, [_format_row(acl) for acl in found], OutputFormat.TABLE, sys.stderr)
         confirm(f"Delete {len(found)} rules?", yes=yes)
         answers = admin.delete_acls(wanted)
-    at.show(_COLUMNS, [_row(acl) for acl in deleted_of(answers)])
+    at.print_rows(_COLUMNS, [_format_row(acl) for acl in collect_deleted(answers)])
     failures = {f"{each.resource.name.lower()} {each.name!r}": why for each, why in answers.failures.items()}
-    raise typer.Exit(incomplete(failures) and Exit.FAILED)
+    raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 
 
-def _resources(
+def _collect_resources(
     topics: list[str] | None, groups: list[str] | None, ids: list[str] | None, cluster: bool
 ) -> list[tuple[AclResource, str]]:
     named = (
         (AclResource.TOPIC, topics),
         (AclResource.GROUP, groups),
         (AclResource.TRANSACTIONAL_ID, ids),
-        (AclResource.CLUSTER, [_CLUSTER] if cluster else None),
+        (AclResource.CLUSTER, [_CLUSTER_NAME] if cluster else None),
     )
     return [(kind, name) for kind, names in named for name in names or ()]
 
 
-def _named(cls: type[E], text: str) -> E:
+def _parse_enum(cls: type[E], text: str) -> E:
     """Find a member by Kafka's spelling, TwoPhaseCommit, or the schema's, two_phase_commit."""
     folded = {each.name.replace("_", ""): each for each in cls}
     found = folded.get(text.upper().replace("_", "").replace("-", ""))
     if found is None:
-        raise typer.BadParameter(f"{text}: is none of {', '.join(_word(each) for each in cls)}")
+        raise typer.BadParameter(f"{text}: is none of {', '.join(_format_enum(each) for each in cls)}")
     return found
 
 
-def _word(number: int) -> str:
+def _format_enum(number: int) -> str:
     return number.name.title().replace("_", "") if isinstance(number, IntEnum) else str(number)
 
 
-def _row(acl: Acl) -> Row:
+def _format_row(acl: Acl) -> Row:
     return {
-        "ResourceType": _word(acl.resource),
+        "ResourceType": _format_enum(acl.resource),
         "ResourceName": acl.name,
-        "PatternType": _word(acl.pattern),
+        "PatternType": _format_enum(acl.pattern),
         "Principal": acl.principal,
         "Host": acl.host,
-        "Operation": _word(acl.operation),
-        "Permission": _word(acl.permission),
+        "Operation": _format_enum(acl.operation),
+        "Permission": _format_enum(acl.permission),
     }
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint, ineffective
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint, list_ineffective
 from tallystick.broker.serve import Service, run
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties
@@ -19,34 +19,34 @@ def main(arguments: Sequence[str]) -> int:
 
     The code is 0, or 1 for a failed start or disk, or 2 for invalid settings.
     """
-    options = _parser().parse_args(arguments)
+    options = _build_parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
-        given = _given(options)
+        given = _merge_settings(options)
         config = BrokerConfig.parse(given)
         if not config.log_dirs:
             raise BadConfig("log.dirs: give --data-dir DIRECTORY")
     except BadConfig as exc:
         print(f"tallystick broker: {exc}".replace("\n", "\n  "), file=sys.stderr)
         return 2
-    unused = ineffective(given)
+    unused = list_ineffective(given)
     if unused:
         _log.warning("accepted, without effect here: %s", ", ".join(unused))
     try:
         Path(config.log_dirs).mkdir(parents=True, exist_ok=True)
-        return run(config, _announce)
+        return run(config, _print_started)
     except (TallystickError, OSError) as exc:
         print(f"tallystick broker: {exc}", file=sys.stderr)
         return 1
 
 
-def _announce(service: Service) -> None:
+def _print_started(service: Service) -> None:
     print(service.describe(), flush=True)
 
 
-def _given(options: argparse.Namespace) -> dict[str, str]:
+def _merge_settings(options: argparse.Namespace) -> dict[str, str]:
     """Merge the settings by name: those of the file, then `-o`, then the options with their own names."""
     given: dict[str, str] = {}
     problems = []
@@ -76,7 +76,7 @@ def _given(options: argparse.Namespace) -> dict[str, str]:
     return given
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tallystick broker",
         description="Run a broker for any Kafka client. Settings have Kafka's names, see docs/config.md.",

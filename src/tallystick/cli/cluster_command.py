@@ -22,7 +22,7 @@ import typer
 
 from tallystick.admin.client import Admin
 from tallystick.admin.errors import NothingOpen, NotSafe
-from tallystick.cli.tables import Output, Row, show
+from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import TallystickError
@@ -30,7 +30,7 @@ from tallystick.kernel.settings import BadConfig, read_properties
 from tallystick.kernel.value import frozen
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Exit code of a command."""
 
     DONE = 0
@@ -44,56 +44,68 @@ class Exit(IntEnum):
 
 
 @frozen
-class Target:
+class ClusterTarget:
     """A cluster, and the output format."""
 
     config: Mapping[str, object]
-    output: Output
+    output: OutputFormat
 
-    def admin(self) -> Admin:
+    def open_admin(self) -> Admin:
         return Admin(self.config)
 
-    def show(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        show(columns, rows, self.output)
+    def print_rows(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        print_rows(columns, rows, self.output)
 
 
-BOOTSTRAP: Final = typer.Option(
+BOOTSTRAP_OPTION: Final = typer.Option(
     "--bootstrap-server", "--bootstrap-servers", metavar="HOST:PORT", help="Brokers to ask first."
 )
-COMMAND_CONFIG: Final = typer.Option("--command-config", metavar="FILE", help="Settings of the client.")
-OPTIONS: Final = ("--bootstrap-server", "--bootstrap-servers", "--command-config", "--output", "--timeout-ms")
+COMMAND_CONFIG_OPTION: Final = typer.Option(
+    "--command-config", metavar="FILE", help="Settings of the client."
+)
+SHARED_OPTIONS: Final = (
+    "--bootstrap-server",
+    "--bootstrap-servers",
+    "--command-config",
+    "--output",
+    "--timeout-ms",
+)
 
 # Typer's help lists only a command's own options.
-_SHARED: Final = (
+_SHARED_HELP: Final = (
     "And: --bootstrap-server HOST:PORT, --command-config FILE, --output table|json, --timeout-ms MS."
 )
 
 
-def target(
+def read_shared_options(
     context: typer.Context,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
-    output: Annotated[Output, typer.Option("--output", help="For people or for programs.")] = Output.TABLE,
+    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
+    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    output: Annotated[
+        OutputFormat, typer.Option("--output", help="For people or for programs.")
+    ] = OutputFormat.TABLE,
     timeout_ms: Annotated[
         int | None, typer.Option("--timeout-ms", metavar="MS", help="Instead of default.api.timeout.ms.")
     ] = None,
 ) -> None:
     """Read the options that may stand before (or after) every subcommand."""
-    config = connection(bootstrap_server, command_config)
+    config = build_config(bootstrap_server, command_config)
     if timeout_ms is not None:
         config["default.api.timeout.ms"] = timeout_ms
         config["request.timeout.ms"] = min(timeout_ms, int(str(config.get("request.timeout.ms", 30_000))))
-    context.obj = Target(config, output)
+    context.obj = ClusterTarget(config, output)
 
 
-def commands(about: str) -> typer.Typer:
+def create_app(about: str) -> typer.Typer:
     """Create a command with subcommands, all of which have the options of `target`."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
+    app = typer.Typer(
+        no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=read_shared_options
+    )
     app.info.help = about
     return app
 
 
-def connection(bootstrap_server: str | None, command_config: Path | None) -> dict[str, object]:
+def build_config(bootstrap_server: str | None, command_config: Path | None) -> dict[str, object]:
     """Build the client's configuration of the cluster.
 
     Raises: BadConfig.
@@ -109,7 +121,7 @@ def connection(bootstrap_server: str | None, command_config: Path | None) -> dic
     return config
 
 
-def settings_of(role: str, config: Mapping[str, object]) -> dict[str, object]:
+def select_role_settings(role: str, config: Mapping[str, object]) -> dict[str, object]:
     """Drop the settings that only other roles have: one file may serve all of them."""
     others = {name for other in ROLE_SETTINGS.values() for name in other} - ROLE_SETTINGS[role].keys()
     return {name: value for name, value in config.items() if name not in others or name in CLIENT_SETTINGS}
@@ -117,28 +129,28 @@ def settings_of(role: str, config: Mapping[str, object]) -> dict[str, object]:
 
 def run(app: typer.Typer, name: str, words: Sequence[str]) -> int:
     """Run a command of `app` and return its exit code. An error is one line on stderr."""
-    if app.info.callback is target:
+    if app.info.callback is read_shared_options:
         for each in app.registered_commands:
-            each.epilog = _SHARED
+            each.epilog = _SHARED_HELP
     try:
-        app(_shared_first(words), prog_name=f"tallystick {name}")
+        app(_move_shared_first(words), prog_name=f"tallystick {name}")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BadConfig as exc:
         named = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
-        return complain(named.replace("\n", "\n  "), Exit.USAGE)
+        return print_error(named.replace("\n", "\n  "), ExitCode.USAGE)
     except NotSafe as exc:
-        return complain(f"refused, {exc.subject}: {exc.why} (--force does it)", Exit.REFUSED)
+        return print_error(f"refused, {exc.subject}: {exc.why} (--force does it)", ExitCode.REFUSED)
     except NothingOpen as exc:
-        return complain(exc.what(), Exit.NOTHING_OPEN)
+        return print_error(exc.what(), ExitCode.NOTHING_OPEN)
     except TallystickError as exc:
-        return complain(str(exc), Exit.FAILED)
+        return print_error(str(exc), ExitCode.FAILED)
     except OSError as exc:  # of stdin and stdout: errors of a connection are ClientErrors
-        return complain(str(exc), Exit.FAILED)
-    return Exit.DONE
+        return print_error(str(exc), ExitCode.FAILED)
+    return ExitCode.DONE
 
 
-def _shared_first(words: Sequence[str]) -> list[str]:
+def _move_shared_first(words: Sequence[str]) -> list[str]:
     """Move the shared options to the front, before the subcommand, where Typer expects them.
 
     Users write them anywhere.
@@ -149,24 +161,24 @@ def _shared_first(words: Sequence[str]) -> list[str]:
         name, equals, _ = word.partition("=")
         if word == "--":
             others += [word, *rest]
-        elif name not in OPTIONS:
+        elif name not in SHARED_OPTIONS:
             others.append(word)
         else:
             shared += [word] if equals else [word, *(value for value in (next(rest, None),) if value)]
     return [*shared, *others]
 
 
-def complain(text: str, code: Exit) -> Exit:
+def print_error(text: str, code: ExitCode) -> ExitCode:
     """Print one line on stderr, and return the exit code."""
     print(f"tallystick: {text}", file=sys.stderr)
     return code
 
 
-def incomplete(failures: Mapping[str, ClientError]) -> Exit:
+def report_failures(failures: Mapping[str, ClientError]) -> ExitCode:
     """Print the failures, and return the exit code [ADM-2]."""
     for what, failure in failures.items():
-        complain(f"{what}: {failure.what()}", Exit.INCOMPLETE)
-    return Exit.INCOMPLETE if failures else Exit.DONE
+        print_error(f"{what}: {failure.what()}", ExitCode.INCOMPLETE)
+    return ExitCode.INCOMPLETE if failures else ExitCode.DONE
 
 
 def confirm(question: str, *, yes: bool, ask: Callable[[str], bool] = typer.confirm) -> None:
@@ -174,7 +186,7 @@ def confirm(question: str, *, yes: bool, ask: Callable[[str], bool] = typer.conf
     if yes:
         return
     if not sys.stdin.isatty():
-        complain("not confirmed: there is no terminal to ask; --yes does it", Exit.REFUSED)
-        raise typer.Exit(Exit.REFUSED)
+        print_error("not confirmed: there is no terminal to ask; --yes does it", ExitCode.REFUSED)
+        raise typer.Exit(ExitCode.REFUSED)
     if not ask(question):
-        raise typer.Exit(complain("not confirmed", Exit.REFUSED))
+        raise typer.Exit(print_error("not confirmed", ExitCode.REFUSED))

@@ -6,14 +6,18 @@ from typing import Annotated, Final
 import typer
 
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.cli.cluster_command import Exit, Target, commands, incomplete, run
-from tallystick.cli.settings import named_values
+from tallystick.cli.cluster_command import ClusterTarget, ExitCode, create_app, report_failures, run
+from tallystick.cli.settings import parse_named_values
 from tallystick.cli.tables import Row
 
-app = commands("Read and change settings of topics, brokers and groups.")
+app = create_app("Read and change settings of topics, brokers and groups.")
 
-_DESCRIBE: Final = ("Name", "Value", "Source", "ReadOnly", "Sensitive")
-_KINDS: Final = {"topics": ResourceType.TOPIC, "brokers": ResourceType.BROKER, "groups": ResourceType.GROUP}
+_DESCRIBE_COLUMNS: Final = ("Name", "Value", "Source", "ReadOnly", "Sensitive")
+_RESOURCE_TYPES: Final = {
+    "topics": ResourceType.TOPIC,
+    "brokers": ResourceType.BROKER,
+    "groups": ResourceType.GROUP,
+}
 
 EntityType = Annotated[str, typer.Option("--entity-type", help="topics, brokers or groups.")]
 EntityName = Annotated[str, typer.Option("--entity-name", help="Of brokers: the id; empty for all of them.")]
@@ -27,9 +31,9 @@ def describe(
     all_: Annotated[bool, typer.Option("--all", help="Also what has its default.")] = False,
 ) -> None:
     """Show the settings in force; without --all no defaults."""
-    at: Target = context.obj
-    resource = _resource(entity_type, entity_name)
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    resource = _parse_resource(entity_type, entity_name)
+    with at.open_admin() as admin:
         found = admin.describe_configs([resource]).one(resource)
     rows: list[Row] = [
         {
@@ -42,7 +46,7 @@ def describe(
         for each in sorted(found.values(), key=lambda each: each.name)
         if all_ or not each.is_default
     ]
-    at.show(_DESCRIBE, rows)
+    at.print_rows(_DESCRIBE_COLUMNS, rows)
 
 
 @app.command()
@@ -54,20 +58,20 @@ def alter(
     remove: Annotated[list[str] | None, typer.Option("--delete-config", help="NAME; repeatable.")] = None,
 ) -> None:
     """Set or reset single settings."""
-    at: Target = context.obj
-    changes: dict[str, str | None] = {**named_values(add or (), "--add-config")}
+    at: ClusterTarget = context.obj
+    changes: dict[str, str | None] = {**parse_named_values(add or (), "--add-config")}
     changes |= dict.fromkeys(remove or ())
     if not changes:
         raise typer.BadParameter("give --add-config or --delete-config")
-    with at.admin() as admin:
-        answers = admin.alter_configs({_resource(entity_type, entity_name): changes})
-    raise typer.Exit(incomplete({str(k): v for k, v in answers.failures.items()}) and Exit.FAILED)
+    with at.open_admin() as admin:
+        answers = admin.alter_configs({_parse_resource(entity_type, entity_name): changes})
+    raise typer.Exit(report_failures({str(k): v for k, v in answers.failures.items()}) and ExitCode.FAILED)
 
 
-def _resource(kind: str, name: str) -> ConfigResource:
-    if kind not in _KINDS:
-        raise typer.BadParameter(f"--entity-type {kind}: is none of {', '.join(_KINDS)}")
-    return ConfigResource(_KINDS[kind], name)
+def _parse_resource(kind: str, name: str) -> ConfigResource:
+    if kind not in _RESOURCE_TYPES:
+        raise typer.BadParameter(f"--entity-type {kind}: is none of {', '.join(_RESOURCE_TYPES)}")
+    return ConfigResource(_RESOURCE_TYPES[kind], name)
 
 
 def main(words: Sequence[str]) -> int:

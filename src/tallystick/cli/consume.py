@@ -13,25 +13,25 @@ from tallystick.admin.start_offsets import (
     FROM_BEGINNING,
     FROM_END,
     AtOffset,
-    AtTime,
-    Start,
-    first_offsets,
-    partitions_of,
+    AtTimestamp,
+    StartSpec,
+    find_start_offsets,
+    list_partitions,
 )
 from tallystick.cli.cluster_command import (
-    BOOTSTRAP,
-    COMMAND_CONFIG,
-    Exit,
-    complain,
-    connection,
+    BOOTSTRAP_OPTION,
+    COMMAND_CONFIG_OPTION,
+    ExitCode,
+    build_config,
+    print_error,
     run,
-    settings_of,
+    select_role_settings,
 )
-from tallystick.cli.interrupts import interruptible, stop_printing
-from tallystick.cli.settings import named_values, time_ms
+from tallystick.cli.interrupts import interruptible, silence_stdout
+from tallystick.cli.settings import parse_named_values, parse_time_ms
 from tallystick.client.blocking.consumer import Consumer
-from tallystick.client.blocking.line_io import Until, Written, read_until
-from tallystick.client.blocking.record_lines import JsonForm, LineWriter, Prints
+from tallystick.client.blocking.line_io import ReadLimit, WrittenOffsetCommitter, poll_until
+from tallystick.client.blocking.record_lines import JsonLineFormat, LineWriter, MessageFormatter
 from tallystick.kernel.ids import INT64_MAX
 from tallystick.kernel.value import frozen
 
@@ -40,21 +40,21 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _PROPERTIES: Final = ", ".join(name.replace("_", ".") for name in LineWriter.__annotations__)
 
 
-class Isolation(StrEnum):
+class IsolationOption(StrEnum):
     """Isolation level of the consumer."""
 
     UNCOMMITTED = "read_uncommitted"
     COMMITTED = "read_committed"
 
 
-class Shape(StrEnum):
+class RecordFormat(StrEnum):
     """Format of a line."""
 
     TEXT = "text"
     JSON = "json"
 
 
-Showing = Annotated[
+FormatterProperties = Annotated[
     list[str] | None,
     typer.Option(
         "--property",
@@ -63,7 +63,7 @@ Showing = Annotated[
         help=f"What a line shows, repeatable: {_PROPERTIES}.",
     ),
 ]
-Settings = Annotated[
+ConsumerProperties = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
@@ -79,8 +79,8 @@ Settings = Annotated[
 def consume(
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", show_default=False)] = None,
     *,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
+    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
+    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
     topic: Annotated[list[str] | None, typer.Option("--topic", help="The same as TOPIC; repeatable.")] = None,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="From the first record; of a group, where it has none.")
@@ -95,16 +95,16 @@ def consume(
     ] = None,
     group: Annotated[str | None, typer.Option(help="Share them in a group, and commit.")] = None,
     isolation: Annotated[
-        Isolation | None,
+        IsolationOption | None,
         typer.Option("--isolation-level", help="read_committed leaves out what is open or aborted."),
     ] = None,
     max_messages: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
     timeout_ms: Annotated[
         int | None, typer.Option(min=1, help="End when nothing has come for so long.")
     ] = None,
-    output: Annotated[Shape, typer.Option("--output", help="json shows and keeps everything.")] = Shape.TEXT,
-    show: Showing = None,
-    setting: Settings = None,
+    output: Annotated[RecordFormat, typer.Option("--output", help="json shows and keeps everything.")] =
+    RecordFormat.TEXT, show: FormatterProperties = None,
+    setting: ConsumerProperties = None,
 ) -> None:  # fmt: skip
     """Print the records of topics until Ctrl-C, by default from the end on.
 
@@ -118,34 +118,36 @@ def consume(
         raise typer.BadParameter("--partition, --offset and --timestamp are for reading without --group")
     if sum(place is not None for place in places[1:]) > 1:
         raise typer.BadParameter("give one of --offset, --timestamp and --from-beginning")
-    config = connection(bootstrap_server, command_config) | named_values(setting or (), "--config")
+    config = build_config(bootstrap_server, command_config) | parse_named_values(setting or (), "--config")
     if isolation is not None:
         config["isolation.level"] = isolation.value
     if group is not None:
         config |= {"group.id": group, "auto.offset.reset": "earliest" if from_beginning else "latest"}
-    reading = _Reading(
+    reading = _ConsumeOptions(
         config=config,
         topics=tuple(dict.fromkeys(names)),
         partitions=tuple(partition or ()),
-        start=FROM_BEGINNING if from_beginning else _start(offset, timestamp),
-        until=Until(records=max_messages, idle_s=None if timeout_ms is None else timeout_ms / 1000),
+        start=FROM_BEGINNING if from_beginning else _parse_start(offset, timestamp),
+        until=ReadLimit(
+            max_records=max_messages, idle_timeout_s=None if timeout_ms is None else timeout_ms / 1000
+        ),
     )
-    form = _form(output, named_values(show or (), "--property", strip=False))
-    raise typer.Exit(_read(reading, form))
+    form = _create_formatter(output, parse_named_values(show or (), "--property", strip=False))
+    raise typer.Exit(_print_records(reading, form))
 
 
 @frozen(kw_only=True)
-class _Reading:
+class _ConsumeOptions:
     config: dict[str, object]
     topics: tuple[str, ...]
     partitions: tuple[int, ...]
-    start: Start
-    until: Until
+    start: StartSpec
+    until: ReadLimit
 
 
-def _start(offset: str | None, timestamp: str | None) -> Start:
+def _parse_start(offset: str | None, timestamp: str | None) -> StartSpec:
     if timestamp is not None:
-        return AtTime(time_ms(timestamp, "--timestamp"))
+        return AtTimestamp(parse_time_ms(timestamp, "--timestamp"))
     match offset:
         case None | "latest":
             return FROM_END
@@ -156,51 +158,51 @@ def _start(offset: str | None, timestamp: str | None) -> Start:
     return AtOffset(int(offset))
 
 
-def _form(output: Shape, properties: dict[str, str]) -> Prints:
-    if output is Shape.TEXT:
+def _create_formatter(output: RecordFormat, properties: dict[str, str]) -> MessageFormatter:
+    if output is RecordFormat.TEXT:
         return LineWriter.parse(properties)
     if properties:
         raise typer.BadParameter("--property is for --output text")
-    return JsonForm()
+    return JsonLineFormat()
 
 
-def _read(reading: _Reading, form: Prints) -> Exit:
+def _print_records(reading: _ConsumeOptions, form: MessageFormatter) -> ExitCode:
     count = 0
-    own = {**settings_of("consumer", reading.config), "enable.auto.commit": "false"}
+    own = {**select_role_settings("consumer", reading.config), "enable.auto.commit": "false"}
     commits = str(reading.config.get("enable.auto.commit")).lower() != "false"
     with Consumer(own) as consumer:
-        written = Written(consumer, commits="group.id" in own and commits)
+        written = WrittenOffsetCommitter(consumer, commits="group.id" in own and commits)
         try:
             with interruptible():
-                _begin(consumer, reading, written)
-                for records in read_until(consumer, reading.until):
+                _start_reading(consumer, reading, written)
+                for records in poll_until(consumer, reading.until):
                     sys.stdout.buffer.write(b"".join(map(form.format, records)))
                     sys.stdout.buffer.flush()
-                    written.wrote(records)
+                    written.note_written(records)
                     count += len(records)
         except KeyboardInterrupt:
             pass
         except OSError as exc:
-            stop_printing()
+            silence_stdout()
             if not isinstance(exc, BrokenPipeError):
                 raise
         written.commit()
-    most = reading.until.records
-    if reading.until.idle_s is not None and most is not None and count < most:
-        return complain(f"{count} of {most} records came before --timeout-ms", Exit.INCOMPLETE)
-    return Exit.DONE
+    most = reading.until.max_records
+    if reading.until.idle_timeout_s is not None and most is not None and count < most:
+        return print_error(f"{count} of {most} records came before --timeout-ms", ExitCode.INCOMPLETE)
+    return ExitCode.DONE
 
 
-def _begin(consumer: Consumer, reading: _Reading, written: Written) -> None:
+def _start_reading(consumer: Consumer, reading: _ConsumeOptions, written: WrittenOffsetCommitter) -> None:
     """Subscribe or assign; an unknown topic is an error, instead of a wait for its creation."""
     config = reading.config
-    with Admin(settings_of("admin", config)) as admin:
-        partitions = partitions_of(admin, reading.topics, reading.partitions)
+    with Admin(select_role_settings("admin", config)) as admin:
+        partitions = list_partitions(admin, reading.topics, reading.partitions)
         if "group.id" in config:
             consumer.subscribe(reading.topics, written)
             return
-        read_committed = config.get("isolation.level") == Isolation.COMMITTED
-        offsets = first_offsets(admin, partitions, reading.start, read_committed=read_committed)
+        read_committed = config.get("isolation.level") == IsolationOption.COMMITTED
+        offsets = find_start_offsets(admin, partitions, reading.start, read_committed=read_committed)
     consumer.assign(partitions)
     for at, offset in offsets.items():
         consumer.seek(at, offset)

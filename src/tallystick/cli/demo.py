@@ -17,9 +17,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.cluster_command import Exit, complain, run
+from tallystick.cli.cluster_command import ExitCode, print_error, run
 from tallystick.cli.interrupts import interruptible
-from tallystick.pipeline.demo.show import Crash, Outcome, Setting, Show, crashes_on
+from tallystick.pipeline.demo.demo_run import Crash, DemoResult, DemoRun, DemoSettings, possible_crashes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -31,26 +31,28 @@ def demo(
     crash: Annotated[
         list[Crash] | None, typer.Option(help="What is killed, repeatable, in this order.")
     ] = None,
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = Setting().master,
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = DemoSettings().master,
     work_dir: Annotated[
         Path | None, typer.Option(help="Keep all files there; otherwise they are removed after a success.")
     ] = None,
 ) -> None:
     """Show that no row is lost or duplicated, whatever is killed."""
     console = Console(highlight=False)
-    possible = crashes_on(master)
+    possible = possible_crashes(master)
     for each in crash or ():
         if each not in possible:
             raise typer.BadParameter(f"there is no {each} to kill on {master}", param_hint="--crash")
-    setting = Setting(master=master, rows=rows, crashes=crash or possible)
-    with interruptible(), _folder(work_dir) as folder:
-        outcome = Show(folder, setting, _saying(console)).run()
-        console.print(_verdict(outcome, folder, kept=work_dir is not None or not outcome.good))
-        if not outcome.good:
-            raise typer.Exit(Exit.FAILED)
+    setting = DemoSettings(master=master, rows=rows, crashes=crash or possible)
+    with interruptible(), _open_folder(work_dir) as folder:
+        outcome = DemoRun(folder, setting, _make_printer(console)).run()
+        console.print(
+            _render_result(outcome, folder, kept=work_dir is not None or not outcome.is_exactly_once)
+        )
+        if not outcome.is_exactly_once:
+            raise typer.Exit(ExitCode.FAILED)
 
 
-def _saying(console: Console) -> Callable[[str], None]:
+def _make_printer(console: Console) -> Callable[[str], None]:
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -62,38 +64,39 @@ def _saying(console: Console) -> Callable[[str], None]:
     return say
 
 
-def _verdict(outcome: Outcome, folder: Path, *, kept: bool) -> Panel:
+def _render_result(outcome: DemoResult, folder: Path, *, kept: bool) -> Panel:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
     for column in ("expected", "found", "missing", "duplicated", "wrong"):
         table.add_column(column, justify="right")
-    for each in outcome.verdicts:
-        numbers = (each.expected, each.found, each.missing, each.duplicated, each.wrong)
-        table.add_row(each.where, *(f"{number:,}" for number in numbers))
+    for each in outcome.checks:
+        numbers = (each.expected, each.actual, each.missing, each.duplicated, each.wrong)
+        table.add_row(each.target, *(f"{number:,}" for number in numbers))
     facts = Table.grid(padding=(0, 3, 0, 0))
     facts.add_row("crashes survived", f"{len(outcome.survived)}: {', '.join(outcome.survived) or 'none'}")
     facts.add_row("drivers that failed", f"{outcome.failures}{', started again' if outcome.failures else ''}")
-    resolved = outcome.in_doubt - outcome.left
+    resolved = outcome.in_doubt - outcome.open_transactions
     facts.add_row(
-        "transactions in doubt", f"{outcome.in_doubt}, {resolved} resolved, {outcome.left} still open"
+        "transactions in doubt",
+        f"{outcome.in_doubt}, {resolved} resolved, {outcome.open_transactions} still open",
     )
     facts.add_row("seconds in all", f"{outcome.seconds:.0f}")
-    facts.add_row("look further", _further(folder, kept))
+    facts.add_row("look further", _format_hint(folder, kept))
     said = Table.grid()
     said.add_row(table)
     said.add_row("")
     said.add_row(facts)
-    good = outcome.good
+    good = outcome.is_exactly_once
     title = "every row, exactly once" if good else "NOT exactly once"
     return Panel(said, title=title, border_style="green" if good else "red", expand=False)
 
 
-def _further(folder: Path, kept: bool) -> str:
+def _format_hint(folder: Path, kept: bool) -> str:
     return f"{folder}/flights.toml, pipeline.log" if kept else "docs/pipeline.md; --work-dir keeps the files"
 
 
 @contextmanager
-def _folder(chosen: Path | None) -> Iterator[Path]:
+def _open_folder(chosen: Path | None) -> Iterator[Path]:
     """Provide the chosen folder, or a temporary one that is kept only if the demo fails."""
     if chosen is None:
         made = Path(tempfile.mkdtemp(prefix="tallystick-demo-"))
@@ -109,4 +112,4 @@ def main(words: list[str]) -> int:
     try:
         return run(app, "demo", words)
     except KeyboardInterrupt:
-        return complain("interrupted", Exit.INTERRUPTED)
+        return print_error("interrupted", ExitCode.INTERRUPTED)

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.cluster_command import Target, commands, run
-from tallystick.cli.settings import named_values
+from tallystick.cli.cluster_command import ClusterTarget, create_app, run
+from tallystick.cli.settings import parse_named_values
 from tallystick.cli.tables import Row
 from tallystick.kernel.ids import INT16_MAX
 
-app = commands("Show and set the levels of features, such as transaction.version.")
+app = create_app("Show and set the levels of features, such as transaction.version.")
 
 Levels = Annotated[list[str], typer.Option("--feature", metavar="NAME=LEVEL", help="Repeatable.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only ask whether it could be done.")]
@@ -19,20 +19,20 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only ask whether it cou
 @app.command()
 def describe(context: typer.Context) -> None:
     """Show the finalized levels."""
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         levels = admin.describe_features()
-    _show(at, levels)
+    _print_levels(at, levels)
 
 
 @app.command()
 def upgrade(context: typer.Context, feature: Levels, dry_run: DryRun = False) -> None:
     """Raise levels, all of them or none."""
-    at: Target = context.obj
-    levels = _levels(feature)
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    levels = _parse_levels(feature)
+    with at.open_admin() as admin:
         admin.update_features(levels, validate_only=dry_run)
-    _show(at, levels)
+    _print_levels(at, levels)
 
 
 @app.command()
@@ -43,24 +43,24 @@ def downgrade(
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Even if something is lost.")] = False,
 ) -> None:
     """Lower levels, all of them or none. Level 0 removes a feature."""
-    at: Target = context.obj
-    levels = _levels(feature)
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    levels = _parse_levels(feature)
+    with at.open_admin() as admin:
         admin.update_features(levels, downgrade=True, unsafe=unsafe, validate_only=dry_run)
-    _show(at, levels)
+    _print_levels(at, levels)
 
 
-def _levels(texts: Sequence[str]) -> dict[str, int]:
-    named = named_values(texts, "--feature")
+def _parse_levels(texts: Sequence[str]) -> dict[str, int]:
+    named = parse_named_values(texts, "--feature")
     for name, level in named.items():
         if not (level.isascii() and level.isdecimal() and int(level) <= INT16_MAX):
             raise typer.BadParameter(f"--feature {name}={level}: is not a level, 0 to {INT16_MAX}")
     return {name: int(level) for name, level in named.items()}
 
 
-def _show(at: Target, levels: Mapping[str, int]) -> None:
+def _print_levels(at: ClusterTarget, levels: Mapping[str, int]) -> None:
     rows: list[Row] = [{"Feature": name, "Level": level} for name, level in sorted(levels.items())]
-    at.show(("Feature", "Level"), rows)
+    at.print_rows(("Feature", "Level"), rows)
 
 
 def main(words: Sequence[str]) -> int:

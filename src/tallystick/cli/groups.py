@@ -7,21 +7,38 @@ import typer
 
 from tallystick.admin.client import Admin
 from tallystick.admin.resets import ShiftBy, plan_reset
-from tallystick.admin.start_offsets import FROM_BEGINNING, FROM_END, AtOffset, AtTime, Start, partitions_of
+from tallystick.admin.start_offsets import (
+    FROM_BEGINNING,
+    FROM_END,
+    AtOffset,
+    AtTimestamp,
+    StartSpec,
+    list_partitions,
+)
 from tallystick.admin.topics import LATEST
-from tallystick.cli.cluster_command import Exit, Target, commands, complain, confirm, incomplete, run
-from tallystick.cli.settings import partitions_in, time_ms
+from tallystick.cli.cluster_command import (
+    ClusterTarget,
+    ExitCode,
+    confirm,
+    create_app,
+    print_error,
+    report_failures,
+    run,
+)
+from tallystick.cli.settings import parse_partitions, parse_time_ms
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError
 from tallystick.kernel.ids import TopicPartition
 
-app = commands("List, describe and delete groups, and move their offsets.")
+app = create_app("List, describe and delete groups, and move their offsets.")
 
 Group = Annotated[str, typer.Option("--group", help="The group's id.")]
-TOPICS: Final = typer.Option("--topic", metavar="TOPIC[:P,P]", help="All or some partitions; repeatable.")
+TOPICS_OPTION: Final = typer.Option(
+    "--topic", metavar="TOPIC[:P,P]", help="All or some partitions; repeatable."
+)
 
-_LIST: Final = ("Group", "Coordinator", "Type", "Protocol", "State")
-_DESCRIBE: Final = (
+_LIST_COLUMNS: Final = ("Group", "Coordinator", "Type", "Protocol", "State")
+_DESCRIBE_COLUMNS: Final = (
     "Group", "State", "Topic", "Partition", "CurrentOffset", "LogEndOffset", "Lag", "ConsumerId", "Host",
 )  # fmt: skip
 
@@ -32,8 +49,8 @@ def list_(
     state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None,
 ) -> None:
     """List the groups, by coordinator."""
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         answers = admin.list_groups(states=state or ())
     rows: list[Row] = [
         {
@@ -46,15 +63,15 @@ def list_(
         for some in answers.found.values()
         for each in some
     ]
-    at.show(_LIST, rows)
-    raise typer.Exit(incomplete({f"broker {node}": why for node, why in answers.failures.items()}))
+    at.print_rows(_LIST_COLUMNS, rows)
+    raise typer.Exit(report_failures({f"broker {node}": why for node, why in answers.failures.items()}))
 
 
 @app.command()
 def describe(context: typer.Context, group: Group) -> None:
     """Show a group's members, offsets and lag."""
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         found = admin.describe_groups([group]).one(group)
         committed = admin.list_group_offsets(group)
         readers = {where: member for member in found.members for where in member.partitions}
@@ -76,8 +93,8 @@ def describe(context: typer.Context, group: Group) -> None:
                 "Host": None if reader is None else reader.host,
             }
         )
-    at.show(_DESCRIBE, rows)
-    raise typer.Exit(incomplete({str(where): why for where, why in ends.failures.items()}))
+    at.print_rows(_DESCRIBE_COLUMNS, rows)
+    raise typer.Exit(report_failures({str(where): why for where, why in ends.failures.items()}))
 
 
 @app.command()
@@ -87,11 +104,11 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete groups without members, and their offsets."""
-    at: Target = context.obj
+    at: ClusterTarget = context.obj
     confirm(f"Delete {', '.join(group)} and what they committed?", yes=yes)
-    with at.admin() as admin:
+    with at.open_admin() as admin:
         answers = admin.delete_groups(group)
-    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+    raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
@@ -99,7 +116,7 @@ def reset_offsets(
     context: typer.Context,
     group: Group,
     *,
-    topic: Annotated[list[str] | None, TOPICS] = None,
+    topic: Annotated[list[str] | None, TOPICS_OPTION] = None,
     all_topics: Annotated[bool, typer.Option("--all-topics", help="Whatever it has committed.")] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last one.")] = False,
@@ -113,11 +130,11 @@ def reset_offsets(
 
     The group must have no members. An offset that changes loses its metadata, as with Kafka's tool.
     """
-    targets: list[Start | ShiftBy] = [
+    targets: list[StartSpec | ShiftBy] = [
         *([FROM_BEGINNING] if to_earliest else []),
         *([FROM_END] if to_latest else []),
         *([AtOffset(to_offset)] if to_offset is not None else []),
-        *([AtTime(time_ms(to_datetime, "--to-datetime"))] if to_datetime is not None else []),
+        *([AtTimestamp(parse_time_ms(to_datetime, "--to-datetime"))] if to_datetime is not None else []),
         *([ShiftBy(shift_by)] if shift_by is not None else []),
     ]
     if len(targets) != 1:
@@ -126,12 +143,12 @@ def reset_offsets(
         )
     if bool(topic) == all_topics or (execute and dry_run):
         raise typer.BadParameter("give --topic or --all-topics, and not both --execute and --dry-run")
-    at: Target = context.obj
+    at: ClusterTarget = context.obj
     failures: dict[str, ClientError] = {}
-    with at.admin() as admin:
-        plan = plan_reset(admin, group, _partitions(admin, group, topic), targets[0])
+    with at.open_admin() as admin:
+        plan = plan_reset(admin, group, _select_partitions(admin, group, topic), targets[0])
         if execute:
-            offsets = {where: each.then for where, each in plan.items()}
+            offsets = {where: each.target for where, each in plan.items()}
             answers = admin.alter_group_offsets(group, offsets)
             failures = {str(where): why for where, why in answers.failures.items()}
     rows: list[Row] = [
@@ -139,40 +156,40 @@ def reset_offsets(
             "Group": group,
             "Topic": where.topic,
             "Partition": where.partition,
-            "CurrentOffset": None if each.now is None else each.now.offset,
-            "NewOffset": each.then.offset,
+            "CurrentOffset": None if each.current is None else each.current.offset,
+            "NewOffset": each.target.offset,
         }
         for where, each in sorted(plan.items())
         if str(where) not in failures
     ]
-    at.show(("Group", "Topic", "Partition", "CurrentOffset", "NewOffset"), rows)
+    at.print_rows(("Group", "Topic", "Partition", "CurrentOffset", "NewOffset"), rows)
     if not execute:
-        complain("nothing was changed: --execute does it", Exit.DONE)
-    raise typer.Exit(incomplete(failures) and Exit.FAILED)
+        print_error("nothing was changed: --execute does it", ExitCode.DONE)
+    raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 
 
 @app.command()
 def delete_offsets(
     context: typer.Context,
     group: Group,
-    topic: Annotated[list[str], TOPICS],
+    topic: Annotated[list[str], TOPICS_OPTION],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a group's offsets of topics it does not read."""
-    at: Target = context.obj
-    with at.admin() as admin:
-        partitions = _partitions(admin, group, topic)
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
+        partitions = _select_partitions(admin, group, topic)
         confirm(f"Forget offsets of {group} in {', '.join(map(str, partitions))}?", yes=yes)
         answers = admin.delete_group_offsets(group, partitions)
-    raise typer.Exit(incomplete({str(k): v for k, v in answers.failures.items()}) and Exit.FAILED)
+    raise typer.Exit(report_failures({str(k): v for k, v in answers.failures.items()}) and ExitCode.FAILED)
 
 
-def _partitions(admin: Admin, group: str, topics: list[str] | None) -> tuple[TopicPartition, ...]:
+def _select_partitions(admin: Admin, group: str, topics: list[str] | None) -> tuple[TopicPartition, ...]:
     """Return the partitions of the named topics, or all in which the group has committed offsets."""
     if topics is None:
         return tuple(sorted(admin.list_group_offsets(group)))
-    wanted = partitions_in(topics, "--topic").items()
-    return tuple(each for name, numbers in wanted for each in partitions_of(admin, [name], numbers))
+    wanted = parse_partitions(topics, "--topic").items()
+    return tuple(each for name, numbers in wanted for each in list_partitions(admin, [name], numbers))
 
 
 def main(words: Sequence[str]) -> int:

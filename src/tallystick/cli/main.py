@@ -12,7 +12,7 @@ from tallystick import _lazy
 from tallystick.cli import broker
 
 # Commands with a parser of their own, by the module whose `main` runs them.
-OWN: Final = {
+COMMAND_MODULES: Final = {
     "acls": "tallystick.cli.acls",
     "configs": "tallystick.cli.configs",
     "consume": "tallystick.cli.consume",
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["broker"]:
         return broker.main(words[1:])
-    own = OWN.get(words[0]) if words else None
+    own = COMMAND_MODULES.get(words[0]) if words else None
     try:
         command = cast(Callable[[list[str]], int], _lazy.load(own or "tallystick.cli.app").main)
         return command(words if own is None else words[1:])

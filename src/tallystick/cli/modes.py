@@ -8,7 +8,7 @@ import typer
 from tallystick.client.config import MODES
 from tallystick.client.transactions.modes import Mode
 
-ModeName = Annotated[
+ModeOption = Annotated[
     list[Mode] | None,
     typer.Option(
         "--mode",
@@ -18,7 +18,7 @@ ModeName = Annotated[
 ]
 
 
-def with_modes(config: Mapping[str, object], modes: Sequence[Mode], prepares: bool) -> dict[str, object]:
+def add_modes(config: Mapping[str, object], modes: Sequence[Mode], prepares: bool) -> dict[str, object]:
     """Add the chosen modes to the producer's settings; without any, a prepared transaction uses 2pc."""
     if modes:
         names = [name for name in MODES if Mode(name) in modes]

@@ -12,23 +12,23 @@ from typing import Annotated, Final
 
 import typer
 
-from tallystick.admin.by_hand import check_unused
 from tallystick.admin.client import Admin
+from tallystick.admin.completion import check_unused
 from tallystick.cli.cluster_command import (
-    BOOTSTRAP,
-    COMMAND_CONFIG,
-    Exit,
-    complain,
-    connection,
+    BOOTSTRAP_OPTION,
+    COMMAND_CONFIG_OPTION,
+    ExitCode,
+    build_config,
+    print_error,
     run,
-    settings_of,
+    select_role_settings,
 )
-from tallystick.cli.interrupts import hold, interruptible, stop_printing
-from tallystick.cli.modes import ModeName, with_modes
-from tallystick.cli.settings import named_pairs, named_values
-from tallystick.client.blocking.line_io import Destination, Feed, send_as_one
+from tallystick.cli.interrupts import ignore_interrupts, interruptible, silence_stdout
+from tallystick.cli.modes import ModeOption, add_modes
+from tallystick.cli.settings import parse_named_pairs, parse_named_values
+from tallystick.client.blocking.line_io import Destination, LineSender, send_in_transaction
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.blocking.record_lines import BadLine, JsonForm, LineReader, Reads
+from tallystick.client.blocking.record_lines import BadLine, JsonLineFormat, LineReader, RecordReader
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import frozen
@@ -36,7 +36,7 @@ from tallystick.kernel.value import frozen
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-class Format(StrEnum):
+class LineFormat(StrEnum):
     """Format of a line."""
 
     STRING = "string"
@@ -57,7 +57,7 @@ _PROPERTIES: Final = ", ".join(name.replace("_", ".") for name in LineReader.__a
 Topic = Annotated[str | None, typer.Argument(metavar="TOPIC", show_default=False)]
 
 
-Splitting = Annotated[
+ReaderProperties = Annotated[
     list[str] | None,
     typer.Option(
         "--property",
@@ -66,7 +66,7 @@ Splitting = Annotated[
         help=f"How a line is split, repeatable: {_PROPERTIES}.",
     ),
 ]
-Settings = Annotated[
+ProducerProperties = Annotated[
     list[str] | None,
     typer.Option(
         "--config",
@@ -86,12 +86,12 @@ TransactionalId = Annotated[
 def produce(
     topic: Topic = None,
     *,
-    bootstrap_server: Annotated[str | None, BOOTSTRAP] = None,
-    command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
+    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
+    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
     topic_option: Annotated[str | None, typer.Option("--topic", help="The same as TOPIC.")] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="What a line is. JSON is what `consume --output json` prints.")
-    ] = Format.STRING,
+        LineFormat, typer.Option("--format", help="Line format; json is that of `consume --output json`.")
+    ] = LineFormat.STRING,
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help="A line is key, TEXT, value; the first TEXT counts.")
     ] = None,
@@ -105,8 +105,8 @@ def produce(
         Compression | None, typer.Option("--compression", "--compression-codec", help="Of batches.")
     ] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Wait for each record before the next.")] = False,
-    reading: Splitting = None,
-    setting: Settings = None,
+    reading: ReaderProperties = None,
+    setting: ProducerProperties = None,
     timeout_ms: Annotated[
         int | None, typer.Option(min=1, help="How long a record may take; instead of delivery.timeout.ms.")
     ] = None,
@@ -114,7 +114,7 @@ def produce(
     prepare_only: Annotated[
         bool, typer.Option("--prepare-only", help="Leave it in doubt, and print the state to store.")
     ] = False,
-    mode: ModeName = None,
+    mode: ModeOption = None,
     force: Annotated[
         bool, typer.Option("--force", help="Even if that aborts what is open under the id.")
     ] = False,
@@ -129,43 +129,43 @@ def produce(
         raise typer.BadParameter("give TOPIC, once")
     if (prepare_only or mode or force) and transactional_id is None:
         raise typer.BadParameter("--prepare-only, --mode and --force need --transactional-id")
-    headers = named_pairs(header or (), "--header")
+    headers = parse_named_pairs(header or (), "--header")
     to = Destination(
         topic=topic or topic_option or "",
         partition=partition,
         headers=tuple((name, value.encode()) for name, value in headers),
         sync=sync,
     )
-    lines = _form(form, named_values(reading or (), "--property", strip=False), key_separator)
-    config = connection(bootstrap_server, command_config)
+    lines = _create_reader(form, parse_named_values(reading or (), "--property", strip=False), key_separator)
+    config = build_config(bootstrap_server, command_config)
     packed = {} if compression is None else {"compression.type": compression.value}
-    config |= {**packed, **named_values(setting or (), "--config"), **_limits(timeout_ms)}
+    config |= {**packed, **parse_named_values(setting or (), "--config"), **_timeout_settings(timeout_ms)}
     if transactional_id is None:
-        raise typer.Exit(_send(config, to, lines))
-    config = {**with_modes(config, mode or (), prepare_only), "transactional.id": transactional_id}
-    transaction = _Transaction(name=transactional_id, config=config, prepare=prepare_only, force=force)
-    raise typer.Exit(_send_as_one(transaction, to, lines))
+        raise typer.Exit(_send_lines(config, to, lines))
+    config = {**add_modes(config, mode or (), prepare_only), "transactional.id": transactional_id}
+    transaction = _TransactionOptions(name=transactional_id, config=config, prepare=prepare_only, force=force)
+    raise typer.Exit(_send_in_transaction(transaction, to, lines))
 
 
 @frozen(kw_only=True)
-class _Transaction:
+class _TransactionOptions:
     name: str
     config: dict[str, object]
     prepare: bool
     force: bool
 
 
-def _form(form: Format, properties: dict[str, str], key_separator: str | None) -> Reads:
+def _create_reader(form: LineFormat, properties: dict[str, str], key_separator: str | None) -> RecordReader:
     if key_separator is not None:
         properties = {"parse.key": "true", "key.separator": key_separator, **properties}
-    if form is Format.STRING:
+    if form is LineFormat.STRING:
         return LineReader.parse(properties)
     if properties:
         raise typer.BadParameter("--property and --key-separator are for --format string")
-    return JsonForm()
+    return JsonLineFormat()
 
 
-def _limits(timeout_ms: int | None) -> dict[str, object]:
+def _timeout_settings(timeout_ms: int | None) -> dict[str, object]:
     if timeout_ms is None:
         return {}
     return {
@@ -176,7 +176,7 @@ def _limits(timeout_ms: int | None) -> dict[str, object]:
     }
 
 
-def _lines() -> Iterator[bytes]:
+def _read_lines() -> Iterator[bytes]:
     """Yield the lines of stdin without their ends, with a prompt on a terminal."""
     typing = sys.stdin.isatty()
     while True:
@@ -188,51 +188,55 @@ def _lines() -> Iterator[bytes]:
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _send(config: dict[str, object], to: Destination, form: Reads) -> Exit:
+def _send_lines(config: dict[str, object], to: Destination, form: RecordReader) -> ExitCode:
     with Producer(config) as producer:
-        feed = Feed(producer, to, form)
-        code = Exit.DONE
+        feed = LineSender(producer, to, form)
+        code = ExitCode.DONE
         try:
             with interruptible():
-                feed.send(_lines())
+                feed.send(_read_lines())
         except KeyboardInterrupt:
-            code = Exit.INTERRUPTED
+            code = ExitCode.INTERRUPTED
         except BadLine as exc:
-            code = complain(f"line {feed.taken}: {exc}; the lines before it were sent", Exit.FAILED)
-    return _failures(feed) or code
+            code = print_error(
+                f"line {feed.line_count}: {exc}; the lines before it were sent", ExitCode.FAILED
+            )
+    return _report_failed_lines(feed) or code
 
 
-def _send_as_one(transaction: _Transaction, to: Destination, form: Reads) -> Exit:
+def _send_in_transaction(transaction: _TransactionOptions, to: Destination, form: RecordReader) -> ExitCode:
     config, name = transaction.config, transaction.name
     with Producer(config) as producer:
         if not transaction.force:
-            with Admin(settings_of("admin", config)) as admin:
+            with Admin(select_role_settings("admin", config)) as admin:
                 check_unused(admin, name)
-        feed = Feed(producer, to, form)
+        feed = LineSender(producer, to, form)
         try:
             with interruptible():
-                state = send_as_one(producer, feed, _lines(), prepare=transaction.prepare, hold=hold)
+                state = send_in_transaction(
+                    producer, feed, _read_lines(), prepare=transaction.prepare, hold=ignore_interrupts
+                )
                 if state is not None:
-                    return _hand_over(producer, name, state, feed.taken)
+                    return _print_prepared_state(producer, name, state, feed.line_count)
         except KeyboardInterrupt:
-            return complain("interrupted: the transaction was aborted", Exit.INTERRUPTED)
+            return print_error("interrupted: the transaction was aborted", ExitCode.INTERRUPTED)
         except BadLine as exc:
-            return complain(f"line {feed.taken}: {exc}; the transaction was aborted", Exit.FAILED)
-        print(f"committed {feed.taken} records", file=sys.stderr)
-        return Exit.DONE
+            return print_error(f"line {feed.line_count}: {exc}; the transaction was aborted", ExitCode.FAILED)
+        print(f"committed {feed.line_count} records", file=sys.stderr)
+        return ExitCode.DONE
 
 
-def _hand_over(producer: Producer, name: str, state: PreparedTxnState, count: int) -> Exit:
+def _print_prepared_state(producer: Producer, name: str, state: PreparedTxnState, count: int) -> ExitCode:
     """Print the state; if that fails, abort, because the transaction could never be committed."""
     try:
         print(state, flush=True)
     except OSError as exc:
-        stop_printing()
+        silence_stdout()
         producer.abort_transaction()
-        return complain(f"the state could not be printed ({exc}): aborted", Exit.FAILED)
+        return print_error(f"the state could not be printed ({exc}): aborted", ExitCode.FAILED)
     if not state:
         print("nothing was sent, so nothing is prepared: the state is empty", file=sys.stderr)
-        return Exit.DONE
+        return ExitCode.DONE
     print(
         f"prepared {count} records, in doubt until a decision. To commit: store the line above together with "
         "your own data, then\n"
@@ -240,15 +244,15 @@ def _hand_over(producer: Producer, name: str, state: PreparedTxnState, count: in
         "With any other state, or an empty one, that aborts.",
         file=sys.stderr,
     )
-    return Exit.DONE
+    return ExitCode.DONE
 
 
-def _failures(feed: Feed) -> Exit:
+def _report_failed_lines(feed: LineSender) -> ExitCode:
     for number, failure in feed.failures:
-        complain(f"line {number}: {failure}", Exit.FAILED)
-    if feed.failed > len(feed.failures):
-        complain(f"{feed.failed} of {feed.taken} records were not written", Exit.FAILED)
-    return Exit.FAILED if feed.failed else Exit.DONE
+        print_error(f"line {number}: {failure}", ExitCode.FAILED)
+    if feed.failed_count > len(feed.failures):
+        print_error(f"{feed.failed_count} of {feed.line_count} records were not written", ExitCode.FAILED)
+    return ExitCode.FAILED if feed.failed_count else ExitCode.DONE
 
 
 def main(words: Sequence[str]) -> int:

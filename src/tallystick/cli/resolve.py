@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 import typer
 
 from tallystick import _lazy
-from tallystick.cli.cluster_command import Exit, Target, complain, confirm, settings_of
-from tallystick.cli.modes import ModeName, with_modes
+from tallystick.cli.cluster_command import ClusterTarget, ExitCode, confirm, print_error, select_role_settings
+from tallystick.cli.modes import ModeOption, add_modes
 from tallystick.cli.stores import open_store
 from tallystick.cli.tables import Row
 from tallystick.dualwrite.recovery import Verdict
-from tallystick.dualwrite.resolve import Resolved, resolve, told_of
+from tallystick.dualwrite.resolve import ResolvedId, describe_error, resolve
 from tallystick.dualwrite.stores.base import Store
 from tallystick.kernel.settings import BadConfig
 
 if TYPE_CHECKING:
-    from tallystick.spark.sink.recovery import Standing
+    from tallystick.spark.sink.recovery import PrefixStatus
 
 _COLUMNS: Final = ("TransactionalId", "Database", "InDoubt", "Finding", "Verdict", "Result")
-_QUERY: Final = ("TransactionalId", "Found", "Result", "Offsets")
-_OF_ONE_ID: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})
-_LEFT: Final = frozenset(
+_QUERY_COLUMNS: Final = ("TransactionalId", "Found", "Result", "Offsets")
+_PER_ID_SETTINGS: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})
+_UNRESOLVED: Final = frozenset(
     {Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.LACK, Verdict.HALT}
 )
 
@@ -55,7 +55,7 @@ def resolve_command(
         list[str] | None,
         typer.Option("--transactional-id", "--transactionalId", help="Only this one; repeatable."),
     ] = None,
-    mode: ModeName = None,
+    mode: ModeOption = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
     allowed: Annotated[
         list[str] | None,
@@ -69,8 +69,8 @@ def resolve_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Finish what the writers of a database, or a Spark query, left open; live ones are fenced."""
-    at: Target = context.obj
-    config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
+    at: ClusterTarget = context.obj
+    config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
     if prefix is not None:
         if transactional_id or schema or allowed:
             raise BadConfig(
@@ -82,27 +82,33 @@ def resolve_command(
     if store is None or retire:
         raise BadConfig("--store URL or --prefix PREFIX: one is needed; --retire goes with --prefix")
     with open_store(store, schema, allowed or ()) as opened:
-        ids = transactional_id or _ids_of(opened)
+        ids = transactional_id or _list_ids(opened)
         if not dry_run and ids:
             confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
         results = list(resolve(opened, config, ids, dry_run=dry_run))
-    at.show(_COLUMNS, [_row(each) for each in results])
-    raise typer.Exit(_exit(results, dry_run=dry_run))
+    at.print_rows(_COLUMNS, [_format_row(each) for each in results])
+    raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
 
 
-def _ids_of(store: Store[Any]) -> list[str]:
+def _list_ids(store: Store[Any]) -> list[str]:
     try:
         return list(store.transactional_ids())
     except Exception as exc:  # of the database's driver, with no common class
-        raise typer.Exit(complain(f"--store: {told_of(exc)}", Exit.FAILED)) from exc
+        raise typer.Exit(print_error(f"--store: {describe_error(exc)}", ExitCode.FAILED)) from exc
 
 
 def _resolve_query(
-    at: Target, config: Mapping[str, object], prefix: str, store: str | None, *, retire: bool, dry_run: bool
-) -> Exit:
+    at: ClusterTarget,
+    config: Mapping[str, object],
+    prefix: str,
+    store: str | None,
+    *,
+    retire: bool,
+    dry_run: bool,
+) -> ExitCode:
     # The modes decide which ids use two-phase commit.
-    client = {name: str(value) for name, value in config.items() if name not in _OF_ONE_ID}
-    found: Standing = _query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
+    client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
+    found: PrefixStatus = _load_query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
     decision = found.decision
     first = {
         "TransactionalId": prefix,
@@ -110,29 +116,31 @@ def _resolve_query(
         "Result": "forgotten" if retire and decision is not None and not dry_run else "",
         "Offsets": "" if decision is None else decision.offsets or "",
     }
-    lost = set(found.lost)
+    lost = set(found.lost_ids)
     decided = [
-        _query_row(name, fate.value, "lost" if name in lost else "committed", dry_run=dry_run)
-        for name, fate in found.fates.items()
+        _format_query_row(name, fate.value, "lost" if name in lost else "committed", dry_run=dry_run)
+        for name, fate in found.outcomes.items()
     ]
-    others = [_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in found.undecided]
-    at.show(_QUERY, [first, *decided, *others])
-    return Exit.HANGING if dry_run and (decided or others) else Exit.DONE
+    others = [
+        _format_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in found.undecided_ids
+    ]
+    at.print_rows(_QUERY_COLUMNS, [first, *decided, *others])
+    return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
 
 
-def _query_resolver(store: str | None) -> "Callable[..., Standing]":
+def _load_query_resolver(store: str | None) -> "Callable[..., PrefixStatus]":
     """Return the function that finds the query's decisions, in Kafka or in a database."""
     if store is None:
-        return cast("Callable[..., Standing]", _lazy.load("tallystick.spark.sink.recovery").resolve)
+        return cast("Callable[..., PrefixStatus]", _lazy.load("tallystick.spark.sink.recovery").resolve)
     resolve_rows = _lazy.load("tallystick.spark.sink.database_context").resolve_rows
     return partial(resolve_rows, database=store)
 
 
-def _query_row(name: str, found: str, result: str, *, dry_run: bool) -> Row:
+def _format_query_row(name: str, found: str, result: str, *, dry_run: bool) -> Row:
     return {"TransactionalId": name, "Found": found, "Result": "" if dry_run else result, "Offsets": ""}
 
 
-def _row(each: Resolved) -> Row:
+def _format_row(each: ResolvedId) -> Row:
     found = each.recovered
     if found is None:
         return {
@@ -140,7 +148,7 @@ def _row(each: Resolved) -> Row:
             "Database": "",
             "InDoubt": "",
             "Finding": "",
-            "Verdict": "HALT" if each.contradicts else "",
+            "Verdict": "HALT" if each.is_contradiction else "",
             "Result": each.failure,
         }
     return {
@@ -149,17 +157,17 @@ def _row(each: Resolved) -> Row:
         "InDoubt": str(found.in_doubt),
         "Finding": found.finding.name,
         "Verdict": "" if found.verdict is None else found.verdict.name,
-        "Result": found.did,
+        "Result": found.action,
     }
 
 
-def _exit(results: Sequence[Resolved], *, dry_run: bool) -> Exit:
+def _choose_exit_code(results: Sequence[ResolvedId], *, dry_run: bool) -> ExitCode:
     for each in results:
         if each.failure:
-            complain(f"{each.transactional_id}: {each.failure}", Exit.FAILED)
-    if any(each.contradicts for each in results):
-        return Exit.HANGING
+            print_error(f"{each.transactional_id}: {each.failure}", ExitCode.FAILED)
+    if any(each.is_contradiction for each in results):
+        return ExitCode.HANGING
     if any(each.failure for each in results):
-        return Exit.FAILED
-    left = any(each.recovered is not None and each.recovered.verdict in _LEFT for each in results)
-    return Exit.HANGING if dry_run and left else Exit.DONE
+        return ExitCode.FAILED
+    left = any(each.recovered is not None and each.recovered.verdict in _UNRESOLVED for each in results)
+    return ExitCode.HANGING if dry_run and left else ExitCode.DONE

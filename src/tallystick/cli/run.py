@@ -23,24 +23,24 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.cluster_command import Exit, complain, run
+from tallystick.cli.cluster_command import ExitCode, print_error, run
 from tallystick.cli.interrupts import interruptible
-from tallystick.cli.tables import Output
+from tallystick.cli.tables import OutputFormat
 from tallystick.kernel.errors import TallystickError
 from tallystick.pipeline.definition import Definition
 from tallystick.pipeline.explanation import Section, explain
-from tallystick.pipeline.failures import failure_of
-from tallystick.pipeline.mode_probe import mode_in_force
+from tallystick.pipeline.failures import describe_failure
+from tallystick.pipeline.mode_probe import probe_mode
 from tallystick.pipeline.pipeline import Pipeline
 from tallystick.pipeline.progress import Progress
 from tallystick.pipeline.runner import Running
-from tallystick.pipeline.status import Decided
-from tallystick.spark.checkpoint import folder_of
+from tallystick.pipeline.status import DecisionStatus
+from tallystick.spark.checkpoint import local_folder_of
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
-_LOOK_S: Final = 0.25
+_REFRESH_S: Final = 0.25
 _LOG_NAME: Final = "tallystick.log"
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -53,7 +53,9 @@ def pipeline(
     explained: Annotated[
         bool, typer.Option("--explain", help="Print the plan and what it guarantees; start nothing.")
     ] = False,
-    output: Annotated[Output, typer.Option("--output", help="json: a line for each batch.")] = Output.TABLE,
+    output: Annotated[
+        OutputFormat, typer.Option("--output", help="json: a line for each batch.")
+    ] = OutputFormat.TABLE,
     on_new_checkpoint: Annotated[
         NewCheckpoint, typer.Option(help="Where the pipeline is known and its checkpoint is not.")
     ] = NewCheckpoint.REFUSE,
@@ -67,36 +69,36 @@ def pipeline(
     """Run a pipeline until it is stopped, or with --once to its present end; see docs/pipeline.md."""
     made = Pipeline.from_file(file)
     if explained:
-        _print(_explained(made.definition), output)
+        _print_plan(_explain(made.definition), output)
         return
-    log = log_file or _log_of(made.definition)
+    log = log_file or _choose_log_file(made.definition)
     stopped = Event()
-    with interruptible(), _spark_says_to(log), ExitStack() as stack:
+    with interruptible(), _redirect_output(log), ExitStack() as stack:
         started = made.start(once, on_new=on_new_checkpoint, on_new_prefix=on_new_prefix)
         stack.callback(started.stop)
         # Only now, because Spark installs its own handler when it starts.
         for number in _SIGNALS:
             signal.signal(number, lambda *_: stopped.set())
-        print(_title(started), file=sys.stderr)
-        _follow(started, output, stopped)
-        failed = _failed(started, log)
+        print(_format_title(started), file=sys.stderr)
+        _show_progress(started, output, stopped)
+        failed = _report_failure(started, log)
     if failed:
-        raise typer.Exit(Exit.FAILED)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 # ---------------------------------------------------------------------------------- the plan
 
 
-def _explained(definition: Definition) -> list[Section]:
+def _explain(definition: Definition) -> list[Section]:
     try:
-        return explain(definition, mode_in_force(definition))
+        return explain(definition, probe_mode(definition))
     except TallystickError as exc:
-        complain(f"the cluster was not asked: {exc}", Exit.INCOMPLETE)
+        print_error(f"the cluster was not asked: {exc}", ExitCode.INCOMPLETE)
         return explain(definition, None)
 
 
-def _print(sections: Sequence[Section], output: Output) -> None:
-    if output is Output.JSON:
+def _print_plan(sections: Sequence[Section], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         print(json.dumps(dict(sections), indent=2))
         return
     console = Console(highlight=False)
@@ -110,22 +112,22 @@ def _print(sections: Sequence[Section], output: Output) -> None:
 
 
 @dataclass
-class _Shown:
+class _ProgressDisplay:
     """Latest progress of each output, for the display."""
 
     progress: dict[str, Progress] = field(default_factory=dict)
-    decided: dict[str, Decided] = field(default_factory=dict)
+    decided: dict[str, DecisionStatus] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
-    def table(self, outputs: Sequence[str]) -> Table:
+    def build_table(self, outputs: Sequence[str]) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for column in ("output", "batch", "rows", "rows/s", "ms", "lag", "decided", "mode", "in doubt"):
             table.add_column(column, justify="left" if column in ("output", "mode") else "right")
         for name in outputs:
-            table.add_row(name, *self._cells(name))
+            table.add_row(name, *self._build_cells(name))
         return table
 
-    def _cells(self, name: str) -> Iterator[str]:
+    def _build_cells(self, name: str) -> Iterator[str]:
         progress, decided = self.progress.get(name), self.decided.get(name)
         if progress is None:
             yield from ("waiting", "", "", "", "")
@@ -136,37 +138,37 @@ class _Shown:
             yield f"{progress.duration_ms:,}"
             yield "" if progress.lag is None else f"{progress.lag:,}"
         if decided is not None:
-            yield "" if decided.batch is None else f"batch {decided.batch}"
+            yield "" if decided.last_batch is None else f"last_batch {decided.last_batch}"
             yield decided.mode
-            yield str(decided.in_doubt)
+            yield str(decided.in_doubt_count)
 
 
-def _follow(started: Running, output: Output, stopped: Event) -> None:
+def _show_progress(started: Running, output: OutputFormat, stopped: Event) -> None:
     """Show each batch, until the queries end, one fails, or a stop is requested."""
     outputs = started.definition.outputs
     watches = {each.name: started.watch(each) for each in outputs}
-    shown, names = _Shown(), [each.name for each in outputs]
+    shown, names = _ProgressDisplay(), [each.name for each in outputs]
     with ExitStack() as stack:
         for watch in watches.values():
             stack.callback(watch.close)
-        live = stack.enter_context(Live(auto_refresh=False)) if output is Output.TABLE else None
+        live = stack.enter_context(Live(auto_refresh=False)) if output is OutputFormat.TABLE else None
         active = True
         while active and not stopped.is_set():
             active = started.active
             for progress in started.progress():
                 shown.progress[progress.output] = progress
                 shown.rows[progress.output] = shown.rows.get(progress.output, 0) + progress.rows
-                decided = watches[progress.output].look()
+                decided = watches[progress.output].read_status()
                 if decided is not None:
                     shown.decided[progress.output] = decided
                 if live is None:
-                    print(json.dumps(_line(progress, decided)), flush=True)
+                    print(json.dumps(_to_json(progress, decided)), flush=True)
             if live is not None:
-                live.update(shown.table(names), refresh=True)
-            stopped.wait(_LOOK_S if active else 0)
+                live.update(shown.build_table(names), refresh=True)
+            stopped.wait(_REFRESH_S if active else 0)
 
 
-def _line(progress: Progress, decided: Decided | None) -> dict[str, object]:
+def _to_json(progress: Progress, decided: DecisionStatus | None) -> dict[str, object]:
     """Build the JSON object of a batch; the decision is null if the cluster did not report it."""
     return {
         "output": progress.output,
@@ -176,29 +178,29 @@ def _line(progress: Progress, decided: Decided | None) -> dict[str, object]:
         "rows_per_s": round(progress.rows_per_s, 1),
         "duration_ms": progress.duration_ms,
         "lag": progress.lag,
-        "decided_batch": None if decided is None else decided.batch,
+        "decided_batch": None if decided is None else decided.last_batch,
         "decided_ms": None if decided is None else decided.decided_ms,
         "mode": None if decided is None else decided.mode,
-        "in_doubt": None if decided is None else decided.in_doubt,
+        "in_doubt": None if decided is None else decided.in_doubt_count,
     }
 
 
-def _title(started: Running) -> str:
+def _format_title(started: Running) -> str:
     own = "its own broker listens" if started.definition.kafka is None else "brokers"
     return f"{started.definition.name} runs; {own} at {started.bootstrap_servers}. Ctrl-C stops it."
 
 
-def _failed(started: Running, log: Path) -> bool:
+def _report_failure(started: Running, log: Path) -> bool:
     """Return whether a query failed, and explain it on stderr."""
     found = started.failed
     if found is None:
         return False
     output, error = found
-    failure = failure_of(str(error))
-    complain(
-        f"output {output.name} failed: {failure.what}\n  safe: {failure.safe}\n  do:   {failure.todo}\n"
+    failure = describe_failure(str(error))
+    print_error(
+        f"output {output.name} failed: {failure.cause}\n  safe: {failure.safety}\n  do:   {failure.advice}\n"
         f"  log:  {log}",
-        Exit.FAILED,
+        ExitCode.FAILED,
     )
     logging.getLogger("tallystick.pipeline").error("output %s failed: %s", output.name, error)
     return True
@@ -207,13 +209,13 @@ def _failed(started: Running, log: Path) -> bool:
 # ------------------------------------------------------------------------------------ the log
 
 
-def _log_of(definition: Definition) -> Path:
-    folder = folder_of(definition.checkpoint) or Path(tempfile.gettempdir())
+def _choose_log_file(definition: Definition) -> Path:
+    folder = local_folder_of(definition.checkpoint) or Path(tempfile.gettempdir())
     return folder / _LOG_NAME
 
 
 @contextmanager
-def _spark_says_to(log: Path) -> Iterator[None]:
+def _redirect_output(log: Path) -> Iterator[None]:
     """Redirect the output of Spark's Java and its workers, and Python's logs, to `log`.
 
     They inherit standard error, so it is the file for the time being, and only `sys.stderr` is the terminal.
@@ -243,4 +245,4 @@ def main(words: list[str]) -> int:
     try:
         return run(app, "run", words)
     except KeyboardInterrupt:  # during the start; the parts already started are stopped
-        return complain("interrupted", Exit.INTERRUPTED)
+        return print_error("interrupted", ExitCode.INTERRUPTED)

@@ -10,19 +10,19 @@ _DIGITS_MAX: Final = 18
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def named_values(texts: Iterable[str], option: str, *, strip: bool = True) -> dict[str, str]:
+def parse_named_values(texts: Iterable[str], option: str, *, strip: bool = True) -> dict[str, str]:
     """Parse values by name, the last of each; `strip` removes blanks around a value.
 
     Raises: BadParameter, which names every text that is not NAME=VALUE.
     """
-    pairs = named_pairs(texts, option)
+    pairs = parse_named_pairs(texts, option)
     return {name.strip(): value.strip() if strip else value for name, value in pairs}
 
 
-def named_pairs(texts: Iterable[str], option: str) -> tuple[tuple[str, str], ...]:
+def parse_named_pairs(texts: Iterable[str], option: str) -> tuple[tuple[str, str], ...]:
     """Parse names and values as given.
 
-    Raises: as `named_values`.
+    Raises: as `parse_named_values`.
     """
     parts = [(text, *text.partition("=")) for text in texts]
     wrong = [text for text, name, equals, _ in parts if not name or not equals]
@@ -31,7 +31,7 @@ def named_pairs(texts: Iterable[str], option: str) -> tuple[tuple[str, str], ...
     return tuple((name, value) for _, name, _, value in parts)
 
 
-def partitions_in(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
+def parse_partitions(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
     """Parse TOPIC, or TOPIC:0,1, as in Kafka's tools; no numbers stand for all partitions."""
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
@@ -43,7 +43,7 @@ def partitions_in(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...
     return found
 
 
-def time_ms(text: str, option: str) -> int:
+def parse_time_ms(text: str, option: str) -> int:
     """Parse milliseconds since 1970, or an ISO 8601 time, by default in UTC."""
     if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX:
         return int(text)

@@ -18,12 +18,12 @@ from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.stores.base import Store
 from tallystick.kernel.settings import BadConfig
 
-CONNECT_S: Final = 15.0
+CONNECT_TIMEOUT_S: Final = 15.0
 """Timeout of the first connection; kazoo's default."""
 
 # kazoo logs each attempt to connect; only the final error matters here.
-_ATTEMPTS: Final = logging.getLogger("tallystick.cli.zookeeper")
-_ATTEMPTS.addHandler(logging.NullHandler())
+_KAZOO_LOG: Final = logging.getLogger("tallystick.cli.zookeeper")
+_KAZOO_LOG.addHandler(logging.NullHandler())
 
 
 @contextmanager
@@ -34,9 +34,9 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
 
     Raises: BadConfig for an invalid URL or a missing library; BadStore if the store cannot be opened.
     """
-    opener = {"rocksdb": _rocksdb, "zookeeper": _zookeeper}.get(url.partition(":")[0])
+    opener = {"rocksdb": _open_rocksdb, "zookeeper": _open_zookeeper}.get(url.partition(":")[0])
     if opener is None:
-        with _sql(url, schema, allowed) as sql:
+        with _open_sql(url, schema, allowed) as sql:
             yield sql
         return
     if schema is not None or allowed:
@@ -46,7 +46,7 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
 
 
 @contextmanager
-def _sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
+def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
     create_engine = _lazy.load("sqlalchemy").create_engine
     try:
         engine = create_engine(url)
@@ -54,12 +54,12 @@ def _sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Sto
         told = " ".join(str(exc).replace(url, "the URL").split())
         raise BadConfig(f"--store: {type(exc).__name__}: {told}") from exc
     try:
-        yield _store_of(engine, schema, allowed)
+        yield _create_sql_store(engine, schema, allowed)
     finally:
         engine.dispose()
 
 
-def _store_of(engine: object, schema: str | None, allowed: Collection[str]) -> Store[Any]:
+def _create_sql_store(engine: object, schema: str | None, allowed: Collection[str]) -> Store[Any]:
     make: Callable[..., Store[Any]] = _lazy.load("tallystick.dualwrite.stores.sql").SqlStore
     try:
         return make(engine, schema=schema, allow_unsafe_durability=allowed)
@@ -68,7 +68,7 @@ def _store_of(engine: object, schema: str | None, allowed: Collection[str]) -> S
 
 
 @contextmanager
-def _rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
+def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
     folder = Path(unquote(url.path))
     if url.netloc or url.query or not folder.is_absolute():
         raise BadConfig("--store: rocksdb:/// and then the folder of the database")
@@ -90,7 +90,7 @@ def _rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
 
 
 @contextmanager
-def _zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
+def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
     credentials, _, hosts = url.netloc.rpartition("@")
     asked = parse_qs(url.query)
     if not hosts or asked.keys() - {"path"}:
@@ -99,11 +99,11 @@ def _zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
     kazoo = _lazy.load("kazoo.client").KazooClient
     digest = [("digest", unquote(credentials))] if credentials else None
     try:
-        client = kazoo(hosts + url.path.rstrip("/"), auth_data=digest, logger=_ATTEMPTS)
+        client = kazoo(hosts + url.path.rstrip("/"), auth_data=digest, logger=_KAZOO_LOG)
     except ValueError as exc:
         raise BadConfig(f"--store: zookeeper://: {exc}") from exc
     try:
-        client.start(CONNECT_S)
+        client.start(CONNECT_TIMEOUT_S)
     except Exception as exc:  # of kazoo's handler, which the client chooses
         client.close()
         raise BadStore(f"--store: no ZooKeeper of {hosts} answers: {type(exc).__name__}: {exc}") from exc

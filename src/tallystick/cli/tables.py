@@ -17,27 +17,29 @@ Row = Mapping[str, object]
 # A pipe has no width, so nothing is truncated.
 _UNBOUNDED: Final = 1_000_000
 # Positions at which a column's name may be wrapped.
-_CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z(])")
+_WRAP_POINT: Final = re.compile(r"(?<=[a-z])(?=[A-Z(])")
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     """Output format."""
 
     TABLE = "table"
     JSON = "json"
 
 
-def show(columns: Sequence[str], rows: Sequence[Row], output: Output, to: TextIO | None = None) -> None:
+def print_rows(
+    columns: Sequence[str], rows: Sequence[Row], output: OutputFormat, to: TextIO | None = None
+) -> None:
     """Print rows, on stdout by default. Values beyond the columns are printed in JSON only."""
     to = to or sys.stdout
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print(json.dumps(rows, indent=2, default=_as_json), file=to)
         return
     console = Console(file=to, width=None if to.isatty() else _UNBOUNDED, highlight=False)
     # Not as markup: a transactional id may contain brackets.
     cells = [[Text(_as_text(row.get(column)), overflow="fold") for column in columns] for row in rows]
-    for heads in (columns, [_CAPITAL.sub("\n", column) for column in columns]):
-        table = _table(*heads)
+    for heads in (columns, [_WRAP_POINT.sub("\n", column) for column in columns]):
+        table = _create_table(*heads)
         for each in cells:
             table.add_row(*each)
         width = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
@@ -47,16 +49,16 @@ def show(columns: Sequence[str], rows: Sequence[Row], output: Output, to: TextIO
     for number, each in enumerate(cells):
         if number:
             console.print()
-        console.print(_upright(columns, each))
+        console.print(_create_vertical_table(columns, each))
 
 
-def _table(*heads: str) -> Table:
+def _create_table(*heads: str) -> Table:
     return Table(*heads, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
 
 
-def _upright(columns: Sequence[str], cells: Sequence[Text]) -> Table:
+def _create_vertical_table(columns: Sequence[str], cells: Sequence[Text]) -> Table:
     """Lay out a row that is wider than the terminal: a line for each column, as `psql` does."""
-    table = _table("", "")
+    table = _create_table("", "")
     table.show_header = False
     for column, cell in zip(columns, cells, strict=True):
         table.add_row(Text(column, style="bold", no_wrap=True), cell)

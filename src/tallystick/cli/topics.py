@@ -5,18 +5,18 @@ from typing import Annotated, Final
 
 import typer
 
-from tallystick.admin.start_offsets import partitions_of
+from tallystick.admin.start_offsets import list_partitions
 from tallystick.admin.topics import NewTopic
-from tallystick.cli.cluster_command import Exit, Target, commands, confirm, incomplete, run
-from tallystick.cli.settings import named_values, partitions_in
+from tallystick.cli.cluster_command import ClusterTarget, ExitCode, confirm, create_app, report_failures, run
+from tallystick.cli.settings import parse_named_values, parse_partitions
 from tallystick.cli.tables import Row
 
-app = commands("List, describe, create, grow and delete topics, and the records in them.")
+app = create_app("List, describe, create, grow and delete topics, and the records in them.")
 
-_LIST: Final = ("Topic", "Partitions", "ReplicationFactor", "Internal")
-_DESCRIBE: Final = ("Topic", "Partition", "Leader", "Replicas", "Isr")
+_LIST_COLUMNS: Final = ("Topic", "Partitions", "ReplicationFactor", "Internal")
+_DESCRIBE_COLUMNS: Final = ("Topic", "Partition", "Leader", "Replicas", "Isr")
 
-Names = Annotated[list[str], typer.Option("--topic", help="Repeatable.")]
+TopicNames = Annotated[list[str], typer.Option("--topic", help="Repeatable.")]
 
 
 @app.command("list")
@@ -25,8 +25,8 @@ def list_(
     internal: Annotated[bool, typer.Option("--internal", help="Kafka's own, too.")] = False,
 ) -> None:
     """List all topics."""
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         topics = admin.list_topics(internal=internal)
     rows: list[Row] = [
         {
@@ -37,14 +37,14 @@ def list_(
         }
         for name, topic in sorted(topics.items())
     ]
-    at.show(_LIST, rows)
+    at.print_rows(_LIST_COLUMNS, rows)
 
 
 @app.command()
-def describe(context: typer.Context, topic: Names) -> None:
+def describe(context: typer.Context, topic: TopicNames) -> None:
     """Show partitions, their leaders and replicas."""
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         answers = admin.describe_topics(topic)
     rows: list[Row] = [
         {
@@ -57,14 +57,14 @@ def describe(context: typer.Context, topic: Names) -> None:
         for name, found in answers.found.items()
         for index, part in sorted(found.partitions.items())
     ]
-    at.show(_DESCRIBE, rows)
-    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+    at.print_rows(_DESCRIBE_COLUMNS, rows)
+    raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
 def create(
     context: typer.Context,
-    topic: Names,
+    topic: TopicNames,
     *,
     partitions: Annotated[int | None, typer.Option(min=1, help="The broker's default without it.")] = None,
     replication_factor: Annotated[
@@ -73,45 +73,45 @@ def create(
     config: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeatable.")] = None,
 ) -> None:
     """Create topics."""
-    at: Target = context.obj
-    settings = named_values(config or (), "--config")
+    at: ClusterTarget = context.obj
+    settings = parse_named_values(config or (), "--config")
     wanted = [
         NewTopic(name=name, partitions=partitions, replicas=replication_factor, config=settings)
         for name in topic
     ]
-    with at.admin() as admin:
+    with at.open_admin() as admin:
         answers = admin.create_topics(wanted)
     rows: list[Row] = [
         {"Topic": made.name, "Partitions": made.partitions, "ReplicationFactor": made.replicas}
         for made in answers.found.values()
     ]
-    at.show(_LIST[:3], rows)
-    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+    at.print_rows(_LIST_COLUMNS[:3], rows)
+    raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
 def alter(
-    context: typer.Context, topic: Names, partitions: Annotated[int, typer.Option(min=1, help="In all.")]
+    context: typer.Context, topic: TopicNames, partitions: Annotated[int, typer.Option(min=1, help="In all.")]
 ) -> None:
     """Raise the number of partitions of topics."""
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         answers = admin.create_partitions(dict.fromkeys(topic, partitions))
-    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+    raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
 def delete(
     context: typer.Context,
-    topic: Names,
+    topic: TopicNames,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete topics and all their records."""
-    at: Target = context.obj
+    at: ClusterTarget = context.obj
     confirm(f"Delete {', '.join(topic)} and every record in it?", yes=yes)
-    with at.admin() as admin:
+    with at.open_admin() as admin:
         answers = admin.delete_topics(topic)
-    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+    raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
 
 
 @app.command()
@@ -124,10 +124,10 @@ def delete_records(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete the records before an offset, for good."""
-    at: Target = context.obj
-    ((name, numbers),) = partitions_in([topic], "--topic").items()
-    with at.admin() as admin:
-        partitions = partitions_of(admin, [name], numbers)
+    at: ClusterTarget = context.obj
+    ((name, numbers),) = parse_partitions([topic], "--topic").items()
+    with at.open_admin() as admin:
+        partitions = list_partitions(admin, [name], numbers)
         what = "every record" if before_offset < 0 else f"what is before offset {before_offset}"
         confirm(f"Delete {what} in {', '.join(map(str, partitions))}?", yes=yes)
         before = dict.fromkeys(partitions, None if before_offset < 0 else before_offset)
@@ -136,8 +136,8 @@ def delete_records(
         {"Topic": each.topic, "Partition": each.partition, "FirstOffset": first}
         for each, first in sorted(answers.found.items())
     ]
-    at.show(("Topic", "Partition", "FirstOffset"), rows)
-    raise typer.Exit(incomplete({str(k): v for k, v in answers.failures.items()}) and Exit.FAILED)
+    at.print_rows(("Topic", "Partition", "FirstOffset"), rows)
+    raise typer.Exit(report_failures({str(k): v for k, v in answers.failures.items()}) and ExitCode.FAILED)
 
 
 def main(words: Sequence[str]) -> int:

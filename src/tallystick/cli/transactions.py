@@ -13,52 +13,52 @@ from typing import Annotated, Final
 
 import typer
 
-from tallystick.admin import by_hand
-from tallystick.admin.hanging import Case, Verdict, idle_ms
-from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
+from tallystick.admin import completion
+from tallystick.admin.hanging import HangingCase, Verdict, compute_idle_ms
+from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
 from tallystick.admin.transactions import AbortPlan, AbortSpec
 from tallystick.cli.cluster_command import (
-    Exit,
-    Target,
-    commands,
-    complain,
+    ClusterTarget,
+    ExitCode,
     confirm,
-    incomplete,
+    create_app,
+    print_error,
+    report_failures,
     run,
-    settings_of,
+    select_role_settings,
 )
-from tallystick.cli.modes import ModeName, with_modes
+from tallystick.cli.modes import ModeOption, add_modes
 from tallystick.cli.resolve import resolve_command
-from tallystick.cli.tables import Output, Row
+from tallystick.cli.tables import OutputFormat, Row
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
-from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import INT16_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 
-app = commands("See transactions, find what hangs, decide and end them.")
+app = create_app("See transactions, find what hangs, decide and end them.")
 
 _MINUTE_MS: Final = 60_000
 
-_LIST: Final = ("TransactionalId", "Coordinator", "ProducerId", "TransactionState")
-_DESCRIBE: Final = (
+_LIST_COLUMNS: Final = ("TransactionalId", "Coordinator", "ProducerId", "TransactionState")
+_DESCRIBE_COLUMNS: Final = (
     "CoordinatorId", "TransactionalId", "ProducerId", "ProducerEpoch", "TransactionState",
     "TransactionTimeoutMs", "CurrentTransactionStartTimeMs", "TransactionDurationMs", "TopicPartitions",
 )  # fmt: skip
-_PRODUCERS: Final = (
+_PRODUCER_COLUMNS: Final = (
     "ProducerId", "ProducerEpoch", "LatestCoordinatorEpoch", "LastSequence", "LastTimestamp",
     "CurrentTransactionStartOffset",
 )  # fmt: skip
-_HANGING: Final = (
+_HANGING_COLUMNS: Final = (
     "Verdict", "Topic", "Partition", "ProducerId", "ProducerEpoch", "CoordinatorEpoch", "StartOffset",
     "LastTimestamp", "Duration(min)", "TransactionalId", "Why",
 )  # fmt: skip
-_FORCED: Final = ("ProducerId", "ProducerEpoch", "Cause", "TimestampMs", "TopicPartition")
+_FORCED_COLUMNS: Final = ("ProducerId", "ProducerEpoch", "AbortCause", "TimestampMs", "TopicPartition")
 
-_COMPLETED: Final = {
-    by_hand.Outcome.LOST: Exit.FAILED,
-    by_hand.Outcome.BEHIND: Exit.FAILED,
-    by_hand.Outcome.UNKNOWN: Exit.NOTHING_OPEN,
+_EXIT_BY_OUTCOME: Final = {
+    completion.CompletionOutcome.LOST: ExitCode.FAILED,
+    completion.CompletionOutcome.BEHIND: ExitCode.FAILED,
+    completion.CompletionOutcome.UNKNOWN: ExitCode.NOTHING_OPEN,
 }
-_ENDED: Final = {"CompleteCommit": "committed", "CompleteAbort": "aborted"}
+_RESULT_BY_STATE: Final = {"CompleteCommit": "committed", "CompleteAbort": "aborted"}
 
 Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
 Partition = Annotated[int, typer.Option("--partition", min=0, help="The partition of it.")]
@@ -88,8 +88,8 @@ def list_(
     producer_id: Annotated[list[int] | None, typer.Option(help="Only of this producer; repeatable.")] = None,
 ) -> None:  # fmt: skip
     """List transactional ids and their states."""
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         answers = admin.list_transactions(
             states=state or (),
             producer_ids=producer_id or (),
@@ -107,8 +107,8 @@ def list_(
         for some in answers.found.values()
         for each in some
     ]
-    at.show(_LIST, rows)
-    raise typer.Exit(incomplete({f"broker {node}": why for node, why in answers.failures.items()}))
+    at.print_rows(_LIST_COLUMNS, rows)
+    raise typer.Exit(report_failures({f"broker {node}": why for node, why in answers.failures.items()}))
 
 
 @app.command()
@@ -122,20 +122,22 @@ def describe(
 
     On tallystick's broker also its forced outcomes.
     """
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         answers = admin.describe_transactions(transactional_id)
     now_ms = SystemClock().now_ms()
     if answers.found:
-        at.show(_DESCRIBE, [_described(each, now_ms) for each in answers.found.values()])
-    if at.output is Output.TABLE:
+        at.print_rows(
+            _DESCRIBE_COLUMNS, [_format_description(each, now_ms) for each in answers.found.values()]
+        )
+    if at.output is OutputFormat.TABLE:
         for each in answers.found.values():
             if each.forced_outcomes:
                 print(f"\nEnded without its client's decision, under {each.transactional_id}:")
-                at.show(_FORCED, [_forced(one) for one in each.forced_outcomes])
+                at.print_rows(_FORCED_COLUMNS, [_format_forced_outcome(one) for one in each.forced_outcomes])
     for name, failure in answers.failures.items():
-        complain(f"{name}: {failure.what()}", Exit.FAILED)
-    raise typer.Exit(Exit.FAILED if answers.failures else Exit.DONE)
+        print_error(f"{name}: {failure.what()}", ExitCode.FAILED)
+    raise typer.Exit(ExitCode.FAILED if answers.failures else ExitCode.DONE)
 
 
 @app.command()
@@ -143,9 +145,9 @@ def describe_producers(
     context: typer.Context, topic: Topic, partition: Partition, broker: Broker = None
 ) -> None:
     """Show a partition's producers and open transactions."""
-    at: Target = context.obj
+    at: ClusterTarget = context.obj
     where = TopicPartition(topic, partition)
-    with at.admin() as admin:
+    with at.open_admin() as admin:
         states = admin.describe_producers([where], broker=broker).one(where)
     rows: list[Row] = [
         {
@@ -158,7 +160,7 @@ def describe_producers(
         }
         for state in states
     ]
-    at.show(_PRODUCERS, rows)
+    at.print_rows(_PRODUCER_COLUMNS, rows)
 
 
 @app.command()
@@ -178,18 +180,18 @@ def find_hanging(
     """
     if partition is not None and topic is None:
         raise typer.BadParameter("--partition needs --topic")
-    at: Target = context.obj
-    with at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with at.open_admin() as admin:
         report = admin.find_hanging_transactions(
             topic=topic, partition=partition, broker=broker, limit_ms=limit_min * _MINUTE_MS
         )
     now_ms = SystemClock().now_ms()
-    at.show(_HANGING, [_case(each, now_ms) for each in report.cases])
-    code = incomplete(report.failures)
-    if not report.complete and code is Exit.DONE:
-        code = complain("coordinators moved while they were asked: ask again", Exit.INCOMPLETE)
+    at.print_rows(_HANGING_COLUMNS, [_format_case(each, now_ms) for each in report.cases])
+    code = report_failures(report.failures)
+    if not report.complete and code is ExitCode.DONE:
+        code = print_error("coordinators moved while they were asked: ask again", ExitCode.INCOMPLETE)
     if any(case.verdict in (Verdict.HANGING, Verdict.CONTRADICTION) for case in report.cases):
-        code = Exit.HANGING
+        code = ExitCode.HANGING
     raise typer.Exit(code)
 
 
@@ -217,17 +219,17 @@ def abort(
         raise typer.BadParameter(
             "give either --start-offset, or --producer-id, --producer-epoch and --coordinator-epoch"
         )
-    at: Target = context.obj
+    at: ClusterTarget = context.obj
     spec = AbortSpec(
         partition=TopicPartition(topic, partition),
         start_offset=start_offset,
-        producer=None if producer_id is None else _pair(producer_id, producer_epoch or 0),
+        producer=None if producer_id is None else _to_identity(producer_id, producer_epoch or 0),
         coordinator_epoch=coordinator_epoch,
     )
-    with _audited(audit_log), at.admin() as admin:
+    with _write_audit_lines(audit_log), at.open_admin() as admin:
         plan = admin.plan_abort(spec)
         one = plan.transaction
-        typer.echo(_warning(plan), err=True)
+        typer.echo(_format_abort_plan(plan), err=True)
         if force or plan.breaks.name == "NOTHING":
             confirm(f"Abort it in {one.partition}?", yes=yes)
         written = admin.abort_transaction(plan, force=force)
@@ -240,7 +242,7 @@ def abort(
         "Guarded": plan.guarded,
         "Result": "aborted" if written else "ended: an answer was lost, and it is no longer open",
     }
-    at.show(tuple(row), [row])
+    at.print_rows(tuple(row), [row])
 
 
 @app.command("forceTerminateTransaction", hidden=True)
@@ -257,8 +259,8 @@ def force_terminate(
 
     In all partitions, and fence its producer (KIP-939). A prepared transaction is refused without --force.
     """
-    at: Target = context.obj
-    with _audited(audit_log), at.admin() as admin:
+    at: ClusterTarget = context.obj
+    with _write_audit_lines(audit_log), at.open_admin() as admin:
         found = admin.describe_transactions([transactional_id]).one(transactional_id)
         where = ", ".join(sorted(map(str, found.partitions))) or "nowhere"
         typer.echo(
@@ -275,7 +277,7 @@ def force_terminate(
         "ProducerEpoch": now.epoch,
         "Result": "terminated",
     }
-    at.show(tuple(row), [row])
+    at.print_rows(tuple(row), [row])
 
 
 @app.command()
@@ -286,7 +288,7 @@ def complete(
         str, typer.Argument(metavar="STATE", show_default=False, help="As it was stored; '' for none.")
     ],
     *,
-    mode: ModeName = None,
+    mode: ModeOption = None,
     yes: Yes = False,
     audit_log: AuditLog = None,
 ) -> None:
@@ -296,31 +298,31 @@ def complete(
 
     Exit code 6 when nothing is open and its outcome is unknown, 1 when it was aborted before.
     """
-    at: Target = context.obj
+    at: ClusterTarget = context.obj
     try:
         stored = PreparedTxnState(state)
     except BadPreparedTxnState as exc:
         raise typer.BadParameter(f"STATE: {exc}") from exc
-    with _audited(audit_log):
-        with at.admin() as admin:
-            decision = by_hand.plan_completion(admin, transactional_id, stored)
-        typer.echo(_found(decision), err=True)
+    with _write_audit_lines(audit_log):
+        with at.open_admin() as admin:
+            decision = completion.plan_completion(admin, transactional_id, stored)
+        typer.echo(_format_completion_plan(decision), err=True)
         result = decision.outcome.name.lower()
-        if decision.outcome.sends:
+        if decision.outcome.sends_request:
             confirm(f"{decision.outcome.name.capitalize()} it?", yes=yes)
-            config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
-            result = by_hand.complete(config, decision).value
-    writer = decision.found.writer
+            config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
+            result = completion.complete_by_plan(config, decision).value
+    writer = decision.description.writer
     row: Row = {
         "TransactionalId": transactional_id,
         "ProducerId": writer.producer_id,
         "ProducerEpoch": writer.epoch,
-        "FoundState": decision.found.state,
+        "FoundState": decision.description.state,
         "State": str(stored),
         "Result": result,
     }
-    at.show(tuple(row), [row])
-    raise typer.Exit(_COMPLETED.get(decision.outcome, Exit.DONE))
+    at.print_rows(tuple(row), [row])
+    raise typer.Exit(_EXIT_BY_OUTCOME.get(decision.outcome, ExitCode.DONE))
 
 
 app.command("resolve", short_help="Finish what the writers of a database left open.")(resolve_command)
@@ -334,7 +336,7 @@ def main(words: Sequence[str]) -> int:
 # -------------------------------------------------------------------------------- as rows
 
 
-def _described(each: TransactionDescription, now_ms: int) -> Row:
+def _format_description(each: TransactionDescription, now_ms: int) -> Row:
     open_ms = None if each.started_ms is None or not each.partitions else now_ms - each.started_ms
     return {
         "CoordinatorId": each.coordinator,
@@ -347,23 +349,23 @@ def _described(each: TransactionDescription, now_ms: int) -> Row:
         "TransactionDurationMs": open_ms,
         "TopicPartitions": sorted(map(str, each.partitions)),
         "Superseded": None if each.superseded is None else str(each.superseded),
-        "ForcedOutcomes": [_forced(one) for one in each.forced_outcomes],
+        "ForcedOutcomes": [_format_forced_outcome(one) for one in each.forced_outcomes],
     }
 
 
-def _forced(each: ForcedOutcome) -> Row:
+def _format_forced_outcome(each: ForcedOutcome) -> Row:
     return {
         "ProducerId": each.writer.producer_id,
         "ProducerEpoch": each.writer.epoch,
-        "Cause": each.cause.name.lower() if isinstance(each.cause, Cause) else each.cause,
+        "AbortCause": each.cause.name.lower() if isinstance(each.cause, AbortCause) else each.cause,
         "TimestampMs": each.at_ms,
         "TopicPartition": None if each.partition is None else str(each.partition),
     }
 
 
-def _case(case: Case, now_ms: int) -> Row:
+def _format_case(case: HangingCase, now_ms: int) -> Row:
     one, known = case.transaction, case.description
-    since = case.open_ms if case.open_ms is not None else idle_ms(one, now_ms)
+    since = case.open_ms if case.open_ms is not None else compute_idle_ms(one, now_ms)
     return {
         "Verdict": case.verdict.value,
         "Topic": one.partition.topic,
@@ -379,26 +381,27 @@ def _case(case: Case, now_ms: int) -> Row:
     }
 
 
-def _found(decision: by_hand.Decision) -> str:
-    found, state = decision.found, decision.state
+def _format_completion_plan(decision: completion.CompletionPlan) -> str:
+    found, state = decision.description, decision.state
     named = f"state {state}" if state else "the empty state"
     where = ", ".join(sorted(map(str, found.partitions))) or "no partition"
     lines = [
         f"{found.transactional_id!r} is {found.state}, producer {found.writer}, open in: {where}.",
         f"By {named}: {decision.outcome.value}.",
     ]
-    if decision.outcome is by_hand.Outcome.UNKNOWN and found.state in _ENDED:
+    if decision.outcome is completion.CompletionOutcome.UNKNOWN and found.state in _RESULT_BY_STATE:
         lines.append(
-            f"The last transaction of the id was {_ENDED[found.state]}: this one, if none came after it."
+            f"The last transaction of the id was {_RESULT_BY_STATE[found.state]}: this one, "
+            "if none came after it."
         )
-    if decision.outcome.sends:
+    if decision.outcome.sends_request:
         lines.append("Earlier producers of the id are fenced by this.")
-    if decision.outcome is by_hand.Outcome.ABORT:
+    if decision.outcome is completion.CompletionOutcome.ABORT:
         lines.append("What it wrote there will never be read by read_committed consumers.")
     return "\n".join(lines)
 
 
-def _warning(plan: AbortPlan) -> str:
+def _format_abort_plan(plan: AbortPlan) -> str:
     one, known = plan.transaction, plan.case.description
     whose = "no coordinator knows it" if known is None else f"of {known.transactional_id!r}, {known.state}"
     which = f"the transaction at offset {one.start_offset} of producer {one.writer}"
@@ -414,12 +417,12 @@ def _warning(plan: AbortPlan) -> str:
     return "\n".join(lines)
 
 
-def _pair(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def _to_identity(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 @contextmanager
-def _audited(path: Path | None) -> Iterator[None]:
+def _write_audit_lines(path: Path | None) -> Iterator[None]:
     """Write the audit lines to stderr, and to a file if there is one."""
     log = logging.getLogger("tallystick.audit")
     handlers: list[logging.Handler] = [logging.StreamHandler()]

@@ -11,10 +11,24 @@ Sources: Kafka 4.3 ProducerConfig, ConsumerConfig, AdminClientConfig, CommonClie
 from collections.abc import Iterator, Mapping
 from typing import Final, TypeVar
 
-from tallystick.client.kafka_names import NO_EFFECT, REFUSED, RENAMED, assignor_name, is_refused, refusals
+from tallystick.client.kafka_names import (
+    INEFFECTIVE_SETTINGS,
+    REFUSED_SETTINGS,
+    RENAMED_SETTINGS,
+    find_refused_settings,
+    is_refused,
+    shorten_assignor_name,
+)
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import KIB, MIB
-from tallystick.kernel.settings import BadConfig, Kind, setting, settings_of, unknown, values_of
+from tallystick.kernel.settings import (
+    BadConfig,
+    SettingType,
+    describe_unknown,
+    parse_values,
+    setting,
+    settings_of,
+)
 from tallystick.kernel.value import frozen, replace
 
 C = TypeVar("C")
@@ -57,7 +71,7 @@ class ClientConfig:
     request_timeout_ms: int = setting(
         30_000,
         "How long one request waits for its answer; its connection is closed then.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1,
     )
     retry_backoff_ms: int = setting(
@@ -90,14 +104,14 @@ class ClientConfig:
     receive_buffer_bytes: int | None = setting(
         None,
         "SO_RCVBUF; not set, the system sizes it. Kafka's default is 32768 (producer) or 65536.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1,
         none="-1",
     )
     send_buffer_bytes: int | None = setting(
         None,
         "SO_SNDBUF; not set, the system sizes it. Kafka's default is 131072.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1,
         none="-1",
     )
@@ -121,12 +135,12 @@ class ClientConfig:
             ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
             ("socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms"),
         ):
-            low, high = _value(self, first), _value(self, last)
+            low, high = _get_setting(self, first), _get_setting(self, last)
             if low > high:
                 yield f"{first}: {low} is above {last} {high}"
 
     @property
-    def bootstrap(self) -> tuple[Address, ...]:
+    def bootstrap_addresses(self) -> tuple[Address, ...]:
         return tuple(Address.parse(text) for text in self.bootstrap_servers)
 
 
@@ -135,7 +149,7 @@ class ProducerConfig:
     """Settings of a producer."""
 
     client: ClientConfig
-    given: frozenset[str] = frozenset()
+    explicit_names: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     acks: str = setting(
@@ -150,33 +164,42 @@ class ProducerConfig:
         "or max.in.flight.requests.per.connection exclude it; given with them, it is an error.",
     )
     max_in_flight_requests_per_connection: int = setting(
-        5, "Produce requests under way to one broker.", kind=Kind.INT, low=1
+        5, "Produce requests under way to one broker.", kind=SettingType.INT, low=1
     )
     retries: int = setting(
-        INT32_MAX, "How often a batch is sent again; delivery.timeout.ms ends it, too.", kind=Kind.INT, low=0
+        INT32_MAX,
+        "How often a batch is sent again; delivery.timeout.ms ends it, too.",
+        kind=SettingType.INT,
+        low=0,
     )
-    delivery_timeout_ms: int = setting(120_000, "From send() to success or failure.", kind=Kind.INT, low=0)
+    delivery_timeout_ms: int = setting(
+        120_000, "From send() to success or failure.", kind=SettingType.INT, low=0
+    )
     linger_ms: int = setting(5, "How long a batch waits for more records before it is sent.", low=0)
     batch_size: int = setting(
-        16 * KIB, "Bytes at which a batch is full; 0: every record alone.", kind=Kind.INT, low=0
+        16 * KIB, "Bytes at which a batch is full; 0: every record alone.", kind=SettingType.INT, low=0
     )
     buffer_memory: int = setting(32 * MIB, "Bytes that may wait to be sent; then send() blocks.", low=1)
     max_block_ms: int = setting(
         60_000, "How long send() waits for memory or metadata, and a transaction call for its answer.", low=0
     )
     max_request_size: int = setting(
-        MIB, "Largest record, and largest request, in bytes.", kind=Kind.INT, low=1
+        MIB, "Largest record, and largest request, in bytes.", kind=SettingType.INT, low=1
     )
     compression_type: str = setting(
         "none", "How batches are packed.", choices=("none", "gzip", "snappy", "lz4", "zstd")
     )
     compression_gzip_level: int = setting(
-        -1, "Level of gzip, 1 to 9; -1 is zlib's own default.", kind=Kind.INT, low=-1, high=9
+        -1, "Level of gzip, 1 to 9; -1 is zlib's own default.", kind=SettingType.INT, low=-1, high=9
     )
     compression_lz4_level: int = setting(
-        9, "Level of lz4; 9 is Kafka's default and means its fast compressor.", kind=Kind.INT, low=1, high=17
+        9,
+        "Level of lz4; 9 is Kafka's default and means its fast compressor.",
+        kind=SettingType.INT,
+        low=1,
+        high=17,
     )
-    compression_zstd_level: int = setting(3, "Level of zstd.", kind=Kind.INT, low=-131_072, high=22)
+    compression_zstd_level: int = setting(3, "Level of zstd.", kind=SettingType.INT, low=-131_072, high=22)
     partitioner_ignore_keys: bool = setting(
         False, "Spread keyed records, too, instead of by the hash of their key."
     )
@@ -190,7 +213,7 @@ class ProducerConfig:
         60_000,
         "The coordinator ends a transaction open for longer. Cannot be set with two-phase commit, where "
         "nothing but a decision ends one.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1,
     )
     transaction_two_phase_commit_enable: bool = setting(
@@ -206,13 +229,13 @@ class ProducerConfig:
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> "ProducerConfig":
         """Parse settings by dotted name. Raises BadConfig with all problems."""
-        return _adjusted(_parse(cls, "producer", given))
+        return _adjust_defaults(_parse_config(cls, "producer", given))
 
     def problems(self) -> Iterator[str]:
         """Check rules that involve more than one setting."""
         request_timeout_ms = self.client.request_timeout_ms
         too_short = self.delivery_timeout_ms < self.linger_ms + request_timeout_ms
-        if too_short and "delivery.timeout.ms" in self.given:
+        if too_short and "delivery.timeout.ms" in self.explicit_names:
             yield (
                 f"delivery.timeout.ms: {self.delivery_timeout_ms} is below linger.ms {self.linger_ms} + "
                 f"request.timeout.ms {request_timeout_ms}: a batch could not be sent once"
@@ -221,16 +244,18 @@ class ProducerConfig:
             yield "compression.gzip.level: 0 packs nothing; use 1 to 9, or -1"
         if self.transactional_id == "":
             yield "transactional.id: must not be empty; leave it out for no transactions"
-        yield from self._idempotence_problems()
-        yield from self._transaction_problems()
+        yield from self._find_idempotence_problems()
+        yield from self._find_transaction_problems()
 
-    def _idempotence_problems(self) -> Iterator[str]:
-        if self.idempotence_fits:
+    def _find_idempotence_problems(self) -> Iterator[str]:
+        if self.allows_idempotence:
             if self.transactional_id is not None and not self.enable_idempotence:
                 yield "enable.idempotence: false, and transactional.id needs it"
             return
         who = "transactional.id" if self.transactional_id is not None else "enable.idempotence"
-        if who == "transactional.id" or (self.enable_idempotence and "enable.idempotence" in self.given):
+        if who == "transactional.id" or (
+            self.enable_idempotence and "enable.idempotence" in self.explicit_names
+        ):
             if self.acks not in ("all", "-1"):
                 yield f"acks: {self.acks}, and {who} needs all"
             if self.max_in_flight_requests_per_connection > 5:
@@ -242,9 +267,9 @@ class ProducerConfig:
             if self.retries == 0:
                 yield f"retries: 0, and {who} needs at least 1"
 
-    def _transaction_problems(self) -> Iterator[str]:
+    def _find_transaction_problems(self) -> Iterator[str]:
         two_phase = self.transaction_two_phase_commit_enable
-        if "transaction.timeout.ms" in self.given and self.modes == ("2pc",):
+        if "transaction.timeout.ms" in self.explicit_names and self.modes == ("2pc",):
             # KIP-939 "Client Configuration Changes". If a weaker mode is listed too, the timeout is for that.
             yield (
                 "transaction.timeout.ms: cannot be set together with "
@@ -253,7 +278,7 @@ class ProducerConfig:
                 "such a transaction never times out"
             )
         for name in ("transaction.two.phase.commit.enable", "tallystick.modes"):
-            if _value(self, name) and self.transactional_id is None:
+            if _get_setting(self, name) and self.transactional_id is None:
                 yield f"{name}: says nothing without transactional.id"
         modes = self.tallystick_modes
         if list(modes) != [mode for mode in MODES if mode in modes]:
@@ -265,7 +290,7 @@ class ProducerConfig:
             )
 
     @property
-    def idempotence_fits(self) -> bool:
+    def allows_idempotence(self) -> bool:
         """Whether the other settings allow the broker to recognise a batch that is sent again."""
         return (
             self.acks in ("all", "-1")
@@ -290,7 +315,7 @@ class ConsumerConfig:
     """Settings of a consumer."""
 
     client: ClientConfig
-    given: frozenset[str] = frozenset()
+    explicit_names: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     group_id: str | None = setting(None, "The group to be a member of, and to commit offsets for.")
@@ -298,13 +323,15 @@ class ConsumerConfig:
         None, "A lasting name: a member that comes back under it keeps its partitions (KIP-345)."
     )
     session_timeout_ms: int = setting(
-        45_000, "A member not heard of for this long has left.", kind=Kind.INT, low=1
+        45_000, "A member not heard of for this long has left.", kind=SettingType.INT, low=1
     )
-    heartbeat_interval_ms: int = setting(3_000, "Time between two signs of life.", kind=Kind.INT, low=1)
+    heartbeat_interval_ms: int = setting(
+        3_000, "Time between two signs of life.", kind=SettingType.INT, low=1
+    )
     max_poll_interval_ms: int = setting(
-        300_000, "A member that does not poll for this long leaves.", kind=Kind.INT, low=1
+        300_000, "A member that does not poll for this long leaves.", kind=SettingType.INT, low=1
     )
-    max_poll_records: int = setting(500, "Most records one poll returns.", kind=Kind.INT, low=1)
+    max_poll_records: int = setting(500, "Most records one poll returns.", kind=SettingType.INT, low=1)
     partition_assignment_strategy: tuple[str, ...] = setting(
         ("range", "cooperative-sticky"),
         "How members share partitions, preferred first; Java's class names are understood.",
@@ -316,17 +343,19 @@ class ConsumerConfig:
         choices=("earliest", "latest", "none"),
     )
     enable_auto_commit: bool = setting(True, "Commit positions in the background.")
-    auto_commit_interval_ms: int = setting(5_000, "Time between two such commits.", kind=Kind.INT, low=0)
+    auto_commit_interval_ms: int = setting(
+        5_000, "Time between two such commits.", kind=SettingType.INT, low=0
+    )
     isolation_level: str = setting(
         "read_uncommitted",
         "`read_committed`: only records outside transactions or of committed ones.",
         choices=("read_uncommitted", "read_committed"),
     )
-    fetch_min_bytes: int = setting(1, "A broker waits until it has this much.", kind=Kind.INT, low=0)
-    fetch_max_wait_ms: int = setting(500, "And for this long at most.", kind=Kind.INT, low=0)
-    fetch_max_bytes: int = setting(50 * MIB, "Most bytes of one answer.", kind=Kind.INT, low=0)
+    fetch_min_bytes: int = setting(1, "A broker waits until it has this much.", kind=SettingType.INT, low=0)
+    fetch_max_wait_ms: int = setting(500, "And for this long at most.", kind=SettingType.INT, low=0)
+    fetch_max_bytes: int = setting(50 * MIB, "Most bytes of one answer.", kind=SettingType.INT, low=0)
     max_partition_fetch_bytes: int = setting(
-        MIB, "Most bytes of one partition in an answer.", kind=Kind.INT, low=0
+        MIB, "Most bytes of one partition in an answer.", kind=SettingType.INT, low=0
     )
     check_crcs: bool = setting(True, "Whether the checksum of every batch is verified.")
     client_rack: str = setting("", "Where this client is: a replica there is read, if the broker says so.")
@@ -337,19 +366,19 @@ class ConsumerConfig:
         True, "Whether a pattern leaves out __consumer_offsets and __transaction_state."
     )
     default_api_timeout_ms: int = setting(
-        60_000, "How long a call without a timeout of its own may take.", kind=Kind.INT, low=0
+        60_000, "How long a call without a timeout of its own may take.", kind=SettingType.INT, low=0
     )
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> "ConsumerConfig":
         """Parse settings by dotted name. Raises BadConfig with all problems."""
-        return _parse(cls, "consumer", given)
+        return _parse_config(cls, "consumer", given)
 
     def problems(self) -> Iterator[str]:
         """Check rules that involve more than one setting."""
         if self.group_id == "":
             yield "group.id: must not be empty; leave it out for no group"
-        if self.group_id is None and self.enable_auto_commit and "enable.auto.commit" in self.given:
+        if self.group_id is None and self.enable_auto_commit and "enable.auto.commit" in self.explicit_names:
             yield "enable.auto.commit: true, and there is no group.id to commit for"
         if self.group_instance_id == "":
             yield "group.instance.id: must not be empty; leave it out for a dynamic member"
@@ -372,24 +401,27 @@ class AdminConfig:
     """Settings of an admin client."""
 
     client: ClientConfig
-    given: frozenset[str] = frozenset()
+    explicit_names: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
     default_api_timeout_ms: int = setting(
-        60_000, "How long a call without a timeout of its own may take.", kind=Kind.INT, low=0
+        60_000, "How long a call without a timeout of its own may take.", kind=SettingType.INT, low=0
     )
     retries: int = setting(
-        INT32_MAX, "How often a request is tried again; the timeout ends it, too.", kind=Kind.INT, low=0
+        INT32_MAX,
+        "How often a request is tried again; the timeout ends it, too.",
+        kind=SettingType.INT,
+        low=0,
     )
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> "AdminConfig":
         """Parse settings by dotted name. Raises BadConfig with all problems."""
-        return _parse(cls, "admin", {"connections.max.idle.ms": 300_000, **given})
+        return _parse_config(cls, "admin", {"connections.max.idle.ms": 300_000, **given})
 
     def problems(self) -> Iterator[str]:
         """Check rules that involve more than one setting."""
-        if self.default_api_timeout_ms < self.client.request_timeout_ms and self.given & {
+        if self.default_api_timeout_ms < self.client.request_timeout_ms and self.explicit_names & {
             "default.api.timeout.ms",
             "request.timeout.ms",
         }:
@@ -410,20 +442,20 @@ ROLE_SETTINGS: Final = {
 }
 
 
-def _parse(cls: type[C], role: str, given: Mapping[str, object]) -> C:
-    texts = _renamed({name: _text(value) for name, value in given.items() if value is not None})
+def _parse_config(cls: type[C], role: str, given: Mapping[str, object]) -> C:
+    texts = _apply_renames({name: _format_value(value) for name, value in given.items() if value is not None})
     own = ROLE_SETTINGS[role]
-    problems = [*refusals(texts), *_misplaced(role, texts)]
-    shared, shared_problems = values_of(
+    problems = [*find_refused_settings(texts), *_find_misplaced_settings(role, texts)]
+    shared, shared_problems = parse_values(
         ClientConfig, {n: t for n, t in texts.items() if n in CLIENT_SETTINGS}
     )
-    values, own_problems = values_of(cls, {n: t for n, t in texts.items() if n in own})
+    values, own_problems = parse_values(cls, {n: t for n, t in texts.items() if n in own})
     problems += shared_problems + own_problems
     if not shared_problems:
         client = ClientConfig(**shared)  # type: ignore[arg-type]
         problems += client.problems()
         if not own_problems:
-            values |= {"client": client, "given": frozenset(texts), "notes": _notes(texts)}
+            values |= {"client": client, "explicit_names": frozenset(texts), "notes": _build_notes(texts)}
             made = cls(**values)
             problems += made.problems()  # type: ignore[attr-defined]
             if not problems:
@@ -431,34 +463,38 @@ def _parse(cls: type[C], role: str, given: Mapping[str, object]) -> C:
     raise BadConfig("\n".join(problems))
 
 
-def _misplaced(role: str, texts: Mapping[str, str]) -> Iterator[str]:
+def _find_misplaced_settings(role: str, texts: Mapping[str, str]) -> Iterator[str]:
     known = {**CLIENT_SETTINGS, **ROLE_SETTINGS[role]}
     for name in texts:
-        if name in known or name in NO_EFFECT or is_refused(name):
+        if name in known or name in INEFFECTIVE_SETTINGS or is_refused(name):
             continue
         others = [other for other, settings in ROLE_SETTINGS.items() if name in settings]
         if others:
             yield f"{name}: a setting of {' and '.join(others)}, this is {role}"
         else:
-            yield unknown(name, {**known, **dict.fromkeys(RENAMED), **dict.fromkeys(REFUSED)})
+            yield describe_unknown(
+                name, {**known, **dict.fromkeys(RENAMED_SETTINGS), **dict.fromkeys(REFUSED_SETTINGS)}
+            )
 
 
-def _notes(texts: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(f"{name}: has no effect in this client" for name in sorted(texts) if name in NO_EFFECT)
+def _build_notes(texts: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"{name}: has no effect in this client" for name in sorted(texts) if name in INEFFECTIVE_SETTINGS
+    )
 
 
-def _renamed(texts: dict[str, str]) -> dict[str, str]:
-    for old, new in RENAMED.items():
+def _apply_renames(texts: dict[str, str]) -> dict[str, str]:
+    for old, new in RENAMED_SETTINGS.items():
         if old in texts:
             text = texts.pop(old)
             texts.setdefault(new, text)
     assignors = "partition.assignment.strategy"
     if assignors in texts:
-        texts[assignors] = ",".join(assignor_name(part) for part in texts[assignors].split(","))
+        texts[assignors] = ",".join(shorten_assignor_name(part) for part in texts[assignors].split(","))
     return texts
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
@@ -468,18 +504,18 @@ def _text(value: object) -> str:
             return str(value)
 
 
-def _value(config: object, name: str) -> int:
+def _get_setting(config: object, name: str) -> int:
     value: int = getattr(config, name.replace(".", "_"))
     return value
 
 
-def _adjusted(made: ProducerConfig) -> ProducerConfig:
+def _adjust_defaults(made: ProducerConfig) -> ProducerConfig:
     """Adjust defaults to the settings that were given, and note it, as Kafka does."""
     shortest = made.linger_ms + made.client.request_timeout_ms
     if made.delivery_timeout_ms < shortest:
         note = f"delivery.timeout.ms: {shortest}, which is linger.ms + request.timeout.ms"
         made = replace(made, delivery_timeout_ms=shortest, notes=(*made.notes, note))
-    if made.enable_idempotence and not made.idempotence_fits:
+    if made.enable_idempotence and not made.allows_idempotence:
         note = "enable.idempotence: off, because acks, retries or the requests in flight exclude it"
         made = replace(made, enable_idempotence=False, notes=(*made.notes, note))
     return made

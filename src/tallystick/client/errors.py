@@ -23,8 +23,8 @@
 
 from typing import Self
 
-from tallystick.client.retry import Rule, effect_of_loss, rule_for
-from tallystick.kernel.codes import ErrorCode, name_of
+from tallystick.client.retry import Rule, find_rule, infer_loss_effect
+from tallystick.kernel.codes import ErrorCode, get_error_name
 from tallystick.kernel.errors import Effect, Remedy, TallystickError
 
 
@@ -64,11 +64,11 @@ class BrokerRefused(ClientError):
 
     @property
     def rule(self) -> Rule:
-        return rule_for(self.api, self.code)
+        return find_rule(self.api, self.code)
 
     def what(self) -> str:
         said = f" ({self.message})" if self.message else ""
-        return f"{self.api} {self.subject!r}: {name_of(self.code)}{said}"
+        return f"{self.api} {self.subject!r}: {get_error_name(self.code)}{said}"
 
 
 class Fenced(BrokerRefused):
@@ -91,7 +91,7 @@ class TooLarge(BrokerRefused):
     """A record or batch is above the broker's `message.max.bytes` or the topic's `max.message.bytes`."""
 
 
-_CLASSES = {
+_ERROR_CLASSES = {
     ErrorCode.PRODUCER_FENCED: Fenced,
     ErrorCode.INVALID_PRODUCER_EPOCH: Fenced,
     ErrorCode.INVALID_PRODUCER_ID_MAPPING: IdExpired,
@@ -108,11 +108,11 @@ _CLASSES = {
 }
 
 
-def refused(api: str, subject: object, code: int, message: str | None = None) -> BrokerRefused:
+def build_broker_error(api: str, subject: object, code: int, message: str | None = None) -> BrokerRefused:
     """Return the error for an answer with `code`, of the class that fits it."""
     cls: type[BrokerRefused] = BrokerRefused
-    if code in _CLASSES:
-        cls = _CLASSES[ErrorCode(code)]
+    if code in _ERROR_CLASSES:
+        cls = _ERROR_CLASSES[ErrorCode(code)]
     return cls(api, str(subject), code, message or "")
 
 
@@ -134,7 +134,7 @@ class ConnectionLost(ClientError):
     def __init__(self, address: str, api: str, why: str) -> None:
         super().__init__(address, api, why)
         self.address, self.api, self.why = address, api, why
-        self.effect = effect_of_loss(api)
+        self.effect = infer_loss_effect(api)
 
 
 class TimedOut(ClientError):
@@ -157,7 +157,7 @@ class BadAnswer(ClientError):
     def __init__(self, address: str, api: str, why: str) -> None:
         super().__init__(address, api, why)
         self.address, self.api, self.why = address, api, why
-        self.effect = effect_of_loss(api)
+        self.effect = infer_loss_effect(api)
 
 
 class NotSupported(ClientError):

@@ -8,15 +8,15 @@ import os
 
 from tallystick.client.errors import IllegalState
 
-_process: object = object()
+_process_token: object = object()
 
 
-def this_process() -> object:
+def get_process_token() -> object:
     """Return a token for this process, different in every forked child. Cost: none, unlike `os.getpid`."""
-    return _process
+    return _process_token
 
 
-def forked(doing: str) -> IllegalState:
+def build_forked_error(doing: str) -> IllegalState:
     """Return the error for a call in a child about something that was opened before the fork."""
     return IllegalState(
         f"{doing}: this client was opened before the fork, and is the parent process's: nothing was done "
@@ -24,9 +24,9 @@ def forked(doing: str) -> IllegalState:
     )
 
 
-def _in_forked_child() -> None:
-    global _process
-    _process = object()
+def _renew_process_token() -> None:
+    global _process_token
+    _process_token = object()
 
 
-os.register_at_fork(after_in_child=_in_forked_child)
+os.register_at_fork(after_in_child=_renew_process_token)

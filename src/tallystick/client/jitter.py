@@ -8,10 +8,10 @@ has no state in the process, so a forked child draws different numbers.
 from random import SystemRandom
 from typing import Final
 
-_SYSTEM: Final = SystemRandom()
+_SYSTEM_RANDOM: Final = SystemRandom()
 
-noise = _SYSTEM.random
+uniform = _SYSTEM_RANDOM.random
 """Return a number from 0 up to but not including 1."""
 
-shuffle = _SYSTEM.shuffle
+shuffle = _SYSTEM_RANDOM.shuffle
 """Shuffle a list in place."""

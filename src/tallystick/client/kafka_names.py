@@ -15,7 +15,7 @@ from typing import Final
 # soon as no known broker answers, not after a time.
 
 # Names of librdkafka, or older ones of Kafka, and their names here; the new name wins if both are given.
-RENAMED: Final[Mapping[str, str]] = {
+RENAMED_SETTINGS: Final[Mapping[str, str]] = {
     "api.version.request.timeout.ms": "request.timeout.ms",
     "compression.codec": "compression.type",
     "fetch.message.max.bytes": "max.partition.fetch.bytes",
@@ -33,7 +33,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
 }
 
-_NO_EFFECT: Final = """
+_INEFFECTIVE_NAMES: Final = """
     api.version.fallback.ms api.version.request batch.num.messages broker.address.family broker.address.ttl
     broker.version.fallback client.dns.lookup compression.level connections.max.reauth.ms
     consume.callback.max.messages debug enable.metrics.push enable.sparse.connections
@@ -49,39 +49,39 @@ _NO_EFFECT: Final = """
     statistics.interval.ms
     topic.metadata.propagation.max.ms topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.sparse
 """
-NO_EFFECT: Final = frozenset(_NO_EFFECT.split())
+INEFFECTIVE_SETTINGS: Final = frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY: Final = "only PLAINTEXT without authentication is there"
-_BYTES: Final = "keys and values are bytes: turn them into bytes before, and out of bytes after"
-_CLASSES: Final = "no Java classes are loaded"
-_CALLBACK: Final = "callbacks are arguments of the methods that need them"
-_JAVA: Final = "org.apache.kafka.common.serialization.ByteArray"
+_SECURITY_REASON: Final = "only PLAINTEXT without authentication is there"
+_BYTES_REASON: Final = "keys and values are bytes: turn them into bytes before, and out of bytes after"
+_CLASSES_REASON: Final = "no Java classes are loaded"
+_CALLBACK_REASON: Final = "callbacks are arguments of the methods that need them"
+_BYTE_ARRAY_CLASS: Final = "org.apache.kafka.common.serialization.ByteArray"
 
 # Refused unless the value is one of these, which ask for the existing behaviour.
-REFUSED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
-    "background_event_cb": ((), _CALLBACK),
+REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "background_event_cb": ((), _CALLBACK_REASON),
     "bootstrap.controllers": (("",), "brokers are asked: name them in bootstrap.servers"),
     "config.providers": (("",), "values are taken as they are written"),
-    "connect_cb": ((), _CALLBACK),
-    "consume_cb": ((), _CALLBACK),
+    "connect_cb": ((), _CALLBACK_REASON),
+    "consume_cb": ((), _CALLBACK_REASON),
     "delivery.report.only.error": (("false",), "every delivery is reported"),
-    "dr_cb": ((), _CALLBACK),
-    "dr_msg_cb": ((), _CALLBACK),
+    "dr_cb": ((), _CALLBACK_REASON),
+    "dr_msg_cb": ((), _CALLBACK_REASON),
     "enable.auto.offset.store": (("true",), "commit the offsets you mean: commit(offsets)"),
     "enable.gapless.guarantee": (
         ("false",),
         "a failed record fails its future, and the producer goes on; in a transaction it must be aborted",
     ),
     "enable.partition.eof": (("false",), "compare position() with end_offsets()"),
-    "error_cb": ((), _CALLBACK),
+    "error_cb": ((), _CALLBACK_REASON),
     "group.protocol": (("classic",), "members speak the classic protocol alone"),
     "group.remote.assignor": ((), "the members assign, not the broker"),
-    "interceptor.classes": (("",), _CLASSES),
-    "key.deserializer": ((f"{_JAVA}Deserializer",), _BYTES),
-    "key.serializer": ((f"{_JAVA}Serializer",), _BYTES),
+    "interceptor.classes": (("",), _CLASSES_REASON),
+    "key.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _BYTES_REASON),
+    "key.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _BYTES_REASON),
     "log_cb": ((), "Python's logging is used: logger tallystick.client"),
     "logger": ((), "Python's logging is used: logger tallystick.client"),
-    "offset_commit_cb": ((), _CALLBACK),
+    "offset_commit_cb": ((), _CALLBACK_REASON),
     "on_delivery": ((), "pass on_delivery to send()"),
     "partitioner": (
         ("murmur2", "murmur2_random"),
@@ -91,25 +91,25 @@ REFUSED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "queue.buffering.max.kbytes": ((), "say it in bytes: buffer.memory"),
     "queue.buffering.max.messages": ((), "memory is bounded in bytes: buffer.memory"),
     "rebalance_cb": ((), "pass on_assign and on_revoke to subscribe()"),
-    "security.providers": ((), _SECURITY),
+    "security.providers": ((), _SECURITY_REASON),
     "stats_cb": ((), "ask metrics()"),
-    "throttle_cb": ((), _CALLBACK),
-    "value.deserializer": ((f"{_JAVA}Deserializer",), _BYTES),
-    "value.serializer": ((f"{_JAVA}Serializer",), _BYTES),
+    "throttle_cb": ((), _CALLBACK_REASON),
+    "value.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _BYTES_REASON),
+    "value.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _BYTES_REASON),
 }
 
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {
-    "enable.sasl.": _SECURITY,
-    "enable.ssl.": _SECURITY,
-    "oauthbearer_": _SECURITY,
+    "enable.sasl.": _SECURITY_REASON,
+    "enable.ssl.": _SECURITY_REASON,
+    "oauthbearer_": _SECURITY_REASON,
     "plugin.": "no plug-ins are loaded",
-    "sasl.": _SECURITY,
-    "ssl.": _SECURITY,
-    "ssl_": _SECURITY,
+    "sasl.": _SECURITY_REASON,
+    "ssl.": _SECURITY_REASON,
+    "ssl_": _SECURITY_REASON,
 }
 
 # partition.assignment.strategy: Java's classes, and librdkafka's names for them, which are used here.
-ASSIGNORS: Final[Mapping[str, str]] = {
+ASSIGNOR_BY_JAVA_CLASS: Final[Mapping[str, str]] = {
     "RangeAssignor": "range",
     "RoundRobinAssignor": "roundrobin",
     "StickyAssignor": "sticky",
@@ -118,22 +118,22 @@ ASSIGNORS: Final[Mapping[str, str]] = {
 _ASSIGNOR_PACKAGE: Final = "org.apache.kafka.clients.consumer."
 
 
-def assignor_name(text: str) -> str:
+def shorten_assignor_name(text: str) -> str:
     """Return the short name of an assignor given as a Java class; any other text unchanged."""
     found = text.strip().removeprefix("class ").removeprefix(_ASSIGNOR_PACKAGE)
-    return ASSIGNORS.get(found, text.strip())
+    return ASSIGNOR_BY_JAVA_CLASS.get(found, text.strip())
 
 
 def is_refused(name: str) -> bool:
     """Tell whether this is another client's setting that this one refuses."""
-    return name in REFUSED or name.startswith(tuple(REFUSED_PREFIXES))
+    return name in REFUSED_SETTINGS or name.startswith(tuple(REFUSED_PREFIXES))
 
 
-def refusals(given: Mapping[str, str]) -> Iterator[str]:
+def find_refused_settings(given: Mapping[str, str]) -> Iterator[str]:
     """Yield the problem of each setting of `given` that asks for missing behaviour."""
     for name, text in given.items():
-        if name in REFUSED:
-            accepted, why = REFUSED[name]
+        if name in REFUSED_SETTINGS:
+            accepted, why = REFUSED_SETTINGS[name]
             if text.strip() not in accepted:
                 yield f"{name}: {text!r} is not supported: {why}"
         else:

@@ -8,7 +8,7 @@ stable offset, and the broker does not return a group's offset that an open tran
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tallystick.client.errors import BrokerRefused, refused
+from tallystick.client.errors import BrokerRefused, build_broker_error
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.list_offsets import (
@@ -30,8 +30,8 @@ from tallystick.protocol.messages.offset_fetch import (
 )
 
 # Last versions with topics by name and one group per request, which is all a consumer needs.
-COMMIT_VERSION_MAX: Final = 9
-FETCH_VERSION_MAX: Final = 7
+OFFSET_COMMIT_VERSION_MAX: Final = 9
+OFFSET_FETCH_VERSION_MAX: Final = 7
 
 
 @frozen
@@ -65,7 +65,7 @@ class OffsetAndTimestamp:
     leader_epoch: int | None = None
 
 
-def commit_request(
+def build_offset_commit_request(
     group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> OffsetCommitRequest:
     topics = tuple(
@@ -75,13 +75,13 @@ def commit_request(
                 OffsetCommitRequestPartition(
                     partition_index=partition.partition,
                     committed_offset=offsets[partition].offset,
-                    committed_leader_epoch=_or_none(offsets[partition].leader_epoch),
+                    committed_leader_epoch=_epoch_or_minus_one(offsets[partition].leader_epoch),
                     committed_metadata=offsets[partition].metadata,
                 )
                 for partition in partitions
             ),
         )
-        for topic, partitions in by_topic(offsets).items()
+        for topic, partitions in group_by_topic(offsets).items()
     )
     return OffsetCommitRequest(
         group_id=group.group_id,
@@ -92,10 +92,10 @@ def commit_request(
     )
 
 
-def commit_refusals(answer: OffsetCommitResponse) -> dict[TopicPartition, BrokerRefused]:
+def parse_offset_commit_errors(answer: OffsetCommitResponse) -> dict[TopicPartition, BrokerRefused]:
     """Return the partitions that were not committed, with their errors."""
     return {
-        at: refused("OffsetCommit", at, found.error_code)
+        at: build_broker_error("OffsetCommit", at, found.error_code)
         for topic in answer.topics
         for found in topic.partitions
         if found.error_code
@@ -103,30 +103,30 @@ def commit_refusals(answer: OffsetCommitResponse) -> dict[TopicPartition, Broker
     }
 
 
-def committed_request(
+def build_offset_fetch_request(
     group_id: str, partitions: Iterable[TopicPartition], *, require_stable: bool
 ) -> OffsetFetchRequest:
     topics = tuple(
         OffsetFetchRequestTopic(name=topic, partition_indexes=tuple(at.partition for at in asked))
-        for topic, asked in by_topic(partitions).items()
+        for topic, asked in group_by_topic(partitions).items()
     )
     return OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
 
 
-def committed_of(
+def parse_offset_fetch_response(
     answer: OffsetFetchResponse, group_id: str
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
     """Return the offsets that a group has committed; None for none.
 
     Raises: BrokerRefused for the first error code; UNSTABLE_OFFSET_COMMIT can be retried.
     """
-    found, errors = committed_and_refused(answer, group_id)
+    found, errors = split_offset_fetch_response(answer, group_id)
     for refusal in errors.values():
         raise refusal
     return found
 
 
-def committed_and_refused(
+def split_offset_fetch_response(
     answer: OffsetFetchResponse, group_id: str
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, BrokerRefused]]:
     """Return a group's committed offsets, None for none, and the partitions that were refused.
@@ -134,7 +134,7 @@ def committed_and_refused(
     Raises: BrokerRefused if the group itself is refused.
     """
     if answer.error_code:
-        raise refused("OffsetFetch", group_id, answer.error_code)
+        raise build_broker_error("OffsetFetch", group_id, answer.error_code)
     found: dict[TopicPartition, OffsetAndMetadata | None] = {}
     errors: dict[TopicPartition, BrokerRefused] = {}
     for topic in answer.topics:
@@ -142,7 +142,7 @@ def committed_and_refused(
             at = TopicPartition(topic.name, told.partition_index)
             offset, epoch = told.committed_offset, told.committed_leader_epoch
             if told.error_code:
-                errors[at] = refused("OffsetFetch", group_id, told.error_code, str(at))
+                errors[at] = build_broker_error("OffsetFetch", group_id, told.error_code, str(at))
             elif offset < 0:
                 found[at] = None
             else:
@@ -150,7 +150,7 @@ def committed_and_refused(
     return found, errors
 
 
-def list_request(
+def build_list_offsets_request(
     times: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int | None], isolation: int
 ) -> ListOffsetsRequest:
     """Return a ListOffsets request.
@@ -164,18 +164,18 @@ def list_request(
             partitions=tuple(
                 ListOffsetsPartition(
                     partition_index=at.partition,
-                    current_leader_epoch=_or_none(epochs.get(at)),
+                    current_leader_epoch=_epoch_or_minus_one(epochs.get(at)),
                     timestamp=times[at],
                 )
                 for at in asked
             ),
         )
-        for topic, asked in by_topic(times).items()
+        for topic, asked in group_by_topic(times).items()
     )
     return ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=topics)
 
 
-def listed_of(
+def parse_list_offsets_response(
     answer: ListOffsetsResponse,
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], dict[TopicPartition, BrokerRefused]]:
     """Return the offsets found, None where no record is that late, and the refused partitions."""
@@ -186,7 +186,7 @@ def listed_of(
             at = TopicPartition(topic.name, told.partition_index)
             epoch = told.leader_epoch if told.leader_epoch >= 0 else None
             if told.error_code:
-                errors[at] = refused("ListOffsets", at, told.error_code)
+                errors[at] = build_broker_error("ListOffsets", at, told.error_code)
             elif told.offset < 0:
                 found[at] = None
             else:
@@ -194,7 +194,7 @@ def listed_of(
     return found, errors
 
 
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
     """Group the partitions by topic."""
     topics: dict[str, list[TopicPartition]] = {}
     for partition in partitions:
@@ -202,5 +202,5 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartit
     return topics
 
 
-def _or_none(epoch: int | None) -> int:
+def _epoch_or_minus_one(epoch: int | None) -> int:
     return -1 if epoch is None else epoch

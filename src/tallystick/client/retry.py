@@ -31,10 +31,10 @@ NONE, UNKNOWN = Effect.NONE, Effect.UNKNOWN
 RETRY, REFRESH, FIND_COORDINATOR = Remedy.RETRY, Remedy.REFRESH, Remedy.FIND_COORDINATOR
 ABORT, STOP, LOOK_UP, REPORT = Remedy.ABORT, Remedy.STOP, Remedy.LOOK_UP, Remedy.REPORT
 
-WORST: Final = Rule(UNKNOWN, REPORT)
+UNKNOWN_CODE_RULE: Final = Rule(UNKNOWN, REPORT)
 
 # These APIs only read: a lost request has no effect.
-READS: Final = frozenset(
+READ_ONLY_APIS: Final = frozenset(
     {
         "ApiVersions",
         "ConsumerGroupDescribe",
@@ -61,7 +61,7 @@ READS: Final = frozenset(
 )
 
 # These APIs are answered after a write to the coordinator's log.
-_IN_COORDINATOR_LOG: Final = (
+_COORDINATOR_WRITE_APIS: Final = (
     "InitProducerId",
     "AddPartitionsToTxn",
     "AddOffsetsToTxn",
@@ -75,7 +75,7 @@ _IN_COORDINATOR_LOG: Final = (
     "LeaveGroup",
 )
 
-_ANY: Final[dict[Rule, tuple[E, ...]]] = {
+_DEFAULT_RULES: Final[dict[Rule, tuple[E, ...]]] = {
     Rule(NONE, RETRY): (
         E.CORRUPT_MESSAGE,
         E.COORDINATOR_LOAD_IN_PROGRESS,
@@ -118,11 +118,11 @@ _ANY: Final[dict[Rule, tuple[E, ...]]] = {
     Rule(NONE, ABORT): (E.TRANSACTION_ABORTABLE,),
     # A newer producer has the id, or the broker forgot it: all further requests will be refused.
     Rule(NONE, STOP): (E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH, E.INVALID_PRODUCER_ID_MAPPING),
-    WORST: (E.UNKNOWN_SERVER_ERROR,),
+    UNKNOWN_CODE_RULE: (E.UNKNOWN_SERVER_ERROR,),
 }
 
 # KIP-890 and Kafka's TransactionManager: codes that fail one transaction, and codes that fail the producer.
-_BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
+_RULES_BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
     # KIP-360: the coordinator begins to abort the open transaction before it answers 51.
     ("InitProducerId", Rule(UNKNOWN, RETRY)): (E.CONCURRENT_TRANSACTIONS,),
     ("AddPartitionsToTxn", Rule(NONE, ABORT)): (
@@ -198,23 +198,23 @@ _BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
 }
 
 
-def _rules() -> Iterator[tuple[tuple[str, E], Rule]]:
-    for rule, codes in _ANY.items():
+def _expand_rules() -> Iterator[tuple[tuple[str, E], Rule]]:
+    for rule, codes in _DEFAULT_RULES.items():
         yield from ((("*", code), rule) for code in codes)
-    for api in _IN_COORDINATOR_LOG:
+    for api in _COORDINATOR_WRITE_APIS:
         yield from (
             ((api, code), Rule(UNKNOWN, FIND_COORDINATOR))
             for code in (E.COORDINATOR_NOT_AVAILABLE, E.NOT_COORDINATOR)
         )
-    for (api, rule), codes in _BY_API.items():
+    for (api, rule), codes in _RULES_BY_API.items():
         yield from (((api, code), rule) for code in codes)
 
 
-RULES: Final = dict(_rules())
-_REFUSED: Final = Rule(NONE, REPORT)
+RULES: Final = dict(_expand_rules())
+_PERMANENT_REFUSAL: Final = Rule(NONE, REPORT)
 
 
-def rule_for(api: str, code: int) -> Rule:
+def find_rule(api: str, code: int) -> Rule:
     """Return the rule for `code` as an answer to `api`.
 
     A known code without a row is a permanent refusal; a number this version does not know is WORST.
@@ -222,21 +222,21 @@ def rule_for(api: str, code: int) -> Rule:
     try:
         known = E(code)
     except ValueError:
-        return _of_read(api, WORST)
-    rule = RULES.get((api, known)) or RULES.get(("*", known)) or _REFUSED
-    return _of_read(api, rule)
+        return _clear_read_effect(api, UNKNOWN_CODE_RULE)
+    rule = RULES.get((api, known)) or RULES.get(("*", known)) or _PERMANENT_REFUSAL
+    return _clear_read_effect(api, rule)
 
 
-def effect_of_loss(api: str) -> Effect:
+def infer_loss_effect(api: str) -> Effect:
     """Return the possible effect of a request that was sent and never answered."""
-    return NONE if api in READS else UNKNOWN
+    return NONE if api in READ_ONLY_APIS else UNKNOWN
 
 
-def _of_read(api: str, rule: Rule) -> Rule:
-    return Rule(NONE, rule.remedy) if api in READS else rule
+def _clear_read_effect(api: str, rule: Rule) -> Rule:
+    return Rule(NONE, rule.remedy) if api in READ_ONLY_APIS else rule
 
 
-def backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -> int:
+def compute_backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -> int:
     """Return how long to wait before the next try.
 
     The wait doubles with every attempt up to `max_ms`, then varies by 20 % either way, so that clients do not
@@ -257,9 +257,9 @@ class Deadline:
     """End of a wait, and the setting that fixed it: every wait has a named limit [CLI-2]."""
 
     at_ms: int
-    limit: str
+    limit_name: str
     length_ms: int
 
-    def left_ms(self, now_ms: int) -> int:
+    def remaining_ms(self, now_ms: int) -> int:
         """Return the milliseconds left, 0 when it has passed."""
         return max(self.at_ms - now_ms, 0)

@@ -7,16 +7,16 @@ from typing import Generic, TypeVar
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.engine import RebalanceListener
-from tallystick.dualwrite.consume_recipe import OnDataLoss, Reading
-from tallystick.dualwrite.drivers import AsyncDriver, Watch
+from tallystick.dualwrite.consume_recipe import ConsumeRecipe, OnDataLoss
+from tallystick.dualwrite.recipes import AsyncRecipeRunner, StepCallback
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction
-from tallystick.dualwrite.transaction import Half
+from tallystick.dualwrite.transaction import DatabaseHalf
 from tallystick.kernel.ids import TopicPartition
 
 X = TypeVar("X", bound=AsyncOffsetTransaction)
 
 
-class Batch(Half[X]):
+class AsyncConsumedBatch(DatabaseHalf[X]):
     """A batch of records and the database transaction that takes their rows."""
 
     def __init__(self, database: X, records: tuple[ConsumerRecord, ...]) -> None:
@@ -24,38 +24,40 @@ class Batch(Half[X]):
         self.records = records
 
 
-class _OnRebalance(RebalanceListener):
-    def __init__(self, reading: Reading[X]) -> None:
-        self._reading = reading
+class _AsyncUnsyncOnRebalance(RebalanceListener):
+    def __init__(self, reading: ConsumeRecipe[X]) -> None:
+        self._recipe = reading
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self._reading.unsync()
+        self._recipe.mark_unsynced()
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None: ...
 
 
-class Consuming(Generic[X]):
+class AsyncConsumerLoop(Generic[X]):
     """A consumer whose offsets are stored in a database. Created by `consume_into`; used by one task."""
 
-    def __init__(self, reading: Reading[X], watch: Watch | None) -> None:
-        self._reading = reading
-        self._driver = AsyncDriver(watch)
+    def __init__(self, reading: ConsumeRecipe[X], watch: StepCallback | None) -> None:
+        self._recipe = reading
+        self._driver = AsyncRecipeRunner(watch)
 
     @asynccontextmanager
-    async def batch(self, timeout_s: float = 1.0, most: int | None = None) -> AsyncIterator[Batch[X]]:
+    async def batch(
+        self, timeout_s: float = 1.0, most: int | None = None
+    ) -> AsyncIterator[AsyncConsumedBatch[X]]:
         """Yield records and a transaction; commit rows and offsets together when the block ends."""
-        driver, reading = self._driver, self._reading
+        driver, reading = self._driver, self._recipe
         took = await driver.run_async(reading.poll(timeout_s, most))
         database = await driver.run_async(reading.begin(took))
-        batch = Batch(database, took.records)
+        batch = AsyncConsumedBatch(database, took.records)
         try:
             yield batch
         except BaseException:
-            batch.end()
+            batch.mark_ended()
             await driver.run_async(reading.rollback(database, took))
             raise
-        batch.end()
+        batch.mark_ended()
         await driver.run_async(reading.commit(database, took))
 
 
@@ -67,12 +69,12 @@ def consume_into(
     partitions: Iterable[TopicPartition] = (),
     group: str | None = None,
     on_data_loss: OnDataLoss = "fail",
-    watch: Watch | None = None,
-) -> Consuming[X]:
+    watch: StepCallback | None = None,
+) -> AsyncConsumerLoop[X]:
     """Read topics into a database, each record exactly once."""
-    reading: Reading[X] = Reading(store, consumer, group, on_data_loss)
+    reading: ConsumeRecipe[X] = ConsumeRecipe(store, consumer, group, on_data_loss)
     if partitions:
         consumer.assign(partitions)
     else:
-        consumer.subscribe(list(topics), _OnRebalance(reading))
-    return Consuming(reading, watch)
+        consumer.subscribe(list(topics), _AsyncUnsyncOnRebalance(reading))
+    return AsyncConsumerLoop(reading, watch)

@@ -9,9 +9,17 @@ from typing import Generic, Self, TypeVar
 
 from tallystick.dualwrite.aio_writer import DualWriter, Transaction
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
-from tallystick.dualwrite.forks import Home
-from tallystick.dualwrite.pool import WAIT_S, beyond, first_of, ids_of, is_a_pools, none_free, say_taken
-from tallystick.dualwrite.recovery import Recovered, Report
+from tallystick.dualwrite.forks import OwningProcess
+from tallystick.dualwrite.pool import (
+    WAIT_S,
+    combine_errors,
+    log_if_fenced,
+    may_belong_to_pool,
+    no_free_id_error,
+    pool_ids,
+    select_larger_pool_ids,
+)
+from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
@@ -36,39 +44,39 @@ class WriterPool(Generic[D]):
         self._config = producer_config
         self._size = size
         self._wait_s = wait_s
-        self._ids = ids_of(producer_config, size)
+        self._ids = pool_ids(producer_config, size)
         self._writers: list[DualWriter[D]] = []
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
-        self._recovered = False
-        self._home = Home()
+        self._is_recovered = False
+        self._owning_process = OwningProcess()
 
-    def _writer(self, transactional_id: str) -> DualWriter[D]:
+    def _create_writer(self, transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
         return DualWriter(self._store, config, pooled=True)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, including those left by an earlier, larger pool of the same name."""
-        self._home.enter(f"{self._config['transactional.id']}: this pool")
-        self._writers = self._writers or [self._writer(each) for each in self._ids]
-        found: list[Recovered] = []
+        self._owning_process.claim_process(f"{self._config['transactional.id']}: this pool")
+        self._writers = self._writers or [self._create_writer(each) for each in self._ids]
+        found: list[RecoveredId] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
         larger = [
             each
-            for each in beyond(base, self._size, await self._store.transactional_ids())
-            if is_a_pools(base, await self._store.read_state(each))
+            for each in select_larger_pool_ids(base, self._size, await self._store.transactional_ids())
+            if may_belong_to_pool(base, await self._store.read_state(each))
         ]
         async with AsyncExitStack() as stack:
-            left = [await stack.enter_async_context(self._writer(each)) for each in larger]
+            left = [await stack.enter_async_context(self._create_writer(each)) for each in larger]
             for writer in (*self._writers, *left):
                 try:
                     found += (await writer.recover(accept_torn=accept_torn)).ids
                 except (Torn, Halted) as exc:
                     contradictions.append(exc)
         if contradictions:
-            raise first_of(contradictions)
-        if not self._recovered:
-            self._recovered = True
+            raise combine_errors(contradictions)
+        if not self._is_recovered:
+            self._is_recovered = True
             for writer in reversed(self._writers):
                 self._free.put_nowait(writer)
         return Report(tuple(found))
@@ -76,21 +84,21 @@ class WriterPool(Generic[D]):
     @asynccontextmanager
     async def writer(self, wait_s: float | None = None) -> AsyncIterator[DualWriter[D]]:
         """Lend a writer to this caller alone. Raises: NoFreeId after `wait_s`; NotRecovered."""
-        self._home.check(f"{self._config['transactional.id']}: this pool")
-        if not self._recovered:
+        self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
+        if not self._is_recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
         limit_s = self._wait_s if wait_s is None else wait_s
         taken: list[DualWriter[D]] = []
         try:
-            yield await self._take(taken, limit_s)
+            yield await self._acquire(taken, limit_s)
         except Exception as exc:
-            say_taken(self._config["transactional.id"], taken[-1:], exc)
+            log_if_fenced(self._config["transactional.id"], taken[-1:], exc)
             raise
         finally:
-            for writer in taken if not self._home.is_elsewhere else ():
+            for writer in taken if not self._owning_process.is_forked_child else ():
                 self._free.put_nowait(writer)
 
-    async def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
+    async def _acquire(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
         """Return a ready writer, appended last to `taken`; the ones before it could not be recovered."""
         failure: Exception | None = None
         while True:
@@ -100,7 +108,7 @@ class WriterPool(Generic[D]):
                     await asyncio.wait_for(self._free.get(), limit_s) if first else self._free.get_nowait()
                 )
             except (TimeoutError, asyncio.QueueEmpty):
-                raise failure or none_free(self._size, limit_s) from None
+                raise failure or no_free_id_error(self._size, limit_s) from None
             taken.append(writer)
             try:
                 if not writer.ready:

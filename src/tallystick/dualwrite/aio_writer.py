@@ -13,23 +13,23 @@ from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Column, Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
-from tallystick.dualwrite.drivers import AsyncDriver, Step, Watch
 from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
-from tallystick.dualwrite.offsets import SentOffsets
+from tallystick.dualwrite.offsets import OffsetsOfBlock
+from tallystick.dualwrite.recipes import AsyncRecipeRunner, RecipeStep, StepCallback
 from tallystick.dualwrite.recovery import Report
-from tallystick.dualwrite.session import Making, Session
+from tallystick.dualwrite.session import DualWriteSession, SessionFactories
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.transaction import (
-    Block,
-    Half,
+    DatabaseHalf,
+    LeaveOnExit,
     Savepoint,
+    begin_savepoint,
     flush_rows_async,
-    left_if_forked,
-    note_sent,
-    one_of,
-    savepoint_of,
+    keep_open_if_forked,
+    notify_sent,
+    select_producer,
 )
-from tallystick.dualwrite.writer import ONLY
+from tallystick.dualwrite.writer import DEFAULT_CLUSTER
 from tallystick.kernel.clock import SystemClock
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
@@ -37,14 +37,20 @@ R = TypeVar("R")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
-_MAKING: Final = Making(producer=Producer, admin=Admin, pause=asyncio.sleep, clock=SystemClock())
+_FACTORIES: Final = SessionFactories(
+    create_producer=Producer, create_admin=Admin, pause=asyncio.sleep, clock=SystemClock()
+)
 
 
-class Transaction(Half[D]):
+class Transaction(DatabaseHalf[D]):
     """One open dual write: `tallystick.dualwrite.Transaction`, awaited."""
 
     def __init__(
-        self, database: D, producers: Mapping[str, Producer], driver: AsyncDriver, offsets: SentOffsets
+        self,
+        database: D,
+        producers: Mapping[str, Producer],
+        driver: AsyncRecipeRunner,
+        offsets: OffsetsOfBlock,
     ) -> None:
         super().__init__(database)
         self._producers = producers
@@ -64,7 +70,7 @@ class Transaction(Half[D]):
     ) -> Delivery:
         """Send one record in this transaction."""
         sent = partial(
-            self._producer(cluster).send,
+            self._get_producer(cluster).send,
             topic,
             value,
             key,
@@ -72,7 +78,7 @@ class Transaction(Half[D]):
             timestamp_ms=timestamp_ms,
             headers=headers,
         )
-        return await self._driver.take_async(Step("send", topic, sent), sent)
+        return await self._driver.execute_async(RecipeStep("send", topic, sent), sent)
 
     async def send_batch(
         self,
@@ -86,38 +92,38 @@ class Transaction(Half[D]):
     ) -> BatchDelivery:
         """Send many records at once in this transaction."""
         sent = partial(
-            self._producer(cluster).send_batch,
+            self._get_producer(cluster).send_batch,
             topic,
             values,
             keys,
             partition=partition,
             timestamp_ms=timestamp_ms,
         )
-        return await self._driver.take_async(Step("send", topic, sent), sent)
+        return await self._driver.execute_async(RecipeStep("send", topic, sent), sent)
 
     async def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447)."""
-        producer, group = self._producer(cluster), consumer.group_metadata()
+        producer, group = self._get_producer(cluster), consumer.group_metadata()
         note = self._offsets.add(consumer)
         note.positions = positions = {at: await consumer.position(at) for at in consumer.assignment}
         sent = partial(producer.send_offsets_to_transaction, positions, group)
-        await self._driver.take_async(Step("send offsets", group.group_id, sent), sent)
+        await self._driver.execute_async(RecipeStep("send offsets", group.group_id, sent), sent)
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[Savepoint]:
         """Open a database savepoint; its `send` is not awaited and takes effect on release."""
         part = Savepoint(self.send, self.send_batch)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(savepoint_of(self.database))
-            with left_if_forked(self.home, stack):
+            await stack.enter_async_context(begin_savepoint(self.database))
+            with keep_open_if_forked(self.owning_process, stack):
                 yield part
-        for send in part.kept:
+        for send in part.queued_sends:
             await cast("Awaitable[object]", send())
 
-    def _producer(self, cluster: str | None) -> Producer:
+    def _get_producer(self, cluster: str | None) -> Producer:
         self.check_open()
-        note_sent(self._database)
-        return one_of(self._producers, cluster)
+        notify_sent(self._database)
+        return select_producer(self._producers, cluster)
 
 
 class DualWriter(Generic[D]):
@@ -134,19 +140,21 @@ class DualWriter(Generic[D]):
         producer_config: Mapping[str, object] | None = None,
         *,
         clusters: Mapping[str, Mapping[str, object]] | None = None,
-        watch: Watch | None = None,
+        watch: StepCallback | None = None,
         pooled: bool = False,
     ) -> None:
         """Configure the writer without connecting. Raises: BadConfig with all problems; ValueError."""
         if (producer_config is None) == (clusters is None):
             raise ValueError("either producer_config or clusters")
-        configs = clusters if producer_config is None else {ONLY: producer_config}
-        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING, alone=not pooled)
-        self._driver = AsyncDriver(watch)
+        configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
+        self._session: DualWriteSession[D, Producer] = DualWriteSession(
+            store, configs or {}, _FACTORIES, alone=not pooled
+        )
+        self._driver = AsyncRecipeRunner(watch)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Bring both halves of this writer's id to the same outcome; required before a transaction."""
-        with Block(self._session) as block, block:
+        with LeaveOnExit(self._session) as block, block:
             return await self._driver.run_async(self._session.recover(accept_torn=accept_torn, block=block))
 
     async def look(self) -> Report:
@@ -157,7 +165,7 @@ class DualWriter(Generic[D]):
     async def transaction(self, *, wait_visible: bool = False) -> AsyncIterator[Transaction[D]]:
         """Run a dual write: commit both halves when the block ends, neither if it raises."""
         driver, session = self._driver, self._session
-        with Block(session) as block, block:
+        with LeaveOnExit(session) as block, block:
             database = await driver.run_async(session.begin(block))
             producers = {name: branch.producer for name, branch in session.branches.items()}
             txn = Transaction(database, producers, driver, session.offsets)
@@ -166,10 +174,10 @@ class DualWriter(Generic[D]):
                 txn.check_process()
                 await flush_rows_async(database)
             except BaseException as exc:
-                txn.end()
+                txn.mark_ended()
                 await driver.run_async(session.rollback(database, exc))
                 raise
-            txn.end()
+            txn.mark_ended()
             await driver.run_async(session.commit(database, wait_visible=wait_visible))
 
     async def run(
@@ -205,7 +213,7 @@ class DualWriter(Generic[D]):
     @property
     def ready(self) -> bool:
         """Whether a transaction can begin."""
-        return self._session.ready
+        return self._session.is_ready
 
     @property
     def modes(self) -> Mapping[str, Mode | None]:
@@ -225,4 +233,4 @@ class DualWriter(Generic[D]):
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<DualWriter {self._session.name}: {self._session.standing.value}>"
+        return f"<DualWriter {self._session.ids_text}: {self._session.state.value}>"

@@ -6,18 +6,18 @@ from typing import Final, Generic
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.model import NOTHING, StoredState
-from tallystick.dualwrite.ports import Describing, P
+from tallystick.dualwrite.ports import AdminPort, P
 from tallystick.kernel.check import check
 from tallystick.kernel.settings import BadConfig
 
 _ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
 
 
-class Branch(Generic[P]):
+class ClusterBranch(Generic[P]):
     """One cluster's half of a writer: a transactional id, its producer and its row."""
 
     def __init__(self, cluster: str, config: Mapping[str, object]) -> None:
-        two_phase = {"transaction.two.phase.commit.enable": True} if not _says_how_to_keep(config) else {}
+        two_phase = {"transaction.two.phase.commit.enable": True} if not _configures_modes(config) else {}
         self.cluster = cluster
         self.config: Mapping[str, object] = {**config, **two_phase}
         parsed = ProducerConfig.parse(self.config)
@@ -26,12 +26,12 @@ class Branch(Generic[P]):
         if not parsed.modes:
             raise BadConfig("transaction.two.phase.commit.enable or tallystick.modes: one must be set")
         self.id: str = parsed.transactional_id
-        self.strongest = Mode(parsed.modes[0])
+        self.strongest_mode = Mode(parsed.modes[0])
         self.timeout_ms = parsed.transaction_timeout_ms
-        self.admin: Describing | None = None
+        self.admin: AdminPort | None = None
         self.cluster_id: str | None = None
         self.row: StoredState | None = None
-        self.finished = NOTHING  # last transaction that this writer saw committed in both halves
+        self.last_finished = NOTHING  # last transaction that this writer saw committed in both halves
         self._producer: P | None = None
         self.in_transaction = False
 
@@ -46,21 +46,21 @@ class Branch(Generic[P]):
         assert self._producer is not None
         return self._producer
 
-    def use(self, producer: P | None) -> None:
+    def set_producer(self, producer: P | None) -> None:
         self._producer = producer
         self.in_transaction = False
 
-    def give_up(self) -> P | None:
+    def detach_producer(self) -> P | None:
         """Detach and return the producer, or None."""
         producer, self._producer = self._producer, None
         self.in_transaction = False
         return producer
 
-    def claimed(self) -> StoredState:
+    def require_row(self) -> StoredState:
         check(self.row is not None, "a row before recover()")
         assert self.row is not None
         return self.row
 
 
-def _says_how_to_keep(config: Mapping[str, object]) -> bool:
+def _configures_modes(config: Mapping[str, object]) -> bool:
     return bool({"transaction.two.phase.commit.enable", "tallystick.modes"} & config.keys())

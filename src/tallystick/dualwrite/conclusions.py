@@ -4,19 +4,19 @@ from typing import Final
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.transactions.engine import Completion
-from tallystick.client.transactions.modes import Mode, Seen
+from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import DatabaseBehind, ForeignCluster, LogBehind, Torn
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Shown, Verdict
+from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, Finding, RecoveredId, Verdict
 
-DID: Final = {
+ACTION_DONE: Final = {
     Completion.COMMITTED: "committed it in Kafka",
     Completion.ABORTED: "aborted it in Kafka",
     Completion.NOTHING_IN_DOUBT: "nothing to do",
     Completion.UNVERIFIED: "nothing to do",
 }
-WOULD: Final = {
+ACTION_PLANNED: Final = {
     Verdict.NOTHING: "do nothing",
     Verdict.COMMIT: "commit it in Kafka",
     Verdict.ABORT: "abort it in Kafka",
@@ -28,31 +28,33 @@ WOULD: Final = {
 }
 
 
-def recovered(row: StoredState, shown: Shown, finding: Finding, verdict: Verdict, did: str) -> Recovered:
+def report_line(
+    row: StoredState, shown: ClusterHalf, finding: Finding, verdict: Verdict, did: str
+) -> RecoveredId:
     """Build one line of a report."""
-    return Recovered(
+    return RecoveredId(
         transactional_id=row.transactional_id,
         state=row.state,
-        in_doubt=PreparedTxnState.of(shown.open),
+        in_doubt=PreparedTxnState.of(shown.open_transaction),
         finding=finding,
         verdict=verdict,
-        did=did,
+        action=did,
     )
 
 
-def seen_of(told: TransactionDescription) -> Seen | None:
+def to_txn_state(told: TransactionDescription) -> TxnDescription | None:
     """Extract from a description what `modes` compares; None for an id that was never initialised."""
     if told.writer.producer_id < 0:  # created, but never initialised
         return None
     forced = frozenset(each.writer for each in told.forced_outcomes if each.partition is None)
-    return Seen(state=told.state, identity=told.writer, forced=forced)
+    return TxnDescription(state=told.state, identity=told.writer, forced_identities=forced)
 
 
-def check_halt(row: StoredState, shown: Shown, finding: Finding) -> None:
+def raise_if_halted(row: StoredState, shown: ClusterHalf, finding: Finding) -> None:
     """Raise Halted for a finding that halts in every mode. Nothing was changed in Kafka."""
     if any(VERDICTS[finding, mode] is not Verdict.HALT for mode in Mode):
         return
-    seen = "nothing" if shown.seen is None else f"{shown.seen.state} {shown.seen.identity}"
+    seen = "nothing" if shown.txn_state is None else f"{shown.txn_state.state} {shown.txn_state.identity}"
     text = (
         f"{row.transactional_id}: {finding.value} [{finding.name}]: the database has "
         f"{row.state or 'nothing'} of cluster {row.cluster_id}, cluster {shown.cluster_id} has {seen}; "
@@ -61,7 +63,7 @@ def check_halt(row: StoredState, shown: Shown, finding: Finding) -> None:
     raise ForeignCluster(text) if finding is Finding.FOREIGN else LogBehind(text)
 
 
-def torn(row: StoredState) -> Torn:
+def torn_error(row: StoredState) -> Torn:
     """Build the error for a transaction that the database committed and the cluster aborted."""
     return Torn(
         f"{row.transactional_id}: the database has committed {row.state}, and the cluster has aborted it: by "
@@ -70,9 +72,9 @@ def torn(row: StoredState) -> Torn:
     )
 
 
-def overruled(row: StoredState, seen: Seen | None) -> Torn:
+def overruled_error(row: StoredState, txn_state: TxnDescription | None) -> Torn:
     """Build the error for a committed row whose transaction must be the last one the cluster aborted."""
-    shows = "nothing" if seen is None else f"{seen.state} {seen.identity}"
+    shows = "nothing" if txn_state is None else f"{txn_state.state} {txn_state.identity}"
     return Torn(
         f"{row.transactional_id}: the database has committed {row.state}, which was never seen finished, and "
         f"the cluster shows {shows}: it was aborted there, by another client of this id or by an operator. "
@@ -81,7 +83,7 @@ def overruled(row: StoredState, seen: Seen | None) -> Torn:
     )
 
 
-def behind(row: StoredState, seen: Seen | None) -> DatabaseBehind:
+def database_behind_error(row: StoredState, seen: TxnDescription | None) -> DatabaseBehind:
     """Build the error for a transaction that the cluster committed and the database lacks."""
     shows = "nothing" if seen is None else f"{seen.state} {seen.identity}"
     return DatabaseBehind(

@@ -6,16 +6,16 @@ from typing import Generic, TypeVar
 
 from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.dualwrite.consume_recipe import OnDataLoss, Reading
-from tallystick.dualwrite.drivers import Driver, Watch
+from tallystick.dualwrite.consume_recipe import ConsumeRecipe, OnDataLoss
+from tallystick.dualwrite.recipes import RecipeRunner, StepCallback
 from tallystick.dualwrite.stores.base import OffsetStore, OffsetTransaction
-from tallystick.dualwrite.transaction import Half
+from tallystick.dualwrite.transaction import DatabaseHalf
 from tallystick.kernel.ids import TopicPartition
 
 X = TypeVar("X", bound=OffsetTransaction)
 
 
-class Batch(Half[X]):
+class ConsumedBatch(DatabaseHalf[X]):
     """A batch of records and the database transaction for their rows: `session`, `connection`."""
 
     def __init__(self, database: X, records: tuple[ConsumerRecord, ...]) -> None:
@@ -23,12 +23,12 @@ class Batch(Half[X]):
         self.records = records
 
 
-class _OnRebalance(RebalanceListener):
-    def __init__(self, reading: Reading[X]) -> None:
-        self._reading = reading
+class _UnsyncOnRebalance(RebalanceListener):
+    def __init__(self, reading: ConsumeRecipe[X]) -> None:
+        self._recipe = reading
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        self._reading.unsync()
+        self._recipe.mark_unsynced()
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         """Do nothing: the database already has the offsets."""
@@ -37,15 +37,15 @@ class _OnRebalance(RebalanceListener):
         """Do nothing: the database refuses later writes for these partitions."""
 
 
-class Consuming(Generic[X]):
+class ConsumerLoop(Generic[X]):
     """A consumer whose offsets are stored in a database. Created by `consume_into`; used by one thread."""
 
-    def __init__(self, reading: Reading[X], watch: Watch | None) -> None:
-        self._reading = reading
-        self._driver = Driver(watch)
+    def __init__(self, reading: ConsumeRecipe[X], watch: StepCallback | None) -> None:
+        self._recipe = reading
+        self._driver = RecipeRunner(watch)
 
     @contextmanager
-    def batch(self, timeout_s: float = 1.0, most: int | None = None) -> Iterator[Batch[X]]:
+    def batch(self, timeout_s: float = 1.0, most: int | None = None) -> Iterator[ConsumedBatch[X]]:
         """Yield records and a transaction; commit rows and offsets together when the block ends.
 
         If the block raises, neither is committed, and the records are returned again.
@@ -57,17 +57,17 @@ class Consuming(Generic[X]):
             another reader has moved a partition, InDoubt when the outcome is unknown; after either, continue
             with the next batch, which begins at the database's offsets.
         """
-        driver, reading = self._driver, self._reading
+        driver, reading = self._driver, self._recipe
         took = driver.run(reading.poll(timeout_s, most))
         database = driver.run(reading.begin(took))
-        batch = Batch(database, took.records)
+        batch = ConsumedBatch(database, took.records)
         try:
             yield batch
         except BaseException:
-            batch.end()
+            batch.mark_ended()
             driver.run(reading.rollback(database, took))
             raise
-        batch.end()
+        batch.mark_ended()
         driver.run(reading.commit(database, took))
 
 
@@ -79,8 +79,8 @@ def consume_into(
     partitions: Iterable[TopicPartition] = (),
     group: str | None = None,
     on_data_loss: OnDataLoss = "fail",
-    watch: Watch | None = None,
-) -> Consuming[X]:
+    watch: StepCallback | None = None,
+) -> ConsumerLoop[X]:
     """Read topics into a database, each record exactly once.
 
         reading = consume_into(store, consumer, ["payments"])
@@ -104,9 +104,9 @@ def consume_into(
             if earlier records are gone, at the log end if the log is shorter than the offset.
     Source: KIP-939 "Motivation", "recipe for atomic consumption from Kafka to a database".
     """
-    reading: Reading[X] = Reading(store, consumer, group, on_data_loss)
+    reading: ConsumeRecipe[X] = ConsumeRecipe(store, consumer, group, on_data_loss)
     if partitions:
         consumer.assign(partitions)
     else:
-        consumer.subscribe(list(topics), _OnRebalance(reading))
-    return Consuming(reading, watch)
+        consumer.subscribe(list(topics), _UnsyncOnRebalance(reading))
+    return ConsumerLoop(reading, watch)

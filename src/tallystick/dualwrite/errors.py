@@ -159,7 +159,7 @@ class WriteInDoubt(InDoubt):
         """Return the outcome as far as this writer knows it. Never repeat a write that is UNKNOWN."""
         return self._outcome
 
-    def settle(self, outcome: Outcome) -> None:
+    def set_outcome(self, outcome: Outcome) -> None:
         """Set the outcome found by a recovery or by the commit itself; only the first call counts."""
         if self._outcome is Outcome.UNKNOWN:
             self._outcome = outcome

@@ -7,11 +7,11 @@ a ROLLBACK, a COMMIT or a protocol-level close sent by the child would take effe
 import ctypes
 import os
 
-from tallystick.client.forks import this_process
+from tallystick.client.forks import get_process_token
 from tallystick.dualwrite.errors import NotYours
 
 
-class Home:
+class OwningProcess:
     """The process that an object belongs to: the first one to use it."""
 
     def __init__(self) -> None:
@@ -19,26 +19,26 @@ class Home:
         self._pid = 0
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_forked_child(self) -> bool:
         """Whether this process is a fork of the one that used the object first."""
-        return self._process is not None and self._process is not this_process()
+        return self._process is not None and self._process is not get_process_token()
 
-    def check(self, what: str) -> None:
+    def check_process(self, what: str) -> None:
         """Raise NotYours in a forked child."""
-        if self.is_elsewhere:
+        if self.is_forked_child:
             raise NotYours(
                 f"{what} was in use in process {self._pid}, and this is a fork of it, {os.getpid()}: what is "
                 "open there is the parent's to commit, and nothing was done here. Make a writer in each "
                 "process, after the fork"
             )
 
-    def enter(self, what: str) -> None:
+    def claim_process(self, what: str) -> None:
         """Record this process as the owner. Raises: NotYours in a forked child."""
-        self.check(what)
-        self._process, self._pid = this_process(), os.getpid()
+        self.check_process(what)
+        self._process, self._pid = get_process_token(), os.getpid()
 
 
-def leave_to_parent(what: object) -> None:
+def leak_reference(what: object) -> None:
     """Leak a reference, so that the object is never finalized in this process.
 
     Finalization may end the parent's transaction. No variable outlives the interpreter's exit, when drivers

@@ -35,9 +35,9 @@ FORMER_MAX: Final = 32
 
 NOTHING: Final = PreparedTxnState()
 # Flags in the column `settled`, beside 0 or 1; a reader that does not know them sees "not settled".
-_COMPLETED: Final = 2
-_NOTES: Final = 4
-_ALONE: Final = 8
+_COMPLETING_FLAG: Final = 2
+_NOTES_FLAG: Final = 4
+_ALONE_FLAG: Final = 8
 
 
 @frozen(kw_only=True)
@@ -82,7 +82,7 @@ class StoredState:
         """The transaction that may still have to be committed in Kafka, or an empty state."""
         return NOTHING if self.settled else self.state
 
-    def after(self, state: PreparedTxnState) -> tuple[int, ...]:
+    def former_ids_before(self, state: PreparedTxnState) -> tuple[int, ...]:
         """Return `former_producer_ids` for a row that names `state`."""
         now = self.state.producer_id
         if now is None or now == state.producer_id:
@@ -100,7 +100,10 @@ def to_columns(row: StoredState) -> dict[str, Value]:
         "transactional_id": row.transactional_id,
         "owner": row.owner,
         "prepared_transaction_state": str(row.state),
-        "settled": row.settled + _COMPLETED * row.completing + _NOTES * row.notes + _ALONE * row.alone,
+        "settled": row.settled
+        + _COMPLETING_FLAG * row.completing
+        + _NOTES_FLAG * row.notes
+        + _ALONE_FLAG * row.alone,
         "former_producer_ids": " ".join(map(str, row.former_producer_ids)),
         "cluster_id": row.cluster_id,
         "transaction_version": row.transaction_version,
@@ -114,22 +117,24 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
     """Convert the result of `to_columns` back. Raises: BadRow otherwise, including for a newer schema."""
     who = columns.get("transactional_id")
     try:
-        version = _whole(columns["schema_version"])
+        version = _expect_int(columns["schema_version"])
         if version != SCHEMA_VERSION:
             raise BadRow(str(who), f"schema version {version}; this library knows {SCHEMA_VERSION}")
         return StoredState(
-            transactional_id=_text(columns["transactional_id"]),
-            owner=_text(columns["owner"]),
-            state=PreparedTxnState(_text(columns["prepared_transaction_state"])),
-            settled=bool(_whole(columns["settled"]) & 1),
-            completing=bool(_whole(columns["settled"]) & _COMPLETED),
-            notes=bool(_whole(columns["settled"]) & _NOTES),
-            alone=bool(_whole(columns["settled"]) & _ALONE),
-            former_producer_ids=tuple(int(each) for each in _text(columns["former_producer_ids"]).split()),
-            cluster_id=None if columns["cluster_id"] is None else _text(columns["cluster_id"]),
-            transaction_version=_whole_or_none(columns["transaction_version"]),
-            started_at_ms=_whole_or_none(columns["started_at"]),
-            timeout_ms=_whole_or_none(columns["timeout_ms"]),
+            transactional_id=_expect_str(columns["transactional_id"]),
+            owner=_expect_str(columns["owner"]),
+            state=PreparedTxnState(_expect_str(columns["prepared_transaction_state"])),
+            settled=bool(_expect_int(columns["settled"]) & 1),
+            completing=bool(_expect_int(columns["settled"]) & _COMPLETING_FLAG),
+            notes=bool(_expect_int(columns["settled"]) & _NOTES_FLAG),
+            alone=bool(_expect_int(columns["settled"]) & _ALONE_FLAG),
+            former_producer_ids=tuple(
+                int(each) for each in _expect_str(columns["former_producer_ids"]).split()
+            ),
+            cluster_id=None if columns["cluster_id"] is None else _expect_str(columns["cluster_id"]),
+            transaction_version=_expect_optional_int(columns["transaction_version"]),
+            started_at_ms=_expect_optional_int(columns["started_at"]),
+            timeout_ms=_expect_optional_int(columns["timeout_ms"]),
         )
     except BadRow:
         raise
@@ -158,17 +163,17 @@ def from_bytes(transactional_id: str, data: bytes) -> StoredState:
     return row
 
 
-def _text(value: object) -> str:
+def _expect_str(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
     return value
 
 
-def _whole(value: object) -> int:
+def _expect_int(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{value!r} is not a whole number")
     return value
 
 
-def _whole_or_none(value: object) -> int | None:
-    return None if value is None else _whole(value)
+def _expect_optional_int(value: object) -> int | None:
+    return None if value is None else _expect_int(value)

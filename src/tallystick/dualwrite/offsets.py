@@ -20,7 +20,7 @@ from tallystick.kernel.ids import TopicPartition
 _log = logging.getLogger("tallystick.dualwrite")
 
 
-class Rewinding(Protocol):
+class RewindableConsumer(Protocol):
     """The methods used of `tallystick.Consumer` and `tallystick.aio.Consumer`."""
 
     @property
@@ -34,52 +34,52 @@ class Rewinding(Protocol):
 
 
 @dataclass(slots=True)
-class Sent:
+class OffsetsInFlight:
     """One call of `send_offsets`.
 
     positions  the offsets that were sent
     held       partitions paused until the outcome is known; None while no partition is paused
     """
 
-    consumer: Rewinding
+    consumer: RewindableConsumer
     positions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    held: frozenset[TopicPartition] | None = None
+    paused_partitions: frozenset[TopicPartition] | None = None
 
 
-class SentOffsets:
-    """The offsets sent by one block, until its outcome is known. `conclude` is idempotent."""
+class OffsetsOfBlock:
+    """The offsets sent by one block, until its outcome is known. `apply_outcome` is idempotent."""
 
     def __init__(self) -> None:
-        self._sent: list[Sent] = []
+        self._entries: list[OffsetsInFlight] = []
 
-    def add(self, consumer: Rewinding) -> Sent:
+    def add(self, consumer: RewindableConsumer) -> OffsetsInFlight:
         """Add a consumer before its positions are known: its returned records already belong to the block."""
-        sent = Sent(consumer)
-        self._sent.append(sent)
+        sent = OffsetsInFlight(consumer)
+        self._entries.append(sent)
         return sent
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all entries in a forked child: they belong to the parent."""
-        self._sent.clear()
+        self._entries.clear()
 
-    def conclude(self, outcome: Outcome) -> None:
+    def apply_outcome(self, outcome: Outcome) -> None:
         """Apply the outcome of the block, as known at its end or after recovery."""
-        for sent in tuple(self._sent):
+        for sent in tuple(self._entries):
             try:
-                _conclude(sent, outcome)
+                _apply_outcome(sent, outcome)
             except ClientError as exc:  # closed, or used by another thread: the block's own error comes first
                 _log.warning("%r: where it goes on was not set: %s", sent.consumer, exc)
             if outcome is not Outcome.UNKNOWN:
-                self._sent.remove(sent)
+                self._entries.remove(sent)
 
 
-def _conclude(sent: Sent, outcome: Outcome) -> None:
+def _apply_outcome(sent: OffsetsInFlight, outcome: Outcome) -> None:
     consumer = sent.consumer
     if outcome is Outcome.UNKNOWN:
-        if sent.held is None:
+        if sent.paused_partitions is None:
             held = consumer.assignment - consumer.paused
             consumer.pause(held)
-            sent.held = held
+            sent.paused_partitions = held
             _log.warning("%r returns no more records until recover() has found the outcome", consumer)
         else:  # recovery has run, and another writer held the id in between
             _log.error(
@@ -92,5 +92,5 @@ def _conclude(sent: Sent, outcome: Outcome) -> None:
         consumer.note_committed(sent.positions)
     else:
         consumer.rewind()
-    if sent.held:
-        consumer.resume(sent.held & consumer.assignment)
+    if sent.paused_partitions:
+        consumer.resume(sent.paused_partitions & consumer.assignment)

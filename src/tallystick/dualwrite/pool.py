@@ -11,9 +11,9 @@ from typing import Final, Generic, Self, TypeVar
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.dualwrite.errors import Fenced, Halted, NoFreeId, NotRecovered, Torn
-from tallystick.dualwrite.forks import Home
+from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import Recovered, Report
+from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.writer import DualWriter, Transaction
 from tallystick.kernel.codes import ErrorCode
@@ -28,7 +28,7 @@ WAIT_S: Final = 30.0
 SIZE_MAX: Final = 1000
 
 
-def ids_of(config: Mapping[str, object], size: int) -> list[str]:
+def pool_ids(config: Mapping[str, object], size: int) -> list[str]:
     """Build the ids of a pool: `transactional.id`, a hyphen and a number. Raises: BadConfig."""
     base = config.get("transactional.id")
     if not isinstance(base, str) or not base:
@@ -38,14 +38,14 @@ def ids_of(config: Mapping[str, object], size: int) -> list[str]:
     return [f"{base}-{number}" for number in range(size)]
 
 
-def beyond(base: object, size: int, stored: Iterable[str]) -> list[str]:
+def select_larger_pool_ids(base: object, size: int, stored: Iterable[str]) -> list[str]:
     """Select the stored ids that a larger pool of the same name may have left."""
     form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
     return [each for each in stored if (found := form.fullmatch(each)) and int(found[1]) >= size]
 
 
-def is_a_pools(base: object, row: StoredState | None) -> bool:
-    """Return whether an id found by `beyond` belongs to a pool.
+def may_belong_to_pool(base: object, row: StoredState | None) -> bool:
+    """Return whether an id found by `select_larger_pool_ids` belongs to a pool.
 
     A row without a recorded transaction, or of an earlier version, does not show it. Such a row counts as a
     pool's, because only this pool would find a transaction that a larger pool left in doubt.
@@ -61,7 +61,7 @@ def is_a_pools(base: object, row: StoredState | None) -> bool:
     return False
 
 
-def first_of(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
+def combine_errors(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
     """Return the first error, with a note for each of the others."""
     first, *others = contradictions
     for each in others:
@@ -69,10 +69,10 @@ def first_of(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
     return first
 
 
-def say_taken(base: object, writer: object, exc: BaseException) -> None:
+def log_if_fenced(base: object, writer: object, exc: BaseException) -> None:
     """Log that an id was lost to another client, which suggests two pools of the same name."""
     told: BaseException | None = exc
-    while told is not None and not _tells_taken(told):
+    while told is not None and not _is_fenced_error(told):
         told = told.__cause__
     if told is None:
         return
@@ -86,14 +86,14 @@ def say_taken(base: object, writer: object, exc: BaseException) -> None:
     )
 
 
-def _tells_taken(exc: BaseException) -> bool:
+def _is_fenced_error(exc: BaseException) -> bool:
     """Return whether the id was fenced, in the database or in Kafka, which may notice first."""
     if isinstance(exc, BrokerRefused):
         return isinstance(exc, FencedInKafka) or exc.code == ErrorCode.INVALID_PRODUCER_EPOCH
     return isinstance(exc, Fenced)
 
 
-def none_free(size: int, limit_s: float) -> NoFreeId:
+def no_free_id_error(size: int, limit_s: float) -> NoFreeId:
     return NoFreeId(f"none of {size} ids became free within {limit_s:g} s")
 
 
@@ -123,12 +123,12 @@ class WriterPool(Generic[D]):
         self._config = producer_config
         self._size = size
         self._wait_s = wait_s
-        self._writers = [self._writer(each) for each in ids_of(producer_config, size)]
+        self._writers = [self._create_writer(each) for each in pool_ids(producer_config, size)]
         self._free: LifoQueue[DualWriter[D]] = LifoQueue()
-        self._recovered = False
-        self._home = Home()
+        self._is_recovered = False
+        self._owning_process = OwningProcess()
 
-    def _writer(self, transactional_id: str) -> DualWriter[D]:
+    def _create_writer(self, transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
         return DualWriter(self._store, config, pooled=True)
 
@@ -138,26 +138,26 @@ class WriterPool(Generic[D]):
         Call it before the first transaction; no transaction may be open.
         Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster after all other ids are recovered.
         """
-        self._home.enter(f"{self._config['transactional.id']}: this pool")
-        found: list[Recovered] = []
+        self._owning_process.claim_process(f"{self._config['transactional.id']}: this pool")
+        found: list[RecoveredId] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
         larger = [
             each
-            for each in beyond(base, self._size, self._store.transactional_ids())
-            if is_a_pools(base, self._store.read_state(each))
+            for each in select_larger_pool_ids(base, self._size, self._store.transactional_ids())
+            if may_belong_to_pool(base, self._store.read_state(each))
         ]
         with ExitStack() as stack:
-            left = [stack.enter_context(self._writer(each)) for each in larger]
+            left = [stack.enter_context(self._create_writer(each)) for each in larger]
             for writer in (*self._writers, *left):
                 try:
                     found += writer.recover(accept_torn=accept_torn).ids
                 except (Torn, Halted) as exc:
                     contradictions.append(exc)
         if contradictions:
-            raise first_of(contradictions)
-        if not self._recovered:
-            self._recovered = True
+            raise combine_errors(contradictions)
+        if not self._is_recovered:
+            self._is_recovered = True
             for writer in reversed(self._writers):
                 self._free.put(writer)
         return Report(tuple(found))
@@ -169,28 +169,28 @@ class WriterPool(Generic[D]):
         If that recovery fails, another free writer is tried, and the next caller tries the first one again.
         Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other writer is free.
         """
-        self._home.check(f"{self._config['transactional.id']}: this pool")
-        if not self._recovered:
+        self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
+        if not self._is_recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
         limit_s = self._wait_s if wait_s is None else wait_s
         taken: list[DualWriter[D]] = []
         try:
-            yield self._take(taken, limit_s)
+            yield self._acquire(taken, limit_s)
         except Exception as exc:
-            say_taken(self._config["transactional.id"], taken[-1:], exc)
+            log_if_fenced(self._config["transactional.id"], taken[-1:], exc)
             raise
         finally:
-            for writer in taken if not self._home.is_elsewhere else ():
+            for writer in taken if not self._owning_process.is_forked_child else ():
                 self._free.put(writer)
 
-    def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
+    def _acquire(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
         """Return a ready writer, appended last to `taken`; the ones before it could not be recovered."""
         failure: Exception | None = None
         while True:
             try:
                 writer = self._free.get(timeout=limit_s) if failure is None else self._free.get_nowait()
             except Empty:
-                raise failure or none_free(self._size, limit_s) from None
+                raise failure or no_free_id_error(self._size, limit_s) from None
             taken.append(writer)
             try:
                 if not writer.ready:

@@ -2,8 +2,8 @@
 
 The order is part of the rule [DW-5]. First the row is claimed: from then on no earlier writer's database
 commit can succeed, and the row is final. Then the cluster is queried, before the id is initialised there,
-because InitProducerId erases how the last transaction ended. `find` compares the two halves, and `VERDICTS`
-maps the finding to an action. Only then is Kafka changed; a verdict that halts changes nothing.
+because InitProducerId erases how the last transaction ended. `compare_halves` compares the two halves, and
+`VERDICTS` maps the finding to an action. Only then is Kafka changed; a verdict that halts changes nothing.
 
 KIP-939's recovery recipe is the first column of the table: commit the transaction in doubt if the row names
 exactly that one, abort it otherwise. The other rows cover what the recipe takes for granted: that nothing in
@@ -17,31 +17,35 @@ from enum import Enum, auto
 from typing import Final
 
 from tallystick.client.transactions import modes
-from tallystick.client.transactions.modes import EPOCH_BUMP_VERSION, Asked, Mode, Seen
+from tallystick.client.transactions.modes import EPOCH_BUMP_VERSION, Mode, TxnDescription, TxnToResolve
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import frozen
 
 
 @frozen(kw_only=True)
-class Shown:
+class ClusterHalf:
     """A cluster's state of a transactional id, before the id is initialised.
 
     seen        state at the transaction coordinator; None if the id is unknown there
-    visible     False if the cluster cannot describe ids or the client is not authorized; `seen` is
+    visible     False if the cluster cannot describe ids or the client is not authorized; `txn_state` is
                 meaningless then
     cluster_id  None if the cluster has none
     """
 
-    seen: Seen | None
-    visible: bool = True
+    txn_state: TxnDescription | None
+    is_visible: bool = True
     cluster_id: str | None = None
 
     @property
-    def open(self) -> Identity | None:
+    def open_transaction(self) -> ProducerIdAndEpoch | None:
         """Producer id and epoch of the transaction in doubt: open, and not decided."""
-        return self.seen.identity if self.seen is not None and self.seen.state == "Ongoing" else None
+        return (
+            self.txn_state.identity
+            if self.txn_state is not None and self.txn_state.state == "Ongoing"
+            else None
+        )
 
 
 class Finding(Enum):
@@ -76,8 +80,8 @@ class Verdict(Enum):
 
 # The columns: 2pc, keep, resume. A mode affects what may have happened to a transaction, and so how often
 # FORCED and UNPROVEN occur, but not the verdict. The exception: `resume` relies on descriptions alone.
-_COLUMNS: Final = (Mode.TWO_PHASE, Mode.KEEP, Mode.RESUME)
-_ROWS: Final = {
+_VERDICT_MODES: Final = (Mode.TWO_PHASE, Mode.KEEP, Mode.RESUME)
+_VERDICT_TABLE: Final = {
     Finding.IDLE: (Verdict.NOTHING, Verdict.NOTHING, Verdict.NOTHING),
     Finding.UNDECIDED: (Verdict.ABORT, Verdict.ABORT, Verdict.ABORT),
     Finding.DECIDED: (Verdict.COMMIT, Verdict.COMMIT, Verdict.COMMIT),
@@ -93,12 +97,12 @@ _ROWS: Final = {
 }
 VERDICTS: Final = {
     (finding, mode): verdict
-    for finding, row in _ROWS.items()
-    for mode, verdict in zip(_COLUMNS, row, strict=True)
+    for finding, row in _VERDICT_TABLE.items()
+    for mode, verdict in zip(_VERDICT_MODES, row, strict=True)
 }
 
 
-def find(row: StoredState, shown: Shown, known: StoredState | None = None) -> Finding:
+def compare_halves(row: StoredState, shown: ClusterHalf, known: StoredState | None = None) -> Finding:
     """Compare the two halves [DW-6]. Only an exact match is DECIDED.
 
     Args:
@@ -106,51 +110,56 @@ def find(row: StoredState, shown: Shown, known: StoredState | None = None) -> Fi
     """
     if row.state and None not in (row.cluster_id, shown.cluster_id) and row.cluster_id != shown.cluster_id:
         return Finding.FOREIGN
-    if not shown.visible:
+    if not shown.is_visible:
         return Finding.UNSEEN
-    if known is not None and _has_lost(row, known) and shown.open != known.state.identity:
+    if known is not None and _is_behind_known(row, known) and shown.open_transaction != known.state.identity:
         return Finding.BEHIND
-    if shown.open is not None:
-        return _of_open(row, shown, shown.open)
-    ended = _ended(row, shown)
-    if shown.seen is not None and ended in _ANOTHER and shown.seen.state in _COMMITS and not row.completing:
-        return Finding.AHEAD if is_older(row, shown.seen.identity) else Finding.BEHIND
+    if shown.open_transaction is not None:
+        return _classify_open(row, shown, shown.open_transaction)
+    ended = _compare_named(row, shown)
+    if (
+        shown.txn_state is not None
+        and ended in _ANOTHER_TRANSACTION
+        and shown.txn_state.state in _COMMIT_STATES
+        and not row.completing
+    ):
+        return Finding.AHEAD if is_older(row, shown.txn_state.identity) else Finding.BEHIND
     if not row.pending:
         # Nothing is expected. But an id that is behind a finished transaction has lost it.
-        return Finding.AHEAD if ended is modes.Finding.LOST else Finding.IDLE
-    if ended is modes.Finding.MOVED_ON and shown.seen is not None:
-        return _of_past(row, shown.seen)
-    return _ENDED[ended]
+        return Finding.AHEAD if ended is modes.TxnFinding.LOST else Finding.IDLE
+    if ended is modes.TxnFinding.MOVED_ON and shown.txn_state is not None:
+        return _classify_moved_on(row, shown.txn_state)
+    return _FINDING_OF_ENDED[ended]
 
 
 # The cluster's state is not the end of the transaction that the row names.
-_ANOTHER: Final = (None, modes.Finding.MOVED_ON)
-_COMMITS: Final = ("PrepareCommit", "CompleteCommit")
-_ABORTS: Final = ("PrepareAbort", "CompleteAbort")
+_ANOTHER_TRANSACTION: Final = (None, modes.TxnFinding.MOVED_ON)
+_COMMIT_STATES: Final = ("PrepareCommit", "CompleteCommit")
+_ABORT_STATES: Final = ("PrepareAbort", "CompleteAbort")
 
 
-def _has_lost(row: StoredState, known: StoredState) -> bool:
+def _is_behind_known(row: StoredState, known: StoredState) -> bool:
     """Return whether the row is older than the one that this writer saw committed [DW-12]."""
     name = row.state.identity
     return bool(known.state) and (name is None or is_older(known, name))
 
 
-def _of_past(row: StoredState, seen: Seen) -> Finding:
+def _classify_moved_on(row: StoredState, seen: TxnDescription) -> Finding:
     """Find the state of an unsettled row whose id has moved on to a later producer epoch.
 
     A writer that ends a later transaction has first noted that this one is finished [DW-13], or has found it
     committed. So an abort belongs to this transaction, unless the cluster may have moved on by itself (below
     2pc), or an operator has, or a writer of an earlier version, whose rows lack `notes`.
     """
-    if seen.state in _COMMITS:
-        return Finding.FINISHED  # the row is `completing`; otherwise `find` returned BEHIND
+    if seen.state in _COMMIT_STATES:
+        return Finding.FINISHED  # the row is `completing`; otherwise `compare_halves` returned BEHIND
     name, never_expires = row.state.identity, row.timeout_ms is None
-    if row.notes and seen.state in _ABORTS and never_expires and not (seen.forced - {name}):
+    if row.notes and seen.state in _ABORT_STATES and never_expires and not (seen.forced_identities - {name}):
         return Finding.OVERRULED
     return Finding.UNPROVEN
 
 
-def _of_open(row: StoredState, shown: Shown, pair: Identity) -> Finding:
+def _classify_open(row: StoredState, shown: ClusterHalf, pair: ProducerIdAndEpoch) -> Finding:
     name = row.state.identity
     if name is None:
         return Finding.UNDECIDED
@@ -158,12 +167,12 @@ def _of_open(row: StoredState, shown: Shown, pair: Identity) -> Finding:
         return Finding.AHEAD if row.settled else Finding.DECIDED
     if is_older(row, pair):
         return Finding.AHEAD
-    if not row.settled and _ended(row, shown) is modes.Finding.FORCED:
+    if not row.settled and _compare_named(row, shown) is modes.TxnFinding.FORCED:
         return Finding.FORCED
     return Finding.STALE
 
 
-def is_older(row: StoredState, pair: Identity) -> bool:
+def is_older(row: StoredState, pair: ProducerIdAndEpoch) -> bool:
     """Return whether the row's history proves that `pair` precedes the transaction that it names.
 
     Under one producer id epochs only grow; of two producer ids, one in `former_producer_ids` came first.
@@ -177,28 +186,28 @@ def is_older(row: StoredState, pair: Identity) -> bool:
 
 
 # Findings of `modes` about an ended transaction, mapped to those of this module.
-_ENDED: Final = {
+_FINDING_OF_ENDED: Final = {
     None: Finding.IDLE,
-    modes.Finding.COMMITTED: Finding.FINISHED,
-    modes.Finding.ABORTED: Finding.FORCED,
-    modes.Finding.FORCED: Finding.FORCED,
-    modes.Finding.MOVED_ON: Finding.UNPROVEN,
-    modes.Finding.GONE: Finding.UNPROVEN,
-    modes.Finding.LOST: Finding.AHEAD,
+    modes.TxnFinding.COMMITTED: Finding.FINISHED,
+    modes.TxnFinding.ABORTED: Finding.FORCED,
+    modes.TxnFinding.FORCED: Finding.FORCED,
+    modes.TxnFinding.MOVED_ON: Finding.UNPROVEN,
+    modes.TxnFinding.GONE: Finding.UNPROVEN,
+    modes.TxnFinding.LOST: Finding.AHEAD,
 }
 
 
-def _ended(row: StoredState, shown: Shown) -> modes.Finding | None:
+def _compare_named(row: StoredState, shown: ClusterHalf) -> modes.TxnFinding | None:
     """Return the cluster's state of the transaction that the row names; None if it names none."""
     name = row.state.identity
     if name is None:
         return None
     version = EPOCH_BUMP_VERSION if row.transaction_version is None else row.transaction_version
-    return modes.compare(Asked(writer=name, client=name, version=version), shown.seen)
+    return modes.classify_outcome(TxnToResolve(writer=name, client=name, version=version), shown.txn_state)
 
 
 @frozen(kw_only=True)
-class Recovered:
+class RecoveredId:
     """The result of recovering one id. `str()` gives one line.
 
     in_doubt  the transaction open in the cluster when it was queried
@@ -210,19 +219,19 @@ class Recovered:
     in_doubt: PreparedTxnState
     finding: Finding
     verdict: Verdict | None
-    did: str
+    action: str
 
     def __str__(self) -> str:
         named = self.in_doubt or self.state
         what = f"{named}: " if named and self.finding is not Finding.IDLE else ""
-        return f"{self.transactional_id}: {what}{self.finding.value} [{self.finding.name}]; {self.did}"
+        return f"{self.transactional_id}: {what}{self.finding.value} [{self.finding.name}]; {self.action}"
 
 
 @frozen
 class Report:
     """The result of `recover()`, one line for each id."""
 
-    ids: tuple[Recovered, ...]
+    ids: tuple[RecoveredId, ...]
 
     @property
     def clean(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tallystick.dualwrite.errors import Halted, Torn
-from tallystick.dualwrite.recovery import Recovered
+from tallystick.dualwrite.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import Store
 from tallystick.dualwrite.writer import DualWriter
 from tallystick.kernel.errors import TallystickError
@@ -12,21 +12,21 @@ from tallystick.kernel.value import frozen
 
 
 @frozen(kw_only=True)
-class Resolved:
+class ResolvedId:
     """The result for one id: the recovery report, or the failure.
 
     contradicts  the halves differ or must not be changed, so a retry does not help
     """
 
     transactional_id: str
-    recovered: Recovered | None = None
+    recovered: RecoveredId | None = None
     failure: str = ""
-    contradicts: bool = False
+    is_contradiction: bool = False
 
 
 def resolve(
     store: Store[Any], config: Mapping[str, object], ids: Iterable[str] = (), *, dry_run: bool
-) -> Iterator[Resolved]:
+) -> Iterator[ResolvedId]:
     """Recover each id with its own writer, which fences the current one. Failures do not stop the rest.
 
     Args:
@@ -37,18 +37,22 @@ def resolve(
     for each in ids or list(store.transactional_ids()):
         try:
             if store.read_state(each) is None:  # another store may hold the row that decides this id
-                yield Resolved(transactional_id=each, failure="the store has no row of it; nothing was done")
+                yield ResolvedId(
+                    transactional_id=each, failure="the store has no row of it; nothing was done"
+                )
                 continue
             with DualWriter(store, {**config, "transactional.id": each}) as writer:
                 (found,) = (writer.look() if dry_run else writer.recover()).ids
-                yield Resolved(transactional_id=each, recovered=found)
+                yield ResolvedId(transactional_id=each, recovered=found)
         except Exception as exc:  # client and database driver errors have no common base class
-            yield Resolved(
-                transactional_id=each, failure=told_of(exc), contradicts=isinstance(exc, Halted | Torn)
+            yield ResolvedId(
+                transactional_id=each,
+                failure=describe_error(exc),
+                is_contradiction=isinstance(exc, Halted | Torn),
             )
 
 
-def told_of(exc: Exception) -> str:
+def describe_error(exc: Exception) -> str:
     """Describe an error in one line, without the SQL statement that SQLAlchemy adds."""
     if isinstance(exc, TallystickError):
         return str(exc)

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.ports import Storing, Transacting
+from tallystick.dualwrite.ports import StorePort, StoreTransactionPort
 
-D = TypeVar("D", bound=Transacting)
+D = TypeVar("D", bound=StoreTransactionPort)
 
 
-def begin_briefly(store: Storing[D]) -> "D | Awaitable[D]":
+def begin_briefly(store: StorePort[D]) -> "D | Awaitable[D]":
     """Begin a transaction on a state row alone, with a limited wait for its lock if the store can.
 
     A client whose host is gone may hold that lock for hours. `begin_briefly` is an optional method of a store
@@ -25,13 +25,13 @@ def begin_briefly(store: Storing[D]) -> "D | Awaitable[D]":
     return begin()
 
 
-def look_under_lock(store: Storing[Any], row: StoredState) -> "Awaitable[None] | None":
+def check_owner_locked(store: StorePort[Any], row: StoredState) -> "Awaitable[None] | None":
     """Raise Fenced unless `row.owner` still owns the row; an asyncio store returns an awaitable."""
     begun: Any = None
     try:
         begun = begin_briefly(store)
         if inspect.isawaitable(begun):
-            return _look(begun, row)
+            return _check_owner_async(begun, row)
         begun.record(row)
     finally:
         if hasattr(begun, "rollback"):
@@ -39,7 +39,7 @@ def look_under_lock(store: Storing[Any], row: StoredState) -> "Awaitable[None] |
     return None
 
 
-async def _look(begun: Awaitable[Any], row: StoredState) -> None:
+async def _check_owner_async(begun: Awaitable[Any], row: StoredState) -> None:
     txn: Any = None
     try:
         txn = await begun

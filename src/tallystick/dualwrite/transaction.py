@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from tallystick.dualwrite.errors import NotYours
-from tallystick.dualwrite.forks import Home, leave_to_parent
+from tallystick.dualwrite.forks import OwningProcess, leak_reference
 
 D_co = TypeVar("D_co", covariant=True)
 X = TypeVar("X")
@@ -34,18 +34,18 @@ class HasHandle(Protocol[X_co]):
     def handle(self) -> X_co: ...
 
 
-class Half(Generic[D_co]):
+class DatabaseHalf(Generic[D_co]):
     """The database's half of one transaction, until the block ends."""
 
     def __init__(self, database: D_co) -> None:
         self._database = database
-        self._ended = False
-        self.home = Home()
-        self.home.enter("this transaction")
+        self._is_ended = False
+        self.owning_process = OwningProcess()
+        self.owning_process.claim_process("this transaction")
 
-    def end(self) -> None:
+    def mark_ended(self) -> None:
         """End the block: any later use of this object raises NotYours."""
-        self._ended = True
+        self._is_ended = True
 
     @property
     def database(self) -> D_co:
@@ -54,27 +54,27 @@ class Half(Generic[D_co]):
         return self._database
 
     @property
-    def session(self: "Half[HasSession[X]]") -> X:
+    def session(self: "DatabaseHalf[HasSession[X]]") -> X:
         """The SQLAlchemy Session of this transaction. Only the writer commits it or rolls it back."""
         return self.database.session
 
     @property
-    def connection(self: "Half[HasConnection[X]]") -> X:
+    def connection(self: "DatabaseHalf[HasConnection[X]]") -> X:
         """The SQLAlchemy Connection of this transaction. Only the writer commits it or rolls it back."""
         return self.database.connection
 
     @property
-    def handle(self: "Half[HasHandle[X]]") -> X:
+    def handle(self: "DatabaseHalf[HasHandle[X]]") -> X:
         """The store's object for reads and writes, under a common name."""
         return self.database.handle
 
     def check_process(self) -> None:
         """Raise NotYours in a forked child of the process that began it."""
-        self.home.check("this transaction")
+        self.owning_process.check_process("this transaction")
 
     def check_open(self) -> None:
         self.check_process()
-        if self._ended:
+        if self._is_ended:
             raise NotYours("this transaction has ended; begin another with `with writer.transaction()`")
 
 
@@ -86,20 +86,20 @@ class Savepoint:
 
     def __init__(self, send: Callable[..., object], send_batch: Callable[..., object]) -> None:
         """Create a savepoint that sends through the transaction's own methods."""
-        self.kept: list[Callable[[], object]] = []
+        self.queued_sends: list[Callable[[], object]] = []
         self._send = send
         self._send_batch = send_batch
 
     def send(self, *args: object, **named: object) -> None:
         """Queue a call of the transaction's `send` until release."""
-        self.kept.append(partial(self._send, *args, **named))
+        self.queued_sends.append(partial(self._send, *args, **named))
 
     def send_batch(self, *args: object, **named: object) -> None:
         """Queue a call of the transaction's `send_batch` until release."""
-        self.kept.append(partial(self._send_batch, *args, **named))
+        self.queued_sends.append(partial(self._send_batch, *args, **named))
 
 
-def savepoint_of(database: object) -> Any:
+def begin_savepoint(database: object) -> Any:
     """Begin the store's savepoint, a context manager. Raises: NotYours for a store without savepoints."""
     begin = getattr(database, "savepoint", None)
     if begin is None:
@@ -108,39 +108,39 @@ def savepoint_of(database: object) -> Any:
 
 
 @contextmanager
-def left_if_forked(home: Home, stack: ExitStack | AsyncExitStack) -> Iterator[None]:
+def keep_open_if_forked(home: OwningProcess, stack: ExitStack | AsyncExitStack) -> Iterator[None]:
     """Keep `stack` open in a forked child, where closing it would end the parent's savepoint."""
     try:
         yield
     finally:
-        if home.is_elsewhere:
-            leave_to_parent(stack.pop_all())
+        if home.is_forked_child:
+            leak_reference(stack.pop_all())
 
 
-class Leaving(Protocol):
-    """The part of `Session` that `Block` uses."""
+class LeavableSession(Protocol):
+    """The part of `Session` that `LeaveOnExit` uses."""
 
     def leave(self, block: object) -> None: ...
 
 
-class Block:
+class LeaveOnExit:
     """A context manager that makes a session `leave` a facade's call, however it ends.
 
     It is entered twice, `with Block(session) as block, block:`, so that if an interrupt prevents one exit,
     the other still runs.
     """
 
-    def __init__(self, session: Leaving) -> None:
+    def __init__(self, session: LeavableSession) -> None:
         self._session = session
 
-    def __enter__(self) -> "Block":
+    def __enter__(self) -> "LeaveOnExit":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._session.leave(self)
 
 
-def one_of(producers: Mapping[str, C], cluster: str | None) -> C:
+def select_producer(producers: Mapping[str, C], cluster: str | None) -> C:
     """Return the producer of a cluster, or the only one if `cluster` is None. Raises: ValueError."""
     if cluster is None and len(producers) == 1:
         return next(iter(producers.values()))
@@ -166,7 +166,7 @@ async def flush_rows_async(database: object) -> None:
         await flush()
 
 
-def note_sent(database: object) -> None:
+def notify_sent(database: object) -> None:
     """Notify the database's half of a sent record, which no savepoint rollback can undo."""
     sent = getattr(database, "sent", None)
     if sent is not None:

@@ -14,21 +14,21 @@ from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
-from tallystick.dualwrite.drivers import Driver, Step, Watch
 from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
-from tallystick.dualwrite.offsets import SentOffsets
+from tallystick.dualwrite.offsets import OffsetsOfBlock
+from tallystick.dualwrite.recipes import RecipeRunner, RecipeStep, StepCallback
 from tallystick.dualwrite.recovery import Report
-from tallystick.dualwrite.session import Making, Session
+from tallystick.dualwrite.session import DualWriteSession, SessionFactories
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.transaction import (
-    Block,
-    Half,
+    DatabaseHalf,
+    LeaveOnExit,
     Savepoint,
+    begin_savepoint,
     flush_rows,
-    left_if_forked,
-    note_sent,
-    one_of,
-    savepoint_of,
+    keep_open_if_forked,
+    notify_sent,
+    select_producer,
 )
 from tallystick.kernel.clock import SystemClock
 
@@ -37,16 +37,18 @@ R = TypeVar("R")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
-ONLY: Final = "kafka"
+DEFAULT_CLUSTER: Final = "kafka"
 """Name of the only cluster of a writer that was configured without cluster names."""
-_MAKING: Final = Making(producer=Producer, admin=Admin, pause=time.sleep, clock=SystemClock())
+_FACTORIES: Final = SessionFactories(
+    create_producer=Producer, create_admin=Admin, pause=time.sleep, clock=SystemClock()
+)
 
 
-class Transaction(Half[D]):
+class Transaction(DatabaseHalf[D]):
     """One open dual write: rows through `session` or `connection`, records through `send`."""
 
     def __init__(
-        self, database: D, producers: Mapping[str, Producer], driver: Driver, offsets: SentOffsets
+        self, database: D, producers: Mapping[str, Producer], driver: RecipeRunner, offsets: OffsetsOfBlock
     ) -> None:
         super().__init__(database)
         self._producers = producers
@@ -69,7 +71,7 @@ class Transaction(Half[D]):
         `cluster` is required if the writer has several.
         """
         sent = partial(
-            self._producer(cluster).send,
+            self._get_producer(cluster).send,
             topic,
             value,
             key,
@@ -77,7 +79,7 @@ class Transaction(Half[D]):
             timestamp_ms=timestamp_ms,
             headers=headers,
         )
-        return self._driver.take(Step("send", topic, sent), sent)
+        return self._driver.execute(RecipeStep("send", topic, sent), sent)
 
     def send_batch(
         self,
@@ -91,14 +93,14 @@ class Transaction(Half[D]):
     ) -> BatchDelivery:
         """Send many records at once in this transaction; see `Producer.send_batch`."""
         sent = partial(
-            self._producer(cluster).send_batch,
+            self._get_producer(cluster).send_batch,
             topic,
             values,
             keys,
             partition=partition,
             timestamp_ms=timestamp_ms,
         )
-        return self._driver.take(Step("send", topic, sent), sent)
+        return self._driver.execute(RecipeStep("send", topic, sent), sent)
 
     def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447).
@@ -108,11 +110,11 @@ class Transaction(Half[D]):
         the outcome is unknown the consumer is paused; this writer's `recover()` determines the outcome and
         resumes the consumer accordingly.
         """
-        producer, group = self._producer(cluster), consumer.group_metadata()
+        producer, group = self._get_producer(cluster), consumer.group_metadata()
         note = self._offsets.add(consumer)
         note.positions = positions = {at: consumer.position(at) for at in consumer.assignment}
         sent = partial(producer.send_offsets_to_transaction, positions, group)
-        self._driver.take(Step("send offsets", group.group_id, sent), sent)
+        self._driver.execute(RecipeStep("send offsets", group.group_id, sent), sent)
 
     @contextmanager
     def savepoint(self) -> Iterator[Savepoint]:
@@ -126,16 +128,16 @@ class Transaction(Half[D]):
         """
         part = Savepoint(self.send, self.send_batch)
         with ExitStack() as stack:
-            stack.enter_context(savepoint_of(self.database))
-            with left_if_forked(self.home, stack):
+            stack.enter_context(begin_savepoint(self.database))
+            with keep_open_if_forked(self.owning_process, stack):
                 yield part
-        for send in part.kept:
+        for send in part.queued_sends:
             send()
 
-    def _producer(self, cluster: str | None) -> Producer:
+    def _get_producer(self, cluster: str | None) -> Producer:
         self.check_open()
-        note_sent(self._database)
-        return one_of(self._producers, cluster)
+        notify_sent(self._database)
+        return select_producer(self._producers, cluster)
 
 
 class DualWriter(Generic[D]):
@@ -161,7 +163,7 @@ class DualWriter(Generic[D]):
         producer_config: Mapping[str, object] | None = None,
         *,
         clusters: Mapping[str, Mapping[str, object]] | None = None,
-        watch: Watch | None = None,
+        watch: StepCallback | None = None,
         pooled: bool = False,
     ) -> None:
         """Configure the writer without connecting.
@@ -176,9 +178,11 @@ class DualWriter(Generic[D]):
         """
         if (producer_config is None) == (clusters is None):
             raise ValueError("either producer_config or clusters")
-        configs = clusters if producer_config is None else {ONLY: producer_config}
-        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING, alone=not pooled)
-        self._driver = Driver(watch)
+        configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
+        self._session: DualWriteSession[D, Producer] = DualWriteSession(
+            store, configs or {}, _FACTORIES, alone=not pooled
+        )
+        self._driver = RecipeRunner(watch)
 
     def recover(self, *, accept_torn: bool = False) -> Report:
         """Bring both halves of this writer's id to the same outcome; required before a transaction.
@@ -193,7 +197,7 @@ class DualWriter(Generic[D]):
         Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
             Errors of the database and the client; call it again after those.
         """
-        with Block(self._session) as block, block:
+        with LeaveOnExit(self._session) as block, block:
             return self._driver.run(self._session.recover(accept_torn=accept_torn, block=block))
 
     def look(self) -> Report:
@@ -216,7 +220,7 @@ class DualWriter(Generic[D]):
             Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
         """
         driver, session = self._driver, self._session
-        with Block(session) as block, block:
+        with LeaveOnExit(session) as block, block:
             database = driver.run(session.begin(block))
             producers = {name: branch.producer for name, branch in session.branches.items()}
             txn = Transaction(database, producers, driver, session.offsets)
@@ -225,10 +229,10 @@ class DualWriter(Generic[D]):
                 txn.check_process()
                 flush_rows(database)
             except BaseException as exc:
-                txn.end()
+                txn.mark_ended()
                 driver.run(session.rollback(database, exc))
                 raise
-            txn.end()
+            txn.mark_ended()
             driver.run(session.commit(database, wait_visible=wait_visible))
 
     def run(self, work: Callable[[Transaction[D]], R], *, retries: int = 0, wait_visible: bool = False) -> R:
@@ -266,7 +270,7 @@ class DualWriter(Generic[D]):
     @property
     def ready(self) -> bool:
         """Whether a transaction can begin. If not, the writer needs recover(), is in use, or is closed."""
-        return self._session.ready
+        return self._session.is_ready
 
     @property
     def modes(self) -> Mapping[str, Mode | None]:
@@ -286,4 +290,4 @@ class DualWriter(Generic[D]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<DualWriter {self._session.name}: {self._session.standing.value}>"
+        return f"<DualWriter {self._session.ids_text}: {self._session.state.value}>"

@@ -195,7 +195,7 @@ _RETRIABLE: Final = frozenset(
 )
 
 
-def name_of(code: int) -> str:
+def get_error_name(code: int) -> str:
     """Return Kafka's name of a code; `UNKNOWN(code)` for one that this version does not know."""
     try:
         return ErrorCode(code).name

@@ -59,12 +59,12 @@ class Reject:
 
     `reason` names both compared values and where they come from, for the log line and, if the protocol has
     room, for the response. A reason that quotes a name of 32 KB would not fit there, so its middle is left
-    out. `records` are the faulty records of a batch: index in the batch, and reason.
+    out. `record_errors` are the faulty records of a batch: index in the batch, and reason.
     """
 
     code: ErrorCode
     reason: str
-    records: tuple[tuple[int, str], ...] = ()
+    record_errors: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.reason) > REASON_LENGTH_MAX:

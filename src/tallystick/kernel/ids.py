@@ -41,7 +41,7 @@ class TopicPartition:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Identity:
+class ProducerIdAndEpoch:
     """A producer id and its epoch."""
 
     producer_id: ProducerId

@@ -50,7 +50,7 @@ TOPIC_NAME_LENGTH_MAX: Final = 249
 # Kafka's clients refuse a longer group.instance.id.
 GROUP_INSTANCE_ID_LENGTH_MAX: Final = 249
 # Characters of the client id in a member id; the rest of it is a UUID.
-CLIENT_ID_SHOWN_MAX: Final = 255
+CLIENT_ID_LOGGED_MAX: Final = 255
 
 # Characters of an error message in a response; longer ones quote names from the request.
 REASON_LENGTH_MAX: Final = 2_000
@@ -61,7 +61,7 @@ SEQUENCE_MAX: Final = INT32_MAX
 check(FRAME_BYTES_MAX_DEFAULT <= INT32_MAX, "a frame's length is an int32")
 check(DECOMPRESSED_BYTES_MAX >= FRAME_BYTES_MAX_DEFAULT, "an uncompressed frame must always fit")
 check(
-    4 * max(CLIENT_ID_SHOWN_MAX, GROUP_INSTANCE_ID_LENGTH_MAX) + 64 < STRING_BYTES_MAX,
+    4 * max(CLIENT_ID_LOGGED_MAX, GROUP_INSTANCE_ID_LENGTH_MAX) + 64 < STRING_BYTES_MAX,
     "a member id fits a string, whatever the letters of its client id",
 )
 check(4 * REASON_LENGTH_MAX + 1_000 < STRING_BYTES_MAX, "a reason fits a string, whatever its letters")

@@ -12,13 +12,13 @@ from enum import Enum, auto
 from typing import Final, assert_never
 
 from tallystick.kernel.regex_syntax import (
+    Alternation,
     Assertion,
     BadPattern,
     Characters,
-    Choice,
+    Concatenation,
     Node,
     Repeat,
-    Sequence,
     parse,
 )
 from tallystick.kernel.value import frozen
@@ -30,7 +30,7 @@ WORK_MAX: Final = 2_000_000
 CACHE_MAX: Final = 10_000
 
 
-class Side(Enum):
+class CharClass(Enum):
     """The class of the character on one side of a position, as assertions need it."""
 
     EDGE = auto()
@@ -39,14 +39,14 @@ class Side(Enum):
     OTHER = auto()
 
 
-def _side(char: str) -> Side:
+def _classify_char(char: str) -> CharClass:
     if char == "\n":
-        return Side.NEWLINE
-    return Side.WORD if char.isascii() and (char.isalnum() or char == "_") else Side.OTHER
+        return CharClass.NEWLINE
+    return CharClass.WORD if char.isascii() and (char.isalnum() or char == "_") else CharClass.OTHER
 
 
 @frozen
-class _Read:
+class _Consume:
     """Consume one character of `what`, continue at `to`."""
 
     what: Characters
@@ -61,24 +61,24 @@ class _Jump:
 
 
 @frozen
-class _Check:
+class _Assert:
     what: Assertion
     to: int
 
 
-_Instruction = _Read | _Jump | _Check | None  # None: a match if the text ends here
+_Instruction = _Consume | _Jump | _Assert | None  # None: a match if the text ends here
 
 
 class _State:
-    """A set of automaton positions and the class of the last character; `after` is filled on demand."""
+    """A set of automaton positions and the class of the last character; `transitions` is filled on demand."""
 
-    __slots__ = ("accepts", "after", "before", "places")
+    __slots__ = ("is_accepting", "positions", "previous_class", "transitions")
 
-    def __init__(self, places: frozenset[int], before: Side) -> None:
-        self.places = places
-        self.before = before
-        self.after: dict[str, _State] = {}
-        self.accepts: bool | None = None
+    def __init__(self, places: frozenset[int], before: CharClass) -> None:
+        self.positions = places
+        self.previous_class = before
+        self.transitions: dict[str, _State] = {}
+        self.is_accepting: bool | None = None
 
 
 class Pattern:
@@ -90,21 +90,21 @@ class Pattern:
         self._emitted = 0
         start = self._emit(parse(text), 0)
         self._text = text
-        self._states: dict[tuple[frozenset[int], Side], _State] = {}
-        self._cached = 0
-        self._first = self._state(frozenset({start}), Side.EDGE)
+        self._states: dict[tuple[frozenset[int], CharClass], _State] = {}
+        self._cached_states = 0
+        self._start_state = self._get_state(frozenset({start}), CharClass.EDGE)
         self.work = 0
 
     def matches(self, text: str) -> bool:
         """Return whether the pattern matches the whole text. Raises: BadPattern, over the budget."""
-        state = self._first
+        state = self._start_state
         for char in text:
-            state = state.after.get(char) or self._step(state, char)
-            if not state.places:
+            state = state.transitions.get(char) or self._step(state, char)
+            if not state.positions:
                 return False
-        if state.accepts is None:
-            state.accepts = any(each is None for each in self._reached(state, Side.EDGE))
-        return state.accepts
+        if state.is_accepting is None:
+            state.is_accepting = any(each is None for each in self._follow_empty(state, CharClass.EDGE))
+        return state.is_accepting
 
     # ---- compiling, from the end to the beginning, so that every successor is known
 
@@ -115,14 +115,14 @@ class Pattern:
             raise BadPattern(f"the pattern has more than {PROGRAM_MAX} parts, repetitions written out")
         match node:
             case Characters():
-                return self._add(_Read(node, to))
+                return self._add(_Consume(node, to))
             case Assertion():
-                return self._add(_Check(node, to))
-            case Sequence(parts=parts):
+                return self._add(_Assert(node, to))
+            case Concatenation(parts=parts):
                 for part in reversed(parts):
                     to = self._emit(part, to)
                 return to
-            case Choice(branches=branches):
+            case Alternation(branches=branches):
                 return self._add(_Jump(tuple(self._emit(branch, to) for branch in branches)))
             case Repeat():
                 return self._emit_repeat(node, to)
@@ -131,12 +131,12 @@ class Pattern:
 
     def _emit_repeat(self, node: Repeat, to: int) -> int:
         begins = to
-        if node.most is None:
+        if node.maximum is None:
             begins = self._add(None)
             self._program[begins] = _Jump((self._emit(node.node, begins), to))
-        for _ in range((node.most or node.least) - node.least):
+        for _ in range((node.maximum or node.minimum) - node.minimum):
             begins = self._add(_Jump((self._emit(node.node, begins), to)))
-        for _ in range(node.least):
+        for _ in range(node.minimum):
             begins = self._emit(node.node, begins)
         return begins
 
@@ -146,29 +146,31 @@ class Pattern:
 
     # ---- running
 
-    def _state(self, places: frozenset[int], before: Side) -> _State:
+    def _get_state(self, places: frozenset[int], before: CharClass) -> _State:
         found = self._states.get((places, before))
         if found is None:
             found = self._states[places, before] = _State(places, before)
         return found
 
     def _step(self, state: _State, char: str) -> _State:
-        side = _side(char)
-        reached = self._reached(state, side)
-        places = frozenset(each.to for each in reached if isinstance(each, _Read) and char in each.what)
-        if self._cached >= CACHE_MAX:
-            self._cached = 0
-            self._states = {(self._first.places, self._first.before): self._first}
-            self._first.after = {}
-            state.after = {}
-        self._cached += 1
-        following = state.after[char] = self._state(places, side)
+        side = _classify_char(char)
+        reached = self._follow_empty(state, side)
+        places = frozenset(each.to for each in reached if isinstance(each, _Consume) and char in each.what)
+        if self._cached_states >= CACHE_MAX:
+            self._cached_states = 0
+            self._states = {
+                (self._start_state.positions, self._start_state.previous_class): self._start_state
+            }
+            self._start_state.transitions = {}
+            state.transitions = {}
+        self._cached_states += 1
+        following = state.transitions[char] = self._get_state(places, side)
         return following
 
-    def _reached(self, state: _State, after: Side) -> list[_Instruction]:
+    def _follow_empty(self, state: _State, after: CharClass) -> list[_Instruction]:
         """Return the reads, and perhaps the end, reachable without consuming a character."""
         reached: list[_Instruction] = []
-        seen = set(state.places)
+        seen = set(state.positions)
         todo = list(seen)
         while todo:
             instruction = self._program[todo.pop()]
@@ -176,9 +178,9 @@ class Pattern:
             match instruction:
                 case _Jump(to=places):
                     onward = places
-                case _Check(what=what, to=to) if _holds(what, state.before, after):
+                case _Assert(what=what, to=to) if _is_satisfied(what, state.previous_class, after):
                     onward = (to,)
-                case _Read() | None:
+                case _Consume() | None:
                     reached.append(instruction)
             fresh = set(onward) - seen
             seen |= fresh
@@ -189,19 +191,19 @@ class Pattern:
         return reached
 
 
-def _holds(what: Assertion, before: Side, after: Side) -> bool:
+def _is_satisfied(what: Assertion, before: CharClass, after: CharClass) -> bool:
     match what:
         case Assertion.TEXT_START:
-            return before is Side.EDGE
+            return before is CharClass.EDGE
         case Assertion.TEXT_END:
-            return after is Side.EDGE
+            return after is CharClass.EDGE
         case Assertion.LINE_START:
-            return before in (Side.EDGE, Side.NEWLINE)
+            return before in (CharClass.EDGE, CharClass.NEWLINE)
         case Assertion.LINE_END:
-            return after in (Side.EDGE, Side.NEWLINE)
+            return after in (CharClass.EDGE, CharClass.NEWLINE)
         case Assertion.WORD_BOUNDARY:
-            return (before is Side.WORD) != (after is Side.WORD)
+            return (before is CharClass.WORD) != (after is CharClass.WORD)
         case Assertion.NO_WORD_BOUNDARY:
-            return (before is Side.WORD) == (after is Side.WORD)
+            return (before is CharClass.WORD) == (after is CharClass.WORD)
         case _:
             assert_never(what)

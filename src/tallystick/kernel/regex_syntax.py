@@ -33,16 +33,16 @@ class BadPattern(TallystickError):
 
 @frozen
 class Characters:
-    """One character in `ranges`, or with `negated` not in them; with `folded` in either case."""
+    """One character in `ranges`, or with `is_negated` not in them; with `ignores_case` in either case."""
 
     ranges: Ranges
-    negated: bool = False
-    folded: bool = False
+    is_negated: bool = False
+    ignores_case: bool = False
 
     def __contains__(self, char: str) -> bool:
-        forms = {char, char.lower(), char.upper()} if self.folded else {char}
+        forms = {char, char.lower(), char.upper()} if self.ignores_case else {char}
         codes = [ord(form) for form in forms if len(form) == 1]
-        return any(low <= code <= high for code in codes for low, high in self.ranges) != self.negated
+        return any(low <= code <= high for code in codes for low, high in self.ranges) != self.is_negated
 
 
 class Assertion(Enum):
@@ -57,35 +57,35 @@ class Assertion(Enum):
 
 
 @frozen
-class Sequence:
+class Concatenation:
     parts: "tuple[Node, ...]"
 
 
 @frozen
-class Choice:
+class Alternation:
     branches: "tuple[Node, ...]"
 
 
 @frozen
 class Repeat:
-    """A repetition of `node`; `most` None: unlimited."""
+    """A repetition of `node`; `maximum` None: unlimited."""
 
     node: "Node"
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
 
 
-Node = Characters | Assertion | Sequence | Choice | Repeat
+Node = Characters | Assertion | Concatenation | Alternation | Repeat
 
 # ---- characters by name
 
 
-def _ranges(text: str) -> Ranges:
+def _parse_ranges(text: str) -> Ranges:
     """Return the ranges of a text: `"09az"` are two."""
     return tuple((ord(low), ord(high)) for low, high in zip(text[::2], text[1::2], strict=True))
 
 
-def _others(ranges: Iterable[Range]) -> Ranges:
+def _complement(ranges: Iterable[Range]) -> Ranges:
     """Return the code points in none of the ranges."""
     found, next_code = [], 0
     for low, high in sorted(ranges):
@@ -95,26 +95,28 @@ def _others(ranges: Iterable[Range]) -> Ranges:
     return (*found, (next_code, _LAST_CODE_POINT)) if next_code <= _LAST_CODE_POINT else tuple(found)
 
 
-_DIGIT: Final = _ranges("09")
-_SPACE: Final = _ranges("\t\n\f\r  ")  # Perl's: without \v
-_WORD: Final = _ranges("09AZ__az")
-_SHORT: Final = {"d": _DIGIT, "s": _SPACE, "w": _WORD}
-_CLASSES: Final = _SHORT | {name.upper(): _others(ranges) for name, ranges in _SHORT.items()}
+_DIGIT: Final = _parse_ranges("09")
+_SPACE: Final = _parse_ranges("\t\n\f\r  ")  # Perl's: without \v
+_WORD: Final = _parse_ranges("09AZ__az")
+_PERL_CLASSES: Final = {"d": _DIGIT, "s": _SPACE, "w": _WORD}
+_CLASSES: Final = _PERL_CLASSES | {
+    name.upper(): _complement(ranges) for name, ranges in _PERL_CLASSES.items()
+}
 _POSIX: Final = {
-    "alnum": _ranges("09AZaz"),
-    "alpha": _ranges("AZaz"),
-    "ascii": _ranges("\0\x7f"),
-    "blank": _ranges("\t\t  "),
-    "cntrl": _ranges("\0\x1f\x7f\x7f"),
+    "alnum": _parse_ranges("09AZaz"),
+    "alpha": _parse_ranges("AZaz"),
+    "ascii": _parse_ranges("\0\x7f"),
+    "blank": _parse_ranges("\t\t  "),
+    "cntrl": _parse_ranges("\0\x1f\x7f\x7f"),
     "digit": _DIGIT,
-    "graph": _ranges("!~"),
-    "lower": _ranges("az"),
-    "print": _ranges(" ~"),
-    "punct": _ranges("!/:@[`{~"),
-    "space": _ranges("\t\r  "),
-    "upper": _ranges("AZ"),
+    "graph": _parse_ranges("!~"),
+    "lower": _parse_ranges("az"),
+    "print": _parse_ranges(" ~"),
+    "punct": _parse_ranges("!/:@[`{~"),
+    "space": _parse_ranges("\t\r  "),
+    "upper": _parse_ranges("AZ"),
     "word": _WORD,
-    "xdigit": _ranges("09AFaf"),
+    "xdigit": _parse_ranges("09AFaf"),
 }
 _ESCAPES: Final = {"a": 7, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _ASSERTIONS: Final = {
@@ -160,7 +162,7 @@ class _Parser:
         self.names: set[str] = set()
 
     def parse(self) -> Node:
-        node = self._choice()
+        node = self._parse_alternation()
         if self.at < len(self.text):
             self._fail("a ')' without '('")
         return node
@@ -171,43 +173,43 @@ class _Parser:
     def _next(self) -> str:
         return self.text[self.at : self.at + 1]
 
-    def _take(self, wanted: str) -> bool:
+    def _accept(self, wanted: str) -> bool:
         found = self.text.startswith(wanted, self.at)
         self.at += len(wanted) if found else 0
         return found
 
-    def _matched(self, form: str) -> "re.Match[str] | None":
+    def _match_form(self, form: str) -> "re.Match[str] | None":
         found = re.compile(form).match(self.text, self.at)
         self.at = found.end() if found else self.at
         return found
 
     # ---- structure
 
-    def _choice(self) -> Node:
-        branches = [self._sequence()]
-        while self._take("|"):
-            branches.append(self._sequence())
-        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
+    def _parse_alternation(self) -> Node:
+        branches = [self._parse_concatenation()]
+        while self._accept("|"):
+            branches.append(self._parse_concatenation())
+        return branches[0] if len(branches) == 1 else Alternation(tuple(branches))
 
-    def _sequence(self) -> Node:
+    def _parse_concatenation(self) -> Node:
         parts: list[Node] = []
         while self._next() not in ("", "|", ")"):
-            if self._quantifier() is not None:
+            if self._parse_quantifier() is not None:
                 self._fail("nothing to repeat")
-            parts += self._atom()
-            bounds = self._quantifier() if parts else None
+            parts += self._parse_atom()
+            bounds = self._parse_quantifier() if parts else None
             if bounds is not None:
-                self._take("?")  # lazy: for a match of the whole text there is no difference
-                if self._quantifier() is not None:
+                self._accept("?")  # lazy: for a match of the whole text there is no difference
+                if self._parse_quantifier() is not None:
                     self._fail("a repetition of a repetition; possessive ones are not supported")
                 parts[-1] = Repeat(parts[-1], *bounds)
-        return Sequence(tuple(parts))
+        return Concatenation(tuple(parts))
 
-    def _quantifier(self) -> tuple[int, int | None] | None:
+    def _parse_quantifier(self) -> tuple[int, int | None] | None:
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._take(sign):
+            if self._accept(sign):
                 return bounds
-        found = self._matched(_BOUNDS)
+        found = self._match_form(_BOUNDS)
         if found is None:
             return None
         if any(len(number or "") > len(str(REPEAT_MAX)) for number in found.group(1, 3)):
@@ -218,39 +220,39 @@ class _Parser:
             self._fail(f"a repetition of {least} to {most}; it counts up, and to {REPEAT_MAX} at most")
         return least, most
 
-    def _atom(self) -> list[Node]:
+    def _parse_atom(self) -> list[Node]:
         """Parse the operand of one quantifier: several nodes for quoted text, none for flags."""
         flags = self.flags
         char = self._next()
         match char:
             case "(":
-                return self._group()
+                return self._parse_group()
             case "[":
-                return [self._bracket()]
+                return [self._parse_bracket()]
             case "\\":
-                return self._escape()
+                return self._parse_escape()
         self.at += 1
         match char:
             case ".":
-                return [Characters(() if flags.dot_all else _ranges("\n\n"), negated=True)]
+                return [Characters(() if flags.dot_all else _parse_ranges("\n\n"), is_negated=True)]
             case "^":
                 return [Assertion.LINE_START if flags.multiline else Assertion.TEXT_START]
             case "$":
                 return [Assertion.LINE_END if flags.multiline else Assertion.TEXT_END]
-        return [self._literal(ord(char))]
+        return [self._make_literal(ord(char))]
 
-    def _literal(self, code: int) -> Node:
-        return Characters(((code, code),), folded=self.flags.folded)
+    def _make_literal(self, code: int) -> Node:
+        return Characters(((code, code),), ignores_case=self.flags.folded)
 
-    def _group(self) -> list[Node]:
+    def _parse_group(self) -> list[Node]:
         outside = self.flags
-        named, flagged = self._matched(_NAMED), None
+        named, flagged = self._match_form(_NAMED), None
         if named is not None:
             if named[1] in self.names:
                 self._fail(f"two groups are called {named[1]!r}")
             self.names.add(named[1])
         else:
-            flagged = self._matched(_FLAGGED)
+            flagged = self._match_form(_FLAGGED)
         if flagged is not None:
             self.flags = outside.set(flagged[1], True).set(flagged[2] or "", False)
             if flagged[3] == ")":
@@ -262,8 +264,8 @@ class _Parser:
         self.depth += 1
         if self.depth > DEPTH_MAX:
             self._fail(f"more than {DEPTH_MAX} groups inside each other")
-        node = self._choice()
-        if not self._take(")"):
+        node = self._parse_alternation()
+        if not self._accept(")"):
             self._fail("a '(' without ')'")
         self.depth -= 1
         self.flags = outside
@@ -271,11 +273,11 @@ class _Parser:
 
     # ---- characters
 
-    def _escape(self) -> list[Node]:
-        if self._take("\\Q"):
+    def _parse_escape(self) -> list[Node]:
+        if self._accept("\\Q"):
             quoted, _, _ = self.text[self.at :].partition("\\E")
             self.at = min(self.at + len(quoted) + len("\\E"), len(self.text))
-            return [self._literal(ord(char)) for char in quoted]
+            return [self._make_literal(ord(char)) for char in quoted]
         self.at += 1
         char = self._next()
         if char in _ASSERTIONS:
@@ -283,17 +285,17 @@ class _Parser:
             return [_ASSERTIONS[char]]
         if char in _CLASSES:
             self.at += 1
-            return [Characters(_CLASSES[char], folded=self.flags.folded)]
-        return [self._literal(self._escaped())]
+            return [Characters(_CLASSES[char], ignores_case=self.flags.folded)]
+        return [self._make_literal(self._parse_escaped_char())]
 
-    def _escaped(self) -> int:
+    def _parse_escaped_char(self) -> int:
         """Return the code point of the escape sequence after a backslash."""
         char = self._next()
-        found = self._matched(_HEX)
+        found = self._match_form(_HEX)
         if found is not None:
             code = int(found[1] or found[2], 16)
             return code if code <= _LAST_CODE_POINT else self._fail("there is no such code point")
-        found = self._matched(_OCTAL)
+        found = self._match_form(_OCTAL)
         if found is not None:
             return int(found[0], 8)
         if char in _ESCAPES:
@@ -305,34 +307,34 @@ class _Parser:
         self.at += 1
         return ord(char)
 
-    def _bracket(self) -> Node:
+    def _parse_bracket(self) -> Node:
         self.at += 1
-        negated = self._take("^")
+        negated = self._accept("^")
         ranges: list[Range] = []
-        while not ranges or not self._take("]"):  # a ']' in first position is literal
-            ranges += self._bracket_item()
-        return Characters(tuple(ranges), negated=negated, folded=self.flags.folded)
+        while not ranges or not self._accept("]"):  # a ']' in first position is literal
+            ranges += self._parse_bracket_item()
+        return Characters(tuple(ranges), is_negated=negated, ignores_case=self.flags.folded)
 
-    def _bracket_item(self) -> Iterable[Range]:
-        posix = self._matched(_POSIX_CLASS)
+    def _parse_bracket_item(self) -> Iterable[Range]:
+        posix = self._match_form(_POSIX_CLASS)
         if posix is not None:
             found = _POSIX.get(posix[2]) or self._fail(f"there is no class {posix[2]!r}")
-            return _others(found) if posix[1] else found
+            return _complement(found) if posix[1] else found
         name = self.text[self.at + 1 : self.at + 2]
         if self._next() == "\\" and name in _CLASSES:
             self.at += 2
             return _CLASSES[name]
-        low = high = self._bracket_char()
+        low = high = self._parse_bracket_char()
         if self._next() == "-" and self.text[self.at + 1 : self.at + 2] not in ("", "]"):
             self.at += 1
-            high = self._bracket_char()
+            high = self._parse_bracket_char()
             if high < low:
                 self._fail("a range that goes down")
         return ((low, high),)
 
-    def _bracket_char(self) -> int:
+    def _parse_bracket_char(self) -> int:
         char = self._next()
         if char == "":
             self._fail("a '[' without ']'")
         self.at += 1
-        return self._escaped() if char == "\\" else ord(char)
+        return self._parse_escaped_char() if char == "\\" else ord(char)

@@ -1,7 +1,7 @@
 """Declared settings: Kafka's dotted name, bounds and text form of each.
 
 A configuration is a frozen dataclass whose fields are made by `setting()`; the field name with dots for
-underscores is Kafka's name. `problems_in` and `build` work on any such class, so broker and topic
+underscores is Kafka's name. `problems_in` and `build_config` work on any such class, so broker and topic
 configurations are checked, shown and documented by the same code.
 """
 
@@ -15,8 +15,8 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.value import frozen
 
-Value = bool | int | float | str | tuple[str, ...] | None
-T = TypeVar("T", bound=Value)
+SettingValue = bool | int | float | str | tuple[str, ...] | None
+T = TypeVar("T", bound=SettingValue)
 C = TypeVar("C")
 
 _META: Final = "tallystick.setting"
@@ -27,7 +27,7 @@ class BadConfig(TallystickError):
     """All problems of a configuration, one per line."""
 
 
-class Kind(IntEnum):
+class SettingType(IntEnum):
     """The type of a setting, with its number in DescribeConfigs responses (KIP-569)."""
 
     BOOLEAN = 1
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     LIST = 7
 
 
-_BOUNDS: Final = {Kind.INT: INT32_MAX, Kind.LONG: INT64_MAX}
+_BOUNDS: Final = {SettingType.INT: INT32_MAX, SettingType.LONG: INT64_MAX}
 
 
 @frozen(kw_only=True)
@@ -60,8 +60,8 @@ class Setting:
     """
 
     name: str = ""
-    kind: Kind
-    default: Value
+    kind: SettingType
+    default: SettingValue
     doc: str
     low: float | None = None
     high: float | None = None
@@ -70,27 +70,27 @@ class Setting:
     dynamic: bool = False
     synonyms: tuple[Synonym, ...] = ()
 
-    def parse(self, text: str) -> Value:
+    def parse(self, text: str) -> SettingValue:
         """Parse `text`. Raises ValueError naming the allowed values."""
         text = text.strip()
         if self.none is not None and text == self.none:
             return None
         match self.kind:
-            case Kind.BOOLEAN:
+            case SettingType.BOOLEAN:
                 return self._parse_bool(text)
-            case Kind.INT | Kind.LONG:
-                return int(self._bounded(text, int(text) if _is_integer(text) else None))
-            case Kind.DOUBLE:
-                return self._bounded(text, _float(text))
-            case Kind.LIST:
+            case SettingType.INT | SettingType.LONG:
+                return int(self._check_bounds(text, int(text) if _is_integer(text) else None))
+            case SettingType.DOUBLE:
+                return self._check_bounds(text, _parse_float(text))
+            case SettingType.LIST:
                 values = tuple(part.strip() for part in text.split(",") if part.strip())
                 for value in values:
-                    self._one_of(value)
+                    self._check_choice(value)
                 return values
-            case Kind.STRING:
-                return self._one_of(text)
+            case SettingType.STRING:
+                return self._check_choice(text)
 
-    def format(self, value: Value) -> str | None:
+    def format(self, value: SettingValue) -> str | None:
         """Format a value so that `parse` reads it back; return None for None without a text of its own."""
         match value:
             case None:
@@ -102,15 +102,15 @@ class Setting:
             case _:
                 return str(value)
 
-    def allowed(self) -> str:
+    def describe_allowed(self) -> str:
         """Describe the allowed values in words."""
-        if self.kind is Kind.BOOLEAN:
+        if self.kind is SettingType.BOOLEAN:
             return "true or false"
         if self.choices:
-            word = "any of" if self.kind is Kind.LIST else "one of"
+            word = "any of" if self.kind is SettingType.LIST else "one of"
             return f"{word} {', '.join(self.choices)}"
-        if self.kind in (Kind.INT, Kind.LONG, Kind.DOUBLE):
-            span = f"{self.kind.name.lower()}, {_number(self.low)} to {_number(self._high())}"
+        if self.kind in (SettingType.INT, SettingType.LONG, SettingType.DOUBLE):
+            span = f"{self.kind.name.lower()}, {_format_number(self.low)} to {_format_number(self._high())}"
             return span if not self.none else f"{span}, or {self.none} for none"
         return self.kind.name.lower()
 
@@ -122,17 +122,17 @@ class Setting:
             raise ValueError(f"{text!r} is not true or false")
         return text.lower() == "true"
 
-    def _bounded(self, text: str, value: float | None) -> float:
+    def _check_bounds(self, text: str, value: float | None) -> float:
         high = self._high()
         too_low = value is not None and self.low is not None and value < self.low
         too_high = value is not None and high is not None and value > high
         if value is None or too_low or too_high:
-            raise ValueError(f"{text!r} is not {self.allowed()}")
+            raise ValueError(f"{text!r} is not {self.describe_allowed()}")
         return value
 
-    def _one_of(self, text: str) -> str:
+    def _check_choice(self, text: str) -> str:
         if self.choices and text not in self.choices:
-            raise ValueError(f"{text!r} is not {self.allowed()}")
+            raise ValueError(f"{text!r} is not {self.describe_allowed()}")
         return text
 
 
@@ -141,24 +141,24 @@ def setting(default: T, doc: str, **more: object) -> T:
 
     The kind follows from the default unless given: bool, int (LONG unless kind=INT), float, str, tuple.
     """
-    kind = more.pop("kind", None) or _kind_of(default)
-    made = Setting(kind=cast(Kind, kind), default=default, doc=doc, **more)  # type: ignore[arg-type]
+    kind = more.pop("kind", None) or _infer_type(default)
+    made = Setting(kind=cast(SettingType, kind), default=default, doc=doc, **more)  # type: ignore[arg-type]
     made_field: T = field(default=default, metadata={_META: made})
     return made_field
 
 
 def settings_of(cls: type) -> dict[str, Setting]:
     """Return the settings of a configuration class by dotted name, in order of declaration."""
-    return {made.name: made for _, made in _settings(cls)}
+    return {made.name: made for _, made in _collect_settings(cls)}
 
 
-def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
+def build_config(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
     """Build an instance of `cls` from texts by dotted name.
 
     Raises: BadConfig with every bad value and unknown name. The class itself defines cross-field rules, in
         `problems(self) -> Iterator[str]`.
     """
-    values, problems = values_of(cls, texts)
+    values, problems = parse_values(cls, texts)
     if not problems:
         built = cls(**{**more, **values})
         rules = getattr(built, "problems", None)
@@ -168,14 +168,14 @@ def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
     raise BadConfig("\n".join(problems))
 
 
-def values_of(cls: type, texts: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
+def parse_values(cls: type, texts: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     """Parse `texts` into values by attribute of `cls`, and list every bad value and unknown name."""
-    declared = {made.name: (attribute, made) for attribute, made in _settings(cls)}
+    declared = {made.name: (attribute, made) for attribute, made in _collect_settings(cls)}
     values: dict[str, object] = {}
     problems = []
     for name, text in texts.items():
         if name not in declared:
-            problems.append(unknown(name, declared))
+            problems.append(describe_unknown(name, declared))
             continue
         attribute, made = declared[name]
         try:
@@ -185,7 +185,7 @@ def values_of(cls: type, texts: Mapping[str, str]) -> tuple[dict[str, object], l
     return values, problems
 
 
-def unknown(name: str, known: Mapping[str, object]) -> str:
+def describe_unknown(name: str, known: Mapping[str, object]) -> str:
     """Return the message for an undeclared name, with the most similar declared one."""
     near = _lazy.load("difflib").get_close_matches(name, known, n=1, cutoff=0.6)
     return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
@@ -228,7 +228,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield started, pending
 
 
-def _settings(cls: type) -> tuple[tuple[str, Setting], ...]:
+def _collect_settings(cls: type) -> tuple[tuple[str, Setting], ...]:
     """Return attribute and setting of every declared field, cached per class."""
     if cls not in _DECLARED:
         _DECLARED[cls] = tuple(
@@ -239,30 +239,30 @@ def _settings(cls: type) -> tuple[tuple[str, Setting], ...]:
     return _DECLARED[cls]
 
 
-def _kind_of(default: Value) -> Kind:
+def _infer_type(default: SettingValue) -> SettingType:
     match default:
         case bool():
-            return Kind.BOOLEAN
+            return SettingType.BOOLEAN
         case int():
-            return Kind.LONG
+            return SettingType.LONG
         case float():
-            return Kind.DOUBLE
+            return SettingType.DOUBLE
         case tuple():
-            return Kind.LIST
+            return SettingType.LIST
         case _:
-            return Kind.STRING
+            return SettingType.STRING
 
 
 def _is_integer(text: str) -> bool:
     return text.lstrip("+-").isdecimal() and text.isascii() and len(text) <= 20
 
 
-def _float(text: str) -> float | None:
+def _parse_float(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
         return None
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "any" if value is None else f"{int(value)}" if value == int(value) else f"{value}"

@@ -30,8 +30,8 @@ def frozen(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
 def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
     """Declare a frozen value, like `@dataclass(frozen=True, slots=True)`."""
     if cls is not None:
-        return declare(cls)
-    return lambda cls: declare(cls, kw_only=kw_only)
+        return make_frozen_class(cls)
+    return lambda cls: make_frozen_class(cls, kw_only=kw_only)
 
 
 class Value:
@@ -41,17 +41,17 @@ class Value:
 
     def __init__(self, *given: object, **named: object) -> None:
         cls = type(self)
-        cls.__init__ = _init_of(cls)  # type: ignore[method-assign]
+        cls.__init__ = _make_init(cls)  # type: ignore[method-assign]
         cls.__init__(self, *given, **named)
 
     def __eq__(self, other: object) -> bool:
         cls = type(self)
-        cls.__eq__ = _eq_of(cls)  # type: ignore[method-assign]
+        cls.__eq__ = _make_eq(cls)  # type: ignore[method-assign]
         return cls.__eq__(self, other)
 
     def __hash__(self) -> int:
         cls = type(self)
-        cls.__hash__ = _hash_of(cls)  # type: ignore[method-assign, assignment]
+        cls.__hash__ = _make_hash(cls)  # type: ignore[method-assign, assignment]
         return cls.__hash__(self)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
@@ -61,14 +61,14 @@ class Value:
         raise FrozenInstanceError(f"cannot delete field {name!r} of {type(self).__name__}")
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={brief(getattr(self, name))}" for name in self.__slots__)
+        inside = ", ".join(f"{name}={brief_repr(getattr(self, name))}" for name in self.__slots__)
         return f"{type(self).__name__}({inside})"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), *(getattr(self, name) for name in self.__slots__))
 
 
-def brief(content: object) -> str:
+def brief_repr(content: object) -> str:
     """Return the repr, or the size if it is long: a log line must not carry a megabyte."""
     if isinstance(content, (bytes, bytearray, memoryview)) and len(content) > 64:
         return f"<{len(content)} bytes>"
@@ -82,7 +82,7 @@ else:
     def replace(value: T, /, **changes: object) -> T:
         """Do what `dataclasses.replace` does for a frozen value, in a third of the time."""
         cls = value.__class__
-        made = draft_of(cls)(
+        made = make_draft_class(cls)(
             *[changes.pop(name) if name in changes else getattr(value, name) for name in cls.__slots__]
         )
         if changes:
@@ -100,7 +100,7 @@ def _rebuild(cls: type, *contents: object) -> object:
 # ----------------------------------------------------------------------- making the classes
 
 
-def declare(cls: type[T], *, kw_only: bool = False, base: type[Value] = Value) -> type[T]:
+def make_frozen_class(cls: type[T], *, kw_only: bool = False, base: type[Value] = Value) -> type[T]:
     """Return the slotted, frozen form of a class of annotations, on `base`."""
     cls.__doc__ = cls.__doc__ or cls.__name__  # else `dataclass` computes a signature, slowly
     fields = dataclasses.fields(dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls))  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ _NOT_COPIED: Final = frozenset({"__dict__", "__weakref__"})
 _DRAFTS: Final[dict[type, type]] = {}
 
 
-def draft_of(cls: type) -> type:
+def make_draft_class(cls: type) -> type:
     """Return a twin class with the same slots, assignable, its constructor positional in slot order.
 
     To build a frozen value: fill a draft, then set its `__class__`. That is three times as fast as
@@ -124,14 +124,14 @@ def draft_of(cls: type) -> type:
     if draft is None:
         slots = cast(type[Value], cls).__slots__
         body = "".join(f"\n    self.{name} = {name}" for name in slots) or " pass"
-        init = _function("__init__", f"self, {', '.join(slots)}", body, {})
+        init = _compile_function("__init__", f"self, {', '.join(slots)}", body, {})
         members = {"__slots__": slots, "__setattr__": object.__setattr__, "__init__": init}
         draft = _DRAFTS[cls] = type(f"{cls.__name__}Draft", cls.__bases__, members)
     return draft
 
 
-def _init_of(cls: type) -> Callable[..., None]:
-    names: dict[str, object] = {"_draft": draft_of(cls), "_final": cls, "_become": object.__setattr__}
+def _make_init(cls: type) -> Callable[..., None]:
+    names: dict[str, object] = {"_draft": make_draft_class(cls), "_final": cls, "_become": object.__setattr__}
     names["_unset"] = MISSING
     parameters = ["self"]
     body = "\n    _become(self, '__class__', _draft)"
@@ -146,7 +146,7 @@ def _init_of(cls: type) -> Callable[..., None]:
     body += "\n    self.__class__ = _final"
     if hasattr(cls, "__post_init__"):
         body += "\n    self.__post_init__()"
-    return cast(Callable[..., None], _function("__init__", ", ".join(parameters), body, names))
+    return cast(Callable[..., None], _compile_function("__init__", ", ".join(parameters), body, names))
 
 
 def _default(f: "Field[object]", names: dict[str, object]) -> tuple[str, str]:
@@ -160,20 +160,22 @@ def _default(f: "Field[object]", names: dict[str, object]) -> tuple[str, str]:
     return "", f.name
 
 
-def _eq_of(cls: type) -> Callable[[object, object], bool]:
+def _make_eq(cls: type) -> Callable[[object, object], bool]:
     names = cast(type[Value], cls).__slots__
     same = " and ".join(f"self.{name} == other.{name}" for name in names) or "True"
     body = (
         f"\n    if other.__class__ is not self.__class__:\n        return NotImplemented\n    return {same}"
     )
-    return cast(Callable[[object, object], bool], _function("__eq__", "self, other", body, {}))
+    return cast(Callable[[object, object], bool], _compile_function("__eq__", "self, other", body, {}))
 
 
-def _hash_of(cls: type) -> Callable[[object], int]:
+def _make_hash(cls: type) -> Callable[[object], int]:
     contents = "".join(f"self.{name}, " for name in cast(type[Value], cls).__slots__)
-    return cast(Callable[[object], int], _function("__hash__", "self", f" return hash(({contents}))", {}))
+    return cast(
+        Callable[[object], int], _compile_function("__hash__", "self", f" return hash(({contents}))", {})
+    )
 
 
-def _function(name: str, parameters: str, body: str, names: dict[str, object]) -> object:
+def _compile_function(name: str, parameters: str, body: str, names: dict[str, object]) -> object:
     exec(f"def {name}({parameters}):{body}", names)
     return names[name]

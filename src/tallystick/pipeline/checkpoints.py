@@ -9,11 +9,11 @@ once, before anything is started.
 from typing import Final
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.definition import Definition, checkpoint_of
-from tallystick.spark.checkpoint import folder_of, home_of
-from tallystick.spark.protocol.transactional_ids import IN_DATABASE
+from tallystick.pipeline.definition import Definition, checkpoint_location
+from tallystick.spark.checkpoint import local_folder_of, read_decision_location
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 
-_OWNER: Final = "tallystick-prefix"
+_PREFIX_FILE: Final = "tallystick-prefix"
 """File name of the note that earlier versions wrote: the prefix alone."""
 
 
@@ -24,24 +24,24 @@ def check_checkpoints(definition: Definition) -> None:
     """
     problems = []
     for output in definition.outputs:
-        checkpoint = checkpoint_of(definition, output)
-        noted = _prefix_of(checkpoint)
-        prefix = definition.prefix(output) + (IN_DATABASE if output.database else "")
+        checkpoint = checkpoint_location(definition, output)
+        noted = _read_prefix(checkpoint)
+        prefix = definition.prefix_of(output) + (DATABASE_SUFFIX if output.database else "")
         # Notes of earlier versions lack the place of the decisions.
-        if noted not in (None, prefix, definition.prefix(output)):
+        if noted not in (None, prefix, definition.prefix_of(output)):
             problems.append(
-                f"checkpoint: {folder_of(checkpoint)} is of {noted!r}, and this is {prefix!r}: rows that "
-                "were decided there would be written again here. Nothing was read; take back the old name, "
-                "or another checkpoint; or, if it is to go on under the new name, --on-new-prefix adopt"
+                f"checkpoint: {local_folder_of(checkpoint)} is of {noted!r}, and this is {prefix!r}: rows "
+                "that were decided there would be written again here. Nothing was read; take back the old "
+                "name, or another checkpoint; or, if it is to go on under the new name, --on-new-prefix adopt"
             )
     if problems:
         raise BadConfig("\n".join(problems))
 
 
-def _prefix_of(checkpoint: str) -> str | None:
-    home = home_of(checkpoint)
+def _read_prefix(checkpoint: str) -> str | None:
+    home = read_decision_location(checkpoint)
     if home is not None:
         return home.prefix
-    folder = folder_of(checkpoint)
-    owner = None if folder is None else folder / _OWNER
+    folder = local_folder_of(checkpoint)
+    owner = None if folder is None else folder / _PREFIX_FILE
     return None if owner is None or not owner.exists() else owner.read_text().strip()

@@ -80,7 +80,7 @@ class Watermark:
 
 
 @frozen(kw_only=True)
-class Source:
+class SourceDefinition:
     """Topics that are read as one view.
 
     topics       topic names; empty if `pattern` selects them
@@ -149,16 +149,16 @@ class TableSink:
     keys: tuple[str, ...] = ()
 
 
-Sink = TopicSink | TableSink
+SinkDefinition = TopicSink | TableSink
 
 
 @frozen(kw_only=True)
-class Output:
+class OutputDefinition:
     """One query that writes `view` into all of `sinks`, with one decision for each batch."""
 
     name: str
     view: str
-    sinks: tuple[Sink, ...]
+    sinks: tuple[SinkDefinition, ...]
     mode: OutputMode = OutputMode.APPEND
 
     @property
@@ -168,7 +168,7 @@ class Output:
 
 
 @frozen(kw_only=True)
-class Broker:
+class OwnBrokerDefinition:
     """The pipeline's own broker. `listen` is host:port; None selects a free loopback port."""
 
     data_dir: str
@@ -190,21 +190,21 @@ class Definition:
 
     name: str
     checkpoint: str
-    sources: tuple[Source, ...]
-    outputs: tuple[Output, ...]
+    sources: tuple[SourceDefinition, ...]
+    outputs: tuple[OutputDefinition, ...]
     lookups: tuple[Lookup, ...] = ()
     transforms: tuple[Transform, ...] = ()
     trigger: str | None = None
     modes: tuple[str, ...] = ("2pc",)
     kafka: Mapping[str, str] | None = None
-    broker: Broker | None = None
+    broker: OwnBrokerDefinition | None = None
     spark: Mapping[str, str] = field(default_factory=dict)
 
-    def prefix(self, output: Output) -> str:
+    def prefix_of(self, output: OutputDefinition) -> str:
         """Return the `transactional.id.prefix` of an output's query."""
         return f"{self.name}.{output.name}"
 
-    def views(self, transforms: int | None = None) -> list[str]:
+    def view_names(self, transforms: int | None = None) -> list[str]:
         """Return the names of all views, or of those before the transform with index `transforms`."""
         made = self.transforms if transforms is None else self.transforms[:transforms]
         return [
@@ -228,7 +228,7 @@ class Definition:
             if source.dead_letter is not None:
                 yield source.dead_letter, f"sources.{source.name}.dead-letter"
 
-    def within(self, folder: str) -> "Definition":
+    def resolve_paths(self, folder: str) -> "Definition":
         """Return a copy with relative paths resolved against `folder` instead of the current directory."""
 
         def placed(path: str) -> str:
@@ -242,6 +242,6 @@ class Definition:
         )
 
 
-def checkpoint_of(definition: Definition, output: Output) -> str:
+def checkpoint_location(definition: Definition, output: OutputDefinition) -> str:
     """Return the `checkpointLocation` of an output's query."""
     return f"{definition.checkpoint.rstrip('/')}/{output.name}"

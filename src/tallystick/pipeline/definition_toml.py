@@ -12,14 +12,14 @@ from tallystick.client.net.metadata import is_topic_name
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import (
-    Broker,
     Definition,
     Lookup,
     OnMalformed,
-    Output,
+    OutputDefinition,
     OutputMode,
-    Sink,
-    Source,
+    OwnBrokerDefinition,
+    SinkDefinition,
+    SourceDefinition,
     TableSink,
     TableWrite,
     TopicSink,
@@ -27,15 +27,15 @@ from tallystick.pipeline.definition import (
     ValueFormat,
     Watermark,
 )
-from tallystick.pipeline.toml_reader import Problems, Table
+from tallystick.pipeline.toml_reader import Problems, TomlTable
 
 # A name is a view in SQL and part of a transactional id.
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
-_VARIABLE: Final = re.compile(r"\$(?:\$|\{([^}]*)\})")
+_NAME_PATTERN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
+_VARIABLE_PATTERN: Final = re.compile(r"\$(?:\$|\{([^}]*)\})")
 _AVAILABLE_NOW: Final = "available-now"
 
 
-def parse(text: str, source: str, variables: Mapping[str, str] | None = None) -> Definition:
+def parse_definition(text: str, source: str, variables: Mapping[str, str] | None = None) -> Definition:
     """Parse `text` into a definition.
 
     Args:
@@ -48,38 +48,47 @@ def parse(text: str, source: str, variables: Mapping[str, str] | None = None) ->
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"{source}: {error}") from None
     problems = Problems(source)
-    filled = _filled(document, "", dict(variables or {}), problems)
+    filled = _substitute_variables(document, "", dict(variables or {}), problems)
     assert isinstance(filled, dict)
-    definition = _definition(Table(filled, "", problems))
-    problems.check()
+    definition = _parse_definition(TomlTable(filled, "", problems))
+    problems.raise_if_any()
     return definition
 
 
-def _filled(value: object, path: str, variables: Mapping[str, str], problems: Problems) -> object:
+def _substitute_variables(
+    value: object, path: str, variables: Mapping[str, str], problems: Problems
+) -> object:
     """Substitute variables in `value`, recursively."""
     match value:
         case dict():
             inner = f"{path}." if path else ""
-            return {key: _filled(x, f"{inner}{key}", variables, problems) for key, x in value.items()}
+            return {
+                key: _substitute_variables(x, f"{inner}{key}", variables, problems)
+                for key, x in value.items()
+            }
         case list():
-            return [_filled(x, f"{path}[{i}]", variables, problems) for i, x in enumerate(value)]
+            return [
+                _substitute_variables(x, f"{path}[{i}]", variables, problems) for i, x in enumerate(value)
+            ]
         case str():
-            unset = [n for n in _VARIABLE.findall(value) if n and n not in variables]
+            unset = [n for n in _VARIABLE_PATTERN.findall(value) if n and n not in variables]
             for name in unset:
                 problems.add(path, f"the variable {name} is not set")
-            return value if unset else _VARIABLE.sub(lambda m: variables[m[1]] if m[1] else "$", value)
+            return (
+                value if unset else _VARIABLE_PATTERN.sub(lambda m: variables[m[1]] if m[1] else "$", value)
+            )
         case _:
             return value
 
 
-def _definition(top: Table) -> Definition:
-    name = _name(top, "name", "it names the query and its transactional ids")
-    checkpoint = top.needed("checkpoint", "the directory where Spark keeps how far it has read")
-    sources = tuple(_source(name, table) for name, table in top.named("sources"))
-    lookups = tuple(_lookup(name, table) for name, table in top.named("lookups"))
-    transforms = tuple(_transform(table) for table in top.listed("transforms"))
-    outputs = tuple(_output(name, table) for name, table in top.named("outputs"))
-    kafka, broker = _where(top)
+def _parse_definition(top: TomlTable) -> Definition:
+    name = _parse_name(top, "name", "it names the query and its transactional ids")
+    checkpoint = top.required_text("checkpoint", "the directory where Spark keeps how far it has read")
+    sources = tuple(_parse_source(name, table) for name, table in top.named_tables("sources"))
+    lookups = tuple(_parse_lookup(name, table) for name, table in top.named_tables("lookups"))
+    transforms = tuple(_parse_transform(table) for table in top.table_list("transforms"))
+    outputs = tuple(_parse_output(name, table) for name, table in top.named_tables("outputs"))
+    kafka, broker = _parse_cluster(top)
     made = Definition(
         name=name,
         checkpoint=checkpoint,
@@ -87,28 +96,28 @@ def _definition(top: Table) -> Definition:
         lookups=lookups,
         transforms=transforms,
         outputs=outputs,
-        trigger=_trigger(top),
-        modes=_modes(top),
+        trigger=_parse_trigger(top),
+        modes=_parse_modes(top),
         kafka=kafka,
         broker=broker,
         spark=top.settings("spark"),
     )
-    top.rest_is_unknown()
-    _across(top, made)
+    top.report_unknown_keys()
+    _check_references(top, made)
     return made
 
 
-def _across(top: Table, made: Definition) -> None:
+def _check_references(top: TomlTable, made: Definition) -> None:
     """Check references and names across the parts of the definition."""
     if not made.sources and "sources" not in top:
-        top.wrong("sources", "is missing: a pipeline reads at least one, [sources.NAME]")
+        top.report("sources", "is missing: a pipeline reads at least one, [sources.NAME]")
     if not made.outputs and "outputs" not in top:
-        top.wrong("outputs", "is missing: a pipeline writes at least one, [outputs.NAME]")
+        top.report("outputs", "is missing: a pipeline writes at least one, [outputs.NAME]")
     transforms = [transform.name for transform in made.transforms]
     views = [source.name for source in made.sources] + [lookup.name for lookup in made.lookups]
     names = [name for name in views + transforms if name]
     for twice in sorted({name for name in names if names.count(name) > 1}):
-        top.wrong("transforms" if twice in transforms else "lookups", f"two views are named {twice}")
+        top.report("transforms" if twice in transforms else "lookups", f"two views are named {twice}")
     for output in made.outputs:
         if output.view and output.view not in names:
             known = ", ".join(names) or "none"
@@ -117,43 +126,43 @@ def _across(top: Table, made: Definition) -> None:
             )
 
 
-def _name(table: Table, key: str, what: str) -> str:
-    name = table.needed(key, what)
+def _parse_name(table: TomlTable, key: str, what: str) -> str:
+    name = table.required_text(key, what)
     if name:
         _check_name(table, key, name)
     return name
 
 
-def _check_name(table: Table, key: str, name: str) -> None:
-    if not _NAME.fullmatch(name):
-        table.wrong(key, f"{name!r} is not a name: letters, digits and _, at most 100, no digit first")
+def _check_name(table: TomlTable, key: str, name: str) -> None:
+    if not _NAME_PATTERN.fullmatch(name):
+        table.report(key, f"{name!r} is not a name: letters, digits and _, at most 100, no digit first")
 
 
-def _topic(table: Table, key: str, name: str) -> None:
+def _check_topic(table: TomlTable, key: str, name: str) -> None:
     if name and not is_topic_name(name):
-        table.wrong(key, f"{name!r} is not a topic's name: 1 to 249 of letters, digits, '.', '_' and '-'")
+        table.report(key, f"{name!r} is not a topic's name: 1 to 249 of letters, digits, '.', '_' and '-'")
 
 
-def _trigger(top: Table) -> str | None:
+def _parse_trigger(top: TomlTable) -> str | None:
     trigger = top.text("trigger")
     if trigger == _AVAILABLE_NOW:
-        top.wrong(
+        top.report(
             "trigger",
             "is an interval, like '5 seconds'; `tallystick run --once` reads what is there and ends",
         )
     return trigger
 
 
-def _modes(top: Table) -> tuple[str, ...]:
+def _parse_modes(top: TomlTable) -> tuple[str, ...]:
     modes = top.texts("modes") or (Mode.TWO_PHASE.value,)
     known = [mode.value for mode in Mode]
     for mode in modes:
         if mode not in known:
-            top.wrong("modes", f"{mode!r} is not one of {', '.join(known)}")
+            top.report("modes", f"{mode!r} is not one of {', '.join(known)}")
     return modes
 
 
-def _where(top: Table) -> tuple[Mapping[str, str] | None, Broker | None]:
+def _parse_cluster(top: TomlTable) -> tuple[Mapping[str, str] | None, OwnBrokerDefinition | None]:
     """Parse the settings of the cluster, or of the pipeline's own broker."""
     if "kafka" in top:
         settings = top.settings("kafka")
@@ -164,39 +173,39 @@ def _where(top: Table) -> tuple[Mapping[str, str] | None, Broker | None]:
             )
         if "broker" in top:
             top.table("broker")
-            top.wrong("broker", "is for a pipeline without [kafka]: which of the two shall it be?")
+            top.report("broker", "is for a pipeline without [kafka]: which of the two shall it be?")
         return settings, None
     table = top.table("broker")
     if table is None:
-        return None, Broker(data_dir="data")
-    broker = Broker(
-        data_dir=table.needed("data-dir", "the directory of the broker's files"),
+        return None, OwnBrokerDefinition(data_dir="data")
+    broker = OwnBrokerDefinition(
+        data_dir=table.required_text("data-dir", "the directory of the broker's files"),
         listen=table.text("listen"),
         settings=table.settings("settings"),
     )
-    table.rest_is_unknown()
+    table.report_unknown_keys()
     return None, broker
 
 
-def _source(name: str, table: Table) -> Source:
+def _parse_source(name: str, table: TomlTable) -> SourceDefinition:
     _check_name(table, "", name)
     topics, pattern = table.texts("topics"), table.text("pattern")
     for topic in topics:
-        _topic(table, "topics", topic)
+        _check_topic(table, "topics", topic)
     if bool(topics) == bool(pattern):
-        table.wrong("topics", 'give either topics = ["..."] or pattern = "..."')
+        table.report("topics", 'give either topics = ["..."] or pattern = "..."')
     form = table.choice("format", ValueFormat, ValueFormat.JSON)
     schema = table.text("schema")
     if form is ValueFormat.JSON and schema is None and "schema" not in table:
-        table.wrong("schema", 'is missing: the fields of the JSON, like "id BIGINT, what STRING"')
+        table.report("schema", 'is missing: the fields of the JSON, like "id BIGINT, what STRING"')
     if form is not ValueFormat.JSON and schema is not None:
-        table.wrong("schema", f"is for format json; with {form} there is one column, `value`")
+        table.report("schema", f"is for format json; with {form} there is one column, `value`")
     malformed = table.choice("malformed", OnMalformed, OnMalformed.FAIL)
     dead_letter = table.text("dead-letter")
-    _topic(table, "dead-letter", dead_letter or "")
+    _check_topic(table, "dead-letter", dead_letter or "")
     if (malformed is OnMalformed.DEAD_LETTER) != (dead_letter is not None):
-        table.wrong("dead-letter", 'a topic goes with malformed = "dead-letter", and the other way round')
-    made = Source(
+        table.report("dead-letter", 'a topic goes with malformed = "dead-letter", and the other way round')
+    made = SourceDefinition(
         name=name,
         topics=topics,
         pattern=pattern,
@@ -205,94 +214,94 @@ def _source(name: str, table: Table) -> Source:
         schema=schema,
         malformed=malformed,
         dead_letter=dead_letter,
-        watermark=_watermark(table),
+        watermark=_parse_watermark(table),
         options=table.settings("options"),
     )
-    table.rest_is_unknown()
+    table.report_unknown_keys()
     return made
 
 
-def _watermark(source: Table) -> Watermark | None:
+def _parse_watermark(source: TomlTable) -> Watermark | None:
     table = source.table("watermark")
     if table is None:
         return None
     made = Watermark(
-        column=table.needed("column", "the column with the time of the event"),
-        delay=table.needed("delay", "how late a row may come, like '10 minutes'"),
+        column=table.required_text("column", "the column with the time of the event"),
+        delay=table.required_text("delay", "how late a row may come, like '10 minutes'"),
     )
-    table.rest_is_unknown()
+    table.report_unknown_keys()
     return made
 
 
-def _lookup(name: str, table: Table) -> Lookup:
+def _parse_lookup(name: str, table: TomlTable) -> Lookup:
     _check_name(table, "", name)
     made = Lookup(
         name=name,
-        format=table.needed("format", "one of Spark's: csv, json, parquet, jdbc, ..."),
+        format=table.required_text("format", "one of Spark's: csv, json, parquet, jdbc, ..."),
         path=table.text("path"),
         schema=table.text("schema"),
         options=table.settings("options"),
     )
-    table.rest_is_unknown()
+    table.report_unknown_keys()
     return made
 
 
-def _transform(table: Table) -> Transform:
+def _parse_transform(table: TomlTable) -> Transform:
     made = Transform(
-        name=_name(table, "name", "the view's name for what comes after it"),
-        sql=table.needed("sql", "one SELECT over the views before it"),
+        name=_parse_name(table, "name", "the view's name for what comes after it"),
+        sql=table.required_text("sql", "one SELECT over the views before it"),
     )
-    table.rest_is_unknown()
+    table.report_unknown_keys()
     return made
 
 
-def _output(name: str, table: Table) -> Output:
+def _parse_output(name: str, table: TomlTable) -> OutputDefinition:
     _check_name(table, "", name)
-    sinks = tuple(_sink(inner) for inner in table.listed("sinks"))
+    sinks = tuple(_parse_sink(inner) for inner in table.table_list("sinks"))
     if not sinks and "sinks" not in table:
-        table.wrong("sinks", f"is missing: [[{table.path}.sinks]] with topic = or table =")
-    _once(table, sinks)
-    made = Output(
+        table.report("sinks", f"is missing: [[{table.path}.sinks]] with topic = or table =")
+    _check_tables(table, sinks)
+    made = OutputDefinition(
         name=name,
-        view=table.needed("from", "the source or transform whose rows are written"),
+        view=table.required_text("from", "the source or transform whose rows are written"),
         sinks=sinks,
         mode=table.choice("mode", OutputMode, OutputMode.APPEND),
     )
-    table.rest_is_unknown()
+    table.report_unknown_keys()
     return made
 
 
-def _once(table: Table, sinks: Iterable[Sink]) -> None:
+def _check_tables(table: TomlTable, sinks: Iterable[SinkDefinition]) -> None:
     """Check that an output has no table twice, as rows are staged by table, and only one database."""
     tables = [sink for sink in sinks if isinstance(sink, TableSink) and sink.table]
     if len({sink.database for sink in tables}) > 1:
-        table.wrong("sinks", "tables in two databases: one decision is one transaction of one database")
+        table.report("sinks", "tables in two databases: one decision is one transaction of one database")
     names = [sink.table for sink in tables]
     for twice in sorted({name for name in names if names.count(name) > 1}):
-        table.wrong("sinks", f"the table {twice} is there twice")
+        table.report("sinks", f"the table {twice} is there twice")
 
 
-def _sink(table: Table) -> Sink:
+def _parse_sink(table: TomlTable) -> SinkDefinition:
     if ("topic" in table) == ("table" in table):
-        table.wrong("topic", "a sink has either topic = or table =")
-    made = _table_sink(table) if "table" in table and "topic" not in table else _topic_sink(table)
-    table.rest_is_unknown()
+        table.report("topic", "a sink has either topic = or table =")
+    made = _parse_table_sink(table) if "table" in table and "topic" not in table else _parse_topic_sink(table)
+    table.report_unknown_keys()
     return made
 
 
-def _topic_sink(table: Table) -> TopicSink:
+def _parse_topic_sink(table: TomlTable) -> TopicSink:
     topic = table.text("topic") or ""
-    _topic(table, "topic", topic)
+    _check_topic(table, "topic", topic)
     return TopicSink(topic=topic, key=table.text("key"), value=table.text("value"))
 
 
-def _table_sink(table: Table) -> TableSink:
+def _parse_table_sink(table: TomlTable) -> TableSink:
     write, keys = table.choice("write", TableWrite, TableWrite.APPEND), table.texts("keys")
     if (write is TableWrite.UPSERT) != bool(keys):
-        table.wrong("keys", 'the key columns go with write = "upsert", and the other way round')
+        table.report("keys", 'the key columns go with write = "upsert", and the other way round')
     return TableSink(
         table=table.text("table") or "",
-        database=table.needed("database", "an SQLAlchemy URL, like postgresql+psycopg://host/name"),
+        database=table.required_text("database", "an SQLAlchemy URL, like postgresql+psycopg://host/name"),
         write=write,
         keys=keys,
     )

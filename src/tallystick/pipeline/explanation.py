@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from tallystick.client.transactions.modes import Mode, NoMode
+from tallystick.client.transactions.modes import Mode, NoPossibleMode
 from tallystick.pipeline.definition import (
     Definition,
     OnMalformed,
-    Output,
-    Sink,
-    Source,
+    OutputDefinition,
+    SinkDefinition,
+    SourceDefinition,
     TopicSink,
-    checkpoint_of,
+    checkpoint_location,
 )
 
 _GUARANTEED: Final = (
@@ -28,7 +28,7 @@ _NOT_GUARANTEED: Final = (
 Section = tuple[str, list[str]]
 
 
-def explain(definition: Definition, in_force: Mode | NoMode | None) -> list[Section]:
+def explain(definition: Definition, in_force: Mode | NoPossibleMode | None) -> list[Section]:
     """Return the sections of the plan, each with its lines.
 
     Args:
@@ -37,17 +37,17 @@ def explain(definition: Definition, in_force: Mode | NoMode | None) -> list[Sect
     modes = [Mode(name) for name in definition.modes]
     foreseen = [in_force] if isinstance(in_force, Mode) else modes
     return [
-        (f"Pipeline {definition.name}", list(_where(definition))),
-        ("Reads", [_source(source) for source in definition.sources]),
-        ("Views", list(_views(definition))),
-        ("Writes", [line for output in definition.outputs for line in _output(definition, output)]),
-        ("Mode", list(_mode(modes, in_force))),
+        (f"Pipeline {definition.name}", list(_cluster_lines(definition))),
+        ("Reads", [_source_line(source) for source in definition.sources]),
+        ("Views", list(_view_lines(definition))),
+        ("Writes", [line for output in definition.outputs for line in _output_lines(definition, output)]),
+        ("Mode", list(_mode_lines(modes, in_force))),
         ("Guaranteed", [*_GUARANTEED]),
-        ("Not guaranteed", [*_promised_less(foreseen), *_NOT_GUARANTEED]),
+        ("Not guaranteed", [*_weaker_guarantees(foreseen), *_NOT_GUARANTEED]),
     ]
 
 
-def _where(definition: Definition) -> Iterator[str]:
+def _cluster_lines(definition: Definition) -> Iterator[str]:
     if definition.kafka is not None:
         yield f"on the brokers {definition.kafka['bootstrap.servers']}"
     elif definition.broker is not None:
@@ -64,7 +64,7 @@ def _where(definition: Definition) -> Iterator[str]:
     yield f"Spark on {definition.spark.get('spark.master', 'local[*]')}"
 
 
-def _source(source: Source) -> str:
+def _source_line(source: SourceDefinition) -> str:
     which = f"topics like {source.pattern}" if source.pattern else f"topic {', '.join(source.topics)}"
     malformed = ""
     if source.malformed is OnMalformed.DEAD_LETTER:
@@ -78,7 +78,7 @@ def _source(source: Source) -> str:
     return f"{source.name}: {read}{malformed}{late}"
 
 
-def _views(definition: Definition) -> Iterator[str]:
+def _view_lines(definition: Definition) -> Iterator[str]:
     for lookup in definition.lookups:
         yield f"{lookup.name}: {lookup.format} {lookup.path or ''}".rstrip()
     for transform in definition.transforms:
@@ -86,22 +86,23 @@ def _views(definition: Definition) -> Iterator[str]:
         yield f"{transform.name}: {made}"
 
 
-def _output(definition: Definition, output: Output) -> Iterator[str]:
-    sinks = " and ".join(_sink(sink) for sink in output.sinks)
+def _output_lines(definition: Definition, output: OutputDefinition) -> Iterator[str]:
+    sinks = " and ".join(_sink_text(sink) for sink in output.sinks)
     yield f"{output.name}: rows of {output.view} ({output.mode}) into {sinks}"
     yield (
-        f"  transactional ids {definition.prefix(output)}/..., checkpoint {checkpoint_of(definition, output)}"
+        f"  transactional ids {definition.prefix_of(output)}/..., "
+        f"checkpoint {checkpoint_location(definition, output)}"
     )
 
 
-def _sink(sink: Sink) -> str:
+def _sink_text(sink: SinkDefinition) -> str:
     if isinstance(sink, TopicSink):
         key = "no key" if sink.key is None else f"key {sink.key}"
         return f"topic {sink.topic} ({key}, value {sink.value or 'the row as JSON'})"
     return f"table {sink.table} ({sink.write})"
 
 
-def _mode(modes: Iterable[Mode], in_force: Mode | NoMode | None) -> Iterator[str]:
+def _mode_lines(modes: Iterable[Mode], in_force: Mode | NoPossibleMode | None) -> Iterator[str]:
     yield f"asked for, strongest first: {', '.join(mode.value for mode in modes)}"
     match in_force:
         case Mode():
@@ -109,13 +110,13 @@ def _mode(modes: Iterable[Mode], in_force: Mode | NoMode | None) -> Iterator[str
                 f"in force here: {in_force.value}; the cluster may still refuse it to this user, which each "
                 "query finds out when it starts"
             )
-        case NoMode():
+        case NoPossibleMode():
             yield f"none is possible on this cluster: {in_force}"
         case None:
             yield "in force: the cluster was not asked"
 
 
-def _promised_less(modes: Iterable[Mode]) -> Iterator[str]:
+def _weaker_guarantees(modes: Iterable[Mode]) -> Iterator[str]:
     for mode in modes:
         if mode.not_promised:
             yield f"In mode {mode.value}, {mode.not_promised}: a decided batch may then be lost in part."

@@ -12,21 +12,28 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick import _lazy
 from tallystick.kernel.value import frozen
-from tallystick.pipeline.clients import of_role, sink_options
-from tallystick.pipeline.definition import Definition, Output, TableSink, TableWrite, TopicSink, checkpoint_of
-from tallystick.pipeline.outputs import dead_letter_records, dead_letters, records
+from tallystick.pipeline.clients import build_sink_options, settings_of_role
+from tallystick.pipeline.definition import (
+    Definition,
+    OutputDefinition,
+    TableSink,
+    TableWrite,
+    TopicSink,
+    checkpoint_location,
+)
+from tallystick.pipeline.outputs import build_records, dead_letter_records, dead_letter_sources
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.options.sinks import Sink, ToTable, Write, quoted, to_table, to_topic
+from tallystick.spark.options.sinks import Sink, ToTable, WriteMode, quote_column, to_table, to_topic
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
-from tallystick.spark.sink.combined_attempt import TABLE_STATION
-from tallystick.spark.sink.context import Station
+from tallystick.spark.sink.combined_attempt import DATABASE_CONTEXT
+from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.foreach_batch import foreach_batch
 
-_DEAD = "_dead_letter"
+_DEAD_LETTER_COLUMN = "_dead_letter"
 
 
 @frozen(kw_only=True)
-class Start:
+class StartOptions:
     """Options for starting the queries.
 
     once           read the data available now, in as many batches as needed, and end
@@ -35,12 +42,16 @@ class Start:
     """
 
     once: bool = False
-    on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    on_new_checkpoint: NewCheckpoint = NewCheckpoint.REFUSE
     on_new_prefix: NewPrefix = NewPrefix.REFUSE
 
 
 def start_query(
-    spark: SparkSession, definition: Definition, output: Output, client: Mapping[str, str], how: Start
+    spark: SparkSession,
+    definition: Definition,
+    output: OutputDefinition,
+    client: Mapping[str, str],
+    how: StartOptions,
 ) -> StreamingQuery:
     """Start the query of an output, whose views are already declared.
 
@@ -49,20 +60,20 @@ def start_query(
     Raises: BadConfig with Spark's error for a key or value expression.
     """
     options = {
-        **sink_options(definition, output, client),
-        "onNewCheckpoint": how.on_new.value,
+        **build_sink_options(definition, output, client),
+        "onNewCheckpoint": how.on_new_checkpoint.value,
         "onNewPrefix": how.on_new_prefix.value,
-        "checkpointLocation": checkpoint_of(definition, output),
+        "checkpointLocation": checkpoint_location(definition, output),
     }
     if output.database is None:
-        writer = records(spark, definition, output).writeStream.format("tallystick").options(**options)
+        writer = build_records(spark, definition, output).writeStream.format("tallystick").options(**options)
     else:
-        rows = _with_dead_letters(spark, definition, output)
-        sinks = _sinks(spark, definition, output)
+        rows = _add_dead_letters(spark, definition, output)
+        sinks = _build_sinks(spark, definition, output)
         together = foreach_batch(options, *sinks, database=output.database)
         writer = rows.writeStream.foreachBatch(together)
     writer = (
-        writer.queryName(definition.prefix(output))
+        writer.queryName(definition.prefix_of(output))
         .outputMode(output.mode.value)
         .option("checkpointLocation", options["checkpointLocation"])
     )
@@ -71,63 +82,71 @@ def start_query(
     return writer.trigger(processingTime=definition.trigger or "0 seconds").start()
 
 
-def resume_options(definition: Definition, output: Output) -> dict[str, str]:
+def resume_options(definition: Definition, output: OutputDefinition) -> dict[str, str]:
     """Build the source options that start reading where the last decision of an output ended."""
     where = {} if output.database is None else {"resume.from.database": output.database}
     return {
         **where,
-        "resume.from.prefix": definition.prefix(output),
-        "checkpointLocation": checkpoint_of(definition, output),
+        "resume.from.prefix": definition.prefix_of(output),
+        "checkpointLocation": checkpoint_location(definition, output),
     }
 
 
-def station_of(
-    spark: SparkSession, definition: Definition, output: Output, client: Mapping[str, str], patience_ms: int
-) -> Station:
+def open_sink_context(
+    spark: SparkSession,
+    definition: Definition,
+    output: OutputDefinition,
+    client: Mapping[str, str],
+    patience_ms: int,
+) -> SinkContext:
     """Open the decision state of an output's query, to inspect it or to end what the query left open.
 
     Args:
         patience_ms: timeout of each request, so that an unreachable cluster does not block the caller.
     """
     options = SinkOptions(
-        prefix=definition.prefix(output),
-        client={**of_role("producer", client), "max.block.ms": str(patience_ms)},
+        prefix=definition.prefix_of(output),
+        client={**settings_of_role("producer", client), "max.block.ms": str(patience_ms)},
         modes=definition.modes,
     )
     if output.database is None:
-        return Station(options)
-    module = _lazy.load(TABLE_STATION)
-    tables = tuple(sink for sink in _sinks(spark, definition, output) if isinstance(sink, ToTable))
-    at_database = module.AtDatabase(where=module.opened(output.database), tables=tables)
-    found: Station = at_database(module.in_database(options))
+        return SinkContext(options)
+    module = _lazy.load(DATABASE_CONTEXT)
+    tables = tuple(sink for sink in _build_sinks(spark, definition, output) if isinstance(sink, ToTable))
+    open_context = module.OpenDatabaseContext(
+        database=module.resolve_database(output.database), tables=tables
+    )
+    found: SinkContext = open_context(module.with_database_suffix(options))
     return found
 
 
-def _sinks(spark: SparkSession, definition: Definition, output: Output) -> tuple[Sink, ...]:
+def _build_sinks(spark: SparkSession, definition: Definition, output: OutputDefinition) -> tuple[Sink, ...]:
     """Build the sinks of an output with tables, including those for the dead letters of its sources."""
     columns = spark.table(output.view).columns
-    alive = f"{_DEAD} IS NULL" if dead_letters(definition, output) else None
-    whole = f"to_json(struct({', '.join(map(quoted, columns))}), map('ignoreNullFields', 'false'))"
+    alive = f"{_DEAD_LETTER_COLUMN} IS NULL" if dead_letter_sources(definition, output) else None
+    whole = f"to_json(struct({', '.join(map(quote_column, columns))}), map('ignoreNullFields', 'false'))"
     made: list[Sink] = []
     for sink in output.sinks:
         match sink:
             case TopicSink():
                 made.append(to_topic(sink.topic, key=sink.key, value=sink.value or whole, where=alive))
             case TableSink():
-                write: Write = "upsert" if sink.write is TableWrite.UPSERT else "append"
+                write: WriteMode = "upsert" if sink.write is TableWrite.UPSERT else "append"
                 made.append(to_table(sink.table, columns=columns, write=write, keys=sink.keys, where=alive))
-    for source in dead_letters(definition, output):
-        dead = {name: f"{_DEAD}.{name}" for name in ("key", "value", "headers")}
+    for source in dead_letter_sources(definition, output):
+        dead = {name: f"{_DEAD_LETTER_COLUMN}.{name}" for name in ("key", "value", "headers")}
         made.append(
-            to_topic(str(source.dead_letter), **dead, where=f"{_DEAD}.topic = '{source.dead_letter}'")
+            to_topic(
+                str(source.dead_letter), **dead, where=f"{_DEAD_LETTER_COLUMN}.topic = '{source.dead_letter}'"
+            )
         )
     return tuple(made)
 
 
-def _with_dead_letters(spark: SparkSession, definition: Definition, output: Output) -> DataFrame:
+def _add_dead_letters(spark: SparkSession, definition: Definition, output: OutputDefinition) -> DataFrame:
     """Return the rows of the view together with the dead letters, in a column of their own."""
     rows = spark.table(output.view)
-    for source in dead_letters(definition, output):
-        dead = dead_letter_records(spark, source).select(f.struct("*").alias(_DEAD))
+    for source in dead_letter_sources(definition, output):
+        dead = dead_letter_records(spark, source).select(f.struct("*").alias(_DEAD_LETTER_COLUMN))
         rows = rows.unionByName(dead, allowMissingColumns=True)
     return rows

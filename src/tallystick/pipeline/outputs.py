@@ -14,59 +14,65 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, DataType, StringType
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.definition import Definition, OnMalformed, Output, Source, TopicSink
-from tallystick.pipeline.views import malformed_view
+from tallystick.pipeline.definition import (
+    Definition,
+    OnMalformed,
+    OutputDefinition,
+    SourceDefinition,
+    TopicSink,
+)
+from tallystick.pipeline.views import malformed_view_name
 
 _WORD: Final = re.compile(r"\w+")
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 
-def dead_letters(definition: Definition, output: Output) -> tuple[Source, ...]:
+def dead_letter_sources(definition: Definition, output: OutputDefinition) -> tuple[SourceDefinition, ...]:
     """Return the sources whose malformed values are written with this output."""
     earlier = definition.outputs[: definition.outputs.index(output)]
-    taken = {source.name for other in earlier for source in _read_by(definition, other)}
+    taken = {source.name for other in earlier for source in _sources_read_by(definition, other)}
     return tuple(
         source
-        for source in _read_by(definition, output)
+        for source in _sources_read_by(definition, output)
         if source.malformed is OnMalformed.DEAD_LETTER and source.name not in taken
     )
 
 
-def _read_by(definition: Definition, output: Output) -> Iterator[Source]:
+def _sources_read_by(definition: Definition, output: OutputDefinition) -> Iterator[SourceDefinition]:
     """Find the sources of an output's view from the words of the SELECTs; a function may read all.
 
     A column named like a source is harmless: the dead letters carry their source with them.
     """
     words = {output.view.lower()}
-    views = {name.lower() for name in definition.views()}
+    views = {name.lower() for name in definition.view_names()}
     for transform in reversed(definition.transforms):
         if transform.name.lower() in words:
             words |= views if transform.sql is None else set(_WORD.findall(transform.sql.lower()))
     return (source for source in definition.sources if source.name.lower() in words)
 
 
-def records(spark: SparkSession, definition: Definition, output: Output) -> DataFrame:
+def build_records(spark: SparkSession, definition: Definition, output: OutputDefinition) -> DataFrame:
     """Build the records of an output's topic sinks: topic, key, value, headers, in the sink's types.
 
     Raises: BadConfig with Spark's error for a key or value expression, and its path.
     """
     rows = spark.table(output.view)
     topics = [(i, sink) for i, sink in enumerate(output.sinks) if isinstance(sink, TopicSink)]
-    made = [_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
-    written = _inlined(rows, made)
-    for source in dead_letters(definition, output):
+    made = [_build_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
+    written = _inline_records(rows, made)
+    for source in dead_letter_sources(definition, output):
         written = written.unionByName(dead_letter_records(spark, source))
     return written
 
 
-def _inlined(rows: DataFrame, made: Sequence[Column]) -> DataFrame:
+def _inline_records(rows: DataFrame, made: Sequence[Column]) -> DataFrame:
     return rows.select(f.inline(f.array(*made)))
 
 
-def _record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
+def _build_record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
     whole = f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
-    key = f.lit(None).cast("binary") if sink.key is None else _bytes(rows, sink.key, f"{path}.key")
-    value = whole if sink.value is None else _bytes(rows, sink.value, f"{path}.value")
+    key = f.lit(None).cast("binary") if sink.key is None else _cast_to_binary(rows, sink.key, f"{path}.key")
+    value = whole if sink.value is None else _cast_to_binary(rows, sink.value, f"{path}.value")
     return f.struct(
         f.lit(sink.topic).alias("topic"),
         key.alias("key"),
@@ -75,7 +81,7 @@ def _record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
     )
 
 
-def _bytes(rows: DataFrame, expression: str, path: str) -> Column:
+def _cast_to_binary(rows: DataFrame, expression: str, path: str) -> Column:
     """Cast a user's expression to binary. Raises: BadConfig."""
     try:
         found: DataType = rows.select(f.expr(expression)).schema.fields[0].dataType
@@ -88,7 +94,7 @@ def _bytes(rows: DataFrame, expression: str, path: str) -> Column:
     return f.expr(expression).cast("binary")
 
 
-def dead_letter_records(spark: SparkSession, source: Source) -> DataFrame:
+def dead_letter_records(spark: SparkSession, source: SourceDefinition) -> DataFrame:
     """Build records of a source's malformed values, unchanged, with their origin in the headers."""
     headers = [
         f.struct(
@@ -96,6 +102,6 @@ def dead_letter_records(spark: SparkSession, source: Source) -> DataFrame:
         )
         for name in ("topic", "partition", "offset")
     ]
-    return spark.table(malformed_view(source)).select(
+    return spark.table(malformed_view_name(source)).select(
         f.lit(source.dead_letter).alias("topic"), "key", "value", f.array(*headers).alias("headers")
     )

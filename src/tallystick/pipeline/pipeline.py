@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.clients import check
+from tallystick.pipeline.clients import check_definition
 from tallystick.pipeline.definition import Definition
-from tallystick.pipeline.definition_toml import parse
-from tallystick.pipeline.output_query import Start
+from tallystick.pipeline.definition_toml import parse_definition
+from tallystick.pipeline.output_query import StartOptions
 from tallystick.pipeline.runner import Running
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 
@@ -28,7 +28,7 @@ class Pipeline:
 
     def __init__(self, definition: Definition) -> None:
         """Check a definition. Its paths are relative to the current directory. Raises: BadConfig."""
-        check(definition)
+        check_definition(definition)
         self.definition = definition
 
     @classmethod
@@ -44,8 +44,8 @@ class Pipeline:
             text = file.read_text()
         except (OSError, UnicodeDecodeError) as exc:
             raise BadConfig(f"{file}: {exc}") from exc
-        definition = parse(text, str(file), os.environ if variables is None else variables)
-        return cls(definition.within(str(file.absolute().parent)))
+        definition = parse_definition(text, str(file), os.environ if variables is None else variables)
+        return cls(definition.resolve_paths(str(file.absolute().parent)))
 
     def start(
         self,
@@ -64,4 +64,8 @@ class Pipeline:
             spark: a session owned by the caller; the settings of [spark] do not apply to it.
         Raises: BadConfig, NoJava, BrokerDidNotStart, client errors; nothing is left running then.
         """
-        return Running(self.definition, Start(once=once, on_new=on_new, on_new_prefix=on_new_prefix), spark)
+        return Running(
+            self.definition,
+            StartOptions(once=once, on_new_checkpoint=on_new, on_new_prefix=on_new_prefix),
+            spark,
+        )

@@ -32,7 +32,7 @@ class Progress:
         return self.rows * 1000 / self.duration_ms if self.duration_ms else 0.0
 
 
-def progress_of(output: str, said: Mapping[str, object]) -> Progress | None:
+def parse_progress(output: str, said: Mapping[str, object]) -> Progress | None:
     """Parse Spark's report on a batch; return None if the trigger had nothing to do.
 
     Args:
@@ -42,7 +42,7 @@ def progress_of(output: str, said: Mapping[str, object]) -> Progress | None:
     if "addBatch" not in durations:
         return None
     sources = cast(Iterable[Mapping[str, object]], said.get("sources") or ())
-    lags = [lag for source in sources if (lag := _lag(source)) is not None]
+    lags = [lag for source in sources if (lag := _count_lag(source)) is not None]
     return Progress(
         output=output,
         batch=cast(int, said["batchId"]),
@@ -53,14 +53,14 @@ def progress_of(output: str, said: Mapping[str, object]) -> Progress | None:
     )
 
 
-def _lag(source: Mapping[str, object]) -> int | None:
-    end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+def _count_lag(source: Mapping[str, object]) -> int | None:
+    end, latest = _parse_offsets(source.get("endOffset")), _parse_offsets(source.get("latestOffset"))
     if end is None or latest is None:
         return None
     return sum(max(0, offset - end.get(at, 0)) for at, offset in latest.items())
 
 
-def _offsets(said: object) -> dict[tuple[str, str], int] | None:
+def _parse_offsets(said: object) -> dict[tuple[str, str], int] | None:
     """Parse the offsets of `{"topic": {"0": 5}}`, given as text or as an object; None for other forms."""
     try:
         topics = json.loads(said) if isinstance(said, str) else said

@@ -19,30 +19,30 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.pipeline.checkpoints import check_checkpoints
-from tallystick.pipeline.clients import of_role
-from tallystick.pipeline.definition import Broker, Definition, Output
-from tallystick.pipeline.output_query import Start, resume_options, start_query, station_of
-from tallystick.pipeline.progress import Progress, progress_of
-from tallystick.pipeline.status import Watch
-from tallystick.pipeline.topics import require_topics
-from tallystick.pipeline.views import make_views
+from tallystick.pipeline.clients import settings_of_role
+from tallystick.pipeline.definition import Definition, OutputDefinition, OwnBrokerDefinition
+from tallystick.pipeline.output_query import StartOptions, open_sink_context, resume_options, start_query
+from tallystick.pipeline.progress import Progress, parse_progress
+from tallystick.pipeline.status import DecisionWatch
+from tallystick.pipeline.topics import ensure_topics
+from tallystick.pipeline.views import declare_views
 from tallystick.spark.data_source import register
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.session import spark_session
-from tallystick.spark.sink.lease_handover import driver_of, settle
+from tallystick.spark.sink.lease_handover import abort_unfinished_batch, identify_driver
 
-_BROKER: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
+_BROKER_SETTINGS: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
 _POLL_S: Final = 0.2
 # Timeout for ending what a stopped query left open: an unreachable broker must not delay the stop.
-_PATIENCE_MS: Final = 5000
+_STOP_TIMEOUT_MS: Final = 5000
 # A display must not block on an unreachable broker.
-_LOOK_MS: Final = 2000
+_WATCH_TIMEOUT_MS: Final = 2000
 
 
 class Running:
     """A started pipeline. `stop` ends its queries and everything that was started for them."""
 
-    def __init__(self, definition: Definition, how: Start, spark: SparkSession | None) -> None:
+    def __init__(self, definition: Definition, how: StartOptions, spark: SparkSession | None) -> None:
         """Start the pipeline.
 
         Args:
@@ -51,22 +51,26 @@ class Running:
         """
         self.definition = definition
         self.queries: dict[str, StreamingQuery] = {}
-        self._seen: dict[str, str] = {}
+        self._last_timestamps: dict[str, str] = {}
         with ExitStack() as stack:
-            self.client = _cluster(stack, definition)
-            require_topics(definition, of_role("admin", self.client), make=definition.broker is not None)
+            self.client = _start_cluster(stack, definition)
+            ensure_topics(
+                definition, settings_of_role("admin", self.client), make=definition.broker is not None
+            )
             if how.on_new_prefix is NewPrefix.REFUSE:
                 check_checkpoints(definition)
-            self._spark = spark or _session(stack, definition)
+            self._spark = spark or _start_session(stack, definition)
             register(self._spark)
-            make_views(self._spark, definition, self.client)
+            declare_views(self._spark, definition, self.client)
             stack.callback(self._stop_queries)
             for output in definition.outputs:
-                if how.on_new is NewCheckpoint.RESUME:  # each output starts where its own decisions ended
-                    make_views(self._spark, definition, self.client, resume_options(definition, output))
+                if (
+                    how.on_new_checkpoint is NewCheckpoint.RESUME
+                ):  # each output starts where its own decisions ended
+                    declare_views(self._spark, definition, self.client, resume_options(definition, output))
                 query = start_query(self._spark, definition, output, self.client, how)
                 self.queries[output.name] = query
-            self._owned = stack.pop_all()
+            self._exit_stack = stack.pop_all()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -78,7 +82,7 @@ class Running:
         return self.failed is None and any(query.isActive for query in self.queries.values())
 
     @property
-    def failed(self) -> tuple[Output, PySparkException] | None:
+    def failed(self) -> tuple[OutputDefinition, PySparkException] | None:
         """The first output whose query ended with an error, and the error."""
         for output in self.definition.outputs:
             query = self.queries[output.name]
@@ -90,16 +94,16 @@ class Running:
     def progress(self) -> Iterator[Progress]:
         """Yield the batches that have ended since the last call, by output."""
         for name, query in self.queries.items():
-            for said in self._unseen(name, query):
-                progress = progress_of(name, said)
+            for said in self._new_reports(name, query):
+                progress = parse_progress(name, said)
                 if progress is not None:
                     yield progress
 
-    def _unseen(self, name: str, query: StreamingQuery) -> Iterator[Mapping[str, object]]:
+    def _new_reports(self, name: str, query: StreamingQuery) -> Iterator[Mapping[str, object]]:
         last = query.lastProgress
-        if last is None or last.timestamp == self._seen.get(name):
+        if last is None or last.timestamp == self._last_timestamps.get(name):
             return
-        before, self._seen[name] = self._seen.get(name, ""), last.timestamp
+        before, self._last_timestamps[name] = self._last_timestamps.get(name, ""), last.timestamp
         for each in query.recentProgress:
             if before < each.timestamp <= last.timestamp:
                 yield cast(Mapping[str, object], json.loads(each.json))
@@ -120,30 +124,32 @@ class Running:
 
     def stop(self) -> None:
         """Stop the queries, end what they left undecided, and stop Spark and the broker. Idempotent."""
-        self._owned.close()
+        self._exit_stack.close()
 
     def _stop_queries(self) -> None:
         for output in self.definition.outputs:
             query = self.queries.get(output.name)
             if query is not None and query.isActive:
                 query.stop()
-                self._settle(output)
+                self._abort_unfinished(output)
 
-    def _settle(self, output: Output) -> None:
+    def _abort_unfinished(self, output: OutputDefinition) -> None:
         """Give up the last batch if the sink has not; otherwise its prepared transactions stay open for long.
 
         It uses the lease of that batch instead of a claim, so an instance that has taken over, as in a
         rolling deployment, is not disturbed.
         """
-        station = station_of(self._spark, self.definition, output, self.client, _PATIENCE_MS)
+        station = open_sink_context(self._spark, self.definition, output, self.client, _STOP_TIMEOUT_MS)
         try:
-            settle(station, driver_of(self._spark))
+            abort_unfinished_batch(station, identify_driver(self._spark))
         finally:
             station.close()
 
-    def watch(self, output: Output) -> Watch:
+    def watch(self, output: OutputDefinition) -> DecisionWatch:
         """Create a watch on the decisions of an output; the caller closes it."""
-        return Watch(station_of(self._spark, self.definition, output, self.client, _LOOK_MS))
+        return DecisionWatch(
+            open_sink_context(self._spark, self.definition, output, self.client, _WATCH_TIMEOUT_MS)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -154,21 +160,21 @@ class Running:
         self.stop()
 
 
-def _cluster(stack: ExitStack, definition: Definition) -> Mapping[str, str]:
+def _start_cluster(stack: ExitStack, definition: Definition) -> Mapping[str, str]:
     """Return the client settings, after starting the pipeline's own broker if it has one."""
     if definition.kafka is not None:
         return definition.kafka
     assert definition.broker is not None  # checked with the definition
-    broker = stack.enter_context(_own_broker(definition.broker))
+    broker = stack.enter_context(_create_broker(definition.broker))
     return {"bootstrap.servers": broker.bootstrap_servers}
 
 
-def _own_broker(broker: Broker) -> EmbeddedBroker:
+def _create_broker(broker: OwnBrokerDefinition) -> EmbeddedBroker:
     listen = {} if broker.listen is None else {"listeners": f"PLAINTEXT://{broker.listen}"}
-    return EmbeddedBroker(Path(broker.data_dir), config={**_BROKER, **listen, **broker.settings})
+    return EmbeddedBroker(Path(broker.data_dir), config={**_BROKER_SETTINGS, **listen, **broker.settings})
 
 
-def _session(stack: ExitStack, definition: Definition) -> SparkSession:
+def _start_session(stack: ExitStack, definition: Definition) -> SparkSession:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tallystick-spark-")))
     settings = dict(definition.spark)
     master = settings.pop("spark.master", "local[*]")

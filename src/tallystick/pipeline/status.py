@@ -2,13 +2,13 @@
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
-from tallystick.spark.protocol.coordinator import Standing
-from tallystick.spark.protocol.decide import Fate
-from tallystick.spark.sink.context import Station
+from tallystick.spark.protocol.coordinator import PrefixStatus
+from tallystick.spark.protocol.decide import ParticipantOutcome
+from tallystick.spark.sink.context import SinkContext
 
 
 @frozen(kw_only=True)
-class Decided:
+class DecisionStatus:
     """The state of a prefix.
 
     batch     last decided batch; None before the first
@@ -16,37 +16,38 @@ class Decided:
     in_doubt  number of open transactions, of the running batch or left by a crashed one
     """
 
-    batch: int | None
+    last_batch: int | None
     mode: str
     decided_ms: int | None
-    in_doubt: int
+    in_doubt_count: int
 
 
-class Watch:
+class DecisionWatch:
     """A repeatable view of the state of one output's prefix.
 
     It changes nothing, except that it creates the decisions topic if missing. `close` ends its connections.
     """
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
+    def __init__(self, station: SinkContext) -> None:
+        self._context = station
 
-    def look(self) -> Decided | None:
+    def read_status(self) -> DecisionStatus | None:
         """Return the current state; None if the cluster did not answer."""
         try:
-            return decided(self._station.run(self._station.coordinator.inspect(), "look"))
+            return to_decision_status(self._context.run(self._context.coordinator.inspect(), "look"))
         except TallystickError:
             return None
 
     def close(self) -> None:
-        self._station.close()
+        self._context.close()
 
 
-def decided(standing: Standing) -> Decided:
+def to_decision_status(standing: PrefixStatus) -> DecisionStatus:
     last = standing.decision
-    return Decided(
-        batch=None if last is None else last.batch_id,
+    return DecisionStatus(
+        last_batch=None if last is None else last.batch_id,
         mode="" if last is None else last.mode,
         decided_ms=None if last is None else last.decided_ms,
-        in_doubt=len(standing.undecided) + sum(fate is Fate.OPEN for fate in standing.fates.values()),
+        in_doubt_count=len(standing.undecided_ids)
+        + sum(fate is ParticipantOutcome.OPEN for fate in standing.outcomes.values()),
     )

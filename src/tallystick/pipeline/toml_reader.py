@@ -1,6 +1,6 @@
 """Checked reader of TOML tables that collects every problem with its key's path. Pure.
 
-Keys that were never read are unknown; `rest_is_unknown` reports them with the nearest known name.
+Keys that were never read are unknown; `report_unknown_keys` reports them with the nearest known name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,106 +21,106 @@ class Problems:
     def __init__(self, source: str) -> None:
         """Collect problems of `source`, the name of the document in messages: its file."""
         self._source = source
-        self._found: list[str] = []
+        self._problems: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._problems)
 
     def add(self, path: str, problem: str) -> None:
-        self._found.append(f"{self._source}: {path}: {problem}")
+        self._problems.append(f"{self._source}: {path}: {problem}")
 
-    def check(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise BadConfig with all problems, one per line, if there are any."""
-        if self._found:
-            raise BadConfig("\n".join(self._found))
+        if self._problems:
+            raise BadConfig("\n".join(self._problems))
 
 
-class Table:
+class TomlTable:
     """One table of the document, at `path`; the empty path is the document itself."""
 
     def __init__(self, values: Mapping[str, object], path: str, problems: Problems) -> None:
         self.path = path
         self.problems = problems
         self._values = values
-        self._asked: set[str] = set()
+        self._read_keys: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
-    def at(self, key: str) -> str:
+    def path_of(self, key: str) -> str:
         """Return the TOML path of a key, or of the table itself for the empty key."""
         if not key:
             return self.path
         shown = key if key.replace("_", "").replace("-", "").isalnum() else f'"{key}"'
         return f"{self.path}.{shown}" if self.path else shown
 
-    def wrong(self, key: str, problem: str) -> None:
-        self.problems.add(self.at(key), problem)
+    def report(self, key: str, problem: str) -> None:
+        self.problems.add(self.path_of(key), problem)
 
-    def _take(self, key: str) -> object:
-        self._asked.add(key)
+    def _read(self, key: str) -> object:
+        self._read_keys.add(key)
         return self._values.get(key, _MISSING)
 
     # ------------------------------------------------------------------------------ values
 
     def text(self, key: str) -> str | None:
         """Return a non-blank string; None if it is missing."""
-        value = self._take(key)
+        value = self._read(key)
         if value is _MISSING:
             return None
         if not isinstance(value, str) or not value.strip():
-            self.wrong(key, f"{value!r} is not a text" if not isinstance(value, str) else "is empty")
+            self.report(key, f"{value!r} is not a text" if not isinstance(value, str) else "is empty")
             return None
         return value
 
-    def needed(self, key: str, what: str) -> str:
+    def required_text(self, key: str, what: str) -> str:
         """Return a required string, described by `what`; empty after a problem."""
         if key not in self._values:
-            self._asked.add(key)
-            self.wrong(key, f"is missing: {what}")
+            self._read_keys.add(key)
+            self.report(key, f"is missing: {what}")
             return ""
         return self.text(key) or ""
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
         """Return a value of an enumeration."""
-        value = self._take(key)
+        value = self._read(key)
         if value is _MISSING:
             return default
         if value not in list(kind):
-            self.wrong(key, f"{value!r} is not one of {', '.join(kind)}")
+            self.report(key, f"{value!r} is not one of {', '.join(kind)}")
             return default
         return kind(str(value))
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of distinct strings; a single string is a list of one."""
-        value = self._take(key)
+        value = self._read(key)
         if value is _MISSING:
             return ()
         found = [value] if isinstance(value, str) else value
         if not isinstance(found, list) or not found or not all(isinstance(x, str) and x for x in found):
-            self.wrong(key, f"{value!r} is not a list of texts")
+            self.report(key, f"{value!r} is not a list of texts")
             return ()
         for twice in sorted({x for x in found if found.count(x) > 1}):
-            self.wrong(key, f"{twice!r} is there twice")
+            self.report(key, f"{twice!r} is there twice")
         return tuple(found)
 
     def settings(self, key: str) -> Mapping[str, str]:
         """Return a table of settings as strings: `true` and 5 become "true" and "5"."""
-        value = self._take(key)
+        value = self._read(key)
         if value is _MISSING:
             return {}
         if not isinstance(value, Mapping):
-            self.wrong(key, f"{value!r} is not a table")
+            self.report(key, f"{value!r} is not a table")
             return {}
-        return dict(self._flat(value, self.at(key)))
+        return dict(self._flatten(value, self.path_of(key)))
 
-    def _flat(self, table: Mapping[str, object], path: str) -> Iterator[tuple[str, str]]:
+    def _flatten(self, table: Mapping[str, object], path: str) -> Iterator[tuple[str, str]]:
         """Flatten nested tables to dotted names: TOML parses an unquoted dotted key as nested tables."""
         for name, value in table.items():
             match value:
                 case Mapping():
                     yield from (
-                        (f"{name}.{rest}", text) for rest, text in self._flat(value, f"{path}.{name}")
+                        (f"{name}.{rest}", text) for rest, text in self._flatten(value, f"{path}.{name}")
                     )
                 case bool():
                     yield name, str(value).lower()
@@ -131,16 +131,16 @@ class Table:
 
     # ------------------------------------------------------------------------------ tables
 
-    def table(self, key: str) -> "Table | None":
-        value = self._take(key)
+    def table(self, key: str) -> "TomlTable | None":
+        value = self._read(key)
         if value is _MISSING:
             return None
         if not isinstance(value, Mapping):
-            self.wrong(key, f"{value!r} is not a table")
+            self.report(key, f"{value!r} is not a table")
             return None
-        return Table(value, self.at(key), self.problems)
+        return TomlTable(value, self.path_of(key), self.problems)
 
-    def named(self, key: str) -> "list[tuple[str, Table]]":
+    def named_tables(self, key: str) -> "list[tuple[str, TomlTable]]":
         """Return the tables within a table with their names, in document order."""
         outer = self.table(key)
         if outer is None:
@@ -148,19 +148,19 @@ class Table:
         inner = ((name, outer.table(name)) for name in outer._values)
         return [(name, table) for name, table in inner if table is not None]
 
-    def listed(self, key: str) -> "list[Table]":
+    def table_list(self, key: str) -> "list[TomlTable]":
         """Return the tables of an array of tables."""
-        value = self._take(key)
+        value = self._read(key)
         if value is _MISSING:
             return []
         if not isinstance(value, list) or not all(isinstance(x, Mapping) for x in value):
-            self.wrong(key, f"is not an array of tables: write [[{self.at(key)}]]")
+            self.report(key, f"is not an array of tables: write [[{self.path_of(key)}]]")
             return []
-        return [Table(x, f"{self.at(key)}[{i}]", self.problems) for i, x in enumerate(value)]
+        return [TomlTable(x, f"{self.path_of(key)}[{i}]", self.problems) for i, x in enumerate(value)]
 
-    def rest_is_unknown(self) -> None:
+    def report_unknown_keys(self) -> None:
         """Report all keys that were not read; call it after every known key has been read."""
         for key in self._values:
-            if key not in self._asked:
-                near = get_close_matches(key, sorted(self._asked), n=1, cutoff=0.6)
-                self.wrong(key, "is unknown" + (f"; did you mean {near[0]}?" if near else ""))
+            if key not in self._read_keys:
+                near = get_close_matches(key, sorted(self._read_keys), n=1, cutoff=0.6)
+                self.report(key, "is unknown" + (f"; did you mean {near[0]}?" if near else ""))

@@ -8,7 +8,7 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import Definition
 
 
-def require_topics(definition: Definition, client: Mapping[str, str], *, make: bool) -> None:
+def ensure_topics(definition: Definition, client: Mapping[str, str], *, make: bool) -> None:
     """Ensure that every topic named by the pipeline exists.
 
     Args:

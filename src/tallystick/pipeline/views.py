@@ -1,8 +1,8 @@
 """Spark SQL views of a pipeline: its sources, lookups and transforms.
 
 A source is a view with the columns of its format and the origin of each row: `_key`, `_topic`, `_partition`,
-`_offset`, `_timestamp`. A JSON value that does not fit its schema never becomes a row of nulls: it stops the
-query, or becomes a row of the view `NAME_malformed`, for the dead-letter topic.
+`_build_offset`, `_timestamp`. A JSON value that does not fit its schema never becomes a row of nulls: it
+stops the query, or becomes a row of the view `NAME_malformed`, for the dead-letter topic.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,21 +16,28 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.clients import source_options
-from tallystick.pipeline.definition import Definition, Lookup, OnMalformed, Source, Transform, ValueFormat
+from tallystick.pipeline.clients import build_source_options
+from tallystick.pipeline.definition import (
+    Definition,
+    Lookup,
+    OnMalformed,
+    SourceDefinition,
+    Transform,
+    ValueFormat,
+)
 
-_ORIGIN: Final = ("key", "topic", "partition", "offset", "timestamp")
-_PARSED: Final = "_parsed"
-_MALFORMED: Final = "_malformed"
+_ORIGIN_COLUMNS: Final = ("key", "topic", "partition", "offset", "timestamp")
+_PARSED_COLUMN: Final = "_parsed"
+_MALFORMED_COLUMN: Final = "_malformed"
 _VALUE_SHOWN_MAX: Final = 200
 
 
-def malformed_view(source: Source) -> str:
+def malformed_view_name(source: SourceDefinition) -> str:
     """Return the name of the view of malformed values, which has the record's columns unchanged."""
     return f"{source.name}_malformed"
 
 
-def make_views(
+def declare_views(
     spark: SparkSession,
     definition: Definition,
     client: Mapping[str, str],
@@ -44,9 +51,9 @@ def make_views(
     Raises: BadConfig with Spark's error for a schema or a SELECT, and the path of its key.
     """
     for source in definition.sources:
-        _declare_source(spark, source, {**source_options(source, client), **more})
+        _declare_source(spark, source, {**build_source_options(source, client), **more})
     for lookup in definition.lookups:
-        _declare(lookup.name, f"lookups.{lookup.name}", partial(_lookup, spark, lookup))
+        _declare(lookup.name, f"lookups.{lookup.name}", partial(_read_lookup, spark, lookup))
     for i, transform in enumerate(definition.transforms):
         _declare_transform(spark, definition, i, transform)
 
@@ -56,7 +63,7 @@ def _declare_transform(spark: SparkSession, definition: Definition, i: int, tran
         case str(sql), None:
             _declare(transform.name, f"transforms[{i}].sql", partial(spark.sql, sql))
         case None, function if function is not None:
-            views = {name: spark.table(name) for name in definition.views(i)}
+            views = {name: spark.table(name) for name in definition.view_names(i)}
             _declare(transform.name, f"transforms[{i}].function", partial(function, views))
         case _:
             raise BadConfig(f"transforms[{i}]: {transform.name} is made by either sql or a function")
@@ -71,56 +78,62 @@ def _declare(name: str, path: str, make: Callable[[], DataFrame]) -> None:
         raise BadConfig(f"{path}: {said.strip().splitlines()[0]}") from error
 
 
-def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
+def _read_lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
     reader = spark.read.format(lookup.format).options(**lookup.options)
     if lookup.schema is not None:
         reader = reader.schema(lookup.schema)
     return reader.load(lookup.path) if lookup.path is not None else reader.load()
 
 
-def _declare_source(spark: SparkSession, source: Source, options: Mapping[str, str]) -> None:
+def _declare_source(spark: SparkSession, source: SourceDefinition, options: Mapping[str, str]) -> None:
     reader = spark.readStream.format("tallystick").options(**options)
     records, path = reader.load(), f"sources.{source.name}"
-    _declare(source.name, path, lambda: _watermarked(_rows(records, source), source))
+    _declare(source.name, path, lambda: _add_watermark(_source_rows(records, source), source))
     if source.malformed is OnMalformed.DEAD_LETTER:
-        bad = _judged(records, source).where(f.col(_MALFORMED)).select("value", *_ORIGIN)
-        bad.createOrReplaceTempView(malformed_view(source))
+        bad = (
+            _parse_and_check(records, source)
+            .where(f.col(_MALFORMED_COLUMN))
+            .select("value", *_ORIGIN_COLUMNS)
+        )
+        bad.createOrReplaceTempView(malformed_view_name(source))
 
 
-def _rows(records: DataFrame, source: Source) -> DataFrame:
+def _source_rows(records: DataFrame, source: SourceDefinition) -> DataFrame:
     match source.format:
         case ValueFormat.JSON:
-            fitting = _judged(records, source).where(_fits(source))
-            return fitting.select(f"{_PARSED}.*", *_origin()).drop(_MALFORMED)
+            fitting = _parse_and_check(records, source).where(_fits_condition(source))
+            return fitting.select(f"{_PARSED_COLUMN}.*", *_origin_columns()).drop(_MALFORMED_COLUMN)
         case ValueFormat.STRING:  # invalid UTF-8 stops the query
             text = f.validate_utf8(f.col("value").cast("string"))
-            return records.select(text.alias("value"), *_origin())
+            return records.select(text.alias("value"), *_origin_columns())
         case ValueFormat.BYTES:
-            return records.select("value", *_origin())
+            return records.select("value", *_origin_columns())
 
 
-def _origin() -> list[Column]:
-    return [f.col(name).alias(f"_{name}") for name in _ORIGIN]
+def _origin_columns() -> list[Column]:
+    return [f.col(name).alias(f"_{name}") for name in _ORIGIN_COLUMNS]
 
 
-def _judged(records: DataFrame, source: Source) -> DataFrame:
+def _parse_and_check(records: DataFrame, source: SourceDefinition) -> DataFrame:
     """Add columns with the parsed JSON and with whether it is malformed.
 
     A null value is not a JSON object, and Spark parses invalid UTF-8 leniently, so both count as malformed.
     """
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED_COLUMN}
     text = f.col("value").cast("string")
-    parsed = f.from_json(text, f"{source.schema}, {_MALFORMED} STRING", options)
+    parsed = f.from_json(text, f"{source.schema}, {_MALFORMED_COLUMN} STRING", options)
     does_not_fit = (
-        f.col(_PARSED).isNull() | f.col(f"{_PARSED}.{_MALFORMED}").isNotNull() | ~f.is_valid_utf8(text)
+        f.col(_PARSED_COLUMN).isNull()
+        | f.col(f"{_PARSED_COLUMN}.{_MALFORMED_COLUMN}").isNotNull()
+        | ~f.is_valid_utf8(text)
     )
-    return records.withColumn(_PARSED, parsed).withColumn(_MALFORMED, does_not_fit)
+    return records.withColumn(_PARSED_COLUMN, parsed).withColumn(_MALFORMED_COLUMN, does_not_fit)
 
 
-def _fits(source: Source) -> Column:
+def _fits_condition(source: SourceDefinition) -> Column:
     """Build the condition of a valid row. It raises the error itself: Spark prunes unused columns."""
     if source.malformed is OnMalformed.DEAD_LETTER:
-        return ~f.col(_MALFORMED)
+        return ~f.col(_MALFORMED_COLUMN)
     text = f.left(f.col("value").cast("string"), f.lit(_VALUE_SHOWN_MAX))
     said = f.concat(
         f.lit(f"source {source.name}: the value at "),
@@ -130,10 +143,10 @@ def _fits(source: Source) -> Column:
         f.lit(" does not fit the schema: "),
         f.coalesce(text, f.lit("no value")),
     )
-    return f.when(f.col(_MALFORMED), f.raise_error(said).cast("boolean")).otherwise(f.expr("true"))
+    return f.when(f.col(_MALFORMED_COLUMN), f.raise_error(said).cast("boolean")).otherwise(f.expr("true"))
 
 
-def _watermarked(rows: DataFrame, source: Source) -> DataFrame:
+def _add_watermark(rows: DataFrame, source: SourceDefinition) -> DataFrame:
     if source.watermark is None:
         return rows
     return rows.withWatermark(source.watermark.column, source.watermark.delay)

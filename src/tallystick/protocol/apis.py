@@ -175,13 +175,13 @@ class ApiSpec:
     response: type
     min_version: int
     max_version: int
-    flexible_from: int | None
+    flexible_since: int | None
 
     def __contains__(self, version: int) -> bool:
         return self.min_version <= version <= self.max_version
 
     def is_flexible(self, version: int) -> bool:
-        return self.flexible_from is not None and version >= self.flexible_from
+        return self.flexible_since is not None and version >= self.flexible_since
 
     def request_header_version(self, version: int) -> int:
         """Return 2 for flexible versions, else 1. Also right for versions newer than ours."""
@@ -206,7 +206,7 @@ class ApiSpec:
         return Versions(first, self.max_version)
 
 
-def _spec(request: type, response: type) -> ApiSpec:
+def _make_spec(request: type, response: type) -> ApiSpec:
     asked, answered = message_spec(request), message_spec(response)
     name = request.__name__.removesuffix("Request")
     check(response.__name__ == f"{name}Response", f"{name}: paired with {response.__name__}")
@@ -222,65 +222,65 @@ def _spec(request: type, response: type) -> ApiSpec:
         response=response,
         min_version=asked.versions.first,
         max_version=last,
-        flexible_from=asked.flexible.first if asked.flexible.last is None else None,
+        flexible_since=asked.flexible.first if asked.flexible.last is None else None,
     )
 
 
 _SPECS: Final = (
-    _spec(ProduceRequest, ProduceResponse),
-    _spec(FetchRequest, FetchResponse),
-    _spec(ListOffsetsRequest, ListOffsetsResponse),
-    _spec(MetadataRequest, MetadataResponse),
-    _spec(OffsetCommitRequest, OffsetCommitResponse),
-    _spec(OffsetFetchRequest, OffsetFetchResponse),
-    _spec(FindCoordinatorRequest, FindCoordinatorResponse),
-    _spec(JoinGroupRequest, JoinGroupResponse),
-    _spec(HeartbeatRequest, HeartbeatResponse),
-    _spec(LeaveGroupRequest, LeaveGroupResponse),
-    _spec(SyncGroupRequest, SyncGroupResponse),
-    _spec(DescribeGroupsRequest, DescribeGroupsResponse),
-    _spec(ListGroupsRequest, ListGroupsResponse),
-    _spec(SaslHandshakeRequest, SaslHandshakeResponse),
-    _spec(ApiVersionsRequest, ApiVersionsResponse),
-    _spec(CreateTopicsRequest, CreateTopicsResponse),
-    _spec(DeleteTopicsRequest, DeleteTopicsResponse),
-    _spec(DeleteRecordsRequest, DeleteRecordsResponse),
-    _spec(InitProducerIdRequest, InitProducerIdResponse),
-    _spec(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse),
-    _spec(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
-    _spec(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
-    _spec(EndTxnRequest, EndTxnResponse),
-    _spec(WriteTxnMarkersRequest, WriteTxnMarkersResponse),
-    _spec(TxnOffsetCommitRequest, TxnOffsetCommitResponse),
-    _spec(DescribeAclsRequest, DescribeAclsResponse),
-    _spec(CreateAclsRequest, CreateAclsResponse),
-    _spec(DeleteAclsRequest, DeleteAclsResponse),
-    _spec(DescribeConfigsRequest, DescribeConfigsResponse),
-    _spec(AlterConfigsRequest, AlterConfigsResponse),
-    _spec(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse),
-    _spec(DescribeLogDirsRequest, DescribeLogDirsResponse),
-    _spec(SaslAuthenticateRequest, SaslAuthenticateResponse),
-    _spec(CreatePartitionsRequest, CreatePartitionsResponse),
-    _spec(DeleteGroupsRequest, DeleteGroupsResponse),
-    _spec(ElectLeadersRequest, ElectLeadersResponse),
-    _spec(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
-    _spec(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse),
-    _spec(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse),
-    _spec(OffsetDeleteRequest, OffsetDeleteResponse),
-    _spec(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse),
-    _spec(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse),
-    _spec(DescribeQuorumRequest, DescribeQuorumResponse),
-    _spec(UpdateFeaturesRequest, UpdateFeaturesResponse),
-    _spec(DescribeClusterRequest, DescribeClusterResponse),
-    _spec(DescribeProducersRequest, DescribeProducersResponse),
-    _spec(DescribeTransactionsRequest, DescribeTransactionsResponse),
-    _spec(ListTransactionsRequest, ListTransactionsResponse),
-    _spec(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse),
-    _spec(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse),
-    _spec(ListConfigResourcesRequest, ListConfigResourcesResponse),
-    _spec(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse),
+    _make_spec(ProduceRequest, ProduceResponse),
+    _make_spec(FetchRequest, FetchResponse),
+    _make_spec(ListOffsetsRequest, ListOffsetsResponse),
+    _make_spec(MetadataRequest, MetadataResponse),
+    _make_spec(OffsetCommitRequest, OffsetCommitResponse),
+    _make_spec(OffsetFetchRequest, OffsetFetchResponse),
+    _make_spec(FindCoordinatorRequest, FindCoordinatorResponse),
+    _make_spec(JoinGroupRequest, JoinGroupResponse),
+    _make_spec(HeartbeatRequest, HeartbeatResponse),
+    _make_spec(LeaveGroupRequest, LeaveGroupResponse),
+    _make_spec(SyncGroupRequest, SyncGroupResponse),
+    _make_spec(DescribeGroupsRequest, DescribeGroupsResponse),
+    _make_spec(ListGroupsRequest, ListGroupsResponse),
+    _make_spec(SaslHandshakeRequest, SaslHandshakeResponse),
+    _make_spec(ApiVersionsRequest, ApiVersionsResponse),
+    _make_spec(CreateTopicsRequest, CreateTopicsResponse),
+    _make_spec(DeleteTopicsRequest, DeleteTopicsResponse),
+    _make_spec(DeleteRecordsRequest, DeleteRecordsResponse),
+    _make_spec(InitProducerIdRequest, InitProducerIdResponse),
+    _make_spec(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse),
+    _make_spec(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
+    _make_spec(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
+    _make_spec(EndTxnRequest, EndTxnResponse),
+    _make_spec(WriteTxnMarkersRequest, WriteTxnMarkersResponse),
+    _make_spec(TxnOffsetCommitRequest, TxnOffsetCommitResponse),
+    _make_spec(DescribeAclsRequest, DescribeAclsResponse),
+    _make_spec(CreateAclsRequest, CreateAclsResponse),
+    _make_spec(DeleteAclsRequest, DeleteAclsResponse),
+    _make_spec(DescribeConfigsRequest, DescribeConfigsResponse),
+    _make_spec(AlterConfigsRequest, AlterConfigsResponse),
+    _make_spec(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse),
+    _make_spec(DescribeLogDirsRequest, DescribeLogDirsResponse),
+    _make_spec(SaslAuthenticateRequest, SaslAuthenticateResponse),
+    _make_spec(CreatePartitionsRequest, CreatePartitionsResponse),
+    _make_spec(DeleteGroupsRequest, DeleteGroupsResponse),
+    _make_spec(ElectLeadersRequest, ElectLeadersResponse),
+    _make_spec(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
+    _make_spec(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse),
+    _make_spec(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse),
+    _make_spec(OffsetDeleteRequest, OffsetDeleteResponse),
+    _make_spec(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse),
+    _make_spec(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse),
+    _make_spec(DescribeQuorumRequest, DescribeQuorumResponse),
+    _make_spec(UpdateFeaturesRequest, UpdateFeaturesResponse),
+    _make_spec(DescribeClusterRequest, DescribeClusterResponse),
+    _make_spec(DescribeProducersRequest, DescribeProducersResponse),
+    _make_spec(DescribeTransactionsRequest, DescribeTransactionsResponse),
+    _make_spec(ListTransactionsRequest, ListTransactionsResponse),
+    _make_spec(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse),
+    _make_spec(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse),
+    _make_spec(ListConfigResourcesRequest, ListConfigResourcesResponse),
+    _make_spec(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse),
 )
 
-API: Final[Mapping[ApiKey, ApiSpec]] = MappingProxyType({spec.key: spec for spec in _SPECS})
+API_SPECS: Final[Mapping[ApiKey, ApiSpec]] = MappingProxyType({spec.key: spec for spec in _SPECS})
 
-check(set(API) == set(ApiKey) and len(API) == len(_SPECS), "every ApiKey has one row")
+check(set(API_SPECS) == set(ApiKey) and len(API_SPECS) == len(_SPECS), "every ApiKey has one row")

@@ -2,7 +2,7 @@
 
 from typing import Final, TypeVar
 
-from tallystick.protocol.compile import PURSE_BYTES, decoder, encoder
+from tallystick.protocol.compile import DECODE_MEMORY_BYTES, get_decoder, get_encoder
 from tallystick.protocol.errors import DecodeError
 from tallystick.protocol.primitives import Buffer
 
@@ -18,14 +18,14 @@ def encode(message: object, version: int) -> bytes:
     Raises: UnsupportedField when a field holds a value that `version` cannot carry; UnsupportedVersion;
         EncodeError for a number or a string that does not fit its type.
     """
-    return b"".join(encoder(type(message), version)(message))
+    return b"".join(get_encoder(type(message), version)(message))
 
 
 def encode_parts(message: object, version: int) -> list[bytes | memoryview]:
     """Encode a message as a few buffers with the bytes of `encode`: large record data is not copied."""
     parts: list[bytes | memoryview] = []
     small: list[Buffer] = []
-    for part in encoder(type(message), version)(message):
+    for part in get_encoder(type(message), version)(message):
         if len(part) < _JOIN_BELOW_BYTES:
             small.append(part)
             continue
@@ -38,7 +38,7 @@ def encode_parts(message: object, version: int) -> list[bytes | memoryview]:
     return parts
 
 
-def decode(cls: type[M], buf: Buffer, version: int, *, room: int = PURSE_BYTES) -> M:
+def decode(cls: type[M], buf: Buffer, version: int, *, room: int = DECODE_MEMORY_BYTES) -> M:
     """Decode a whole buffer as one message; record data stays a view of `buf`.
 
     Args:
@@ -47,14 +47,14 @@ def decode(cls: type[M], buf: Buffer, version: int, *, room: int = PURSE_BYTES) 
     """
     view = memoryview(buf)
     message: M
-    message, end = decoder(cls, version)(view, 0, room)
+    message, end = get_decoder(cls, version)(view, 0, room)
     if end != len(view):
         raise DecodeError(f"{cls.__name__} v{version}: {len(view) - end} bytes left over of {len(view)}")
     return message
 
 
 def decode_prefix(
-    cls: type[M], buf: Buffer, version: int, at: int = 0, *, room: int = PURSE_BYTES
+    cls: type[M], buf: Buffer, version: int, at: int = 0, *, room: int = DECODE_MEMORY_BYTES
 ) -> tuple[M, int]:
     """Decode a message that starts at `at`; return it and the position after it.
 
@@ -62,4 +62,4 @@ def decode_prefix(
         room: memory that counted elements may take, besides four times the bytes they are read from.
     Raises: as `decode`.
     """
-    return decoder(cls, version)(memoryview(buf), at, room)
+    return get_decoder(cls, version)(memoryview(buf), at, room)

@@ -7,8 +7,8 @@ codec costs about a millisecond, once, and only for versions in use.
 
 Generated code never trusts a length. Every read is bounded by the buffer: `struct` and indexing raise
 beyond its end, and the ends of slices are checked first. Every count is checked against the bytes left
-before anything is allocated, and all counted elements draw on one memory budget (`_Cost`), so that decoding
-costs at most DECODE_MEMORY_BASE_BYTES plus four times the frame [WIRE-2].
+before anything is allocated, and all counted elements draw on one memory budget (`_SizeBounds`), so that
+decoding costs at most DECODE_MEMORY_BASE_BYTES plus four times the frame [WIRE-2].
 
 This is the only module that uses `Any`: it works on classes that exist only as declarations.
 """
@@ -26,14 +26,14 @@ from tallystick.kernel.limits import (
     STRING_BYTES_MAX,
     TAGGED_FIELDS_MAX,
 )
-from tallystick.kernel.value import draft_of
+from tallystick.kernel.value import make_draft_class
 from tallystick.protocol.errors import DecodeError, EncodeError, UnsupportedField, UnsupportedVersion
 from tallystick.protocol.primitives import (
     SHORT_UVARINTS,
     Buffer,
     encode_uvarint,
+    make_uuid,
     read_uvarint,
-    uuid_from,
 )
 from tallystick.protocol.wire import (
     BYTES,
@@ -41,10 +41,10 @@ from tallystick.protocol.wire import (
     INT32,
     STRING,
     UUID,
-    Array,
+    ArrayType,
     FieldSpec,
     MessageSpec,
-    Scalar,
+    ScalarType,
     StructSpec,
     WireType,
     message_spec,
@@ -56,9 +56,9 @@ Encoder = Callable[[Any], list[Buffer]]
 
 # The memory budget. The rest of DECODE_MEMORY_BASE_BYTES is for what is not counted: the generated
 # functions, temporary lists, the allocator's rounding.
-PURSE_BYTES: Final = DECODE_MEMORY_BASE_BYTES - DECODE_MEMORY_BASE_BYTES // 8
+DECODE_MEMORY_BYTES: Final = DECODE_MEMORY_BASE_BYTES - DECODE_MEMORY_BASE_BYTES // 8
 # Minimum cost of an element, so that the budget bounds the number of elements as well.
-ELEMENT_BYTES_MIN: Final = PURSE_BYTES // MESSAGE_ELEMENTS_MAX
+ELEMENT_BYTES_MIN: Final = DECODE_MEMORY_BYTES // MESSAGE_ELEMENTS_MAX
 _UNKNOWN_TAG_BYTES: Final = 200
 
 check(ELEMENT_BYTES_MIN > 0, "an element must cost something")
@@ -66,19 +66,19 @@ check(ELEMENT_BYTES_MIN > 0, "an element must cost something")
 _FIXED_BYTES: Final = {letter: struct.calcsize(f">{letter}") for letter in "?bBhHiIqd"} | {"16s": 16}
 
 
-def encoder(cls: type, version: int) -> Encoder:
+def get_encoder(cls: type, version: int) -> Encoder:
     """Return the compiled function `value -> list of buffers` for one class and version."""
-    made: Encoder = _compiled(_ENCODERS, cls, version, _EncodeSource)
+    made: Encoder = _compile_cached(_ENCODERS, cls, version, _EncodeSource)
     return made
 
 
-def decoder(cls: type, version: int) -> Decoder:
+def get_decoder(cls: type, version: int) -> Decoder:
     """Return the compiled function `(view, at) -> (value, next)` for one class and version."""
-    made: Decoder = _compiled(_DECODERS, cls, version, _DecodeSource)
+    made: Decoder = _compile_cached(_DECODERS, cls, version, _DecodeSource)
     return made
 
 
-def source(cls: type, version: int) -> str:
+def generate_source(cls: type, version: int) -> str:
     """Return both generated functions as text, for reading and debugging."""
     spec = message_spec(cls)
     return f"{_DecodeSource(spec, version).text()}\n\n{_EncodeSource(spec, version).text()}\n"
@@ -88,7 +88,9 @@ _ENCODERS: Final[dict[tuple[type, int], Encoder]] = {}
 _DECODERS: Final[dict[tuple[type, int], Decoder]] = {}
 
 
-def _compiled(cache: dict[tuple[type, int], Any], cls: type, version: int, kind: type["_Source"]) -> Any:
+def _compile_cached(
+    cache: dict[tuple[type, int], Any], cls: type, version: int, kind: type["_CodecSource"]
+) -> Any:
     found = cache.get((cls, version))
     if found is None:
         spec = message_spec(cls)
@@ -102,7 +104,7 @@ def _compiled(cache: dict[tuple[type, int], Any], cls: type, version: int, kind:
 # ------------------------------------------------------------------------------ source text
 
 
-class _Source:
+class _CodecSource:
     """Python source under construction: its lines, the constants they name, and pending fixed-size fields.
 
     `pending` holds (struct letter, expression or target) pairs that the next `flush` turns into one call.
@@ -119,23 +121,23 @@ class _Source:
         self.names: dict[str, Any] = dict(_RUNTIME)
         self.pending: list[tuple[str, str]] = []
 
-    def put(self, line: str) -> None:
+    def emit_line(self, line: str) -> None:
         self.lines.append("    " * self.depth + line)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        self.put(head)
+        self.emit_line(head)
         self.depth += 1
         yield
         self.depth -= 1
 
-    def fresh(self, stem: str) -> str:
+    def make_name(self, stem: str) -> str:
         """Return an unused variable name, because nested structs are inlined into one function."""
         self.serial += 1
         return f"{stem}{self.serial}"
 
     def constant(self, value: object, stem: str = "k") -> str:
-        name = self.fresh(stem)
+        name = self.make_name(stem)
         self.names[name] = value
         return name
 
@@ -144,7 +146,7 @@ class _Source:
         self.names[name] = getattr(struct.Struct(f">{letters}"), method)
         return name
 
-    def present(self, struct_: StructSpec, *, tagged: bool) -> list[FieldSpec]:
+    def list_fields(self, struct_: StructSpec, *, tagged: bool) -> list[FieldSpec]:
         fields = [
             f
             for f in struct_.fields
@@ -172,20 +174,20 @@ class _Source:
 # ---------------------------------------------------------------------------------- decoding
 
 
-class _DecodeSource(_Source):
+class _DecodeSource(_CodecSource):
     """Generates `decode(buf, at, room)`; `at` moves over `buf` up to `end`; `room` is the memory budget."""
 
     name = "decode"
 
     def text(self) -> str:
         self.lines.clear()
-        self.put("end = len(buf)")
+        self.emit_line("end = len(buf)")
         value = self.struct_(self.spec.struct)
-        self.put(f"return {value}, at")
+        self.emit_line(f"return {value}, at")
         label = f"{self.spec.struct.cls.__name__} v{self.version}"
         body = "\n".join(self.lines)
         return (
-            f"def decode(buf, at, room={PURSE_BYTES}):\n    try:\n{body}\n"
+            f"def decode(buf, at, room={DECODE_MEMORY_BYTES}):\n    try:\n{body}\n"
             f"    except (StructError, IndexError):\n"
             f"        raise DecodeError(f'{label}: cut off, at the end of {{len(buf)}} bytes') from None\n"
             f"    except UnicodeDecodeError as error:\n"
@@ -201,23 +203,23 @@ class _DecodeSource(_Source):
         targets = [target for _, target in self.pending]
         size = sum(_FIXED_BYTES[letter] for letter, _ in self.pending)
         if letters == "B":
-            self.put(f"{targets[0]} = buf[at]")
+            self.emit_line(f"{targets[0]} = buf[at]")
         else:
-            self.put(f"{', '.join(targets)}, = {self.packer(letters, 'unpack_from')}(buf, at)")
-        self.put(f"at += {size}")
+            self.emit_line(f"{', '.join(targets)}, = {self.packer(letters, 'unpack_from')}(buf, at)")
+        self.emit_line(f"at += {size}")
         for letter, target in self.pending:
             if letter == "16s":
-                self.put(f"{target} = uuid_from({target})")
+                self.emit_line(f"{target} = uuid_from({target})")
         self.pending.clear()
 
-    def length(self, what: str, classic: Scalar) -> str:
+    def length(self, what: str, classic: ScalarType) -> str:
         """Emit the read of a length or count into a variable that is -1 for null in both encodings."""
-        n = self.fresh("n")
+        n = self.make_name("n")
         if self.flexible:
             self.pending.append(("B", n))
             self.flush()
-            self.put(f"if {n} > 127: {n}, at = read_uvarint(buf, at - 1)")
-            self.put(f"{n} -= 1")
+            self.emit_line(f"if {n} > 127: {n}, at = read_uvarint(buf, at - 1)")
+            self.emit_line(f"{n} -= 1")
         else:
             self.pending.append((classic.format or "", n))
             self.flush()
@@ -227,10 +229,10 @@ class _DecodeSource(_Source):
 
     def value(self, kind: WireType, nullable: bool, what: str) -> str:
         """Emit the read of one value; return its variable, valid after the next flush."""
-        target = self.fresh("v")
-        if isinstance(kind, Array):
+        target = self.make_name("v")
+        if isinstance(kind, ArrayType):
             self.array(kind, nullable, what, target)
-        elif not isinstance(kind, Scalar):
+        elif not isinstance(kind, ScalarType):
             self.nested(kind, nullable, target)
         elif kind.format is not None:
             self.pending.append((kind.format, target))
@@ -238,99 +240,101 @@ class _DecodeSource(_Source):
             self.sized(kind, nullable, what, target)
         return target
 
-    def sized(self, kind: Scalar, nullable: bool, what: str, target: str) -> None:
+    def sized(self, kind: ScalarType, nullable: bool, what: str, target: str) -> None:
         n = self.length(what, INT16 if kind is STRING else INT32)
-        stop = self.fresh("e")
+        stop = self.make_name("e")
         take = {STRING: f"str(buf[at:{stop}], 'utf-8')", BYTES: f"bytes(buf[at:{stop}])"}
         with self.null_or(nullable, n, target):
-            self.put(f"{stop} = at + {n}")
+            self.emit_line(f"{stop} = at + {n}")
             too_long = f" or {n} > {STRING_BYTES_MAX}" if kind is STRING and self.flexible else ""
             negative = "" if nullable else f"{n} < 0 or "
-            self.put(f"if {negative}{stop} > end{too_long}: raise bad_length({what!r}, {n}, end - at)")
-            self.put(f"{target} = {take.get(kind, f'buf[at:{stop}]')}")
-            self.put(f"at = {stop}")
+            self.emit_line(f"if {negative}{stop} > end{too_long}: raise bad_length({what!r}, {n}, end - at)")
+            self.emit_line(f"{target} = {take.get(kind, f'buf[at:{stop}]')}")
+            self.emit_line(f"at = {stop}")
 
     @contextmanager
     def null_or(self, nullable: bool, n: str, target: str) -> Iterator[None]:
         if not nullable:
             yield
             return
-        self.put(f"if {n} < 0: {target} = None")
+        self.emit_line(f"if {n} < 0: {target} = None")
         with self.block("else:"):
             yield
 
-    def array(self, kind: Array, nullable: bool, what: str, target: str) -> None:
+    def array(self, kind: ArrayType, nullable: bool, what: str, target: str) -> None:
         n = self.length(what, INT32)
-        cost = _Cost(self.version, self.flexible)
-        wire_min, price = max(1, cost.wire_min(kind.element)), cost.price(kind.element)
+        cost = _SizeBounds(self.version, self.flexible)
+        wire_min, price = max(1, cost.wire_min(kind.element)), cost.compute_charge(kind.element)
         with self.null_or(nullable, n, target):
-            self.put(f"room -= {n} * {price}")
+            self.emit_line(f"room -= {n} * {price}")
             negative = "" if nullable else f"{n} < 0 or "
             bound = f"(end - at) // {wire_min}" if wire_min > 1 else "end - at"
-            self.put(
+            self.emit_line(
                 f"if {negative}{n} > {bound} or {n} > {ARRAY_ELEMENTS_MAX} or room < 0: "
                 f"raise bad_count({what!r}, {n}, end - at)"
             )
             element = kind.element
-            if isinstance(element, Scalar) and element.format is not None and element is not UUID:
-                self.put(f"{target} = unpack_from(f'>{{{n}}}{element.format}', buf, at)")
-                self.put(f"at += {n} * {_FIXED_BYTES[element.format]}")
+            if isinstance(element, ScalarType) and element.format is not None and element is not UUID:
+                self.emit_line(f"{target} = unpack_from(f'>{{{n}}}{element.format}', buf, at)")
+                self.emit_line(f"at += {n} * {_FIXED_BYTES[element.format]}")
                 return
-            self.put(f"{target} = []")
+            self.emit_line(f"{target} = []")
             with self.block(f"for _ in range({n}):"):
                 item = self.value(element, nullable=False, what=f"{what}[]")
                 self.flush()
-                self.put(f"{target}.append({item})")
-            self.put(f"{target} = tuple({target})")
+                self.emit_line(f"{target}.append({item})")
+            self.emit_line(f"{target} = tuple({target})")
 
     def nested(self, cls: type, nullable: bool, target: str) -> None:
         if not nullable:
-            self.put(f"{target} = {self.struct_(struct_spec(cls))}")
+            self.emit_line(f"{target} = {self.struct_(struct_spec(cls))}")
             return
-        there = self.fresh("n")
+        there = self.make_name("n")
         self.pending.append(("b", there))
         self.flush()
         with self.null_or(True, there, target):
-            self.put(f"{target} = {self.struct_(struct_spec(cls))}")
+            self.emit_line(f"{target} = {self.struct_(struct_spec(cls))}")
 
     def struct_(self, struct_: StructSpec) -> str:
         """Emit the read of a struct with its tagged fields; return its variable."""
         values: dict[str, str] = {f.name: "" for f in struct_.fields}
-        for f in self.present(struct_, tagged=False):
+        for f in self.list_fields(struct_, tagged=False):
             what = f"{struct_.cls.__name__}.{f.name}"
             with self.compactness(f):
                 values[f.name] = self.value(f.wire.kind, self.version in f.wire.nullable, what)
-        tagged = self.present(struct_, tagged=True)
+        tagged = self.list_fields(struct_, tagged=True)
         for f in tagged:
-            values[f.name] = self.fresh("v")
+            values[f.name] = self.make_name("v")
         unknown = self.tags(struct_, tagged, values) if self.flexible else "()"
         self.flush()
         for f in struct_.fields:
             values[f.name] = values[f.name] or self.constant(f.default, "default")
-        made = self.fresh("s")
-        draft = self.constant(draft_of(struct_.cls), "draft")
-        self.put(f"{made} = {draft}({', '.join((*values.values(), unknown))})")
-        self.put(f"{made}.__class__ = {self.constant(struct_.cls, 'final')}")
+        made = self.make_name("s")
+        draft = self.constant(make_draft_class(struct_.cls), "draft")
+        self.emit_line(f"{made} = {draft}({', '.join((*values.values(), unknown))})")
+        self.emit_line(f"{made}.__class__ = {self.constant(struct_.cls, 'final')}")
         return made
 
     def tags(self, struct_: StructSpec, tagged: list[FieldSpec], values: dict[str, str]) -> str:
-        count, unknown, tag, stop = (self.fresh(stem) for stem in ("n", "u", "t", "e"))
+        count, unknown, tag, stop = (self.make_name(stem) for stem in ("n", "u", "t", "e"))
         self.pending.append(("B", count))
         self.flush()
         for f in tagged:
-            self.put(f"{values[f.name]} = {self.constant(f.default, 'default')}")
-        self.put(f"{unknown} = ()")
+            self.emit_line(f"{values[f.name]} = {self.constant(f.default, 'default')}")
+        self.emit_line(f"{unknown} = ()")
         with self.block(f"if {count}:"):
-            self.put(f"if {count} > 127: {count}, at = read_uvarint(buf, at - 1)")
-            self.put(f"if {count} > {TAGGED_FIELDS_MAX}: raise bad_count('tagged fields', {count}, end - at)")
-            self.put(f"{unknown} = []")
+            self.emit_line(f"if {count} > 127: {count}, at = read_uvarint(buf, at - 1)")
+            self.emit_line(
+                f"if {count} > {TAGGED_FIELDS_MAX}: raise bad_count('tagged fields', {count}, end - at)"
+            )
+            self.emit_line(f"{unknown} = []")
             with self.block(f"for _ in range({count}):"):
-                self.put(f"{tag}, at = read_uvarint(buf, at)")
-                self.put(f"{stop}, at = read_uvarint(buf, at)")
-                self.put(f"{stop} += at")
-                self.put(f"if {stop} > end: raise bad_length('tagged field', {stop} - at, end - at)")
+                self.emit_line(f"{tag}, at = read_uvarint(buf, at)")
+                self.emit_line(f"{stop}, at = read_uvarint(buf, at)")
+                self.emit_line(f"{stop} += at")
+                self.emit_line(f"if {stop} > end: raise bad_length('tagged field', {stop} - at, end - at)")
                 self.one_tag(struct_, tagged, values, (tag, stop, unknown))
-            self.put(f"{unknown} = tuple({unknown})")
+            self.emit_line(f"{unknown} = tuple({unknown})")
         return unknown
 
     def one_tag(
@@ -341,26 +345,26 @@ class _DecodeSource(_Source):
         names: tuple[str, str, str],
     ) -> None:
         tag, stop, unknown = names
-        cost = _Cost(self.version, self.flexible)
+        cost = _SizeBounds(self.version, self.flexible)
         for position, f in enumerate(tagged):
             with self.block(f"{'elif' if position else 'if'} {tag} == {f.wire.tag}:"):
-                self.put(f"room -= {cost.price(f.wire.kind)}")
+                self.emit_line(f"room -= {cost.compute_charge(f.wire.kind)}")
                 what = f"{struct_.cls.__name__}.{f.name}"
                 value = self.value(f.wire.kind, self.version in f.wire.nullable, what)
                 self.flush()
-                self.put(f"{values[f.name]} = {value}")
-                self.put(f"if at != {stop}: raise bad_tag({what!r}, at - {stop})")
+                self.emit_line(f"{values[f.name]} = {value}")
+                self.emit_line(f"if at != {stop}: raise bad_tag({what!r}, at - {stop})")
         with self.block("else:" if tagged else "if True:"):
-            self.put(f"room -= {_UNKNOWN_TAG_BYTES}")
-            self.put(f"if room < 0: raise bad_count('tagged fields', {tag}, end - at)")
-            self.put(f"{unknown}.append(({tag}, bytes(buf[at:{stop}])))")
-            self.put(f"at = {stop}")
+            self.emit_line(f"room -= {_UNKNOWN_TAG_BYTES}")
+            self.emit_line(f"if room < 0: raise bad_count('tagged fields', {tag}, end - at)")
+            self.emit_line(f"{unknown}.append(({tag}, bytes(buf[at:{stop}])))")
+            self.emit_line(f"at = {stop}")
 
 
 # ---------------------------------------------------------------------------------- encoding
 
 
-class _EncodeSource(_Source):
+class _EncodeSource(_CodecSource):
     """Generates `encode(m)`, which returns a list of buffers that form the message."""
 
     name = "encode"
@@ -371,11 +375,11 @@ class _EncodeSource(_Source):
 
     def text(self) -> str:
         self.lines.clear()
-        self.put("out = []")
-        self.put("w = out.append")
+        self.emit_line("out = []")
+        self.emit_line("w = out.append")
         self.struct_(self.spec.struct, "m")
         self.flush()
-        self.put("return out")
+        self.emit_line("return out")
         label = f"{self.spec.struct.cls.__name__} v{self.version}"
         body = "\n".join(self.lines)
         return (
@@ -386,7 +390,7 @@ class _EncodeSource(_Source):
 
     # ---- runs of fixed-size fields
 
-    def run(self, extra: tuple[tuple[str, str], ...] = ()) -> str:
+    def flush_expression(self, extra: tuple[tuple[str, str], ...] = ()) -> str:
         """Return the expression that packs the pending fields and `extra`."""
         fields = [*self.pending, *extra]
         letters = "".join(letter for letter, _ in fields)
@@ -394,84 +398,84 @@ class _EncodeSource(_Source):
 
     def flush(self) -> None:
         if self.pending:
-            self.put(f"{self.write}({self.run()})")
+            self.emit_line(f"{self.write}({self.flush_expression()})")
         self.pending.clear()
 
-    def length(self, n: str, classic: Scalar, wide: str) -> None:
+    def length(self, n: str, classic: ScalarType, wide: str) -> None:
         """Emit the write of a length or count `n` (-1 for null); `wide` writes one that needs two bytes."""
         if not self.flexible:
             self.pending.append((classic.format or "", n))
             self.flush()
             return
-        self.put(f"{n} += 1")
-        short = self.run((("B", n),)) if self.pending else f"SHORT_UVARINTS[{n}]"
-        self.put(f"if {n} < 128: {self.write}({short})")
+        self.emit_line(f"{n} += 1")
+        short = self.flush_expression((("B", n),)) if self.pending else f"SHORT_UVARINTS[{n}]"
+        self.emit_line(f"if {n} < 128: {self.write}({short})")
         with self.block("else:"):
             if self.pending:
-                self.put(f"{self.write}({self.run()})")
-            self.put(f"{self.write}({wide}({n}))")
+                self.emit_line(f"{self.write}({self.flush_expression()})")
+            self.emit_line(f"{self.write}({wide}({n}))")
         self.pending.clear()
 
     # ---- values
 
     def value(self, kind: WireType, nullable: bool, expression: str) -> None:
-        if isinstance(kind, Array):
+        if isinstance(kind, ArrayType):
             self.array(kind, nullable, expression)
-        elif not isinstance(kind, Scalar):
+        elif not isinstance(kind, ScalarType):
             self.nested(kind, nullable, expression)
         elif kind.format is not None:
             self.pending.append((kind.format, f"{expression}.bytes" if kind is UUID else expression))
         else:
             self.sized(kind, nullable, expression)
 
-    def sized(self, kind: Scalar, nullable: bool, expression: str) -> None:
-        raw, n = self.fresh("r"), self.fresh("n")
+    def sized(self, kind: ScalarType, nullable: bool, expression: str) -> None:
+        raw, n = self.make_name("r"), self.make_name("n")
         convert = f"{expression}.encode()" if kind is STRING else expression
         if nullable:
-            self.put(f"{raw} = {expression}")
-            self.put(f"if {raw} is None: {raw} = b''; {n} = -1")
+            self.emit_line(f"{raw} = {expression}")
+            self.emit_line(f"if {raw} is None: {raw} = b''; {n} = -1")
             with self.block("else:"):
                 if kind is STRING:
-                    self.put(f"{raw} = {raw}.encode()")
-                self.put(f"{n} = len({raw})")
+                    self.emit_line(f"{raw} = {raw}.encode()")
+                self.emit_line(f"{n} = len({raw})")
         else:
-            self.put(f"{raw} = {convert}")
-            self.put(f"{n} = len({raw})")
+            self.emit_line(f"{raw} = {convert}")
+            self.emit_line(f"{n} = len({raw})")
         self.length(
             n, INT16 if kind is STRING else INT32, "long_string" if kind is STRING else "encode_uvarint"
         )
-        self.put(f"{self.write}({raw})")
+        self.emit_line(f"{self.write}({raw})")
 
-    def array(self, kind: Array, nullable: bool, expression: str) -> None:
-        items, n = self.fresh("a"), self.fresh("n")
-        self.put(f"{items} = {expression}")
+    def array(self, kind: ArrayType, nullable: bool, expression: str) -> None:
+        items, n = self.make_name("a"), self.make_name("n")
+        self.emit_line(f"{items} = {expression}")
         if nullable:
-            self.put(f"if {items} is None: {items} = (); {n} = -1")
-            self.put(f"else: {n} = len({items})")
+            self.emit_line(f"if {items} is None: {items} = (); {n} = -1")
+            self.emit_line(f"else: {n} = len({items})")
         else:
-            self.put(f"{n} = len({items})")
+            self.emit_line(f"{n} = len({items})")
         self.length(n, INT32, "encode_uvarint")
         element = kind.element
-        if isinstance(element, Scalar) and element.format is not None and element is not UUID:
-            self.put(f"{self.write}(pack(f'>{{len({items})}}{element.format}', *{items}))")
+        if isinstance(element, ScalarType) and element.format is not None and element is not UUID:
+            self.emit_line(f"{self.write}(pack(f'>{{len({items})}}{element.format}', *{items}))")
             return
-        item = self.fresh("i")
+        item = self.make_name("i")
         with self.block(f"for {item} in {items}:"):
             self.value(element, nullable=False, expression=item)
             self.flush()
 
     def nested(self, cls: type, nullable: bool, expression: str) -> None:
         if not nullable:
-            inner = self.fresh("m")
-            self.put(f"{inner} = {expression}")
+            inner = self.make_name("m")
+            self.emit_line(f"{inner} = {expression}")
             self.struct_(struct_spec(cls), inner)
             return
         self.flush()
-        inner = self.fresh("m")
-        self.put(f"{inner} = {expression}")
-        self.put(f"if {inner} is None: {self.write}(b'\\xff')")
+        inner = self.make_name("m")
+        self.emit_line(f"{inner} = {expression}")
+        self.emit_line(f"if {inner} is None: {self.write}(b'\\xff')")
         with self.block("else:"):
-            self.put(f"{self.write}(b'\\x01')")
+            self.emit_line(f"{self.write}(b'\\x01')")
             self.struct_(struct_spec(cls), inner)
             self.flush()
 
@@ -480,67 +484,67 @@ class _EncodeSource(_Source):
         for f in struct_.fields:
             self.guard(f, f"{name}.{f.name}", f"{value}.{f.name}")
         if not self.flexible:
-            self.put(f"if {value}.unknown_tags: raise no_field('{name}.unknown_tags', {self.version})")
-        for f in self.present(struct_, tagged=False):
+            self.emit_line(f"if {value}.unknown_tags: raise no_field('{name}.unknown_tags', {self.version})")
+        for f in self.list_fields(struct_, tagged=False):
             with self.compactness(f):
                 self.value(f.wire.kind, self.version in f.wire.nullable, f"{value}.{f.name}")
         if self.flexible:
-            self.tags(self.present(struct_, tagged=True), value)
+            self.tags(self.list_fields(struct_, tagged=True), value)
 
     def guard(self, f: FieldSpec, what: str, expression: str) -> None:
         """Emit checks against data loss: a value without a field, or a null without room, in this version."""
         if self.version not in f.wire.versions:
             if not f.wire.ignorable:
                 default = self.constant(f.default, "default")
-                self.put(f"if {expression} != {default}: raise no_field({what!r}, {self.version})")
+                self.emit_line(f"if {expression} != {default}: raise no_field({what!r}, {self.version})")
         elif f.may_be_null and self.version not in f.wire.nullable:
-            self.put(f"if {expression} is None: raise no_field('null in {what}', {self.version})")
+            self.emit_line(f"if {expression} is None: raise no_field('null in {what}', {self.version})")
 
     def tags(self, tagged: list[FieldSpec], value: str) -> None:
         defaults = {f.name: self.constant(f.default, "default") for f in tagged}
         changed = [f"{value}.{f.name} != {defaults[f.name]}" for f in tagged]
         with self.block(f"if {' or '.join([f'{value}.unknown_tags', *changed])}:"):
             if self.pending:
-                self.put(f"{self.write}({self.run()})")
+                self.emit_line(f"{self.write}({self.flush_expression()})")
             held, self.pending = self.pending, []
-            collected = self.fresh("t")
-            self.put(f"{collected} = list({value}.unknown_tags)")
+            collected = self.make_name("t")
+            self.emit_line(f"{collected} = list({value}.unknown_tags)")
             for f in tagged:
                 with self.block(f"if {value}.{f.name} != {defaults[f.name]}:"):
                     self.one_tag(f, f"{value}.{f.name}", collected)
-            self.put(f"write_tags({self.write}, {collected})")
+            self.emit_line(f"write_tags({self.write}, {collected})")
             self.pending = held
-        self.put(f"else: {self.write}({self.run((('x', ''),))})")
+        self.emit_line(f"else: {self.write}({self.flush_expression((('x', ''),))})")
         self.pending.clear()
 
     def one_tag(self, f: FieldSpec, expression: str, collected: str) -> None:
         """Emit a tagged field, encoded separately first because its size comes before it."""
-        outer, parts = self.write, self.fresh("p")
-        self.put(f"{parts} = []")
+        outer, parts = self.write, self.make_name("p")
+        self.emit_line(f"{parts} = []")
         self.write = f"{parts}.append"
         self.value(f.wire.kind, self.version in f.wire.nullable, expression)
         self.flush()
-        self.put(f"{collected}.append(({f.wire.tag}, b''.join({parts})))")
+        self.emit_line(f"{collected}.append(({f.wire.tag}, b''.join({parts})))")
         self.write = outer
 
 
 # ------------------------------------------------------------------- what decoded values cost
 
 
-class _Cost:
+class _SizeBounds:
     """Size bounds of one version's types: minimum on the wire, maximum in memory beyond 4x the wire size.
 
     The frame's own bytes pay for four bytes of memory each (one character above U+FFFF makes Python store
-    every character of its string in four). `price` is what a decoded value may cost on top of that.
+    every character of its string in four). `compute_charge` is what a decoded value may cost on top of that.
     """
 
     def __init__(self, version: int, flexible: bool) -> None:
         self.version, self.flexible = version, flexible
 
     def wire_min(self, kind: WireType) -> int:
-        if isinstance(kind, Array):
+        if isinstance(kind, ArrayType):
             return 1 if self.flexible else 4
-        if not isinstance(kind, Scalar):
+        if not isinstance(kind, ScalarType):
             return sum(self._field_wire_min(f) for f in self._fields(kind)) + self.flexible
         if kind.format is not None:
             return _FIXED_BYTES[kind.format]
@@ -557,18 +561,18 @@ class _Cost:
         return 1 if self._nullable_struct(f) else self.wire_min(f.wire.kind)
 
     def _nullable_struct(self, f: FieldSpec) -> bool:
-        return not isinstance(f.wire.kind, (Scalar, Array)) and self.version in f.wire.nullable
+        return not isinstance(f.wire.kind, (ScalarType, ArrayType)) and self.version in f.wire.nullable
 
     def memory(self, kind: WireType) -> int:
         """Return the most bytes one value takes, without its variable content and array elements."""
-        if isinstance(kind, Array):
+        if isinstance(kind, ArrayType):
             return 56
-        if not isinstance(kind, Scalar):
+        if not isinstance(kind, ScalarType):
             own = 32 + 8 * (len(struct_spec(cls=kind).fields) + 1)
             return own + sum(self.memory(f.wire.kind) for f in self._fields(kind))
         return _SCALAR_MEMORY[kind.name]
 
-    def price(self, kind: WireType) -> int:
+    def compute_charge(self, kind: WireType) -> int:
         slots = 24  # in the over-allocated list it is collected in, and in the final tuple
         return max(ELEMENT_BYTES_MIN, self.memory(kind) + slots - 4 * self.wire_min(kind))
 
@@ -637,6 +641,6 @@ _RUNTIME: Final[dict[str, Any]] = {
     "pack": struct.pack,
     "read_uvarint": read_uvarint,
     "unpack_from": struct.unpack_from,
-    "uuid_from": uuid_from,
+    "uuid_from": make_uuid,
     "write_tags": _write_tags,
 }

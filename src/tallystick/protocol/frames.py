@@ -40,27 +40,27 @@ class Frame:
 
 
 @frozen
-class Partial:
+class PartialFrame:
     """No complete frame yet. `size` is the frame's size with its prefix; 4 while that is unknown."""
 
     size: int
 
 
-def frame_at(buf: Buffer, at: int, filled: int, limit: int) -> Frame | Partial:
+def find_frame(buf: Buffer, at: int, filled: int, limit: int) -> Frame | PartialFrame:
     """Return the frame whose prefix is at `at`, in a buffer that holds data up to `filled`.
 
     Raises: FrameTooLarge; DecodeError for a negative length.
     """
     start = at + LENGTH_BYTES
     if start > filled:
-        return Partial(LENGTH_BYTES)
+        return PartialFrame(LENGTH_BYTES)
     (length,) = _LENGTH.unpack_from(buf, at)
     if length < 0:
         raise DecodeError(f"a frame of {length} bytes")
     if length > limit:
         raise FrameTooLarge(length, limit)
     end = start + length
-    return Frame(start, end) if end <= filled else Partial(LENGTH_BYTES + length)
+    return Frame(start, end) if end <= filled else PartialFrame(LENGTH_BYTES + length)
 
 
 class FrameReader:
@@ -83,14 +83,14 @@ class FrameReader:
         self._buffer += chunk
         bodies: list[bytes] = []
         at = 0
-        while isinstance(found := frame_at(self._buffer, at, len(self._buffer), self._limit), Frame):
+        while isinstance(found := find_frame(self._buffer, at, len(self._buffer), self._limit), Frame):
             bodies.append(bytes(self._buffer[found.start : found.end]))
             at = found.end
         del self._buffer[:at]
         return bodies
 
 
-def frame(parts: Iterable[Buffer]) -> list[Buffer]:
+def add_length_prefix(parts: Iterable[Buffer]) -> list[Buffer]:
     """Return the parts of a body with the length prefix in front, not joined."""
     body = list(parts)
     length = sum(len(part) for part in body)

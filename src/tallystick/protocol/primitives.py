@@ -18,8 +18,8 @@ Buffer = bytes | bytearray | memoryview
 _VARINT_BYTES_MAX: Final = 5
 _VARLONG_BYTES_MAX: Final = 10
 _UINT64_MAX: Final = 2**64 - 1
-_SET: Final = object.__setattr__
-_UNKNOWN: Final = SafeUUID.unknown
+_set_attribute: Final = object.__setattr__
+_UNKNOWN_SAFETY: Final = SafeUUID.unknown
 
 NIL: Final = UUID(int=0)
 SHORT_UVARINTS: Final = tuple(bytes((n,)) for n in range(128))
@@ -86,12 +86,12 @@ def encode_varint(value: int) -> bytes:
     return encode_uvarint((value << 1) ^ (value >> 63))
 
 
-def uuid_from(raw: bytes) -> UUID:
+def make_uuid(raw: bytes) -> UUID:
     """Make a UUID from 16 bytes, without the checks of UUID's constructor that `struct` makes needless."""
     value = int.from_bytes(raw, "big")
     if value == 0:
         return NIL
     made = UUID.__new__(UUID)
-    _SET(made, "int", value)
-    _SET(made, "is_safe", _UNKNOWN)
+    _set_attribute(made, "int", value)
+    _set_attribute(made, "is_safe", _UNKNOWN_SAFETY)
     return made

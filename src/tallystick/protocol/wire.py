@@ -23,7 +23,7 @@ from dataclasses import MISSING
 from typing import Final, TypeVar, dataclass_transform, get_args
 
 from tallystick.kernel.check import check
-from tallystick.kernel.value import Value, brief, declare, frozen
+from tallystick.kernel.value import Value, brief_repr, frozen, make_frozen_class
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @frozen
-class Scalar:
+class ScalarType:
     """A scalar type. `format` is its `struct` letter; None for a length-prefixed one."""
 
     name: str
@@ -41,31 +41,31 @@ class Scalar:
 
 
 @frozen
-class Array:
+class ArrayType:
     """A length-prefixed list of one type."""
 
     element: "WireType"
 
 
-WireType = Scalar | Array | type  # a type is a class made by @struct
+WireType = ScalarType | ArrayType | type  # a type is a class made by @struct
 
-BOOL: Final = Scalar("bool", "?", False)
-INT8: Final = Scalar("int8", "b", 0)
-INT16: Final = Scalar("int16", "h", 0)
-UINT16: Final = Scalar("uint16", "H", 0)
-INT32: Final = Scalar("int32", "i", 0)
-UINT32: Final = Scalar("uint32", "I", 0)
-INT64: Final = Scalar("int64", "q", 0)
-FLOAT64: Final = Scalar("float64", "d", 0.0)
-UUID: Final = Scalar("uuid", "16s", uuid.UUID(int=0))
-STRING: Final = Scalar("string", None, "")
-BYTES: Final = Scalar("bytes", None, b"")
-RECORDS: Final = Scalar("records", None, None)
+BOOL: Final = ScalarType("bool", "?", False)
+INT8: Final = ScalarType("int8", "b", 0)
+INT16: Final = ScalarType("int16", "h", 0)
+UINT16: Final = ScalarType("uint16", "H", 0)
+INT32: Final = ScalarType("int32", "i", 0)
+UINT32: Final = ScalarType("uint32", "I", 0)
+INT64: Final = ScalarType("int64", "q", 0)
+FLOAT64: Final = ScalarType("float64", "d", 0.0)
+UUID: Final = ScalarType("uuid", "16s", uuid.UUID(int=0))
+STRING: Final = ScalarType("string", None, "")
+BYTES: Final = ScalarType("bytes", None, b"")
+RECORDS: Final = ScalarType("records", None, None)
 
 
-def array(element: WireType) -> Array:
+def array(element: WireType) -> ArrayType:
     """Return the type of an array of scalars or of a @struct class; a tuple in Python."""
-    return Array(element)
+    return ArrayType(element)
 
 
 # -------------------------------------------------------------------------------- versions
@@ -100,7 +100,7 @@ ALWAYS: Final = Versions(0, None)
 
 
 @frozen
-class Wire:
+class FieldWire:
     """The arguments of `wire()` for a field, stored in its `Annotated`."""
 
     kind: WireType
@@ -117,7 +117,7 @@ class FieldSpec:
     """One declared field. `default` is also the decoded value in versions without the field."""
 
     name: str
-    wire: Wire
+    wire: FieldWire
     default: object
     required: bool  # required by the constructor
 
@@ -157,7 +157,7 @@ def wire(
     tagged_versions: str | None = None,
     ignorable: bool = False,
     compact: bool = True,
-) -> Wire:
+) -> FieldWire:
     """Annotate a field.
 
     Args:
@@ -174,7 +174,7 @@ def wire(
         may_be_null = ALWAYS if nullable is True else Versions.parse(nullable)
     exists = Versions.parse(versions)
     tagged = NEVER if tag is None else Versions.parse(tagged_versions or versions)
-    return Wire(kind, exists, may_be_null, tag, tagged, ignorable, compact)
+    return FieldWire(kind, exists, may_be_null, tag, tagged, ignorable, compact)
 
 
 _STRUCTS: Final[dict[type, StructSpec]] = {}
@@ -199,7 +199,7 @@ def all_messages() -> tuple[type, ...]:
     return tuple(_MESSAGES)
 
 
-def unknown_tags_of(value: object) -> tuple[tuple[int, bytes], ...]:
+def get_unknown_tags(value: object) -> tuple[tuple[int, bytes], ...]:
     """Return the received tagged fields of a struct that this version of the code does not know."""
     tags: tuple[tuple[int, bytes], ...] = getattr(value, "unknown_tags")  # noqa: B009
     return tags
@@ -208,7 +208,7 @@ def unknown_tags_of(value: object) -> tuple[tuple[int, bytes], ...]:
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def struct(cls: type[T]) -> type[T]:
     """Declare a part of a message."""
-    return _declare(cls)
+    return _declare_struct(cls)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -224,7 +224,7 @@ def message(
     """
 
     def declare(cls: type[T]) -> type[T]:
-        made = _declare(cls)
+        made = _declare_struct(cls)
         _MESSAGES[made] = MessageSpec(
             _STRUCTS[made], api_key, Versions.parse(versions), Versions.parse(flexible or "none")
         )
@@ -242,29 +242,30 @@ class Struct(Value):
     __slots__: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        shown = [name for name in self.__slots__ if name != "unknown_tags" or unknown_tags_of(self)]
-        return f"{type(self).__name__}({', '.join(f'{name}={brief(getattr(self, name))}' for name in shown)})"
+        shown = [name for name in self.__slots__ if name != "unknown_tags" or get_unknown_tags(self)]
+        fields = ", ".join(f"{name}={brief_repr(getattr(self, name))}" for name in shown)
+        return f"{type(self).__name__}({fields})"
 
 
-def _declare(cls: type[T]) -> type[T]:
+def _declare_struct(cls: type[T]) -> type[T]:
     """Replace a class of annotations by its slotted, frozen form and record its declaration."""
     cls.__annotations__["unknown_tags"] = tuple[tuple[int, bytes], ...]
     setattr(cls, "unknown_tags", ())  # noqa: B010
-    made = declare(cls, kw_only=True, base=Struct)
-    specs = (_field_spec(cls, f) for f in dataclasses.fields(made) if f.name != "unknown_tags")  # type: ignore[arg-type]
+    made = make_frozen_class(cls, kw_only=True, base=Struct)
+    specs = (_make_field_spec(cls, f) for f in dataclasses.fields(made) if f.name != "unknown_tags")  # type: ignore[arg-type]
     _STRUCTS[made] = StructSpec(made, tuple(specs))
     return made
 
 
-def _field_spec(cls: type, field: "dataclasses.Field[object]") -> FieldSpec:
-    declared = [part for part in get_args(field.type)[1:] if isinstance(part, Wire)]
+def _make_field_spec(cls: type, field: "dataclasses.Field[object]") -> FieldSpec:
+    declared = [part for part in get_args(field.type)[1:] if isinstance(part, FieldWire)]
     check(len(declared) == 1, f"{cls.__qualname__}.{field.name}: wants Annotated[..., wire(...)]")
     what = declared[0]
     required = field.default is MISSING
-    return FieldSpec(field.name, what, _zero(what.kind) if required else field.default, required)
+    return FieldSpec(field.name, what, _make_zero(what.kind) if required else field.default, required)
 
 
-def _zero(kind: WireType) -> object:
-    if isinstance(kind, Scalar):
+def _make_zero(kind: WireType) -> object:
+    if isinstance(kind, ScalarType):
         return kind.zero
-    return () if isinstance(kind, Array) else None
+    return () if isinstance(kind, ArrayType) else None

@@ -22,13 +22,13 @@ from typing import Final
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.decide import Beginning, Home, NewCheckpoint
+from tallystick.spark.protocol.decide import DecisionLocation, NewCheckpoint, QueryStart
 from tallystick.spark.protocol.offsets import OffsetJson
 
-_LOCAL: Final = re.compile("file:(?://(?:localhost)?(?=/))?(/(?:[^/].*)?)")
+_LOCAL_URI: Final = re.compile("file:(?://(?:localhost)?(?=/))?(/(?:[^/].*)?)")
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
-_OURS: Final = "tallystick"
-_HEAD_LINES: Final = 2
+_OWN_FOLDER: Final = "tallystick"
+_HEADER_LINES: Final = 2
 """Number of lines before the offsets: the log's version, and the batch's settings (Spark's OffsetSeqLog)."""
 
 
@@ -36,19 +36,19 @@ class BadCheckpoint(TallystickError):
     """The checkpoint is not a folder that this process can use. Nothing was begun."""
 
 
-def folder_of(location: str) -> Path | None:
+def local_folder_of(location: str) -> Path | None:
     """Return the folder of a `checkpointLocation`: a path, or a URI of Hadoop's local file system; else None.
 
     Hadoop accepts `file:/a`, `file:///a` and `file://localhost/a`, and does not decode percent signs.
     """
-    if (local := _LOCAL.fullmatch(location)) is not None:
+    if (local := _LOCAL_URI.fullmatch(location)) is not None:
         return Path(local[1])
     return None if _SCHEME.match(location) else Path(location)
 
 
-def query_of(location: str | None) -> str | None:
+def read_query_id(location: str | None) -> str | None:
     """Return the query's id; None if it cannot be read."""
-    folder = None if location is None else folder_of(location)
+    folder = None if location is None else local_folder_of(location)
     if folder is None:
         return None
     try:
@@ -58,70 +58,73 @@ def query_of(location: str | None) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def offsets_after(location: str | None, batch_id: int) -> str | None:
+def read_end_offsets(location: str | None, batch_id: int) -> str | None:
     """Return the sources' offsets at the end of a batch, a line for each source; None if unreadable."""
-    folder = None if location is None else folder_of(location)
+    folder = None if location is None else local_folder_of(location)
     if folder is None:
         return None
     try:
         lines = (folder / "offsets" / str(batch_id)).read_text().splitlines()
     except (OSError, ValueError):
         return None
-    return "\n".join(lines[_HEAD_LINES:]) or None
+    return "\n".join(lines[_HEADER_LINES:]) or None
 
 
-def resuming(options: SinkOptions, query_id: str | None = None) -> Beginning | None:
+def read_query_start(options: SinkOptions, query_id: str | None = None) -> QueryStart | None:
     """Return the beginning of a query under `onNewCheckpoint=resume`; None if the checkpoint is unreadable.
 
     Args:
         query_id: the query's id, if it is known already.
     """
     location = options.checkpoint
-    folder = None if location is None else folder_of(location)
-    query_id = query_id or query_of(location)
-    if options.on_new is not NewCheckpoint.RESUME or folder is None or query_id is None:
+    folder = None if location is None else local_folder_of(location)
+    query_id = query_id or read_query_id(location)
+    if options.on_new_checkpoint is not NewCheckpoint.RESUME or folder is None or query_id is None:
         return None
     try:
-        starts = [path.read_text() for path in sorted((folder / _OURS).glob("start-*.json"))]
+        starts = [path.read_text() for path in sorted((folder / _OWN_FOLDER).glob("start-*.json"))]
         keeps_state = (folder / "state").exists()
     except (OSError, ValueError):
         return None
-    ends = offsets_after(location, 0) or ""
-    return Beginning(
-        query_id=query_id, starts=tuple(starts), sources=len(ends.splitlines()), keeps_state=keeps_state
+    ends = read_end_offsets(location, 0) or ""
+    return QueryStart(
+        query_id=query_id,
+        start_offsets=tuple(starts),
+        source_count=len(ends.splitlines()),
+        is_stateful=keeps_state,
     )
 
 
-def home_of(location: str | None) -> Home | None:
+def read_decision_location(location: str | None) -> DecisionLocation | None:
     """Return the location of the query's decisions, as noted in its checkpoint; None without a note.
 
     Raises: BadCheckpoint.
     """
-    path = _note(location)
+    path = _location_file(location)
     if path is None:
         return None
     try:
         found = json.loads(path.read_text())
-        return Home(prefix=str(found["prefix"]), place=str(found["place"]))
+        return DecisionLocation(prefix=str(found["prefix"]), location=str(found["place"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise BadCheckpoint(f"{path} cannot be read: {exc!r}. Nothing was begun") from exc
 
 
-def note_home(location: str | None, home: Home) -> None:
+def write_decision_location(location: str | None, home: DecisionLocation) -> None:
     """Note the location of the decisions, if the checkpoint is a query's folder. Raises: BadCheckpoint."""
-    path = _note(location)
+    path = _location_file(location)
     if path is not None and (path.parent.parent / "metadata").is_file():
-        _write(path, json.dumps({"prefix": home.prefix, "place": home.place}))
+        _write_atomically(path, json.dumps({"prefix": home.prefix, "place": home.location}))
 
 
-def _note(location: str | None) -> Path | None:
-    folder = None if location is None else folder_of(location)
-    return None if folder is None else folder / _OURS / "decisions.json"
+def _location_file(location: str | None) -> Path | None:
+    folder = None if location is None else local_folder_of(location)
+    return None if folder is None else folder / _OWN_FOLDER / "decisions.json"
 
 
-def kept_start(location: str, source: str, find: Callable[[], OffsetJson]) -> OffsetJson:
+def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson]) -> OffsetJson:
     """Return a source's start offsets: those kept in the checkpoint, else those of `find` [SPK-3].
 
     The latter are then kept.
@@ -131,25 +134,25 @@ def kept_start(location: str, source: str, find: Callable[[], OffsetJson]) -> Of
         find: computes the start offsets of a new query.
     Raises: BadCheckpoint; the errors of `find`.
     """
-    folder = folder_of(location)
+    folder = local_folder_of(location)
     if folder is None or not (folder / "metadata").is_file():
         raise BadCheckpoint(
             f"checkpointLocation of the source: {location} is not the folder of this query's checkpoint, as "
             "far as this process can see. Give the source the one that the query has, if that is a folder of "
             "the driver's host; else leave the option out, and resume.from.prefix with it"
         )
-    path = folder / _OURS / f"start-{sha256(source.encode()).hexdigest()[:16]}.json"
+    path = folder / _OWN_FOLDER / f"start-{sha256(source.encode()).hexdigest()[:16]}.json"
     try:
         found: OffsetJson = json.loads(path.read_text())
     except FileNotFoundError:
         found = find()
-        _write(path, json.dumps(found))
+        _write_atomically(path, json.dumps(found))
     except (OSError, ValueError) as exc:
         raise BadCheckpoint(f"{path} cannot be read: {exc}. Nothing was begun") from exc
     return found
 
 
-def _write(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     """Write a file atomically and durably: a crash leaves all of it or nothing."""
     try:
         path.parent.mkdir(exist_ok=True)

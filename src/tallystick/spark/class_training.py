@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from tallystick.spark.class_archive import QUIET
-from tallystick.spark.session import QUICK_JAVA, spark_session
+from tallystick.spark.class_archive import QUIET_JVM_OPTIONS
+from tallystick.spark.session import FAST_START_JVM_OPTIONS, spark_session
 
 _ROWS: Final = 1000
 _SCHEMA: Final = "id BIGINT, key STRING, at TIMESTAMP"
@@ -24,7 +24,7 @@ _SCHEMA: Final = "id BIGINT, key STRING, at TIMESTAMP"
 
 def train(draft: str, base: str) -> None:
     """Run Spark with a JVM that writes the archive at its exit. Needs a process of its own."""
-    java = f"{QUIET} {QUICK_JAVA} -XX:ArchiveClassesAtExit={draft}"
+    java = f"{QUIET_JVM_OPTIONS} {FAST_START_JVM_OPTIONS} -XX:ArchiveClassesAtExit={draft}"
     if Path(base).exists():
         java += f" -XX:SharedArchiveFile={base}"
     with tempfile.TemporaryDirectory(prefix="tallystick-classes-") as name:
@@ -32,16 +32,16 @@ def train(draft: str, base: str) -> None:
         settings = {"spark.driver.extraJavaOptions": java}
         spark = spark_session("classes", folder, master="local[2]", settings=settings)
         gateway: Any = spark.sparkContext._gateway
-        _work(spark, folder)
+        _run_sample(spark, folder)
         spark.stop()
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
 
 
-def _work(spark: SparkSession, folder: Path) -> None:
+def _run_sample(spark: SparkSession, folder: Path) -> None:
     """Use files, JSON, a join, Python sources and functions, a stateful stream, and one with foreachBatch."""
-    spark.dataSource.register(_Numbers)
+    spark.dataSource.register(_SampleSource)
     rows = spark.read.format("numbers").load()
     (folder / "keys.csv").write_text("key,name\n1,one\n2,two\n")
     keys = spark.read.option("header", "true").csv(str(folder / "keys.csv"))
@@ -61,7 +61,7 @@ def _drain(frame: Any, batch: int) -> None:
     frame.mapInArrow(lambda batches: batches, frame.schema).collect()
 
 
-class _Numbers(DataSource):
+class _SampleSource(DataSource):
     """A data source in Python, with rows of numbers."""
 
     @classmethod
@@ -71,11 +71,11 @@ class _Numbers(DataSource):
     def schema(self) -> str:
         return _SCHEMA
 
-    def reader(self, schema: Any) -> "_Reader":
-        return _Reader()
+    def reader(self, schema: Any) -> "_SampleReader":
+        return _SampleReader()
 
 
-class _Reader(DataSourceReader):
+class _SampleReader(DataSourceReader):
     def read(self, partition: Any) -> Iterator[Any]:
         for number in range(_ROWS):
             yield number, str(number % 3), datetime.fromtimestamp(60 * number, UTC)

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tallystick import _lazy
-from tallystick.spark.options.source_options import read_options
-from tallystick.spark.runtime.worker_gc import settle
+from tallystick.spark.options.source_options import parse_source_options
+from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.source.columns import spark_schema
 
 if TYPE_CHECKING:
@@ -41,25 +41,27 @@ class KafkaDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
-        found = spark_schema(headers=read_options(self.options).include_headers)
-        settle()
+        found = spark_schema(headers=parse_source_options(self.options).include_headers)
+        freeze_loaded_modules()
         return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         made = cast(DataSourceReader, _lazy.load(_BATCH).BatchReader(self.options))
-        settle()
+        freeze_loaded_modules()
         return made
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
         made = cast(DataSourceStreamReader, _lazy.load(_STREAM).StreamReader(self.options))
-        settle()
+        freeze_loaded_modules()
         return made
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return cast(DataSourceWriter, _lazy.load(_SINK).batch_writer(self.options, schema, overwrite))
+        return cast(DataSourceWriter, _lazy.load(_SINK).create_batch_writer(self.options, schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return cast(DataSourceStreamWriter, _lazy.load(_SINK).stream_writer(self.options, schema, overwrite))
+        return cast(
+            DataSourceStreamWriter, _lazy.load(_SINK).create_stream_writer(self.options, schema, overwrite)
+        )
 
 
 def register(spark: "SparkSession") -> None:

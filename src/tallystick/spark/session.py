@@ -8,12 +8,12 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from tallystick.spark.class_archive import class_archive, options_for
+from tallystick.spark.class_archive import class_archive_path, jvm_options_for
 from tallystick.spark.data_source import register
-from tallystick.spark.runtime.java import java_home
+from tallystick.spark.runtime.java import find_java_home
 from tallystick.spark.worker_python import worker_python
 
-QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for a fast start rather than speed later, for a demo and for tests."""
 
 # Spark puts them before the user's `extraJavaOptions`.
@@ -41,16 +41,16 @@ def spark_session(
     Raises: NoJava.
     """
     # Read by the JVM that PySpark starts, and by the workers that the JVM starts.
-    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["JAVA_HOME"] = str(find_java_home())
     here = master.startswith("local")
     python = worker_python() if here else sys.executable
     # PYSPARK_DRIVER_PYTHON is for the workers of the driver itself.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    archived = options_for(class_archive()) if here else ""
+    archived = jvm_options_for(class_archive_path()) if here else ""
     java_options = dict.fromkeys(_JAVA_OPTIONS, archived) if archived else {}
-    ours = {**_settings(Path(work_dir).absolute()), **java_options}
+    ours = {**_default_settings(Path(work_dir).absolute()), **java_options}
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -58,7 +58,7 @@ def spark_session(
     return spark
 
 
-def _settings(work_dir: Path) -> dict[str, str]:
+def _default_settings(work_dir: Path) -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tallystick.spark.runtime.user_cache import keep_script, user_cache
+from tallystick.spark.runtime.user_cache import user_cache_dir, write_script_once
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -41,7 +41,7 @@ os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 """
 _INSTALLED: Final = ("pyspark", "py4j")
 # Paths that are valid in a script's first line (`#!`).
-_FITS: Final = re.compile(r"[!-~]{1,120}")
+_SHEBANG_PATH: Final = re.compile(r"[!-~]{1,120}")
 
 
 def worker_python(cache: Path | None = None) -> str:
@@ -51,20 +51,20 @@ def worker_python(cache: Path | None = None) -> str:
         cache: the folder for the script; by default the user's cache directory.
     Returns: the script; or this Python itself, if another PySpark is wanted or the script cannot be kept.
     """
-    if not _is_wanted() or not _FITS.fullmatch(sys.executable):
+    if not _is_own_pyspark() or not _SHEBANG_PATH.fullmatch(sys.executable):
         return sys.executable
     # Each Python has its own script, since Spark's workers outlive the process that started them.
     name = hashlib.sha256(sys.executable.encode()).hexdigest()[:16]
-    file = (cache or user_cache() / "python") / f"python-{name}"
+    file = (cache or user_cache_dir() / "python") / f"python-{name}"
     try:
-        keep_script(file, _SCRIPT.format(python=sys.executable))
+        write_script_once(file, _SCRIPT.format(python=sys.executable))
     except OSError as exc:
         _log.info("Spark's workers start slowly, %s cannot be kept: %s", file, exc)
         return sys.executable
     return str(file)
 
 
-def _is_wanted() -> bool:
+def _is_own_pyspark() -> bool:
     """Return whether Spark's PySpark is in this Python's site-packages, where every process finds it."""
     folders = []
     for package in _INSTALLED:

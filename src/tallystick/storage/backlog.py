@@ -7,7 +7,7 @@ from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import Log
 
 
-def readable_bytes(log: Log, offset: Offset, enough: int) -> int:
+def count_readable_bytes(log: Log, offset: Offset, enough: int) -> int:
     """Return the bytes from the batch that holds `offset` to the log end; counting stops at `enough`.
 
     Bytes not yet synced count, too.

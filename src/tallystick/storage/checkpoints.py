@@ -14,7 +14,7 @@ from uuid import UUID
 
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.value import frozen
-from tallystick.storage.epochs import EpochStart
+from tallystick.storage.leader_epochs import EpochEntry
 from tallystick.storage.malformed import MalformedFile
 
 CHECKPOINT_VERSION: Final = 0
@@ -65,19 +65,19 @@ def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
 
 def parse_offsets(text: str, file: str = "offset checkpoint") -> dict[TopicPartition, int]:
     """Parse an offset checkpoint. Raises: MalformedFile."""
-    entries = _parse_checkpoint(text, file, _offset_of)
+    entries = _parse_checkpoint(text, file, _parse_offset_line)
     offsets = dict(entries)
     if len(offsets) != len(entries):
         raise MalformedFile(file, 2, "each partition once", "a partition twice")
     return offsets
 
 
-def _offset_of(line: str) -> tuple[TopicPartition, int] | None:
+def _parse_offset_line(line: str) -> tuple[TopicPartition, int] | None:
     # A topic name cannot contain a space.
     fields = line.split(" ")
     if len(fields) != 3 or not fields[0]:
         return None
-    partition, offset = _number(fields[1], INT32_MAX), _number(fields[2], INT64_MAX)
+    partition, offset = _parse_number(fields[1], INT32_MAX), _parse_number(fields[2], INT64_MAX)
     if partition is None or offset is None:
         return None
     return TopicPartition(fields[0], partition), offset
@@ -86,22 +86,22 @@ def _offset_of(line: str) -> tuple[TopicPartition, int] | None:
 # -- leader epochs ------------------------------------------------------------------------------------
 
 
-def format_epochs(starts: Iterable[EpochStart]) -> str:
+def format_epochs(starts: Iterable[EpochEntry]) -> str:
     """Format a leader-epoch-checkpoint."""
     return _format_checkpoint(f"{epoch} {start_offset}" for epoch, start_offset in starts)
 
 
-def parse_epochs(text: str, file: str = "leader-epoch-checkpoint") -> list[EpochStart]:
+def parse_epochs(text: str, file: str = "leader-epoch-checkpoint") -> list[EpochEntry]:
     """Parse a leader-epoch-checkpoint. Raises: MalformedFile."""
-    return _parse_checkpoint(text, file, _epoch_start_of)
+    return _parse_checkpoint(text, file, _parse_epoch_line)
 
 
-def _epoch_start_of(line: str) -> EpochStart | None:
+def _parse_epoch_line(line: str) -> EpochEntry | None:
     fields = line.split(" ")
     if len(fields) != 2:
         return None
-    epoch, start_offset = _number(fields[0], INT32_MAX), _number(fields[1], INT64_MAX)
-    return None if epoch is None or start_offset is None else EpochStart(epoch, start_offset)
+    epoch, start_offset = _parse_number(fields[0], INT32_MAX), _parse_number(fields[1], INT64_MAX)
+    return None if epoch is None or start_offset is None else EpochEntry(epoch, start_offset)
 
 
 # -- shared layout: a version line, a count line, one line per entry ---------------------------------
@@ -118,7 +118,7 @@ def _parse_checkpoint(text: str, file: str, parse: Callable[[str], E | None]) ->
         lines.pop()
     if not lines or lines[0] != str(CHECKPOINT_VERSION):
         raise MalformedFile(file, 0, f"version {CHECKPOINT_VERSION}", repr(lines[0] if lines else ""))
-    count = _number(lines[1], INT32_MAX) if len(lines) > 1 else None
+    count = _parse_number(lines[1], INT32_MAX) if len(lines) > 1 else None
     if count is None or count != len(lines) - 2:
         found = f"{lines[1]!r} and {len(lines) - 2} lines" if len(lines) > 1 else "nothing"
         raise MalformedFile(file, 1, "the number of lines that follow", found)
@@ -131,7 +131,7 @@ def _parse_checkpoint(text: str, file: str, parse: Callable[[str], E | None]) ->
     return entries
 
 
-def _number(text: str, maximum: int) -> int | None:
+def _parse_number(text: str, maximum: int) -> int | None:
     """Parse a plain decimal number of 0 to `maximum`; return None for anything else."""
     return int(text) if _NUMBER.fullmatch(text) and int(text) <= maximum else None
 
@@ -175,7 +175,7 @@ def parse_meta_properties(text: str, file: str = "meta.properties") -> MetaPrope
     found = _parse_properties(text)
     if found.get("version") != str(META_PROPERTIES_VERSION):
         raise MalformedFile(file, 0, f"version={META_PROPERTIES_VERSION}", str(found.get("version")))
-    node_id = _number(found.get("node.id", ""), INT32_MAX)
+    node_id = _parse_number(found.get("node.id", ""), INT32_MAX)
     if node_id is None:
         raise MalformedFile(file, 0, "node.id=<number>", str(found.get("node.id")))
     directory_id = parse_uuid(found.get("directory.id", ""))

@@ -27,11 +27,11 @@ class StorageFailure(TallystickError):
         return f"{self.path}: {self.reason}"
 
 
-class LogFull(StorageFailure):
+class DiskFull(StorageFailure):
     """The disk has no room for these bytes. Nothing was appended; reads still work."""
 
 
-class OutOfDescriptors(LogFull):
+class OutOfDescriptors(DiskFull):
     """The process ran out of file descriptors or memory. Nothing was done, and the disk is sound."""
 
 
@@ -61,7 +61,7 @@ class File(Protocol):
 
     def size(self) -> int: ...
 
-    def forget_cached(self) -> None:
+    def drop_page_cache(self) -> None:
         """Drop clean pages from the page cache, so that the next read comes from disk."""
         ...
 
@@ -151,12 +151,12 @@ def make_directory(fs: FileSystem, path: str) -> None:
     fs.sync_dir(parent)
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Return True if a write failed for lack of space, so that a later one may succeed."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def is_exhausted(error: OSError) -> bool:
+def is_process_exhausted(error: OSError) -> bool:
     """Return True if the process, not the disk, ran out of file descriptors or memory."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -169,17 +169,17 @@ def is_out_of_descriptors(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-def is_passing(error: OSError) -> bool:
+def is_transient(error: OSError) -> bool:
     """Return True if a later attempt may succeed, and the state of the disk is still known."""
-    return is_full(error) or is_exhausted(error)
+    return is_disk_full(error) or is_process_exhausted(error)
 
 
-def refusal(path: str, what: str, error: OSError) -> LogFull:
+def make_disk_full(path: str, what: str, error: OSError) -> DiskFull:
     """Return the exception to raise for a passing error."""
-    return (LogFull if is_full(error) else OutOfDescriptors)(path, f"{what}: {error}")
+    return (DiskFull if is_disk_full(error) else OutOfDescriptors)(path, f"{what}: {error}")
 
 
-def is_broken(error: BaseException) -> bool:
+def is_disk_failure(error: BaseException) -> bool:
     """Return True if the disk failed in a way that will fail a log's next sync, too."""
     return isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS)
 
@@ -255,7 +255,7 @@ class RealFile:
     def size(self) -> int:
         return os.fstat(self._fd).st_size
 
-    def forget_cached(self) -> None:
+    def drop_page_cache(self) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -18,11 +18,11 @@ from tallystick.storage.fs import OutOfDescriptors, StorageFailure
 from tallystick.storage.log import Log
 
 # More threads than this gain little, and each competes for the GIL.
-HELPERS: Final = 7
+HELPER_THREADS: Final = 7
 # Two or three syncs in sequence take less than waking helper threads and hearing from them.
-HELPED_FROM: Final = 4
+HELPED_LOGS_MIN: Final = 4
 # Delay before a retry of a sync for which no file descriptor was available.
-AGAIN_S: Final = 0.1
+RETRY_S: Final = 0.1
 
 
 class GroupCommit:
@@ -39,11 +39,11 @@ class GroupCommit:
         self._notify = notify
         self._notify_failure = notify_failure
         self._requests: SimpleQueue[Log | None] = SimpleQueue()
-        self._failed: set[int] = set()
-        self._again: list[Log] = []
+        self._failed_logs: set[int] = set()
+        self._retry_queue: list[Log] = []
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
-        self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="group-commit")
-        self.rounds = 0
+        self._helpers = ThreadPoolExecutor(HELPER_THREADS, thread_name_prefix="group-commit")
+        self.round_count = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -61,17 +61,17 @@ class GroupCommit:
     def _run(self) -> None:
         stopping = False
         while not stopping:
-            logs, stopping = self._gather()
-            self.rounds += 1
+            logs, stopping = self._collect_round()
+            self.round_count += 1
             self._sync_all(logs)
         self._helpers.shutdown()
 
-    def _gather(self) -> tuple[list[Log], bool]:
+    def _collect_round(self) -> tuple[list[Log], bool]:
         """Return the logs of the next round and whether it is the last. Blocks until there is a request."""
-        logs, stopping = dict.fromkeys(self._again), False
-        self._again.clear()
+        logs, stopping = dict.fromkeys(self._retry_queue), False
+        self._retry_queue.clear()
         try:
-            request = self._requests.get(timeout=AGAIN_S if logs else None)
+            request = self._requests.get(timeout=RETRY_S if logs else None)
             while True:
                 if request is None:
                     stopping = True
@@ -86,7 +86,7 @@ class GroupCommit:
 
     def _sync_all(self, logs: list[Log]) -> None:
         """Sync all logs of one round and wait for them, so that two threads never sync the same log."""
-        own = 1 if len(logs) >= HELPED_FROM else len(logs)
+        own = 1 if len(logs) >= HELPED_LOGS_MIN else len(logs)
         helped = [self._helpers.submit(self._sync, log) for log in logs[own:]]
         for log in logs[:own]:
             self._sync(log)
@@ -94,19 +94,19 @@ class GroupCommit:
             done.result()
 
     def _sync(self, log: Log) -> None:
-        if id(log) in self._failed:
+        if id(log) in self._failed_logs:
             return
         try:
             end = log.sync()
         except OutOfDescriptors:
             # Nothing was synced and nothing is lost; waiting producers go on waiting.
-            self._again.append(log)
+            self._retry_queue.append(log)
         except StorageFailure as exc:
-            self._failed.add(id(log))
+            self._failed_logs.add(id(log))
             self._notify_failure(log, exc)
         except Exception as exc:
             # A bug of ours. If this thread died, every producer would wait for ever without an answer.
-            self._failed.add(id(log))
-            self._notify_failure(log, log.fail(f"a sync went wrong: {exc!r}"))
+            self._failed_logs.add(id(log))
+            self._notify_failure(log, log.take_offline(f"a sync went wrong: {exc!r}"))
         else:
             self._notify(log, end)

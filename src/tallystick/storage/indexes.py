@@ -41,7 +41,7 @@ class OffsetIndex:
         for offset, position in _OFFSET_ENTRY.iter_unpack(data):
             index.offsets.append(offset)
             index.positions.append(position)
-        return index if _grows(index.offsets) and _grows(index.positions) else None
+        return index if _is_increasing(index.offsets) and _is_increasing(index.positions) else None
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -88,7 +88,7 @@ class TimeIndex:
         for timestamp, offset in _TIME_ENTRY.iter_unpack(data):
             index.timestamps.append(timestamp)
             index.offsets.append(offset)
-        return index if _grows(index.timestamps) and _grows(index.offsets) else None
+        return index if _is_increasing(index.timestamps) and _is_increasing(index.offsets) else None
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -97,7 +97,7 @@ class TimeIndex:
     def size_bytes(self) -> int:
         return len(self.timestamps) * TIME_ENTRY_SIZE
 
-    def append_if_later(self, timestamp: int, relative_offset: int) -> None:
+    def maybe_append(self, timestamp: int, relative_offset: int) -> None:
         """Append an entry unless the last one covers it."""
         if timestamp > (self.timestamps[-1] if self.timestamps else NO_TIMESTAMP):
             self.timestamps.append(timestamp)
@@ -108,7 +108,7 @@ class TimeIndex:
         return b"".join(map(pack, self.timestamps[entry:], self.offsets[entry:]))
 
     @property
-    def last(self) -> tuple[int, int] | None:
+    def last_entry(self) -> tuple[int, int] | None:
         """Timestamp and relative offset of the last entry."""
         return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else None
 
@@ -118,12 +118,12 @@ class TimeIndex:
         return self.offsets[slot] if slot >= 0 else 0
 
 
-def fits_relative(offset: int, base_offset: int) -> bool:
+def fits_relative_offset(offset: int, base_offset: int) -> bool:
     """Return True if an offset fits into the indexes of a segment."""
     return 0 <= offset - base_offset <= INT32_MAX
 
 
-def _grows(values: "array[int]") -> bool:
+def _is_increasing(values: "array[int]") -> bool:
     """Return True if the values are strictly increasing and not negative, or there are none."""
     if not values:
         return True

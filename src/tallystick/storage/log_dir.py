@@ -28,25 +28,25 @@ from tallystick.storage.fs import (
     Lock,
     LogOffline,
     StorageFailure,
-    is_full,
+    is_disk_full,
     make_directory,
     replace_file,
 )
-from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited, remove_now
-from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log import Log, LogHooks, SpaceGuard, UnlimitedSpace, remove_files_now
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
-from tallystick.storage.segment_file import Residents
 from tallystick.storage.validation import LogConfig
 
-RECOVERY_POINTS = "recovery-point-offset-checkpoint"
-LOG_STARTS = "log-start-offset-checkpoint"
-CLEANED = "cleaner-offset-checkpoint"
-META = "meta.properties"
-LOCK = ".lock"
-CLEAN_MARK = ".kafka_cleanshutdown"
-PARTITION_METADATA = "partition.metadata"
-_DELETED = "-delete"
+RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
+LOG_START_FILE = "log-start-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
+META_PROPERTIES_FILE = "meta.properties"
+LOCK_FILE = ".lock"
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+PARTITION_METADATA_FILE = "partition.metadata"
+_DELETE_DIR_SUFFIX = "-delete"
 
 
 class DirectoryInUse(StorageFailure):
@@ -65,11 +65,11 @@ def random_id(new_uuid: Callable[[], UUID] = uuid4) -> UUID:
             return topic_id
 
 
-def _ignore(log: Log) -> None:
+def _ignore_sync_request(log: Log) -> None:
     """Ignore the request: without group commit, the owner syncs by itself."""
 
 
-def _leave_to_callers(log: Log, failure: LogOffline) -> None:
+def _ignore_offline(log: Log, failure: LogOffline) -> None:
     """Do nothing: the next use of the log raises the failure."""
 
 
@@ -79,18 +79,18 @@ class DirectoryOptions:
 
     node_id: int = 1
     cluster_id: str | None = None
-    space: SpaceGuard = field(default_factory=Unlimited)
-    request_sync: Callable[[Log], None] = _ignore
-    offline: Callable[[Log, LogOffline], None] = _leave_to_callers  # in any thread
-    discard: Callable[[Log, list[str]], None] = remove_now
-    residents_max: int = 256  # closed segments with open files, over all logs
+    space_guard: SpaceGuard = field(default_factory=UnlimitedSpace)
+    request_sync: Callable[[Log], None] = _ignore_sync_request
+    on_offline: Callable[[Log, LogOffline], None] = _ignore_offline  # in any thread
+    discard_files: Callable[[Log, list[str]], None] = remove_files_now
+    open_segments_max: int = 256  # closed segments with open files, over all logs
 
 
 class LogDir:
     """Owner of the logs of one data directory. Made by `LogDir.open`.
 
-    Used by the loop's thread, except for the methods that sync: `make`, `give_up`, `remove_given_up` and
-    `checkpoint` may run in any other thread.
+    Used by the loop's thread, except for the methods that sync: `create_log`, `rename_for_deletion`,
+    `remove_deleted_logs` and `checkpoint` may run in any other thread.
     """
 
     def __init__(self, fs: FileSystem, directory: str, options: DirectoryOptions, lock: Lock) -> None:
@@ -98,26 +98,26 @@ class LogDir:
         self.directory = directory
         self.logs: dict[TopicPartition, Log] = {}
         self.reports: list[tuple[TopicPartition, RecoveryReport]] = []
-        self.was_clean = False
+        self.had_clean_shutdown = False
         self.meta = MetaProperties(cluster_id="", node_id=options.node_id, directory_id=UUID(int=0))
         self._lock = lock
         self._hooks = LogHooks(
-            space=options.space,
-            residents=Residents(options.residents_max),
+            space_guard=options.space_guard,
+            segment_cache=OpenSegmentCache(options.open_segments_max),
             request_sync=options.request_sync,
-            before_delete=self._start_moves,
-            offline=options.offline,
-            discard=options.discard,
+            before_delete=self._on_log_start_moving,
+            on_offline=options.on_offline,
+            discard_files=options.discard_files,
         )
-        self._space = options.space
+        self._space_guard = options.space_guard
         # Held while checkpoints are written, so that an older one never replaces a newer one [LOG-6].
-        self._saving = threading.Lock()
+        self._save_lock = threading.Lock()
         self._recovery_points: dict[TopicPartition, int] = {}
-        self._starts: dict[TopicPartition, int] = {}
-        self.cleaned: dict[TopicPartition, int] = {}
+        self._log_starts: dict[TopicPartition, int] = {}
+        self.cleaner_checkpoints: dict[TopicPartition, int] = {}
         self._unopened: set[TopicPartition] = set()
         self._topic_ids: dict[TopicPartition, UUID] = {}  # of open logs
-        self._given_up: set[str] = set()  # renamed directories whose files may still exist
+        self._pending_removals: set[str] = set()  # renamed directories whose files may still exist
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, options: DirectoryOptions) -> "LogDir":
@@ -126,43 +126,43 @@ class LogDir:
         Raises: DirectoryInUse, ForeignDirectory, MalformedFile (meta.properties), OSError.
         """
         make_directory(fs, directory)
-        lock = fs.lock(f"{directory}/{LOCK}")
+        lock = fs.lock(f"{directory}/{LOCK_FILE}")
         if lock is None:
             raise DirectoryInUse(directory, "another process uses this data directory")
         log_dir = cls(fs, directory, options, lock)
         try:
-            log_dir._take_over(options)
+            log_dir._load_state(options)
         except BaseException:
             lock.release()
             raise
         return log_dir
 
-    def _take_over(self, options: DirectoryOptions) -> None:
+    def _load_state(self, options: DirectoryOptions) -> None:
         fs, directory = self.fs, self.directory
-        self.meta = self._own(options)
-        self._recovery_points = self._load(RECOVERY_POINTS)
-        self._starts = self._load(LOG_STARTS)
-        self.cleaned = self._load(CLEANED)
+        self.meta = self._load_meta_properties(options)
+        self._recovery_points = self._load_checkpoint(RECOVERY_POINT_FILE)
+        self._log_starts = self._load_checkpoint(LOG_START_FILE)
+        self.cleaner_checkpoints = self._load_checkpoint(CLEANER_OFFSET_FILE)
         for name in fs.listdir(directory):
             path = f"{directory}/{name}"
             if not fs.is_dir(path):
                 if name.endswith(".tmp"):
                     fs.remove(path)
-            elif name.endswith(_DELETED):
-                self._given_up.add(path)
+            elif name.endswith(_DELETE_DIR_SUFFIX):
+                self._pending_removals.add(path)
             elif (found := parse_directory_name(name)) is not None:
                 self._unopened.add(found)
-        for offsets in (self._recovery_points, self._starts, self.cleaned):
+        for offsets in (self._recovery_points, self._log_starts, self.cleaner_checkpoints):
             for gone in offsets.keys() - self._unopened:
                 del offsets[gone]
-        mark = f"{directory}/{CLEAN_MARK}"
-        self.was_clean = fs.exists(mark)
-        if self.was_clean:
+        mark = f"{directory}/{CLEAN_SHUTDOWN_FILE}"
+        self.had_clean_shutdown = fs.exists(mark)
+        if self.had_clean_shutdown:
             fs.remove(mark)
         fs.sync_dir(directory)
 
-    def _own(self, options: DirectoryOptions) -> MetaProperties:
-        path = f"{self.directory}/{META}"
+    def _load_meta_properties(self, options: DirectoryOptions) -> MetaProperties:
+        path = f"{self.directory}/{META_PROPERTIES_FILE}"
         if self.fs.exists(path):
             meta = parse_meta_properties(self.fs.read_bytes(path).decode(), path)
             if options.cluster_id is not None and meta.cluster_id != options.cluster_id:
@@ -179,7 +179,7 @@ class LogDir:
         replace_file(self.fs, path, format_meta_properties(meta).encode())
         return meta
 
-    def _load(self, name: str) -> dict[TopicPartition, int]:
+    def _load_checkpoint(self, name: str) -> dict[TopicPartition, int]:
         path = f"{self.directory}/{name}"
         if not self.fs.exists(path):
             return {}
@@ -190,7 +190,7 @@ class LogDir:
 
     # -- logs ---------------------------------------------------------------------------------------------
 
-    def partitions(self) -> tuple[TopicPartition, ...]:
+    def list_partitions(self) -> tuple[TopicPartition, ...]:
         """Return every partition with a directory here, opened or not."""
         return tuple(sorted(self._unopened | set(self.logs)))
 
@@ -203,69 +203,72 @@ class LogDir:
         log = self.logs.get(topic_partition)
         path = f"{self.directory}/{topic_partition}"
         if log is not None:
-            _check_same(path, self._topic_ids.get(topic_partition, topic_id), topic_id)
+            _check_owner(path, self._topic_ids.get(topic_partition, topic_id), topic_id)
             return log
         if topic_partition in self._unopened:
             self._check_topic_id(path, topic_id)
-            ended = self._ended(topic_partition)
+            ended = self._get_prior_shutdown(topic_partition)
             log, report = open_log(self.fs, path, topic_partition, config, self._hooks, ended)
             self.reports.append((topic_partition, report))
             self._unopened.discard(topic_partition)
         else:
-            log = self.make(topic_partition, config, topic_id)
-        self.adopt(log, topic_id)
+            log = self.create_log(topic_partition, config, topic_id)
+        self.add_log(log, topic_id)
         return log
 
     def is_new(self, topic_partition: TopicPartition) -> bool:
         """Return whether this directory has no such partition."""
         return topic_partition not in self.logs and topic_partition not in self._unopened
 
-    def make(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
-        """Create the log of a new partition, not visible before `adopt`. Blocks; any thread.
+    def create_log(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
+        """Create the log of a new partition, not visible before `add_log`. Blocks; any thread.
 
         Order: its names are on disk when this returns. Raises OSError.
         """
         path = f"{self.directory}/{topic_partition}"
         log = create_log(self.fs, path, topic_partition, config, self._hooks)
-        replace_file(self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode())
+        replace_file(
+            self.fs, f"{path}/{PARTITION_METADATA_FILE}", format_partition_metadata(topic_id).encode()
+        )
         self.fs.sync_dir(self.directory)
         return log
 
-    def adopt(self, log: Log, topic_id: UUID) -> None:
-        """Add a log from `make` to this directory's logs."""
+    def add_log(self, log: Log, topic_id: UUID) -> None:
+        """Add a log from `create_log` to this directory's logs."""
         self.logs[log.topic_partition] = log
         self._topic_ids[log.topic_partition] = topic_id
 
     def _check_topic_id(self, path: str, topic_id: UUID) -> None:
-        owner = self._owner(path)
+        owner = self._read_topic_id(path)
         if owner is None:
             # Power failed while the partition was created: it is empty.
             replace_file(
-                self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode()
+                self.fs, f"{path}/{PARTITION_METADATA_FILE}", format_partition_metadata(topic_id).encode()
             )
         else:
-            _check_same(path, owner, topic_id)
+            _check_owner(path, owner, topic_id)
 
-    def _owner(self, path: str) -> UUID | None:
+    def _read_topic_id(self, path: str) -> UUID | None:
         """Return the topic id of a partition's directory; None if its creation was interrupted.
 
         Raises: MalformedFile, OSError.
         """
-        file = f"{path}/{PARTITION_METADATA}"
+        file = f"{path}/{PARTITION_METADATA_FILE}"
         if not self.fs.exists(file):
             return None
         return parse_partition_metadata(self.fs.read_bytes(file).decode(errors="replace"), file)
 
-    def find_foreign(self, topic: str, topic_id: UUID) -> tuple[TopicPartition, ...]:
+    def find_foreign_partitions(self, topic: str, topic_id: UUID) -> tuple[TopicPartition, ...]:
         """Return the partitions of another topic of the same name. Raises: MalformedFile, OSError."""
         return tuple(
             each
             for each in (*self._unopened, *self.logs)
             if each.topic == topic
-            and (self._topic_ids.get(each) or self._owner(f"{self.directory}/{each}") or topic_id) != topic_id
+            and (self._topic_ids.get(each) or self._read_topic_id(f"{self.directory}/{each}") or topic_id)
+            != topic_id
         )
 
-    def hand_over(self, topic: str, topic_id: UUID, to: UUID) -> tuple[TopicPartition, ...]:
+    def transfer_directories(self, topic: str, topic_id: UUID, to: UUID) -> tuple[TopicPartition, ...]:
         """Assign a topic's unopened directories to another topic of its name; return the partitions.
 
         Raises: MalformedFile, OSError.
@@ -273,8 +276,10 @@ class LogDir:
         handed = []
         for each in sorted(self._unopened):
             path = f"{self.directory}/{each}"
-            if each.topic == topic and self._owner(path) == topic_id:
-                replace_file(self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(to).encode())
+            if each.topic == topic and self._read_topic_id(path) == topic_id:
+                replace_file(
+                    self.fs, f"{path}/{PARTITION_METADATA_FILE}", format_partition_metadata(to).encode()
+                )
                 handed.append(each)
         return tuple(handed)
 
@@ -282,14 +287,14 @@ class LogDir:
 
     def delete_topic(self, topic: str, topic_id: UUID) -> None:
         """Delete all partitions of a topic. Raises: MalformedFile, OSError."""
-        foreign = self.find_foreign(topic, topic_id)
-        for each in self.partitions():
+        foreign = self.find_foreign_partitions(topic, topic_id)
+        for each in self.list_partitions():
             if each.topic == topic and each not in foreign:
-                self.forget(each)
-        self.give_up(topic, topic_id)
-        self.remove_given_up()
+                self.close_for_deletion(each)
+        self.rename_for_deletion(topic, topic_id)
+        self.remove_deleted_logs()
 
-    def forget(self, topic_partition: TopicPartition) -> None:
+    def close_for_deletion(self, topic_partition: TopicPartition) -> None:
         """Close the log of a partition that is about to be given up."""
         log = self.logs.pop(topic_partition, None)
         self._topic_ids.pop(topic_partition, None)
@@ -298,7 +303,7 @@ class LogDir:
             with suppress(OSError):  # it will not be read again, and nothing in it needs to be synced
                 log.close(clean=False)
 
-    def give_up(self, topic: str, topic_id: UUID) -> None:
+    def rename_for_deletion(self, topic: str, topic_id: UUID) -> None:
         """Free the directory names of a deleted topic's forgotten partitions, however many were created.
 
         Order: all directories are renamed before anything else; when this returns the topic's name can be
@@ -310,35 +315,35 @@ class LogDir:
             each, path = parse_directory_name(name), f"{self.directory}/{name}"
             if each is None or each.topic != topic or not self.fs.is_dir(path):
                 continue
-            if self._owner(path) not in (None, topic_id):
+            if self._read_topic_id(path) not in (None, topic_id):
                 kept.add(each)
                 continue
-            given_up = f"{self.directory}/{uuid4().hex}{_DELETED}"
+            given_up = f"{self.directory}/{uuid4().hex}{_DELETE_DIR_SUFFIX}"
             self.fs.rename(path, given_up)
-            self._given_up.add(given_up)
+            self._pending_removals.add(given_up)
         self.fs.sync_dir(self.directory)
-        with self._saving:
-            for offsets in (self._recovery_points, self._starts, self.cleaned):
+        with self._save_lock:
+            for offsets in (self._recovery_points, self._log_starts, self.cleaner_checkpoints):
                 for each in [each for each in offsets if each.topic == topic and each not in kept]:
                     offsets.pop(each, None)
             # Before the name is reused: the old log's recovery point would make the new log look corrupt.
-            self._save(RECOVERY_POINTS, self._recovery_points)
-            self._save(LOG_STARTS, self._starts)
-            self._save(CLEANED, dict(self.cleaned))
+            self._save_checkpoint(RECOVERY_POINT_FILE, self._recovery_points)
+            self._save_checkpoint(LOG_START_FILE, self._log_starts)
+            self._save_checkpoint(CLEANER_OFFSET_FILE, dict(self.cleaner_checkpoints))
 
     @property
-    def has_given_up(self) -> bool:
+    def has_pending_removals(self) -> bool:
         """Whether files of deleted partitions are still to be removed."""
-        return bool(self._given_up)
+        return bool(self._pending_removals)
 
-    def remove_given_up(self) -> None:
+    def remove_deleted_logs(self) -> None:
         """Remove the files of deleted partitions. Blocks; any thread. Raises the first OSError at the end."""
         failures: list[OSError] = []
-        for path in sorted(self._given_up):
+        for path in sorted(self._pending_removals):
             try:
                 if self.fs.exists(path):
                     self._remove_tree(path)
-                self._given_up.discard(path)
+                self._pending_removals.discard(path)
             except OSError as exc:
                 failures.append(exc)
         if failures:
@@ -353,13 +358,13 @@ class LogDir:
 
     def checkpoint(self) -> None:
         """Write recovery points and log start offsets of all logs. Blocks; any thread. Raises OSError."""
-        with self._saving:
+        with self._save_lock:
             for topic_partition, log in list(self.logs.items()):  # a copy: the loop's thread goes on
                 if log.failure is None:
                     self._recovery_points[topic_partition] = log.recovery_point
-            self._save(RECOVERY_POINTS, self._recovery_points)
-            self._save_starts()
-            self._save(CLEANED, dict(self.cleaned))
+            self._save_checkpoint(RECOVERY_POINT_FILE, self._recovery_points)
+            self._save_log_starts()
+            self._save_checkpoint(CLEANER_OFFSET_FILE, dict(self.cleaner_checkpoints))
 
     def flush_indexes(self, topic_partition: TopicPartition) -> None:
         """Bring a log's index files up to date. Raises OSError."""
@@ -367,17 +372,17 @@ class LogDir:
         if log is not None and log.failure is None:
             log.flush_indexes()
 
-    def _start_moves(self, log: Log) -> None:
-        with self._saving:
-            self._save_starts()
+    def _on_log_start_moving(self, log: Log) -> None:
+        with self._save_lock:
+            self._save_log_starts()
 
-    def _save_starts(self) -> None:
+    def _save_log_starts(self) -> None:
         for topic_partition, log in list(self.logs.items()):
-            if log.log_start_offset or topic_partition in self._starts:
-                self._starts[topic_partition] = log.log_start_offset
-        self._save(LOG_STARTS, self._starts)
+            if log.log_start_offset or topic_partition in self._log_starts:
+                self._log_starts[topic_partition] = log.log_start_offset
+        self._save_checkpoint(LOG_START_FILE, self._log_starts)
 
-    def _save(self, name: str, offsets: dict[TopicPartition, int]) -> None:
+    def _save_checkpoint(self, name: str, offsets: dict[TopicPartition, int]) -> None:
         """Write a checkpoint; on a full disk, with a piece of the reserve [RSV-1].
 
         Otherwise nothing could be deleted from a full disk.
@@ -386,9 +391,9 @@ class LogDir:
         try:
             replace_file(self.fs, path, data)
         except OSError as exc:
-            if not is_full(exc):
+            if not is_disk_full(exc):
                 raise
-            self._space.release(len(data))
+            self._space_guard.release(len(data))
             replace_file(self.fs, path, data)
 
     def close(self) -> None:
@@ -399,22 +404,29 @@ class LogDir:
         Raises: StorageFailure, OSError; the lock is released in any case.
         """
         try:
-            self._recover_strangers()
+            self._recover_unopened()
             failed = [log for log in self.logs.values() if log.failure is not None]
             for log in self.logs.values():
                 log.close(clean=log.failure is None)
             self.checkpoint()
-            if not failed and (self.was_clean or not self._unopened):
-                replace_file(self.fs, f"{self.directory}/{CLEAN_MARK}", b'{"version":0,"brokerEpoch":-1}')
+            if not failed and (self.had_clean_shutdown or not self._unopened):
+                replace_file(
+                    self.fs, f"{self.directory}/{CLEAN_SHUTDOWN_FILE}", b'{"version":0,"brokerEpoch":-1}'
+                )
         finally:
             self._lock.release()
 
-    def _recover_strangers(self) -> None:
-        for topic_partition in () if self.was_clean else sorted(self._unopened):
+    def _recover_unopened(self) -> None:
+        for topic_partition in () if self.had_clean_shutdown else sorted(self._unopened):
             path = f"{self.directory}/{topic_partition}"
             try:
                 log, report = open_log(
-                    self.fs, path, topic_partition, LogConfig(), self._hooks, self._ended(topic_partition)
+                    self.fs,
+                    path,
+                    topic_partition,
+                    LogConfig(),
+                    self._hooks,
+                    self._get_prior_shutdown(topic_partition),
                 )
             except CorruptLog:
                 continue
@@ -422,27 +434,27 @@ class LogDir:
             self.reports.append((topic_partition, report))
             self._unopened.discard(topic_partition)
 
-    def _ended(self, topic_partition: TopicPartition) -> Ended:
-        return Ended(
-            clean=self.was_clean,
+    def _get_prior_shutdown(self, topic_partition: TopicPartition) -> PriorShutdown:
+        return PriorShutdown(
+            was_clean=self.had_clean_shutdown,
             recovery_point=self._recovery_points.get(topic_partition, 0),
-            log_start_offset=self._starts.get(topic_partition, 0),
+            log_start_offset=self._log_starts.get(topic_partition, 0),
         )
 
-    def abandon(self) -> None:
+    def close_without_sync(self) -> None:
         """Close everything without syncing, as a killed process would."""
         for log in self.logs.values():
             log.close(clean=False)
         self._lock.release()
 
-    def configure(self, topic_partition: TopicPartition, config: LogConfig) -> None:
+    def apply_config(self, topic_partition: TopicPartition, config: LogConfig) -> None:
         """Apply changed settings to an open log."""
         log = self.logs.get(topic_partition)
         if log is not None:
             log.config = replace(config)
 
 
-def _check_same(path: str, owner: UUID, topic_id: UUID) -> None:
+def _check_owner(path: str, owner: UUID, topic_id: UUID) -> None:
     if owner != topic_id:
         raise ForeignDirectory(
             path, f"belongs to topic id {format_uuid(owner)}, not {format_uuid(topic_id)}: move it away"

@@ -10,9 +10,9 @@ from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
-from tallystick.storage.fs import StorageFailure, is_out_of_descriptors, is_passing, refusal
+from tallystick.storage.fs import StorageFailure, is_out_of_descriptors, is_transient, make_disk_full
 from tallystick.storage.log import Log
-from tallystick.storage.segment import SNAPSHOT, file_name, parse_file_name
+from tallystick.storage.segment_scan import SNAPSHOT_SUFFIX, make_file_name, parse_file_name
 
 
 def delete_records_before(log: Log, offset: Offset) -> Reject | None:
@@ -31,9 +31,9 @@ def delete_records_before(log: Log, offset: Offset) -> Reject | None:
     if offset > log.log_start_offset:
         bases = [segment.base_offset for segment in log.segments]
         count = sum(following <= offset for following in bases[1:])
-        _keep_producers(log, count)
+        _sync_first_snapshot(log, count)
         _move_start(log, offset)
-        _remove(log, count)
+        _remove_segments(log, count)
     return None
 
 
@@ -44,32 +44,32 @@ def delete_oldest_segments(log: Log, count: int) -> None:
     check(0 <= count < len(log.segments), f"{count} of {len(log.segments)} segments are to be deleted")
     if not count:
         return
-    _keep_producers(log, count)
+    _sync_first_snapshot(log, count)
     _move_start(log, Offset(max(log.log_start_offset, log.segments[count].base_offset)))
-    _remove(log, count)
+    _remove_segments(log, count)
 
 
-def _keep_producers(log: Log, count: int) -> None:
+def _sync_first_snapshot(log: Log, count: int) -> None:
     """Sync the snapshot that recovery begins with once the first `count` segments are gone.
 
     An older snapshot could have a transaction open whose marker is deleted with them.
     """
-    path = f"{log.directory}/{file_name(log.segments[count].base_offset, SNAPSHOT)}"
+    path = f"{log.directory}/{make_file_name(log.segments[count].base_offset, SNAPSHOT_SUFFIX)}"
     if not count or not log.fs.exists(path):
         return
     try:
         file = log.fs.open_append(path)
     except OSError as exc:
-        if is_passing(exc):
-            raise refusal(log.directory, "no descriptor to sync a snapshot with", exc) from exc
+        if is_transient(exc):
+            raise make_disk_full(log.directory, "no descriptor to sync a snapshot with", exc) from exc
         raise StorageFailure(log.directory, f"a snapshot cannot be opened: {exc}") from exc
     try:
         file.sync()
         log.fs.sync_dir(log.directory)
     except OSError as exc:
         if is_out_of_descriptors(exc):
-            raise refusal(log.directory, "no descriptor to sync with", exc) from exc
-        raise log.fail(f"a sync failed: {exc}") from exc
+            raise make_disk_full(log.directory, "no descriptor to sync with", exc) from exc
+        raise log.take_offline(f"a sync failed: {exc}") from exc
     finally:
         file.close()
 
@@ -81,27 +81,29 @@ def _move_start(log: Log, offset: Offset) -> None:
     except OSError as exc:
         # Not durable: a later call for the same offset must write it again.
         log.log_start_offset = before
-        if is_passing(exc):
-            raise refusal(log.directory, "the log start offset cannot be written", exc) from exc
+        if is_transient(exc):
+            raise make_disk_full(log.directory, "the log start offset cannot be written", exc) from exc
         raise StorageFailure(log.directory, f"the log start offset cannot be written: {exc}") from exc
-    if log.epochs.truncate_from_start(offset):
+    if log.leader_epochs.truncate_from_start(offset):
         log.save_epochs()
 
 
-def _remove(log: Log, count: int) -> None:
+def _remove_segments(log: Log, count: int) -> None:
     if not count:
         return
     doomed, kept = log.segments[:count], log.segments[count:]
-    log.set_segments(kept)
+    log.replace_segments(kept)
     try:
-        with log.syncing:
-            log.closed_unsynced = [segment for segment in log.closed_unsynced if segment not in doomed]
-            discarded = [path for segment in doomed for path in segment.detach()]
+        with log.sync_lock:
+            log.unsynced_closed_segments = [
+                segment for segment in log.unsynced_closed_segments if segment not in doomed
+            ]
+            discarded = [path for segment in doomed for path in segment.rename_to_deleted()]
             for name in log.fs.listdir(log.directory):
                 found = parse_file_name(name)
-                if found and found.suffix == SNAPSHOT and found.base_offset < kept[0].base_offset:
+                if found and found.suffix == SNAPSHOT_SUFFIX and found.base_offset < kept[0].base_offset:
                     log.fs.remove(f"{log.directory}/{name}")
-            log.directory_unsynced = True
-        log.hooks.discard(log, discarded)
+            log.is_directory_unsynced = True
+        log.hooks.discard_files(log, discarded)
     except OSError as exc:
-        raise log.fail(f"segments cannot be deleted: {exc}") from exc
+        raise log.take_offline(f"segments cannot be deleted: {exc}") from exc

@@ -19,7 +19,7 @@ from tallystick.kernel.value import frozen
 from tallystick.storage.fs import StorageFailure
 
 
-class Finding(Enum):
+class SegmentCondition(Enum):
     """The state of a scanned segment at its first invalid batch."""
 
     WHOLE = auto()  # no invalid batch: valid to the last byte
@@ -28,15 +28,15 @@ class Finding(Enum):
     HOLE_BEFORE_LAST = auto()  # above the recovery point, later segments hold data, rolls are not synced
     DAMAGED_BEFORE_LAST = auto()  # the same, but this segment was synced before the next one was created
     DAMAGED = auto()  # below the recovery point
-    SHORT = auto()  # every batch is valid, but the log ends below the recovery point
+    ENDS_EARLY = auto()  # every batch is valid, but the log ends below the recovery point
 
 
-class Verdict(Enum):
+class SegmentRecoveryAction(Enum):
     """The action for a finding."""
 
     KEEP = "kept whole"
-    CUT = "cut the torn end off"
-    CUT_AND_SET_ASIDE = "cut at the hole, and kept what is behind it beside the log"
+    TRUNCATE = "cut the torn end off"
+    TRUNCATE_AND_SET_ASIDE = "cut at the hole, and kept what is behind it beside the log"
     REFUSE = "refused: corruption"
 
 
@@ -49,38 +49,42 @@ class Verdict(Enum):
 # A hole with later segments: the same, under a policy that does not sync before a roll.
 # Damage in a synced segment, or missing synced records, cannot come from power loss. Cutting would lose
 #   acknowledged records [LOG-7].
-VERDICTS: Final = {
-    Finding.WHOLE: Verdict.KEEP,
-    Finding.TORN_TAIL: Verdict.CUT,
-    Finding.HOLE: Verdict.CUT_AND_SET_ASIDE,
-    Finding.HOLE_BEFORE_LAST: Verdict.CUT_AND_SET_ASIDE,
-    Finding.DAMAGED_BEFORE_LAST: Verdict.REFUSE,
-    Finding.DAMAGED: Verdict.REFUSE,
-    Finding.SHORT: Verdict.REFUSE,
+RECOVERY_ACTIONS: Final = {
+    SegmentCondition.WHOLE: SegmentRecoveryAction.KEEP,
+    SegmentCondition.TORN_TAIL: SegmentRecoveryAction.TRUNCATE,
+    SegmentCondition.HOLE: SegmentRecoveryAction.TRUNCATE_AND_SET_ASIDE,
+    SegmentCondition.HOLE_BEFORE_LAST: SegmentRecoveryAction.TRUNCATE_AND_SET_ASIDE,
+    SegmentCondition.DAMAGED_BEFORE_LAST: SegmentRecoveryAction.REFUSE,
+    SegmentCondition.DAMAGED: SegmentRecoveryAction.REFUSE,
+    SegmentCondition.ENDS_EARLY: SegmentRecoveryAction.REFUSE,
 }
 
 
 @frozen(kw_only=True)
-class Scan:
+class SegmentScan:
     """The facts about one scanned segment that determine its finding."""
 
-    bad: bool
-    ends_below_recovery_point: bool
-    below_recovery_point: bool
-    whole_batch_behind: bool
-    later_segments_hold_data: bool
-    rolls_are_synced: bool
+    has_invalid_batch: bool
+    is_end_below_recovery_point: bool
+    is_below_recovery_point: bool
+    has_valid_batch_after: bool
+    has_later_data: bool
+    are_rolls_synced: bool
 
 
-def find(scan: Scan) -> Finding:
+def classify_scan(scan: SegmentScan) -> SegmentCondition:
     """Classify the result of a scan."""
-    if not scan.bad:
-        return Finding.SHORT if scan.ends_below_recovery_point else Finding.WHOLE
-    if scan.below_recovery_point:
-        return Finding.DAMAGED
-    if scan.later_segments_hold_data:
-        return Finding.DAMAGED_BEFORE_LAST if scan.rolls_are_synced else Finding.HOLE_BEFORE_LAST
-    return Finding.HOLE if scan.whole_batch_behind else Finding.TORN_TAIL
+    if not scan.has_invalid_batch:
+        return SegmentCondition.ENDS_EARLY if scan.is_end_below_recovery_point else SegmentCondition.WHOLE
+    if scan.is_below_recovery_point:
+        return SegmentCondition.DAMAGED
+    if scan.has_later_data:
+        return (
+            SegmentCondition.DAMAGED_BEFORE_LAST
+            if scan.are_rolls_synced
+            else SegmentCondition.HOLE_BEFORE_LAST
+        )
+    return SegmentCondition.HOLE if scan.has_valid_batch_after else SegmentCondition.TORN_TAIL
 
 
 class CorruptLog(StorageFailure):
@@ -97,28 +101,28 @@ class Repair:
     """One action of recovery."""
 
     file: str
-    done: str
+    action: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.done}"
+        return f"{self.file}: {self.action}"
 
 
 @frozen(kw_only=True)
 class RecoveryReport:
     """The result of opening a log; each repair prints in one line."""
 
-    clean: bool
+    was_clean: bool
     scanned_bytes: int = 0
     repairs: tuple[Repair, ...] = ()
 
     def __str__(self) -> str:
-        if self.clean and not self.repairs:
+        if self.was_clean and not self.repairs:
             return "opened after a clean stop"
         lines = "; ".join(map(str, self.repairs)) or "nothing to repair"
         return f"scanned {self.scanned_bytes} bytes: {lines}"
 
 
-class Leftover(Enum):
+class LeftoverFile(Enum):
     """A file that an interrupted operation left in a log's directory."""
 
     DELETED = auto()  # waiting for its removal
@@ -129,24 +133,24 @@ class Leftover(Enum):
     ORPHAN_INDEX = auto()  # an index whose log is gone
 
 
-class LeftoverVerdict(Enum):
+class LeftoverAction(Enum):
     REMOVE = "removed"
     RENAME = "swapped in"
 
 
 # Source: LogLoader.removeTempFilesAndCollectSwapFiles. Only a complete set of swap files may replace
 # segments: a .swap file with a .cleaned file at or below its offset belongs to an incomplete set.
-LEFTOVERS: Final = {
-    Leftover.DELETED: LeftoverVerdict.REMOVE,
-    Leftover.CLEANED: LeftoverVerdict.REMOVE,
-    Leftover.SWAP_BEFORE_CLEANED: LeftoverVerdict.RENAME,
-    Leftover.SWAP_WITH_CLEANED: LeftoverVerdict.REMOVE,
-    Leftover.TEMPORARY: LeftoverVerdict.REMOVE,
-    Leftover.ORPHAN_INDEX: LeftoverVerdict.REMOVE,
+LEFTOVER_ACTIONS: Final = {
+    LeftoverFile.DELETED: LeftoverAction.REMOVE,
+    LeftoverFile.CLEANED: LeftoverAction.REMOVE,
+    LeftoverFile.SWAP_BEFORE_CLEANED: LeftoverAction.RENAME,
+    LeftoverFile.SWAP_WITH_CLEANED: LeftoverAction.REMOVE,
+    LeftoverFile.TEMPORARY: LeftoverAction.REMOVE,
+    LeftoverFile.ORPHAN_INDEX: LeftoverAction.REMOVE,
 }
 
 
-def find_swap(base_offset: int, cleaned_base_offsets: frozenset[int]) -> Leftover:
+def classify_swap_file(base_offset: int, cleaned_base_offsets: frozenset[int]) -> LeftoverFile:
     """Classify a swap file by whether its set is complete and it may be put in place."""
     complete = all(base_offset < cleaned for cleaned in cleaned_base_offsets)
-    return Leftover.SWAP_BEFORE_CLEANED if complete else Leftover.SWAP_WITH_CLEANED
+    return LeftoverFile.SWAP_BEFORE_CLEANED if complete else LeftoverFile.SWAP_WITH_CLEANED

@@ -13,7 +13,7 @@ import threading
 from typing import Final, Protocol
 
 from tallystick.kernel.limits import MIB
-from tallystick.storage.fs import FileSystem, is_full
+from tallystick.storage.fs import FileSystem, is_disk_full
 
 RESERVE_FILE: Final = ".reserve"
 # Released per internal append that meets a full disk; a larger append gets several pieces.
@@ -30,7 +30,7 @@ class SpaceGuard(Protocol):
         ...
 
 
-class Unlimited:
+class UnlimitedSpace:
     """A guard for directories without a reserve."""
 
     def may_write(self, size: int, internal: bool) -> bool:
@@ -40,7 +40,7 @@ class Unlimited:
         return None
 
 
-class Reserve:
+class DiskReserve:
     """The reserve of one data directory: the `SpaceGuard` of its logs. Used by any thread."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Reserve:
         self._size_bytes = size_bytes
         self._chunk_bytes = chunk_bytes
         self._resizing = threading.Lock()
-        self.held_bytes = fs.size(self._path) if fs.exists(self._path) else 0
+        self.reserved_bytes = fs.size(self._path) if fs.exists(self._path) else 0
 
     @property
     def size_bytes(self) -> int:
@@ -60,25 +60,25 @@ class Reserve:
         return self._size_bytes
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether data may be written."""
-        return self.held_bytes >= self._size_bytes
+        return self.reserved_bytes >= self._size_bytes
 
     def may_write(self, size: int, internal: bool) -> bool:
         """Return whether these bytes may be written. Asked before every append.
 
         Cost: negligible.
         """
-        return internal or self.held_bytes >= self._size_bytes
+        return internal or self.reserved_bytes >= self._size_bytes
 
     def release(self, size: int) -> None:
         """Release room for `size` bytes, in whole pieces, as far as any are left. Raises OSError."""
         with self._resizing:
-            if self.held_bytes:
+            if self.reserved_bytes:
                 pieces = -(-size // self._chunk_bytes)
-                self._resize(max(0, self.held_bytes - pieces * self._chunk_bytes))
+                self._resize(max(0, self.reserved_bytes - pieces * self._chunk_bytes))
 
-    def ensure(self, size: int) -> None:
+    def ensure_free(self, size: int) -> None:
         """Make room for `size` bytes of a write that cannot be retried. Raises OSError."""
         if self._fs.free_bytes(self._directory) < size:
             self.release(size)
@@ -93,22 +93,22 @@ class Reserve:
             return self._restore()
 
     def _restore(self) -> bool:
-        missing = self._size_bytes - self.held_bytes
+        missing = self._size_bytes - self.reserved_bytes
         if missing <= 0:
             if missing:
                 self._resize(self._size_bytes)  # the setting was lowered
             return True
         if self._fs.free_bytes(self._directory) < missing + self._chunk_bytes:
             return False
-        held = self.held_bytes
+        held = self.reserved_bytes
         try:
             self._resize(self._size_bytes)
         except OSError as exc:
-            if not is_full(exc):
+            if not is_disk_full(exc):
                 raise
             self._resize(held)
-        return self.whole
+        return self.is_whole
 
     def _resize(self, size_bytes: int) -> None:
         self._fs.preallocate(self._path, size_bytes)
-        self.held_bytes = size_bytes
+        self.reserved_bytes = size_bytes

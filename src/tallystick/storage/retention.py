@@ -16,7 +16,7 @@ from tallystick.kernel.value import frozen
 
 
 @frozen
-class SegmentFacts:
+class SegmentInfo:
     """The facts about a segment that retention and compaction use.
 
     `next_offset` is the base offset of the next segment; for the last segment, the log end.
@@ -33,10 +33,10 @@ class SegmentFacts:
 class RetentionLimits:
     """Retention limits of a log; None means no limit.
 
-    `deletes`: cleanup.policy has `delete`; otherwise only segments below the log start are deleted.
+    `may_delete`: cleanup.policy has `delete`; otherwise only segments below the log start are deleted.
     """
 
-    deletes: bool
+    may_delete: bool
     retention_ms: int | None
     retention_bytes: int | None
 
@@ -48,16 +48,16 @@ class RetentionPlan:
     `includes_last`: the active segment is among them, so a new one is rolled first.
     """
 
-    delete: int
+    delete_count: int
     includes_last: bool
     reason: str
 
 
-NOTHING = RetentionPlan(0, False, "nothing has expired")
+NO_DELETION = RetentionPlan(0, False, "nothing has expired")
 
 
 def plan_retention(
-    segments: Iterable[SegmentFacts],
+    segments: Iterable[SegmentInfo],
     limits: RetentionLimits,
     *,
     size_bytes: int,
@@ -73,10 +73,10 @@ def plan_retention(
         size_bytes: total size of the segments.
     """
     excess = -1 if limits.retention_bytes is None else size_bytes - limits.retention_bytes
-    count, reason, includes_last = 0, NOTHING.reason, False
+    count, reason, includes_last = 0, NO_DELETION.reason, False
     for segment, following in pairwise(chain(segments, (None,))):
         assert segment is not None  # for the type checker: None is the last of the pairs alone
-        why = _why(segment, limits, log_start_offset, excess, now_ms)
+        why = _find_delete_reason(segment, limits, log_start_offset, excess, now_ms)
         includes_last = following is None
         if (
             why is None
@@ -88,15 +88,15 @@ def plan_retention(
         count, reason = count + 1, why
     else:
         return RetentionPlan(count, includes_last and count > 0, reason)
-    return RetentionPlan(count, False, reason) if count else NOTHING
+    return RetentionPlan(count, False, reason) if count else NO_DELETION
 
 
-def _why(
-    segment: SegmentFacts, limits: RetentionLimits, log_start_offset: int, excess: int, now_ms: int
+def _find_delete_reason(
+    segment: SegmentInfo, limits: RetentionLimits, log_start_offset: int, excess: int, now_ms: int
 ) -> str | None:
     if segment.next_offset <= log_start_offset:
         return f"it ends at {segment.next_offset}, the log starts at {log_start_offset}"
-    if not limits.deletes:
+    if not limits.may_delete:
         return None
     if limits.retention_bytes is not None and 0 <= segment.size_bytes <= excess:
         return f"the log has {excess} bytes more than retention.bytes={limits.retention_bytes}"

@@ -41,11 +41,11 @@ class CachedBatch(NamedTuple):
 
 
 @frozen(kw_only=True)
-class ProducerEntry:
+class ProducerSnapshotEntry:
     """One producer in a snapshot.
 
-    `coordinator_epoch` is that of its last marker, None before the first one. `txn_first_offset` is None
-    unless a transaction is open. `last_batch` is None if only markers are known.
+    `coordinator_epoch` is that of its last marker, None before the first one. `current_txn_first_offset` is
+    None unless a transaction is open. `last_batch` is None if only markers are known.
     """
 
     producer_id: int
@@ -53,10 +53,10 @@ class ProducerEntry:
     last_batch: CachedBatch | None
     last_timestamp_ms: int
     coordinator_epoch: int | None
-    txn_first_offset: int | None
+    current_txn_first_offset: int | None
 
 
-def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
+def encode_snapshot(entries: Iterable[ProducerSnapshotEntry]) -> bytes:
     """Encode a `.snapshot` file."""
     packed = [_pack(entry) for entry in entries]
     body = b"".join(packed)
@@ -65,7 +65,7 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
     return _HEADER.pack(SNAPSHOT_VERSION, crc, len(packed)) + body
 
 
-def decode_snapshot(data: bytes, file: str = "producer snapshot") -> tuple[ProducerEntry, ...]:
+def decode_snapshot(data: bytes, file: str = "producer snapshot") -> tuple[ProducerSnapshotEntry, ...]:
     """Decode a `.snapshot` file, also one that Kafka wrote.
 
     Raises: MalformedFile; the caller then reads an older snapshot or the whole log instead.
@@ -84,7 +84,7 @@ def decode_snapshot(data: bytes, file: str = "producer snapshot") -> tuple[Produ
     return tuple(map(_unpack, _ENTRY.iter_unpack(memoryview(data)[_HEADER.size :])))
 
 
-def _pack(entry: ProducerEntry) -> bytes:
+def _pack(entry: ProducerSnapshotEntry) -> bytes:
     batch = entry.last_batch
     return _ENTRY.pack(
         entry.producer_id,
@@ -94,11 +94,11 @@ def _pack(entry: ProducerEntry) -> bytes:
         0 if batch is None else batch.last_offset - batch.first_offset,
         entry.last_timestamp_ms,
         _NONE if entry.coordinator_epoch is None else entry.coordinator_epoch,
-        _NONE if entry.txn_first_offset is None else entry.txn_first_offset,
+        _NONE if entry.current_txn_first_offset is None else entry.current_txn_first_offset,
     )
 
 
-def _unpack(fields: tuple[int, ...]) -> ProducerEntry:
+def _unpack(fields: tuple[int, ...]) -> ProducerSnapshotEntry:
     producer_id, epoch, last_sequence, last_offset, delta, timestamp_ms, coordinator, txn_first = fields
     batch = None
     if last_offset >= 0:
@@ -111,11 +111,11 @@ def _unpack(fields: tuple[int, ...]) -> ProducerEntry:
             last_offset,
             timestamp_ms,
         )
-    return ProducerEntry(
+    return ProducerSnapshotEntry(
         producer_id=producer_id,
         epoch=epoch,
         last_batch=batch,
         last_timestamp_ms=timestamp_ms,
         coordinator_epoch=None if coordinator < 0 else coordinator,
-        txn_first_offset=None if txn_first < 0 else txn_first,
+        current_txn_first_offset=None if txn_first < 0 else txn_first,
     )

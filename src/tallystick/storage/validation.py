@@ -5,8 +5,8 @@ decompressed only for a compacted topic, for a change of codec, and to name late
 first and its greatest timestamp are checked. Uncompressed records are parsed where the extension is
 built, and refused if unreadable. The CRC proves that the rest arrived as sent.
 
-The slow parts, decompressing and parsing many records, are done by `walk_batch` in any thread before the
-append; `must_walk_first` tells for which batches.
+The slow parts, decompressing and parsing many records, are done by `prevalidate_batch` in any thread before
+the append; `needs_prevalidation` tells for which batches.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,16 +25,16 @@ from tallystick.protocol.records import (
     RecordsError,
     TimestampType,
     check_batch,
-    check_produced,
+    check_produce_batch,
     native,
     patch_log_append_time,
     read_header,
 )
 from tallystick.protocol.records.batch import CODEC_MASK
 from tallystick.protocol.records.compression import compress
-from tallystick.protocol.records.faults import find_faults, is_readable, walk_section
-from tallystick.protocol.records.section import seal, unpack_section
-from tallystick.storage.producers import AppendOrigin
+from tallystick.protocol.records.faults import find_faults, find_section_faults, is_readable
+from tallystick.protocol.records.section import build_batch, decompress_section
+from tallystick.storage.producer_state import AppendOrigin
 
 FlushPolicy = Literal["ack", "interval", "os"]
 DELETE: Final = "delete"
@@ -72,11 +72,13 @@ class LogConfig:
     internal: bool = False  # may use the reserve on a full disk
 
     def __post_init__(self) -> None:
-        if not HEADER_MIN <= self.segment_bytes <= INT32_MAX:
-            raise ValueError(f"segment.bytes is {self.segment_bytes}, it must be {HEADER_MIN} to {INT32_MAX}")
+        if not PREFIX_BYTES_MIN <= self.segment_bytes <= INT32_MAX:
+            raise ValueError(
+                f"segment.bytes is {self.segment_bytes}, it must be {PREFIX_BYTES_MIN} to {INT32_MAX}"
+            )
 
     @property
-    def rolling_ms(self) -> int:
+    def roll_ms(self) -> int:
         """The age at which a segment is rolled; compaction in time needs a closed segment by then.
 
         Source: LogConfig.maxSegmentMs.
@@ -86,48 +88,51 @@ class LogConfig:
         return self.segment_ms
 
 
-HEADER_MIN: Final = 14  # Kafka's own lower bound of segment.bytes
+PREFIX_BYTES_MIN: Final = 14  # Kafka's own lower bound of segment.bytes
 
-Checked = tuple[bytearray, list[tuple[int, BatchHeader]]]
+CheckedBatches = tuple[bytearray, list[tuple[int, BatchHeader]]]
 
 
 # Larger batches are walked before the append; by codec, since ratios of decompression differ.
 # None, gzip, snappy, lz4, zstd.
-_WALKED_BYTES_MAX: Final = (256 * KIB, 1 * KIB, 16 * KIB, 16 * KIB, 0)
-_WALKED_RECORDS_MAX: Final = 2_000
+_INLINE_BYTES_MAX: Final = (256 * KIB, 1 * KIB, 16 * KIB, 16 * KIB, 0)
+_INLINE_RECORDS_MAX: Final = 2_000
 # Attributes, base and greatest timestamp, record count, at their places in the batch header.
-_GLANCE: Final = Struct(">21xh4xqq14xi").unpack_from
+_unpack_cost_fields: Final = Struct(">21xh4xqq14xi").unpack_from
 
 
-class Walked(bytes):
-    """A client's batch that `walk_batch` has validated and adapted: its records are not parsed again."""
+class PrevalidatedBatch(bytes):
+    """A client's batch that `prevalidate_batch` has validated and adapted.
+
+    Its records are not parsed again.
+    """
 
 
-def may_take_long(records: bytes | memoryview) -> bool:
+def may_be_slow(records: bytes | memoryview) -> bool:
     """Return whether a client's batch may take long to parse, by its size, codec and record count alone."""
     size = len(records)
     if size < HEADER_SIZE:
         return False
-    attributes, _, _, count = _GLANCE(records)
+    attributes, _, _, count = _unpack_cost_fields(records)
     codec = attributes & CODEC_MASK
-    if codec >= len(_WALKED_BYTES_MAX):
+    if codec >= len(_INLINE_BYTES_MAX):
         return False  # an unknown codec, which is refused
-    return size > _WALKED_BYTES_MAX[codec] or count > _WALKED_RECORDS_MAX
+    return size > _INLINE_BYTES_MAX[codec] or count > _INLINE_RECORDS_MAX
 
 
-def must_walk_first(records: bytes | memoryview, config: LogConfig, now_ms: int) -> bool:
+def needs_prevalidation(records: bytes | memoryview, config: LogConfig, now_ms: int) -> bool:
     """Return whether parsing a client's batch would block the loop for too long."""
-    if not may_take_long(records) or len(records) > config.max_message_bytes:
+    if not may_be_slow(records) or len(records) > config.max_message_bytes:
         return False  # a batch that is too large is refused unparsed
-    attributes, base_timestamp, max_timestamp, _ = _GLANCE(records)
+    attributes, base_timestamp, max_timestamp, _ = _unpack_cost_fields(records)
     return (
         COMPACT in config.cleanup_policy
         or config.compression_type not in (None, attributes & CODEC_MASK)
-        or any(_lateness(time, config, now_ms) for time in (base_timestamp, max_timestamp))
+        or any(_describe_violation(time, config, now_ms) for time in (base_timestamp, max_timestamp))
     )
 
 
-def walk_batch(data: bytes | memoryview, config: LogConfig, now_ms: int) -> Walked | Reject:
+def prevalidate_batch(data: bytes | memoryview, config: LogConfig, now_ms: int) -> PrevalidatedBatch | Reject:
     """Validate one batch of a client as `check_batches` would; any thread.
 
     Rejects as `check_batches`.
@@ -135,21 +140,21 @@ def walk_batch(data: bytes | memoryview, config: LogConfig, now_ms: int) -> Walk
     private = bytearray(data)
     try:
         header = check_batch(private)
-        refusal = _refusal(private, 0, header, config, AppendOrigin.CLIENT, now_ms)
+        refusal = _reject_batch(private, 0, header, config, AppendOrigin.CLIENT, now_ms)
         if refusal is not None:
             return refusal
-        return Walked(_recompress(private, [(0, header)], config)[0])
+        return PrevalidatedBatch(_recompress(private, [(0, header)], config)[0])
     except RecordsError as exc:
         return Reject(exc.code, str(exc))
 
 
 def check_batches(
     data: bytearray, config: LogConfig, origin: AppendOrigin, now_ms: int, *, walked: bool = False
-) -> Checked | Reject:
+) -> CheckedBatches | Reject:
     """Validate and adapt a private copy of the batches to append.
 
     Args:
-        walked: `walk_batch` has validated the batch.
+        walked: `prevalidate_batch` has validated the batch.
     Returns: the bytes to write (not `data` after a change of codec), and position and header of each batch;
         offsets and epoch are not patched yet.
     Rejects with CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP.
@@ -159,7 +164,7 @@ def check_batches(
     try:
         while at < end:
             header = check_batch(data, at)
-            refusal = _refusal(data, at, header, config, origin, now_ms, walked=walked)
+            refusal = _reject_batch(data, at, header, config, origin, now_ms, walked=walked)
             if refusal is not None:
                 return refusal
             if config.message_timestamp_type is TimestampType.LOG_APPEND_TIME and not header.is_control:
@@ -179,7 +184,7 @@ def check_batches(
                 return Reject(ErrorCode.MESSAGE_TOO_LARGE, f"{why}, {limit}")
     except RecordsError as exc:
         return Reject(exc.code, str(exc))
-    if len(data) > config.segment_bytes and _is_limited(headers[0][1], origin):
+    if len(data) > config.segment_bytes and _has_size_limit(headers[0][1], origin):
         return Reject(
             ErrorCode.RECORD_LIST_TOO_LARGE,
             f"{len(data)} bytes of batches, segment.bytes is {config.segment_bytes}",
@@ -191,7 +196,7 @@ def check_batches(
     return data, headers
 
 
-def _refusal(
+def _reject_batch(
     data: bytearray,
     at: int,
     header: BatchHeader,
@@ -203,8 +208,8 @@ def _refusal(
 ) -> Reject | None:
     size = header.batch_length + LOG_OVERHEAD
     if origin is AppendOrigin.CLIENT:
-        check_produced(header, at)
-    if size > config.max_message_bytes and _is_limited(header, origin):
+        check_produce_batch(header, at)
+    if size > config.max_message_bytes and _has_size_limit(header, origin):
         return Reject(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"a batch of {size} bytes, max.message.bytes is {config.max_message_bytes}",
@@ -213,15 +218,15 @@ def _refusal(
     return (
         None
         if origin is not AppendOrigin.CLIENT
-        else _records_refusal(data, at, header, config, now_ms, walked=walked)
+        else _reject_records(data, at, header, config, now_ms, walked=walked)
     )
 
 
-def _records_refusal(
+def _reject_records(
     data: bytearray, at: int, header: BatchHeader, config: LogConfig, now_ms: int, *, walked: bool
 ) -> Reject | None:
     """Return the rejection of a client's batch for its records, naming the first few (KIP-467)."""
-    late = _timestamp_refusal(header, config, now_ms)
+    late = _reject_timestamp(header, config, now_ms)
     if walked:
         return late
     keys_needed = COMPACT in config.cleanup_policy
@@ -236,20 +241,20 @@ def _records_refusal(
     faults = find_faults(data, at, header, (earliest, latest))
     if late is not None:
         named = tuple(
-            (n, f"timestamp {time} is not within {earliest} to {latest}") for n, time in faults.late
+            (n, f"timestamp {time} is not within {earliest} to {latest}") for n, time in faults.bad_timestamps
         )
         return Reject(late.code, late.reason, named)
-    if keys_needed and faults.keyless:
+    if keys_needed and faults.missing_keys:
         return Reject(
             ErrorCode.INVALID_RECORD,
-            f"{faults.keyless_count} records have no key, the first is {faults.keyless[0]}; "
+            f"{faults.missing_key_count} records have no key, the first is {faults.missing_keys[0]}; "
             "the topic is compacted",
-            tuple((n, "no key; the topic is compacted") for n in faults.keyless),
+            tuple((n, "no key; the topic is compacted") for n in faults.missing_keys),
         )
     return None
 
 
-def _is_limited(header: BatchHeader, origin: AppendOrigin) -> bool:
+def _has_size_limit(header: BatchHeader, origin: AppendOrigin) -> bool:
     """Return whether size limits apply to a batch: not to one that ends an open transaction [TXN-14].
 
     The limits can be lowered at any time, and a refused marker would block a partition for ever.
@@ -257,7 +262,7 @@ def _is_limited(header: BatchHeader, origin: AppendOrigin) -> bool:
     return not header.is_control and origin in (AppendOrigin.CLIENT, AppendOrigin.COORDINATOR)
 
 
-def _timestamp_refusal(header: BatchHeader, config: LogConfig, now_ms: int) -> Reject | None:
+def _reject_timestamp(header: BatchHeader, config: LogConfig, now_ms: int) -> Reject | None:
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
         return Reject(ErrorCode.INVALID_TIMESTAMP, "a producer may not set the log's append time")
     if config.message_timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -268,13 +273,13 @@ def _timestamp_refusal(header: BatchHeader, config: LogConfig, now_ms: int) -> R
     if earliest <= base <= latest and earliest <= greatest <= latest:
         return None
     for timestamp in (base, greatest):
-        if limit := _lateness(timestamp, config, now_ms):
+        if limit := _describe_violation(timestamp, config, now_ms):
             why = f"timestamp {timestamp}, the time is {now_ms}, {limit}"
             return Reject(ErrorCode.INVALID_TIMESTAMP, why)
     return None
 
 
-def _lateness(timestamp: int, config: LogConfig, now_ms: int) -> str:
+def _describe_violation(timestamp: int, config: LogConfig, now_ms: int) -> str:
     """Return the limit that a timestamp violates; empty for none."""
     if timestamp < 0:
         return ""  # -1: the producer set none
@@ -285,15 +290,15 @@ def _lateness(timestamp: int, config: LogConfig, now_ms: int) -> str:
     return ""
 
 
-def _recompress(data: bytearray, headers: list[tuple[int, BatchHeader]], config: LogConfig) -> Checked:
+def _recompress(data: bytearray, headers: list[tuple[int, BatchHeader]], config: LogConfig) -> CheckedBatches:
     codec = config.compression_type
     if codec is None or all(header.codec == codec for _, header in headers):
         return data, headers
     packed, placed = bytearray(), []
     for at, header in headers:
         placed.append(len(packed))
-        section = unpack_section(data, at, header)
-        walk_section(section, header)
+        section = decompress_section(data, at, header)
+        find_section_faults(section, header)
         adapted = replace(header, attributes=header.attributes & ~CODEC_MASK | codec)
-        packed += seal(adapted, compress(codec, section, config.compression_level))
+        packed += build_batch(adapted, compress(codec, section, config.compression_level))
     return packed, [(at, read_header(packed, at)) for at in placed]

@@ -7,28 +7,28 @@ real driver.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tallystick.broker.group.codec import decode_batches, encode_batch_of, record_count
+from tallystick.broker.group.codec import count_records, decode_batches, encode_batch_of
 from tallystick.broker.group.machine.commands import (
-    Answer,
-    Command,
     CommitTxnOffsets,
-    Env,
-    Join,
-    Revive,
-    Step,
-    Sync,
+    GroupAnswer,
+    GroupCommand,
+    GroupEnv,
+    GroupStep,
+    JoinGroup,
+    StartSessions,
+    SyncGroup,
 )
 from tallystick.broker.group.machine.decide import decide
 from tallystick.broker.group.machine.events import DurableEvent
-from tallystick.broker.group.machine.expiry import due, next_deadline
-from tallystick.broker.group.machine.model import Group, GroupConfig, GroupState, Now, Ticket
+from tallystick.broker.group.machine.expiry import find_due_timeouts, find_next_deadline
+from tallystick.broker.group.machine.model import ClassicGroup, ClockReading, GroupConfig, GroupState, Ticket
 from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, Identity, Offset, TimestampMs, TopicPartition
+from tallystick.kernel.ids import GroupId, Offset, ProducerIdAndEpoch, TimestampMs, TopicPartition
 from tallystick.protocol.records import (
     ControlType,
-    Marker,
+    EndTransactionMarker,
     encode_marker,
     patch_offset_and_epoch,
     read_header,
@@ -37,7 +37,7 @@ from tallystick.protocol.records import (
 START_MS = 1_700_000_000_000
 
 
-class GroupWorld:
+class GroupMachineHarness:
     """Groups of one partition of `__consumer_offsets`.
 
     log      every batch appended, with offsets assigned as a log would
@@ -50,77 +50,79 @@ class GroupWorld:
         self.table = GroupTable({})
         self.log: list[bytes] = []
         self.log_end_offset = 0
-        self.answers: list[tuple[Ticket, Answer]] = []
-        self.parked: set[Ticket] = set()
+        self.answers: list[tuple[Ticket, GroupAnswer]] = []
+        self.parked_tickets: set[Ticket] = set()
         self.elapsed_ms = 0
-        self._tickets = 0
-        self._spares = 0
+        self._ticket_count = 0
+        self._spare_count = 0
 
     @property
-    def groups(self) -> dict[GroupId, Group]:
+    def groups(self) -> dict[GroupId, ClassicGroup]:
         return self.table.groups
 
-    def ticket(self) -> Ticket:
-        self._tickets += 1
-        return Ticket(self._tickets)
+    def new_ticket(self) -> Ticket:
+        self._ticket_count += 1
+        return Ticket(self._ticket_count)
 
-    def now(self) -> Now:
-        return Now(TimestampMs(START_MS + self.elapsed_ms), self.elapsed_ms)
+    def now(self) -> ClockReading:
+        return ClockReading(TimestampMs(START_MS + self.elapsed_ms), self.elapsed_ms)
 
-    def env(self, group_id: GroupId) -> Env:
-        self._spares += 1
-        return Env(group_id=group_id, config=self.config, now=self.now(), spare_id=str(self._spares))
+    def new_env(self, group_id: GroupId) -> GroupEnv:
+        self._spare_count += 1
+        return GroupEnv(
+            group_id=group_id, config=self.config, now=self.now(), member_id_suffix=str(self._spare_count)
+        )
 
-    def run(self, group_id: GroupId, command: Command) -> Answer | None:
+    def run(self, group_id: GroupId, command: GroupCommand) -> GroupAnswer | None:
         """Run one command in Kafka's order; return None when it was parked under its ticket."""
-        return self.carry_out(group_id, command, self.decide(group_id, command))
+        return self.execute_step(group_id, command, self.decide(group_id, command))
 
-    def decide(self, group_id: GroupId, command: Command) -> Step:
+    def decide(self, group_id: GroupId, command: GroupCommand) -> GroupStep:
         """Return what the machine decides now.
 
         Until the step is carried out, markers may arrive, but no other command.
         """
-        outcome = decide(self.groups.get(group_id), command, self.env(group_id))
-        return Step(then_reply=outcome) if isinstance(outcome, Reject) else outcome
+        outcome = decide(self.groups.get(group_id), command, self.new_env(group_id))
+        return GroupStep(reply=outcome) if isinstance(outcome, Reject) else outcome
 
-    def carry_out(self, group_id: GroupId, command: Command, step: Step) -> Answer | None:
+    def execute_step(self, group_id: GroupId, command: GroupCommand, step: GroupStep) -> GroupAnswer | None:
         """Append the step's events, apply them, and answer."""
         check(
-            step.append == tuple(event for event in step.then_apply if isinstance(event, DurableEvent)),
+            step.records == tuple(event for event in step.events if isinstance(event, DurableEvent)),
             "everything durable is appended, in order",
         )
         producer = command.identity if isinstance(command, CommitTxnOffsets) else None
-        at = self.append(step.append, producer) if step.append else None
-        for event in step.then_apply:
-            self.table.apply(group_id, event, at)
+        at = self.append(step.records, producer) if step.records else None
+        for event in step.events:
+            self.table.apply_event(group_id, event, at)
             if at is not None and isinstance(event, DurableEvent):
-                at = Offset(at + record_count(event))
-        own = command.ticket if isinstance(command, Join | Sync) else None
-        if step.then_reply is None:
+                at = Offset(at + count_records(event))
+        own = command.ticket if isinstance(command, JoinGroup | SyncGroup) else None
+        if step.reply is None:
             check(own is not None, f"{command} was neither answered nor parked")
             if own is not None:
-                self.parked.add(own)
+                self.parked_tickets.add(own)
         elif own is not None:
-            self.answers.append((own, step.then_reply))
-        for send in step.then_send:
-            check(send.ticket in self.parked, f"{send} answers nobody")
-            self.parked.discard(send.ticket)
+            self.answers.append((own, step.reply))
+        for send in step.parked_answers:
+            check(send.ticket in self.parked_tickets, f"{send} answers nobody")
+            self.parked_tickets.discard(send.ticket)
             self.answers.append((send.ticket, send.answer))
-        return step.then_reply
+        return step.reply
 
-    def append(self, events: Iterable[DurableEvent], producer: Identity | None = None) -> Offset:
+    def append(self, events: Iterable[DurableEvent], producer: ProducerIdAndEpoch | None = None) -> Offset:
         """Append events to the log as the driver does, and return the first offset."""
         durable = tuple(events)
-        return self._place(encode_batch_of(durable, self.now().wall_ms, producer))
+        return self._append_at_end(encode_batch_of(durable, self.now().wall_ms, producer))
 
-    def end_transaction(self, producer: Identity, outcome: ControlType) -> None:
+    def end_transaction(self, producer: ProducerIdAndEpoch, outcome: ControlType) -> None:
         """Append an end marker and apply it, in log order like everything here."""
-        marker = Marker(type=outcome, coordinator_epoch=0)
-        self._place(encode_marker(marker, producer, timestamp_ms=self.now().wall_ms))
+        marker = EndTransactionMarker(control_type=outcome, coordinator_epoch=0)
+        self._append_at_end(encode_marker(marker, producer, timestamp_ms=self.now().wall_ms))
         for entry in decode_batches(self.log[-1]):
-            self.table.replay(entry)
+            self.table.replay_event(entry)
 
-    def _place(self, batch: bytes) -> Offset:
+    def _append_at_end(self, batch: bytes) -> Offset:
         at, placed = Offset(self.log_end_offset), bytearray(batch)
         patch_offset_and_epoch(placed, 0, at, 0)
         self.log.append(bytes(placed))
@@ -132,41 +134,43 @@ class GroupWorld:
         end_ms = self.elapsed_ms + by_ms
         while True:
             coming = [
-                deadline for group in self.groups.values() if (deadline := next_deadline(group)) is not None
+                deadline
+                for group in self.groups.values()
+                if (deadline := find_next_deadline(group)) is not None
             ]
             at_ms = min(coming, default=end_ms)
             if at_ms > end_ms or not coming:
                 break
             self.elapsed_ms = max(self.elapsed_ms, at_ms)
-            self.act_on_time()
+            self.run_due_timeouts()
         self.elapsed_ms = end_ms
 
-    def act_on_time(self) -> None:
+    def run_due_timeouts(self) -> None:
         """Act on every deadline that has passed."""
         for group_id, group in list(self.groups.items()):
-            for timeout in due(group, self.elapsed_ms):
+            for timeout in find_due_timeouts(group, self.elapsed_ms):
                 self.run(group_id, timeout)
 
-    def replayed(self) -> dict[GroupId, Group]:
+    def replay_groups(self) -> dict[GroupId, ClassicGroup]:
         """Return the groups that a restart would read back from the log."""
-        return self._replayed().groups
+        return self._replay_table().groups
 
     def restart(self) -> None:
         """Lose what only memory held; parked requests break with their connections."""
-        self.table = self._replayed()
-        self.parked.clear()
+        self.table = self._replay_table()
+        self.parked_tickets.clear()
         for group_id in list(self.groups):
-            self.run(group_id, Revive())
+            self.run(group_id, StartSessions())
 
-    def _replayed(self) -> GroupTable:
+    def _replay_table(self) -> GroupTable:
         table = GroupTable({})
         for batch in self.log:
             for entry in decode_batches(batch):
-                table.replay(entry)
+                table.replay_event(entry)
         return table
 
 
-def durable_view(group: Group | None) -> object:
+def durable_view(group: ClassicGroup | None) -> object:
     """Return the part of a group the log keeps, comparable between a live and a replayed one.
 
     While a group rebalances, its membership runs ahead of the log, so only offsets count then. A group
@@ -182,7 +186,7 @@ def durable_view(group: Group | None) -> object:
     members = tuple(
         replace(
             member,
-            protocols=tuple(p for p in member.protocols if p.name == group.protocol_name),
+            supported_protocols=tuple(p for p in member.supported_protocols if p.name == group.protocol_name),
             session_deadline_ms=type(member.session_deadline_ms)(0),
         )
         for member in group.members.values()
@@ -192,7 +196,7 @@ def durable_view(group: Group | None) -> object:
         group.generation,
         group.protocol_type,
         group.protocol_name,
-        group.leader,
+        group.leader_id,
         members,
     )
     return (offsets, group.pending_offsets, membership if settled and not bare else None)

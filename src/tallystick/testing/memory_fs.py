@@ -7,7 +7,7 @@ zeros between; a directory keeps any prefix of its unsynced changes or, on a fil
 them, any subset.
 
 Effects are numbered and recorded, so that a test can crash after each of them. To try every state that a
-crash could leave, call `crash_as` with the choices of `every_choice`.
+crash could leave, call `crash_choosing` with the choices of `iter_choosers`.
 """
 
 import errno
@@ -18,17 +18,17 @@ from typing import Final, Literal
 
 from tallystick.storage.fs import Buffer
 
-Keep = Literal["nothing", "everything", "prefix", "subset", "unordered"]
+SurvivingChanges = Literal["nothing", "everything", "prefix", "subset", "unordered"]
 """The unsynced changes that survive a crash; the last three are drawn from the seed.
 
 `subset` applies to the writes to a file, while names keep their order; `unordered` applies to both.
 """
 
 
-Choose = Callable[[int], int]
+Chooser = Callable[[int], int]
 """Picks one of the given number of possibilities, counted from 0."""
 
-Fault = Callable[[str, str], OSError | None]
+FaultHook = Callable[[str, str], OSError | None]
 """Takes a system call's name and path; returns the error it fails with, or None to let it succeed."""
 
 
@@ -40,7 +40,7 @@ class PowerLost(BaseException):
 
 
 @dataclass(eq=False, slots=True)
-class _Node:
+class _FileNode:
     """A file's content.
 
     `pending` holds the changes since the last sync: (position, bytes) for a write, (size, None) for a
@@ -63,7 +63,7 @@ class _Node:
         self.synced = bytes(self.data)
         self.pending.clear()
 
-    def crash(self, keep: Keep, random: Random) -> None:
+    def crash(self, keep: SurvivingChanges, random: Random) -> None:
         data = bytearray(self.synced)
         count = len(self.pending)
         kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
@@ -81,7 +81,7 @@ class _Node:
         self.data = data
         self.sync()
 
-    def crash_as(self, choose: Choose) -> None:
+    def crash_choosing(self, choose: Chooser) -> None:
         """Keep each unsynced change in full or not at all, or only the first half of a write."""
         data = bytearray(self.synced)
         for at, change in self.pending:
@@ -103,7 +103,7 @@ def _resize(data: bytearray, size: int) -> None:
 
 
 # A change of one directory: each path and the node it names afterwards (None: the name is removed).
-_Change = tuple[tuple[str, "_Node | None"], ...]
+_Change = tuple[tuple[str, "_FileNode | None"], ...]
 
 
 class MemoryFile:
@@ -112,61 +112,61 @@ class MemoryFile:
     Calls after a crash raise PowerLost: a process that survives its power loss is a bug of the test.
     """
 
-    def __init__(self, fs: "MemoryFileSystem", path: str, node: _Node) -> None:
+    def __init__(self, fs: "MemoryFileSystem", path: str, node: _FileNode) -> None:
         self.path = path
         self._fs = fs
         self._node = node
-        self._life = fs.life
+        self._life = fs.boot_count
 
     def write(self, buffers: Sequence[Buffer]) -> int:
         data = b"".join(buffers)
-        self._alive()
+        self._check_alive()
         failure = self._fs.write_failure or self._fs.failure_of("write", self.path)
-        room = self._fs.room()
+        room = self._fs.free_room()
         if failure is not None or len(data) > room:
             part = data[: min(room, len(data) // 2)] if failure else data[:room]
-            self._fs.effect("write", self.path, lambda: self._node.write(part))
+            self._fs.apply_effect("write", self.path, lambda: self._node.write(part))
             raise failure or OSError(errno.ENOSPC, "no space left on device", self.path)
-        self._fs.effect("write", self.path, lambda: self._node.write(data))
+        self._fs.apply_effect("write", self.path, lambda: self._node.write(data))
         return len(data)
 
     def pread(self, size: int, at: int) -> bytes:
-        self._alive()
+        self._check_alive()
         self._fs.maybe_fail("read", self.path)
         return bytes(self._node.data[at : at + size])
 
     def sync(self) -> None:
-        self._alive()
+        self._check_alive()
         failure = self._fs.sync_failure or self._fs.failure_of("sync", self.path)
         if failure is not None:
             # As the Linux kernel does: the pages count as clean now, but are not on the disk.
-            self._fs.effect("sync fails", self.path, lambda: None)
+            self._fs.apply_effect("sync fails", self.path, lambda: None)
             raise failure
-        self._fs.effect("sync", self.path, self._node.sync)
+        self._fs.apply_effect("sync", self.path, self._node.sync)
 
     def truncate(self, size: int) -> None:
-        self._alive()
+        self._check_alive()
         if self._fs.truncate_failure is not None:
             raise self._fs.truncate_failure
         self._fs.maybe_fail("truncate", self.path)
-        self._fs.effect("truncate", self.path, lambda: self._node.truncate(size))
+        self._fs.apply_effect("truncate", self.path, lambda: self._node.truncate(size))
 
     def size(self) -> int:
-        self._alive()
+        self._check_alive()
         return len(self._node.data)
 
-    def forget_cached(self) -> None:
-        self._alive()
+    def drop_page_cache(self) -> None:
+        self._check_alive()
 
     def close(self) -> None:
         return None
 
-    def _alive(self) -> None:
-        if self._life != self._fs.life:
+    def _check_alive(self) -> None:
+        if self._life != self._fs.boot_count:
             raise PowerLost
 
 
-class _Held:
+class _MemoryLock:
     def __init__(self, locks: set[str], path: str) -> None:
         self._locks, self._path = locks, path
 
@@ -191,19 +191,19 @@ class MemoryFileSystem:
         self.write_failure: OSError | None = None
         self.sync_failure: OSError | None = None
         self.truncate_failure: OSError | None = None
-        self.fault: Fault | None = None
+        self.fault: FaultHook | None = None
         self.effects: list[tuple[str, str]] = []
-        self.life = 0
-        self.unplugged = False  # from the loss of power until `crash`: calls have no effect
+        self.boot_count = 0
+        self.has_lost_power = False  # from the loss of power until `crash`: calls have no effect
         self._dirs: dict[str, bool] = {"": True}  # path -> whether its name is on the disk
-        self._names: dict[str, _Node] = {}
-        self._durable: dict[str, _Node] = {}
-        self._changes: dict[str, list[_Change]] = {}
+        self._names: dict[str, _FileNode] = {}
+        self._durable_names: dict[str, _FileNode] = {}
+        self._unsynced_changes: dict[str, list[_Change]] = {}
         self._locks: set[str] = set()
 
     def failure_of(self, name: str, path: str) -> OSError | None:
         """Return the error the call is to fail with, if any; after a power loss always None."""
-        return None if self.fault is None or self.unplugged else self.fault(name, path)
+        return None if self.fault is None or self.has_lost_power else self.fault(name, path)
 
     def maybe_fail(self, name: str, path: str) -> None:
         """Raise the error the call is to fail with, if any."""
@@ -213,39 +213,39 @@ class MemoryFileSystem:
 
     # -- crashing -----------------------------------------------------------------------------------------
 
-    def effect(self, name: str, path: str, do: Callable[[], None]) -> None:
+    def apply_effect(self, name: str, path: str, do: Callable[[], None]) -> None:
         """Carry out an effect on the disk, record it, and lose power after number `crash_after`."""
-        if self.unplugged:
+        if self.has_lost_power:
             raise PowerLost(f"before {name} {path}: a dead process cleans nothing up")
         do()
         self.effects.append((name, path))
         if self.crash_after is not None and len(self.effects) > self.crash_after:
-            self.unplugged = True
-            self.life += 1
+            self.has_lost_power = True
+            self.boot_count += 1
             raise PowerLost(f"after {name} {path}")
 
-    def crash(self, keep: Keep = "nothing", seed: int = 0) -> None:
+    def crash(self, keep: SurvivingChanges = "nothing", seed: int = 0) -> None:
         """Lose power and leave the disk as the next process finds it."""
         random = Random(seed)
         self._begin_life()
-        for changes in self._changes.values():
+        for changes in self._unsynced_changes.values():
             count = len(changes)
             kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
             for number, change in enumerate(changes):
                 if random.random() < 0.5 if keep == "unordered" else number < kept:
                     self._apply_durably(change)
-        self._changes.clear()
+        self._unsynced_changes.clear()
         for path in [path for path, durable in self._dirs.items() if not durable]:
             if keep == "nothing" or (keep != "everything" and random.random() < 0.5):
                 self._forget_dir(path)
             else:
                 self._dirs[path] = True
-        self._names = dict(self._durable)
+        self._names = dict(self._durable_names)
         for node in dict.fromkeys(self._names.values()):
             node.crash(keep, random)
 
-    def crash_as(self, choose: Choose, derived: Sequence[str] = ()) -> None:
-        """Lose power, and ask `choose` about each unsynced change on its own whether to keep it.
+    def crash_choosing(self, choose: Chooser, derived: Sequence[str] = ()) -> None:
+        """Lose power, and ask `choose_mode` about each unsynced change on its own whether to keep it.
 
         Args:
             choose: answers each question with the number of a possibility.
@@ -254,7 +254,7 @@ class MemoryFileSystem:
         """
         self._begin_life()
         names_of_derived: int | None = None
-        for changes in self._changes.values():
+        for changes in self._unsynced_changes.values():
             for change in changes:
                 if all(path.endswith(tuple(derived)) for path, _ in change):
                     kept = names_of_derived = choose(2) if names_of_derived is None else names_of_derived
@@ -262,54 +262,54 @@ class MemoryFileSystem:
                     kept = choose(2)
                 if kept:
                     self._apply_durably(change)
-        self._changes.clear()
+        self._unsynced_changes.clear()
         for path in [path for path, durable in self._dirs.items() if not durable]:
             if choose(2):
                 self._dirs[path] = True
             else:
                 self._forget_dir(path)
-        self._names = dict(self._durable)
+        self._names = dict(self._durable_names)
         of_derived: int | None = None
         for path, node in self._names.items():
             if not node.pending:
                 node.sync()
             elif path.endswith(tuple(derived)):
                 of_derived = choose(3) if of_derived is None else of_derived
-                keep: Keep = ("nothing", "everything", "prefix")[of_derived]
+                keep: SurvivingChanges = ("nothing", "everything", "prefix")[of_derived]
                 node.crash(keep, Random(0))
             else:
-                node.crash_as(choose)
+                node.crash_choosing(choose)
 
     def _begin_life(self) -> None:
-        self.life += 1
+        self.boot_count += 1
         self.crash_after = None
-        self.unplugged = False
+        self.has_lost_power = False
         self.effects.clear()
         self._locks.clear()
 
     def _forget_dir(self, gone: str) -> None:
-        for names in (self._durable, self._names):
+        for names in (self._durable_names, self._names):
             for path in [path for path in names if path.startswith(f"{gone}/")]:
                 del names[path]
         for path in [path for path in self._dirs if path == gone or path.startswith(f"{gone}/")]:
             del self._dirs[path]
 
-    def _change(self, *named: tuple[str, _Node | None]) -> None:
+    def _change_names(self, *named: tuple[str, _FileNode | None]) -> None:
         for path, node in named:
             if node is None:
                 self._names.pop(path, None)
             else:
                 self._names[path] = node
-        self._changes.setdefault(_parent(named[0][0]), []).append(named)
+        self._unsynced_changes.setdefault(_parent(named[0][0]), []).append(named)
 
     def _apply_durably(self, change: _Change) -> None:
         for path, node in change:
             if node is None:
-                self._durable.pop(path, None)
+                self._durable_names.pop(path, None)
             else:
-                self._durable[path] = node
+                self._durable_names[path] = node
 
-    def room(self) -> int:
+    def free_room(self) -> int:
         return max(0, self.capacity - sum(len(node.data) for node in self._names.values()))
 
     # -- FileSystem -----------------------------------------------------------------------------------------
@@ -318,24 +318,24 @@ class MemoryFileSystem:
         self.maybe_fail("open", path)
         if path not in self._names:
             self._require_dir(_parent(path))
-            node = _Node()
-            self.effect("create", path, lambda: self._change((path, node)))
+            node = _FileNode()
+            self.apply_effect("create", path, lambda: self._change_names((path, node)))
         return MemoryFile(self, path, self._names[path])
 
     def open_read(self, path: str) -> MemoryFile:
         self.maybe_fail("open", path)
-        return MemoryFile(self, path, self._node(path))
+        return MemoryFile(self, path, self._get_node(path))
 
     def read_bytes(self, path: str) -> bytes:
         self.maybe_fail("open", path)
         self.maybe_fail("read", path)
-        return bytes(self._node(path).data)
+        return bytes(self._get_node(path).data)
 
     def exists(self, path: str) -> bool:
         return path in self._names or path in self._dirs
 
     def size(self, path: str) -> int:
-        return len(self._node(path).data)
+        return len(self._get_node(path).data)
 
     def listdir(self, path: str) -> list[str]:
         self._require_dir(path)
@@ -350,34 +350,34 @@ class MemoryFileSystem:
             return
         self.mkdir(_parent(path))
         self.maybe_fail("mkdir", path)
-        self.effect("mkdir", path, lambda: self._dirs.update({path: False}))
+        self.apply_effect("mkdir", path, lambda: self._dirs.update({path: False}))
 
     def rename(self, old: str, new: str) -> None:
         self.maybe_fail("rename", old)
         if old in self._dirs:
-            self.effect("rename", old, lambda: self._rename_dir(old, new))
+            self.apply_effect("rename", old, lambda: self._rename_dir(old, new))
             return
-        node = self._node(old)
-        self.effect("rename", old, lambda: self._change((old, None), (new, node)))
+        node = self._get_node(old)
+        self.apply_effect("rename", old, lambda: self._change_names((old, None), (new, node)))
 
     def _rename_dir(self, old: str, new: str) -> None:
         # Modelled as durable at once: recovery treats either name the same.
-        for names in (self._names, self._durable):
+        for names in (self._names, self._durable_names):
             for path in [path for path in names if path.startswith(f"{old}/")]:
                 names[new + path[len(old) :]] = names.pop(path)
-        self._changes.pop(old, None)
+        self._unsynced_changes.pop(old, None)
         self._dirs[new] = self._dirs.pop(old)
 
     def remove(self, path: str) -> None:
-        self._node(path)
+        self._get_node(path)
         self.maybe_fail("remove", path)
-        self.effect("remove", path, lambda: self._change((path, None)))
+        self.apply_effect("remove", path, lambda: self._change_names((path, None)))
 
     def rmdir(self, path: str) -> None:
         if self.listdir(path):
             raise OSError(errno.ENOTEMPTY, "directory not empty", path)
         self.maybe_fail("remove", path)
-        self.effect("rmdir", path, lambda: self._forget_dir(path))
+        self.apply_effect("rmdir", path, lambda: self._forget_dir(path))
 
     def sync_dir(self, path: str) -> None:
         if self.sync_failure is not None:
@@ -385,17 +385,17 @@ class MemoryFileSystem:
         self._require_dir(path)
         self.maybe_fail("open", path)
         self.maybe_fail("sync_dir", path)
-        self.effect("sync_dir", path, lambda: self._sync_dir(path))
+        self.apply_effect("sync_dir", path, lambda: self._sync_dir(path))
 
     def _sync_dir(self, path: str) -> None:
-        for change in self._changes.pop(path, []):
+        for change in self._unsynced_changes.pop(path, []):
             self._apply_durably(change)
         for each in self._dirs:
             if each and _parent(each) == path:
                 self._dirs[each] = True
 
     def free_bytes(self, path: str) -> int:
-        return self.room()
+        return self.free_room()
 
     def preallocate(self, path: str, size: int) -> None:
         file = self.open_append(path)
@@ -406,14 +406,14 @@ class MemoryFileSystem:
             file.truncate(size)
         file.sync()
 
-    def lock(self, path: str) -> _Held | None:
+    def lock(self, path: str) -> _MemoryLock | None:
         if path in self._locks:
             return None
         self.open_append(path)
         self._locks.add(path)
-        return _Held(self._locks, path)
+        return _MemoryLock(self._locks, path)
 
-    def _node(self, path: str) -> _Node:
+    def _get_node(self, path: str) -> _FileNode:
         if path not in self._names:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return self._names[path]
@@ -430,16 +430,16 @@ class MemoryFileSystem:
         return sorted(self._dirs)
 
     @classmethod
-    def of(cls, directories: Sequence[str], files: Mapping[str, bytes]) -> "MemoryFileSystem":
+    def with_content(cls, directories: Sequence[str], files: Mapping[str, bytes]) -> "MemoryFileSystem":
         """Return a file system that holds these directories and files, all of them synced."""
         made = cls()
         made._dirs.update(dict.fromkeys(directories, True))
-        made._names = {path: _Node(bytearray(data), data) for path, data in files.items()}
-        made._durable = dict(made._names)
+        made._names = {path: _FileNode(bytearray(data), data) for path, data in files.items()}
+        made._durable_names = dict(made._names)
         return made
 
 
-def every_choice() -> Iterator[Choose]:
+def iter_choosers() -> Iterator[Chooser]:
     """Yield choosers that together give every combination of answers.
 
     Do a deterministic run once with each of them, to its end.

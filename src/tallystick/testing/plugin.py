@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from tallystick.broker.embedded import EmbeddedBroker
 
 MARKER = "tallystick_broker"
-INI = "tallystick_settings"
+INI_OPTION = "tallystick_settings"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini(INI, "settings of tallystick_session_broker, a line each: name=value", type="linelist")
+    parser.addini(
+        INI_OPTION, "settings of tallystick_session_broker, a line each: name=value", type="linelist"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,7 +51,7 @@ def tallystick_broker(request: pytest.FixtureRequest) -> Iterator["EmbeddedBroke
     """Provide an empty broker for this test alone."""
     settings: dict[str, object] = {}
     for marker in reversed(list(request.node.iter_markers(MARKER))):
-        settings |= _settings_of(marker)
+        settings |= _marker_settings(marker)
     in_process = bool(settings.pop("in.process", False))
     with _embedded_broker(settings, in_process) as broker:
         yield broker
@@ -58,11 +60,11 @@ def tallystick_broker(request: pytest.FixtureRequest) -> Iterator["EmbeddedBroke
 @pytest.fixture(scope="session")
 def tallystick_session_broker(pytestconfig: pytest.Config) -> Iterator["EmbeddedBroker"]:
     """Provide a broker that all tests of the run share."""
-    with _embedded_broker(_settings_in(pytestconfig.getini(INI)), in_process=False) as broker:
+    with _embedded_broker(_parse_settings(pytestconfig.getini(INI_OPTION)), in_process=False) as broker:
         yield broker
 
 
-def _settings_of(marker: pytest.Mark) -> dict[str, object]:
+def _marker_settings(marker: pytest.Mark) -> dict[str, object]:
     given: dict[str, object] = {}
     for config in marker.args:
         if not isinstance(config, Mapping):
@@ -71,12 +73,12 @@ def _settings_of(marker: pytest.Mark) -> dict[str, object]:
     return given | {name.replace("_", "."): value for name, value in marker.kwargs.items()}
 
 
-def _settings_in(lines: list[str]) -> dict[str, object]:
+def _parse_settings(lines: list[str]) -> dict[str, object]:
     settings: dict[str, object] = {}
     for line in lines:
         name, found, value = line.partition("=")
         if not found:
-            raise pytest.UsageError(f"{INI}: {line!r} is not name=value")
+            raise pytest.UsageError(f"{INI_OPTION}: {line!r} is not name=value")
         settings[name.strip()] = value.strip()
     return settings
 

@@ -13,7 +13,7 @@ from tallystick.testing.memory_fs import MemoryFileSystem
 
 
 @frozen
-class Call:
+class SystemCall:
     """One call that changed or synced something; paths are relative to the root of the recording."""
 
     name: str
@@ -28,7 +28,7 @@ class RecordingSyscalls(Syscalls):
 
     def __init__(self, root: str) -> None:
         super().__init__()
-        self.calls: list[Call] = []
+        self.calls: list[SystemCall] = []
         self._root = root
         self._paths: dict[int, str] = {}
         self.open = self._open
@@ -50,23 +50,23 @@ class RecordingSyscalls(Syscalls):
         fd = os.open(path, flags, mode)
         self._paths[fd] = self._relative(path)
         if is_new:
-            self.calls.append(Call("create", self._paths[fd]))
+            self.calls.append(SystemCall("create", self._paths[fd]))
         return fd
 
     def _writev(self, fd: int, buffers: Sequence[Buffer]) -> int:
         written = os.writev(fd, buffers)
-        self.calls.append(Call("write", self._paths[fd], data=b"".join(buffers)[:written]))
+        self.calls.append(SystemCall("write", self._paths[fd], data=b"".join(buffers)[:written]))
         return written
 
     def _sync(self, fd: int) -> None:
         os.fsync(fd)
         name = "sync_dir" if os.path.isdir(f"/proc/self/fd/{fd}") else "sync"
         if not self._paths[fd].startswith(".."):
-            self.calls.append(Call(name, self._paths[fd]))
+            self.calls.append(SystemCall(name, self._paths[fd]))
 
     def _ftruncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
-        self.calls.append(Call("truncate", self._paths[fd], size=size))
+        self.calls.append(SystemCall("truncate", self._paths[fd], size=size))
 
     def _close(self, fd: int) -> None:
         self._paths.pop(fd)
@@ -74,23 +74,23 @@ class RecordingSyscalls(Syscalls):
 
     def _rename(self, old: str, new: str) -> None:
         os.replace(old, new)
-        self.calls.append(Call("rename", self._relative(old), target=self._relative(new)))
+        self.calls.append(SystemCall("rename", self._relative(old), target=self._relative(new)))
 
     def _unlink(self, path: str) -> None:
         os.unlink(path)
-        self.calls.append(Call("remove", self._relative(path)))
+        self.calls.append(SystemCall("remove", self._relative(path)))
 
     def _mkdir(self, path: str, mode: int) -> None:
         os.mkdir(path, mode)
         if path.startswith(f"{self._root}/"):
-            self.calls.append(Call("mkdir", self._relative(path)))
+            self.calls.append(SystemCall("mkdir", self._relative(path)))
 
     def _rmdir(self, path: str) -> None:
         os.rmdir(path)
-        self.calls.append(Call("rmdir", self._relative(path)))
+        self.calls.append(SystemCall("rmdir", self._relative(path)))
 
 
-def play_back(calls: Sequence[Call]) -> MemoryFileSystem:
+def replay_calls(calls: Sequence[SystemCall]) -> MemoryFileSystem:
     """Return a disk to which exactly these calls were made; `crash` then decides what of them it keeps."""
     fs = MemoryFileSystem()
     for call in calls:

@@ -35,15 +35,15 @@ MakeStore = Callable[[], Any]
 
 WAIT_S = 30.0
 """Seconds an operation may take once nothing blocks it."""
-HELD_S = 0.3
+CLAIM_BLOCKED_S = 0.3
 """Seconds for which a claim is watched to see whether it waits."""
 
 ID = "payments-1"
-ALIKE = ("pay", "PAY", "pay ", "p\u00e4y", "pa\u0308y", "pay/1", "pay%2F1", "\U0001f4b0", "x" * 249)
+CONFUSABLE_IDS = ("pay", "PAY", "pay ", "p\u00e4y", "pa\u0308y", "pay/1", "pay%2F1", "\U0001f4b0", "x" * 249)
 """Ids that some collation, path or encoding would confuse with each other."""
 
 
-class Desk:
+class CallRunner:
     """Calls synchronous and asynchronous functions in the same way."""
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class Desk:
         if inspect.iscoroutinefunction(function):
             return asyncio.run_coroutine_threadsafe(function(*args), self._loop).result(WAIT_S)
         result = function(*args)
-        return self.call(_awaited, result) if inspect.isawaitable(result) else result
+        return self.call(_await_result, result) if inspect.isawaitable(result) else result
 
-    def begin(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
+    def call_in_thread(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
         """Call a function in a thread of its own and return a future of its result."""
         future: Future[Any] = Future()
 
@@ -77,7 +77,7 @@ class Desk:
         self._loop.close()
 
 
-async def _awaited(result: Coroutine[Any, Any, Any]) -> Any:
+async def _await_result(result: Coroutine[Any, Any, Any]) -> Any:
     return await result
 
 
@@ -102,13 +102,13 @@ class StoreSuite:
         raise NotImplementedError
 
     @pytest.fixture
-    def desk(self) -> Iterator[Desk]:
-        desk = Desk()
+    def desk(self) -> Iterator[CallRunner]:
+        desk = CallRunner()
         yield desk
         desk.close()
 
     @pytest.fixture
-    def pair(self, stores: MakeStore, desk: Desk) -> Iterator[tuple[Any, Any]]:
+    def pair(self, stores: MakeStore, desk: CallRunner) -> Iterator[tuple[Any, Any]]:
         """Two stores on one database."""
         one, two = stores(), stores()
         desk.call(one.create)
@@ -119,13 +119,13 @@ class StoreSuite:
 
     # ---- the row
 
-    def test_creating_again_is_harmless(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_creating_again_is_harmless(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         one, two = pair
         row = desk.call(one.claim, ID)
         desk.call(two.create)
         assert desk.call(two.read_state, ID) == row
 
-    def test_a_first_claim_makes_an_empty_row(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_a_first_claim_makes_an_empty_row(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-1] The row is committed when `claim` returns, so another process sees it."""
         one, two = pair
         assert desk.call(one.read_state, ID) is None
@@ -133,37 +133,39 @@ class StoreSuite:
         assert row == StoredState(transactional_id=ID, owner=row.owner)
         assert desk.call(two.read_state, ID) == row
 
-    def test_a_claim_changes_the_owner_and_nothing_else(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_a_claim_changes_the_owner_and_nothing_else(
+        self, pair: tuple[Any, Any], desk: CallRunner
+    ) -> None:
         """[DW-1] A claim replaces the owner and keeps every other column."""
         one, two = pair
-        row = _full(desk.call(one.claim, ID))
+        row = _fill_columns(desk.call(one.claim, ID))
         self.commit(desk, one, row)
         claimed = desk.call(two.claim, ID)
         assert claimed == replace(row, owner=claimed.owner)
         assert claimed.owner != row.owner
 
-    def test_every_column_comes_back(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_every_column_comes_back(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         one, two = pair
-        row = _full(desk.call(one.claim, ID))
+        row = _fill_columns(desk.call(one.claim, ID))
         self.commit(desk, one, row)
         assert desk.call(two.read_state, ID) == row
         bare = StoredState(transactional_id=ID, owner=row.owner)
         self.commit(desk, one, bare)
         assert desk.call(two.read_state, ID) == bare
 
-    def test_ids_are_equal_when_their_bytes_are(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_ids_are_equal_when_their_bytes_are(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """A collation that equates two ids would commit one writer's transaction for another's."""
         one, two = pair
-        owners = {each: desk.call(one.claim, each).owner for each in ALIKE}
-        assert len(set(owners.values())) == len(ALIKE)
-        for each in ALIKE:
+        owners = {each: desk.call(one.claim, each).owner for each in CONFUSABLE_IDS}
+        assert len(set(owners.values())) == len(CONFUSABLE_IDS)
+        for each in CONFUSABLE_IDS:
             row = desk.call(two.read_state, each)
             assert (row.transactional_id, row.owner) == (each, owners[each])
-        assert set(_listed(desk.call(one.transactional_ids))) == set(ALIKE)
+        assert set(_to_list(desk.call(one.transactional_ids))) == set(CONFUSABLE_IDS)
 
     # ---- the transaction
 
-    def test_rows_and_record_are_committed_together(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_rows_and_record_are_committed_together(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         one, two = pair
         row = replace(desk.call(one.claim, ID), state=PreparedTxnState("7:1"))
         txn = desk.call(one.begin)
@@ -174,7 +176,9 @@ class StoreSuite:
         assert desk.call(two.read_state, ID) == row
 
     @pytest.mark.parametrize("recorded", [False, True])
-    def test_a_rollback_takes_both_back(self, pair: tuple[Any, Any], desk: Desk, recorded: bool) -> None:
+    def test_a_rollback_takes_both_back(
+        self, pair: tuple[Any, Any], desk: CallRunner, recorded: bool
+    ) -> None:
         """A rollback also works before anything is recorded, and repeating it is harmless."""
         one, two = pair
         row = desk.call(one.claim, ID)
@@ -188,7 +192,7 @@ class StoreSuite:
         assert desk.call(two.read_state, ID) == row
         self.commit(desk, one, row)  # the store still works
 
-    def test_nothing_is_shown_before_the_commit(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_nothing_is_shown_before_the_commit(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         one, two = pair
         row = desk.call(one.claim, ID)
         txn = desk.call(one.begin)
@@ -199,7 +203,7 @@ class StoreSuite:
         assert seen == set()
         assert state == row
 
-    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-2] A writer of two clusters records two rows, or neither if one is fenced."""
         one, two = pair
         rows = [desk.call(one.claim, each) for each in ("east", "west")]
@@ -215,7 +219,7 @@ class StoreSuite:
         assert self.is_fenced(desk, one, later)
         assert [desk.call(two.read_state, row.transactional_id) for row in new] == [new[0], taken]
 
-    def test_a_row_that_went_back_is_not_recorded_over(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_a_row_that_went_back_is_not_recorded_over(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-12] The database lost this writer's last commit, and the next `record` reports it."""
         one, two = pair
         row = desk.call(one.claim, ID)
@@ -231,7 +235,7 @@ class StoreSuite:
 
     # ---- the fences
 
-    def test_who_was_claimed_from_cannot_commit(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_who_was_claimed_from_cannot_commit(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-2] A writer that stalls after `prepare` is fenced once another one has claimed its id."""
         one, two = pair
         row = desk.call(one.claim, ID)
@@ -241,7 +245,7 @@ class StoreSuite:
         assert desk.call(self.read, two) == set()
         self.commit(desk, two, replace(taken, state=PreparedTxnState("7:2")))
 
-    def test_an_id_without_a_row_cannot_be_recorded(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_an_id_without_a_row_cannot_be_recorded(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-2] The row was removed; creating it again would drop the fence that it holds."""
         one, two = pair
         row = StoredState(transactional_id=ID, owner="0" * 32, state=PreparedTxnState("7:1"))
@@ -250,7 +254,7 @@ class StoreSuite:
 
     @pytest.mark.parametrize("commits", [False, True])
     def test_a_claim_sees_how_a_half_finished_commit_ends(
-        self, pair: tuple[Any, Any], desk: Desk, commits: bool
+        self, pair: tuple[Any, Any], desk: CallRunner, commits: bool
     ) -> None:
         """[DW-1] The claim waits for the commit and sees its state, or the commit fails."""
         one, two = pair
@@ -259,8 +263,8 @@ class StoreSuite:
         txn = desk.call(one.begin)
         desk.call(self.write, txn.handle, "a")
         desk.call(txn.record, new)
-        claim = desk.begin(two.claim, ID)
-        _watch(claim)
+        claim = desk.call_in_thread(two.claim, ID)
+        _wait_for_claim(claim)
         committed = False
         if commits:
             try:
@@ -276,10 +280,10 @@ class StoreSuite:
         assert desk.call(self.read, two) == ({"a"} if committed else set())
         assert desk.call(two.read_state, ID) == claimed
 
-    def test_of_many_claims_one_is_the_last(self, pair: tuple[Any, Any], desk: Desk) -> None:
+    def test_of_many_claims_one_is_the_last(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-1, DW-2] Each claim gets a different owner, and only the last owner can record."""
         one, two = pair
-        claims = [desk.begin(store.claim, ID) for store in (one, two) * 4]
+        claims = [desk.call_in_thread(store.claim, ID) for store in (one, two) * 4]
         rows = [claim.result(WAIT_S) for claim in claims]
         assert len({row.owner for row in rows}) == len(rows)
         last = desk.call(one.read_state, ID)
@@ -290,13 +294,15 @@ class StoreSuite:
 
     # ---- helpers
 
-    def commit(self, desk: Desk, store: Any, row: StoredState, before: StoredState | None = None) -> None:
+    def commit(
+        self, desk: CallRunner, store: Any, row: StoredState, before: StoredState | None = None
+    ) -> None:
         """Commit a transaction that records one row."""
         txn = desk.call(store.begin)
         desk.call(txn.record, row, before)
         desk.call(txn.commit)
 
-    def is_fenced(self, desk: Desk, store: Any, rows: Iterable[StoredState]) -> bool:
+    def is_fenced(self, desk: CallRunner, store: Any, rows: Iterable[StoredState]) -> bool:
         """Return whether a transaction that writes a row and records `rows` is refused as fenced.
 
         The refusal comes at the commit at the latest. [DW-3] The commit then raises NotCommitted: after any
@@ -317,7 +323,7 @@ class StoreSuite:
         return False
 
 
-def _full(row: StoredState) -> StoredState:
+def _fill_columns(row: StoredState) -> StoredState:
     """Return the row with every column filled, at its largest."""
     return replace(
         row,
@@ -331,12 +337,12 @@ def _full(row: StoredState) -> StoredState:
     )
 
 
-def _listed(ids: Iterable[str]) -> list[str]:
+def _to_list(ids: Iterable[str]) -> list[str]:
     return list(ids)
 
 
-def _watch(claim: "Future[Any]") -> None:
+def _wait_for_claim(claim: "Future[Any]") -> None:
     """Wait long enough for a claim that does not wait to finish."""
     done = threading.Event()
     claim.add_done_callback(lambda _: done.set())
-    done.wait(HELD_S)
+    done.wait(CLAIM_BLOCKED_S)

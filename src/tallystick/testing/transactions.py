@@ -10,26 +10,26 @@ from itertools import count
 from types import MappingProxyType
 
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
-from tallystick.broker.txn.machine.apply import apply
+from tallystick.broker.txn.machine.apply import apply_event
 from tallystick.broker.txn.machine.commands import (
-    Answer,
-    Command,
-    EntryExpired,
+    AbortTimedOut,
+    EntryRemoved,
     EntryStored,
-    Env,
-    Event,
-    Expire,
-    MarkersNoted,
+    MarkerProgress,
+    MarkerRequest,
     MarkersWritten,
-    SendMarkers,
-    Step,
-    TimeOut,
+    RemoveExpiredId,
+    TxnAnswer,
+    TxnCommand,
+    TxnEnv,
+    TxnEvent,
     TxnRecord,
+    TxnStep,
 )
 from tallystick.broker.txn.machine.decide import decide
-from tallystick.broker.txn.machine.end_txn import markers_of
-from tallystick.broker.txn.machine.expiry import expired, timed_out
-from tallystick.broker.txn.machine.model import Decided, TxnConfig, TxnEntry
+from tallystick.broker.txn.machine.end_txn import find_missing_markers
+from tallystick.broker.txn.machine.expiry import is_expired, is_timed_out
+from tallystick.broker.txn.machine.model import DecidedPhase, TxnConfig, TxnEntry
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerId, TimestampMs, TopicPartition, TransactionalId
@@ -37,7 +37,7 @@ from tallystick.kernel.ids import Offset, ProducerId, TimestampMs, TopicPartitio
 START_MS = 1_700_000_000_000
 
 
-class TxnWorld:
+class TxnMachineHarness:
     """Transactional ids of one partition of `__transaction_state`.
 
     log        every batch appended, each with the records of one Step
@@ -50,50 +50,50 @@ class TxnWorld:
         self.config = config or TxnConfig()
         self.entries: dict[TransactionalId, TxnEntry] = {}
         self.log: list[bytes] = []
-        self.sent: list[SendMarkers] = []
-        self.in_flight: dict[TransactionalId, SendMarkers] = {}
+        self.sent_markers: list[MarkerRequest] = []
+        self.pending_markers: dict[TransactionalId, MarkerRequest] = {}
         self.elapsed_ms = 0
-        self._spares = iter(count(1_000) if spares is None else spares)
-        self._spare = ProducerId(next(self._spares))
+        self._producer_ids = iter(count(1_000) if spares is None else spares)
+        self._next_producer_id = ProducerId(next(self._producer_ids))
 
     def now_ms(self) -> TimestampMs:
         return TimestampMs(START_MS + self.elapsed_ms)
 
-    def env(self, transactional_id: TransactionalId) -> Env:
-        return Env(
+    def new_env(self, transactional_id: TransactionalId) -> TxnEnv:
+        return TxnEnv(
             transactional_id=transactional_id,
             config=self.config,
             now_ms=self.now_ms(),
-            spare_id=self._spare,
+            spare_producer_id=self._next_producer_id,
         )
 
-    def run(self, transactional_id: TransactionalId, command: Command) -> Answer:
+    def run(self, transactional_id: TransactionalId, command: TxnCommand) -> TxnAnswer:
         """Run one command: decide, append, apply, send, answer, always in this order [TXN-1]."""
-        step = decide(self.entries.get(transactional_id), command, self.env(transactional_id))
+        step = decide(self.entries.get(transactional_id), command, self.new_env(transactional_id))
         if isinstance(step, Reject):
             return step
-        _check(transactional_id, step)
-        if step.used_spare:
-            self._spare = ProducerId(next(self._spares, self._spare + 1))
-        self._append(step.append)
-        self._apply(transactional_id, step.then_apply)
-        if step.then_send is not None:
-            self.sent.append(step.then_send)
-            self.in_flight[transactional_id] = step.then_send
-        return step.then_reply
+        _check_step(transactional_id, step)
+        if step.uses_spare_id:
+            self._next_producer_id = ProducerId(next(self._producer_ids, self._next_producer_id + 1))
+        self._append(step.records)
+        self._apply(transactional_id, step.events)
+        if step.marker_request is not None:
+            self.sent_markers.append(step.marker_request)
+            self.pending_markers[transactional_id] = step.marker_request
+        return step.reply
 
     def _append(self, records: tuple[TxnRecord, ...]) -> None:
         if records:
             self.log.append(encode_batch_of(records, self.now_ms(), self.config.transaction_version))
 
-    def _apply(self, transactional_id: TransactionalId, events: Iterable[Event]) -> None:
+    def _apply(self, transactional_id: TransactionalId, events: Iterable[TxnEvent]) -> None:
         for event in events:
-            _keep(self.entries, transactional_id, event)
+            _apply_event(self.entries, transactional_id, event)
         entry = self.entries.get(transactional_id)
-        if entry is None or not isinstance(entry.phase, Decided):
-            self.in_flight.pop(transactional_id, None)
+        if entry is None or not isinstance(entry.phase, DecidedPhase):
+            self.pending_markers.pop(transactional_id, None)
 
-    def put(self, entry: TxnEntry) -> None:
+    def insert_entry(self, entry: TxnEntry) -> None:
         """Insert an entry that would take 32,766 commands to reach."""
         record = EntryStored(entry=entry)
         self._append((record,))
@@ -106,9 +106,9 @@ class TxnWorld:
         transactional_id: TransactionalId,
         only: Iterable[TopicPartition] | None = None,
         gone: Iterable[TopicPartition] = (),
-    ) -> Answer | None:
+    ) -> TxnAnswer | None:
         """Let markers reach the partitions, all or `only` these; those in `gone` no longer exist."""
-        send = self.in_flight.get(transactional_id)
+        send = self.pending_markers.get(transactional_id)
         if send is None:
             return None
         absent = frozenset(gone)
@@ -118,54 +118,60 @@ class TxnWorld:
                 for partition in sorted(send.partitions if only is None else only)
             }
         )
-        return self.run(transactional_id, MarkersWritten(marker=send.marker, offsets=offsets))
+        return self.run(
+            transactional_id, MarkersWritten(marker_identity=send.marker_identity, offsets=offsets)
+        )
 
     def pass_time(self, by_ms: int) -> None:
         """Let time pass, then act on what is due at its end."""
         self.elapsed_ms += by_ms
         for transactional_id, entry in list(self.entries.items()):
-            if timed_out(entry, self.now_ms()):
-                self.run(transactional_id, TimeOut())
-            elif expired(entry, self.now_ms(), self.config):
-                self.run(transactional_id, Expire())
+            if is_timed_out(entry, self.now_ms()):
+                self.run(transactional_id, AbortTimedOut())
+            elif is_expired(entry, self.now_ms(), self.config):
+                self.run(transactional_id, RemoveExpiredId())
 
     def restart(self) -> None:
         """Lose everything but the log, and send the markers of decided transactions again."""
-        self.entries = self.replayed()
-        sends = {name: send for name, entry in self.entries.items() if (send := markers_of(entry))}
-        self.sent += sends.values()
-        self.in_flight = sends
+        self.entries = self.replay_entries()
+        sends = {name: send for name, entry in self.entries.items() if (send := find_missing_markers(entry))}
+        self.sent_markers += sends.values()
+        self.pending_markers = sends
 
-    def replayed(self) -> dict[TransactionalId, TxnEntry]:
+    def replay_entries(self) -> dict[TransactionalId, TxnEntry]:
         """Return the entries that a restart would read back from the log."""
         entries: dict[TransactionalId, TxnEntry] = {}
         for batch in self.log:
             for record in decode_batches(batch):
-                _keep(entries, id_of(record), record)
+                _apply_event(entries, transactional_id_of(record), record)
         return entries
 
 
-def _check(transactional_id: TransactionalId, step: Step) -> None:
-    durable = tuple(event for event in step.then_apply if not isinstance(event, MarkersNoted))
-    check(step.append == durable, "everything durable is appended, in order [TXN-1]")
-    for record in step.append:
-        check(id_of(record) == transactional_id, f"a step of {transactional_id!r} wrote {record}")
+def _check_step(transactional_id: TransactionalId, step: TxnStep) -> None:
+    durable = tuple(event for event in step.events if not isinstance(event, MarkerProgress))
+    check(step.records == durable, "everything durable is appended, in order [TXN-1]")
+    for record in step.records:
+        check(
+            transactional_id_of(record) == transactional_id, f"a step of {transactional_id!r} wrote {record}"
+        )
 
 
-def _keep(entries: dict[TransactionalId, TxnEntry], transactional_id: TransactionalId, event: Event) -> None:
-    entry = apply(entries.get(transactional_id), event)
+def _apply_event(
+    entries: dict[TransactionalId, TxnEntry], transactional_id: TransactionalId, event: TxnEvent
+) -> None:
+    entry = apply_event(entries.get(transactional_id), event)
     if entry is None:
         entries.pop(transactional_id, None)
     else:
         entries[transactional_id] = entry
 
 
-def id_of(record: TxnRecord) -> TransactionalId:
-    return record.transactional_id if isinstance(record, EntryExpired) else record.entry.transactional_id
+def transactional_id_of(record: TxnRecord) -> TransactionalId:
+    return record.transactional_id if isinstance(record, EntryRemoved) else record.entry.transactional_id
 
 
 def durable_view(entry: TxnEntry) -> TxnEntry:
     """Return the part of an entry that the log keeps, which excludes the markers already written."""
-    if isinstance(entry.phase, Decided):
-        return replace(entry, phase=replace(entry.phase, written=MappingProxyType({})))
+    if isinstance(entry.phase, DecidedPhase):
+        return replace(entry, phase=replace(entry.phase, marker_offsets=MappingProxyType({})))
     return entry

@@ -113,11 +113,11 @@ async def client(three: ThreeBrokers, name: str) -> AsyncIterator[OneClient]:
     cluster = StruckCluster(parsed.client)
     engine = ProducerEngine(cluster, parsed)
     txn = TransactionManager(cluster, parsed, engine)
-    engine.use(txn)
+    engine.use_transactions(txn)
     try:
         yield OneClient(cluster, engine, txn)
     finally:
-        await engine.close(cluster.deadline("close", 1_000))
+        await engine.close(cluster.start_deadline("close", 1_000))
         await cluster.close()
 
 
@@ -138,7 +138,7 @@ class Story:
         """KIP-939, "Normal processing recipe", to where the database has to decide."""
         await one.txn.begin()
         for partition in range(PARTITIONS):
-            await one.engine.admitted(self.topic, one.cluster.deadline("max.block.ms", 60_000))
+            await one.engine.wait_for_space(self.topic, one.cluster.start_deadline("max.block.ms", 60_000))
             one.engine.append(self.topic, value.encode(), None, partition=partition)
         if flush_first:
             await one.engine.flush()
@@ -158,9 +158,9 @@ class Story:
             case "leader":
                 return self.three.leader(self.topic)
             case "transaction coordinator":
-                return await one.cluster.coordinator("transaction", self.topic)
+                return await one.cluster.find_coordinator("transaction", self.topic)
             case "group coordinator":
-                return await one.cluster.coordinator("group", self.group)
+                return await one.cluster.find_coordinator("group", self.group)
 
     async def arm(self, one: OneClient, role: Role, phase: str, moment: str | int) -> Strike:
         broker = self.three.broker(await self.victim(one, role))

@@ -14,24 +14,24 @@ import pytest
 from tools import apache_kafka
 
 from tallystick.broker.txn.codec import decode_record, encode_batch_of, encode_record
-from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, TxnRecord
+from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, TxnRecord
 from tallystick.broker.txn.machine.model import (
-    Decided,
+    DecidedPhase,
     ForcedCause,
-    ForcedOutcome,
-    Idle,
-    Ongoing,
-    Outcome,
+    IdlePhase,
+    OngoingPhase,
+    TransactionResult,
     TxnEntry,
+    TxnForcedOutcome,
 )
-from tallystick.broker.txn.machine.producer_epochs import marker_of
+from tallystick.broker.txn.machine.producer_epochs import derive_marker_identity
 from tallystick.kernel.ids import (
     INT16_MAX,
     INT32_MAX,
-    Identity,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
@@ -45,23 +45,25 @@ NOW = TimestampMs(1_700_000_000_000)
 ORDERS_0, ORDERS_3 = TopicPartition("orders", 0), TopicPartition("orders", 3)
 
 
-def ident(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def ident(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 WRITER, KEEPER, NEXT = ident(42, INT16_MAX - 1), ident(73, INT16_MAX), ident(85, 0)
 FORCED = (
-    ForcedOutcome(writer=ident(42, 3), cause=ForcedCause.TERMINATED, at_ms=NOW),
-    ForcedOutcome(writer=ident(42, 5), cause=ForcedCause.MARKER, at_ms=NOW, partition=ORDERS_3),
+    TxnForcedOutcome(writer=ident(42, 3), cause=ForcedCause.TERMINATED, at_ms=NOW),
+    TxnForcedOutcome(writer=ident(42, 5), cause=ForcedCause.MARKER, at_ms=NOW, partition=ORDERS_3),
 )
 
 
-def entry(name: str, phase: Ongoing | Decided | Idle, client: Identity, **more: Any) -> TxnEntry:
+def entry(
+    name: str, phase: OngoingPhase | DecidedPhase | IdlePhase, client: ProducerIdAndEpoch, **more: Any
+) -> TxnEntry:
     stands = TxnEntry(
         transactional_id=TransactionalId(name),
         phase=phase,
         client=client,
-        superseded=None,
+        previous_identity=None,
         timeout_ms=60_000,
         transaction_version=2,
         updated_ms=NOW,
@@ -69,15 +71,17 @@ def entry(name: str, phase: Ongoing | Decided | Idle, client: Identity, **more: 
     return replace(stands, **more)
 
 
-OPEN = Ongoing(writer=WRITER, partitions=frozenset({ORDERS_0, ORDERS_3}), started_ms=NOW, timeout_ms=None)
-ENDED = Decided(
-    outcome=Outcome.COMMIT,
-    marker=marker_of(WRITER),
+OPEN = OngoingPhase(
+    writer=WRITER, partitions=frozenset({ORDERS_0, ORDERS_3}), started_ms=NOW, timeout_ms=None
+)
+ENDED = DecidedPhase(
+    outcome=TransactionResult.COMMIT,
+    marker_identity=derive_marker_identity(WRITER),
     partitions=frozenset({ORDERS_0, ORDERS_3}),
     started_ms=NOW,
     timeout_ms=60_000,
 )
-DONE = Idle(outcome=Outcome.COMMIT, started_ms=NOW, markers={ORDERS_0: Offset(17)})
+DONE = IdlePhase(outcome=TransactionResult.COMMIT, started_ms=NOW, marker_offsets={ORDERS_0: Offset(17)})
 ENTRIES = {
     "plain": entry("plain", replace(OPEN, writer=ident(42, 7), timeout_ms=60_000), ident(42, 7)),
     "kept": entry("kept", OPEN, KEEPER, superseded=ident(73, 4), forced=FORCED),
@@ -86,7 +90,7 @@ ENTRIES = {
     ),
     "rotated": entry("rotated", ENDED, NEXT, superseded=KEEPER, forced=FORCED),
     "complete": entry("complete", DONE, NEXT, superseded=KEEPER, forced=FORCED),
-    "empty": entry("empty", Idle(), NEXT, timeout_ms=None),
+    "empty": entry("empty", IdlePhase(), NEXT, timeout_ms=None),
 }
 
 
@@ -94,7 +98,7 @@ ENTRIES = {
 def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A segment with all of them, and a tombstone."""
     records: list[TxnRecord] = [EntryStored(entry=stands) for stands in ENTRIES.values()]
-    records.append(EntryExpired(transactional_id=TransactionalId("gone")))
+    records.append(EntryRemoved(transactional_id=TransactionalId("gone")))
     file = tmp_path_factory.mktemp("__transaction_state-0") / f"{0:020}.log"
     with file.open("wb") as out:
         for offset, record in enumerate(records):
@@ -106,7 +110,7 @@ def segment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def expected(stored: TxnEntry) -> dict[str, Any]:
     """What the tool shows of an entry: KIP-939's fields, no private ones."""
-    phase, shown = stored.phase, stored.shown
+    phase, shown = stored.phase, stored.described_identity
     fields: dict[str, Any] = {
         "producerId": shown.producer_id,
         "producerEpoch": shown.epoch,
@@ -115,13 +119,13 @@ def expected(stored: TxnEntry) -> dict[str, Any]:
     }
     if stored.client != shown:
         fields |= {"nextProducerId": stored.client.producer_id, "nextProducerEpoch": stored.client.epoch}
-    if stored.superseded is not None and not isinstance(phase, Ongoing):
-        fields["previousProducerId"] = stored.superseded.producer_id
-    timeout_ms = stored.timeout_ms if isinstance(phase, Idle) else phase.timeout_ms
+    if stored.previous_identity is not None and not isinstance(phase, OngoingPhase):
+        fields["previousProducerId"] = stored.previous_identity.producer_id
+    timeout_ms = stored.timeout_ms if isinstance(phase, IdlePhase) else phase.timeout_ms
     fields["transactionTimeoutMs"] = INT32_MAX if timeout_ms is None else timeout_ms
     open_ = [{"topic": "orders", "partitionIds": [0, 3]}]
     empty: list[str] | None = None if stored.state.label == "Empty" else []
-    fields["transactionPartitions"] = empty if isinstance(phase, Idle) else open_
+    fields["transactionPartitions"] = empty if isinstance(phase, IdlePhase) else open_
     fields["transactionLastUpdateTimestampMs"] = NOW
     fields["transactionStartTimestampMs"] = -1 if phase.started_ms is None else phase.started_ms
     return fields
@@ -181,6 +185,10 @@ def test_a_broker_without_kip_939_finishes_every_transaction() -> None:
     for name, line in zip(names, read, strict=True):
         stored = ENTRIES[name]
         state, pair, _, _, timeout, _, version, _, marked = line.split()
-        assert (state, pair, version) == (stored.state.label, str(stored.shown), "2")
-        assert marked == (str(marker_of(stored.shown)) if isinstance(stored.phase, Ongoing) else "-")
+        assert (state, pair, version) == (stored.state.label, str(stored.described_identity), "2")
+        assert marked == (
+            str(derive_marker_identity(stored.described_identity))
+            if isinstance(stored.phase, OngoingPhase)
+            else "-"
+        )
         assert timeout == str(expected(stored)["transactionTimeoutMs"])

@@ -142,7 +142,7 @@ def hang(cluster: Any, topic: str, producer_id: int) -> int:
     long_ago = int(time.time() * 1000) - HOUR_MS
     record = Record(offset=0, timestamp_ms=long_ago, key=None, value=b"hanging", headers=())
     data = encode_batch(
-        [record], BatchMeta(producer_id=producer_id, epoch=0, base_sequence=0, transactional=True)
+        [record], BatchMeta(producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True)
     )
     part = produce.PartitionProduceData(index=0, records=data)
     request = produce.ProduceRequest(

@@ -67,7 +67,7 @@ def test_a_driver_that_was_replaced_is_told(query: Query) -> None:
     late = Decision(nonce="late", participants=(), transaction_version=2, decided_ms=0)
     with pytest.raises(PrefixTaken):
         old.run(old.decisions.append(late, lease.coordinator, 2), "decide")
-    old.give_up(votes)
+    old.try_abort(votes)
     assert new.commit(mine) is not None
 
 
@@ -76,7 +76,7 @@ def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:
     lease = driver.begin()
     votes = [query.write(lease, 0), None]
     query.write(lease, 0)
-    driver.give_up(votes)
+    driver.try_abort(votes)
     assert query.open_ids() == []
 
 
@@ -92,5 +92,5 @@ def test_the_timeout_hole_is_reported_until_it_is_accepted(query: Query) -> None
         with pytest.raises(DecisionBroken, match="aborted by the cluster"):
             query.station().begin()
     client = {"bootstrap.servers": query.bootstrap, "tallystick.modes": "resume"}
-    assert len(resolve(query.prefix, client, retire=True).lost) == 1
+    assert len(resolve(query.prefix, client, retire=True).lost_ids) == 1
     assert query.station().begin().decided is None

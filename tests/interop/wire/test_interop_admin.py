@@ -11,7 +11,7 @@ from tests.support.hanging import hang
 from tallystick.admin.client import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.admin.errors import NothingOpen, NotSafe
-from tallystick.admin.hanging import Finding, Verdict
+from tallystick.admin.hanging import HangingFinding, Verdict
 from tallystick.admin.topics import EARLIEST, LATEST, NewTopic
 from tallystick.admin.transactions import AbortSpec
 from tallystick.cli.main import main
@@ -66,7 +66,7 @@ def test_hanging_and_slow_are_told_apart_and_only_one_is_ended(
     assert by_partition[slow].verdict is Verdict.SLOW
     assert (by_partition[hanging].verdict, by_partition[hanging].finding) == (
         Verdict.HANGING,
-        Finding.NOBODYS,
+        HangingFinding.UNKNOWN_PRODUCER_ID,
     )
     with pytest.raises(NotSafe, match="another outcome"):
         admin.abort_transaction(AbortSpec(partition=slow, start_offset=0))

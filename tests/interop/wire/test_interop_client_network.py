@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from tallystick.client.config import ClientConfig
-from tallystick.client.errors import BrokerRefused, NotSupported, TimedOut, refused
+from tallystick.client.errors import BrokerRefused, NotSupported, TimedOut, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
@@ -19,13 +19,15 @@ async def initialise(cluster: Cluster, key: str, **more: bool) -> InitProducerId
 
     async def attempt() -> InitProducerIdResponse:
         answer = await cluster.send(
-            await cluster.coordinator("transaction", key), request, InitProducerIdResponse
+            await cluster.find_coordinator("transaction", key), request, InitProducerIdResponse
         )
         if answer.error_code:
-            raise refused("InitProducerId", key, answer.error_code)
+            raise build_broker_error("InitProducerId", key, answer.error_code)
         return answer
 
-    return await cluster.retrying("InitProducerId", key, attempt, cluster.deadline("max.block.ms", 60_000))
+    return await cluster.run_with_retries(
+        "InitProducerId", key, attempt, cluster.start_deadline("max.block.ms", 60_000)
+    )
 
 
 def test_a_client_finds_its_way(cluster: Any) -> None:
@@ -37,8 +39,8 @@ def test_a_client_finds_its_way(cluster: Any) -> None:
         client = Cluster(ClientConfig(bootstrap_servers=(cluster.bootstrap,)))
         image = await client.refresh([topic])
         assert set(image.topics[topic].partitions) == {0, 1, 2}
-        assert {await client.node_for(TopicPartition(topic, n)) for n in range(3)} == set(image.nodes)
-        assert client.feature("transaction.version") == 2
+        assert {await client.find_leader(TopicPartition(topic, n)) for n in range(3)} == set(image.nodes)
+        assert client.get_feature_level("transaction.version") == 2
         first, second = await initialise(client, key), await initialise(client, key)
         assert (second.producer_id, second.producer_epoch) == (first.producer_id, first.producer_epoch + 1)
         assert client.metrics()["connection-count"] == 1
@@ -53,8 +55,10 @@ def test_errors_mean_the_same(cluster: Any) -> None:
     async def main() -> None:
         client = Cluster(ClientConfig(bootstrap_servers=(cluster.bootstrap,)))
         missing = TopicPartition(cluster.fresh_name("missing"), 0)
-        deadline = client.deadline("max.block.ms", 300)
-        late = await outcome(client.retrying("Metadata", missing, lambda: client.node_for(missing), deadline))
+        deadline = client.start_deadline("max.block.ms", 300)
+        late = await outcome(
+            client.run_with_retries("Metadata", missing, lambda: client.find_leader(missing), deadline)
+        )
         assert isinstance(late, TimedOut)
         assert "UNKNOWN_TOPIC_OR_PARTITION" in str(late)
         assert late.effect is Effect.NONE
@@ -66,9 +70,9 @@ def test_errors_mean_the_same(cluster: Any) -> None:
             producer_epoch=claimed.producer_epoch + 7,
             committed=True,
         )
-        node = await client.coordinator("transaction", key)
+        node = await client.find_coordinator("transaction", key)
         answer = await client.send(node, stale, EndTxnResponse)
-        fenced = refused("EndTxn", key, answer.error_code)
+        fenced = build_broker_error("EndTxn", key, answer.error_code)
         assert fenced.code == ErrorCode.PRODUCER_FENCED
         assert (fenced.effect, fenced.remedy) == (Effect.UNKNOWN, Remedy.LOOK_UP)
         await client.close()
@@ -84,7 +88,7 @@ def test_keep_is_there_or_said_to_be_missing(cluster: Any) -> None:
         client = Cluster(ClientConfig(bootstrap_servers=(cluster.bootstrap,)))
         await client.start()
         (node,) = client.image.nodes
-        has_keep = (await client.versions(node)).highest(ApiKey.INIT_PRODUCER_ID) == 6
+        has_keep = (await client.wait_for_versions(node)).find_latest_usable(ApiKey.INIT_PRODUCER_ID) == 6
         assert has_keep == (cluster.name == "tallystick")
         found = await outcome(initialise(client, key, keep_prepared_txn=True))
         if has_keep:

@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, TopicPartition
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ConnectionLost
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.protocol.messages.produce import ProduceRequest, ProduceResponse
@@ -53,23 +53,23 @@ def test_batches_whose_answers_were_lost_are_in_the_log_once_after_a_clean_resta
         config = ProducerConfig.parse({"bootstrap.servers": cluster.bootstrap, **settings})
         client = LosingCluster(config.client, in_flight_max=count)
         engine = ProducerEngine(client, config)
-        await engine.admitted(topic, client.deadline("max.block.ms", 60_000))
+        await engine.wait_for_space(topic, client.start_deadline("max.block.ms", 60_000))
         await engine.append(topic, b"first")
         client.take(count)
         deliveries = []
         while len(deliveries) < count:
             try:
                 deliveries.append(engine.append(topic, b"r%d" % len(deliveries)))
-            except NotNow:
-                await engine.admitted(topic, client.deadline("max.block.ms", 60_000))
+            except BufferFullOrUnknownTopic:
+                await engine.wait_for_space(topic, client.start_deadline("max.block.ms", 60_000))
         await client.sent.wait()
         answers = await asyncio.gather(*client.answers)
         assert all(isinstance(a, ProduceResponse) and _code(a) == 0 for a in answers)
         cluster.stop()
         cluster.start()  # not in another thread: the broker ends with the thread that started it
         client.lose()
-        await engine.flush(client.deadline("flush", 60_000))
-        await engine.close(client.deadline("close", 5_000))
+        await engine.flush(client.start_deadline("flush", 60_000))
+        await engine.close(client.start_deadline("close", 5_000))
         await client.close()
         return deliveries
 

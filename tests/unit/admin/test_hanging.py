@@ -6,18 +6,18 @@ from itertools import product
 import pytest
 
 from tallystick.admin.hanging import (
-    BREAKS,
-    VERDICTS,
-    Breaks,
-    Case,
-    Finding,
-    Look,
+    HARM_BY_VERDICT,
+    VERDICT_BY_FINDING,
+    AbortHarm,
+    ClusterSnapshot,
+    HangingCase,
+    HangingFinding,
     Verdict,
     is_late,
-    judge,
+    judge_transactions,
 )
 from tallystick.admin.model import OpenTransaction, TransactionDescription
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
 
 HERE, ELSEWHERE = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -28,8 +28,8 @@ STATES = (
 )  # fmt: skip
 
 
-def identity(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def identity(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 def opened(epoch: int = 5, *, start: int = 10, last_ms: int | None = 0) -> OpenTransaction:
@@ -58,25 +58,25 @@ def coordinated(
 
 def look(
     view: TransactionDescription | None = None, one: OpenTransaction | None = None, *, complete: bool = True
-) -> Look:
-    return Look(
+) -> ClusterSnapshot:
+    return ClusterSnapshot(
         at_ms=NOW,
-        opened=(one or opened(),),
-        listed={ProducerId(7): ("pay",)} if view else {},
-        described={"pay": view} if view else {},
-        complete=complete,
+        open_transactions=(one or opened(),),
+        ids_by_producer={ProducerId(7): ("pay",)} if view else {},
+        descriptions={"pay": view} if view else {},
+        is_complete=complete,
     )
 
 
-def found(at: Look) -> Finding:
-    (case,) = judge(at, LIMIT)
+def found(at: ClusterSnapshot) -> HangingFinding:
+    (case,) = judge_transactions(at, LIMIT)
     return case.finding
 
 
 def test_every_finding_has_a_verdict_and_every_verdict_says_what_ending_it_breaks() -> None:
-    assert set(VERDICTS) == set(Finding)
-    assert set(BREAKS) == set(Verdict)
-    assert set(BREAKS.values()) == set(Breaks)
+    assert set(VERDICT_BY_FINDING) == set(HangingFinding)
+    assert set(HARM_BY_VERDICT) == set(Verdict)
+    assert set(HARM_BY_VERDICT.values()) == set(AbortHarm)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ WORLDS = [
 ]  # fmt: skip
 
 
-def look_at(world: World) -> Look:
+def look_at(world: World) -> ClusterSnapshot:
     view = coordinated(
         world.state,
         world.epoch,
@@ -111,13 +111,13 @@ def look_at(world: World) -> Look:
         timeout_ms=world.timeout_ms,
         started_ms=world.started_ms,
     )
-    return Look(
+    return ClusterSnapshot(
         at_ms=NOW,
-        opened=(opened(5),),
-        listed={ProducerId(7): ("pay",)} if world.listed else {},
-        described={"pay": view} if world.described else {},
-        forgotten=frozenset({"pay"}) if world.forgotten else frozenset(),
-        complete=world.complete,
+        open_transactions=(opened(5),),
+        ids_by_producer={ProducerId(7): ("pay",)} if world.listed else {},
+        descriptions={"pay": view} if world.described else {},
+        expired_ids=frozenset({"pay"}) if world.forgotten else frozenset(),
+        is_complete=world.complete,
     )
 
 
@@ -145,8 +145,8 @@ def test_all_small_inputs() -> None:
     """[ADM-1] HANGING takes two looks, and only where nobody will end it."""
     seen = set()
     for world in WORLDS:
-        first = judge(look_at(world), LIMIT)
-        (again,) = judge(look_at(world), LIMIT, first)
+        first = judge_transactions(look_at(world), LIMIT)
+        (again,) = judge_transactions(look_at(world), LIMIT, first)
         seen.add(again.finding)
         assert first[0].finding is again.finding
         assert first[0].verdict is not Verdict.HANGING, world
@@ -158,62 +158,65 @@ def test_all_small_inputs() -> None:
             assert again.verdict in (Verdict.UNKNOWN, Verdict.CONTRADICTION), world
         if ended and world.state == "Ongoing" and world.timeout_ms is None:
             assert again.verdict is Verdict.IN_DOUBT, world
-    assert seen == set(Finding)
+    assert seen == set(HangingFinding)
 
 
 def test_a_second_look_must_be_at_the_same_transaction() -> None:
     """[ADM-1] Another transaction of the same producer in the same partition is suspected, not hanging."""
-    first = judge(look(), LIMIT)
+    first = judge_transactions(look(), LIMIT)
     assert first[0].verdict is Verdict.SUSPECTED
     for other in (opened(start=11), opened(6)):
-        assert judge(look(one=other), LIMIT, first)[0].verdict is Verdict.SUSPECTED
-    assert judge(look(), LIMIT, first)[0].verdict is Verdict.HANGING
+        assert judge_transactions(look(one=other), LIMIT, first)[0].verdict is Verdict.SUSPECTED
+    assert judge_transactions(look(), LIMIT, first)[0].verdict is Verdict.HANGING
 
 
 def test_a_transaction_that_ran_on_in_the_first_look_is_not_hanging_in_the_second() -> None:
-    running = judge(look(coordinated("Ongoing", 5, HERE)), LIMIT)
-    assert judge(look(coordinated("CompleteCommit", 6)), LIMIT, running)[0].verdict is Verdict.SUSPECTED
+    running = judge_transactions(look(coordinated("Ongoing", 5, HERE)), LIMIT)
+    assert (
+        judge_transactions(look(coordinated("CompleteCommit", 6)), LIMIT, running)[0].verdict
+        is Verdict.SUSPECTED
+    )
 
 
 def test_a_later_transaction_with_the_same_partition_does_not_hide_an_older_one() -> None:
     """Kafka's tool compares no epochs: `hanging if partition absent from the described set`."""
-    assert found(look(coordinated("Ongoing", 6, HERE))) is Finding.OLDER
+    assert found(look(coordinated("Ongoing", 6, HERE))) is HangingFinding.STALE_EPOCH
 
 
 def test_a_coordinator_that_did_not_answer_makes_nothing_hang() -> None:
-    assert found(look(complete=False)) is Finding.UNSEEN
-    assert found(look()) is Finding.NOBODYS
+    assert found(look(complete=False)) is HangingFinding.MAYBE_UNLISTED
+    assert found(look()) is HangingFinding.UNKNOWN_PRODUCER_ID
 
 
 def test_an_id_that_moved_to_another_producer_id_no_longer_answers_for_this_one() -> None:
     moved = replace(look(coordinated("Ongoing", 0, HERE, producer_id=8)))
-    assert found(moved) is Finding.NOBODYS
+    assert found(moved) is HangingFinding.UNKNOWN_PRODUCER_ID
 
 
 def test_of_two_ids_with_one_producer_id_the_more_careful_finding_holds() -> None:
     gone, prepared = coordinated("Empty", 6), coordinated("Ongoing", 5, HERE, timeout_ms=None)
     for names in (("gone", "prepared"), ("prepared", "gone")):
-        at = Look(
+        at = ClusterSnapshot(
             at_ms=NOW,
-            opened=(opened(),),
-            listed={ProducerId(7): names},
-            described={"gone": gone, "prepared": prepared},
-            complete=True,
+            open_transactions=(opened(),),
+            ids_by_producer={ProducerId(7): names},
+            descriptions={"gone": gone, "prepared": prepared},
+            is_complete=True,
         )
-        assert found(at) is Finding.TWO_PHASE
+        assert found(at) is HangingFinding.TWO_PHASE
 
 
 @pytest.mark.parametrize("last_ms", [None, NOW + 1])
 def test_timestamps_that_say_nothing_hide_nothing(last_ms: int | None) -> None:
-    (case,) = judge(look(one=opened(last_ms=last_ms)), LIMIT)
+    (case,) = judge_transactions(look(one=opened(last_ms=last_ms)), LIMIT)
     assert case.idle_ms is None
     assert is_late(case, LIMIT)
 
 
 def test_lateness_is_measured_from_the_start_where_a_coordinator_knows_it() -> None:
-    def case(last_ms: int, started_ms: int) -> Case:
+    def case(last_ms: int, started_ms: int) -> HangingCase:
         view = coordinated("Ongoing", 5, HERE, started_ms=started_ms)
-        return judge(look(view, opened(last_ms=last_ms)), LIMIT)[0]
+        return judge_transactions(look(view, opened(last_ms=last_ms)), LIMIT)[0]
 
     busy = case(last_ms=NOW, started_ms=NOW - LIMIT - 1)
     assert (busy.verdict, is_late(busy, LIMIT)) == (Verdict.SLOW, True)

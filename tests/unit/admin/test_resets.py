@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.admin.resets import planned
+from tallystick.admin.resets import plan_offset
 from tallystick.client.offsets import OffsetAndMetadata
 
 NOTED = OffsetAndMetadata(5, leader_epoch=2, metadata="a note")
@@ -16,5 +16,5 @@ NOTED = OffsetAndMetadata(5, leader_epoch=2, metadata="a note")
 def test_an_offset_that_stays_stays_whole(
     now: OffsetAndMetadata | None, offset: int, then: OffsetAndMetadata
 ) -> None:
-    plan = planned(now, offset)
-    assert (plan.now, plan.then) == (now, then)
+    plan = plan_offset(now, offset)
+    assert (plan.current, plan.target) == (now, then)

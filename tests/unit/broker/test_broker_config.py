@@ -9,10 +9,10 @@ from tallystick.broker.config.broker_config import (
     TOPIC_SETTINGS,
     BrokerConfig,
     Endpoint,
-    ineffective,
+    list_ineffective,
 )
-from tallystick.broker.config.kafka_names import NO_EFFECT, REFUSED
-from tallystick.broker.partitions.data_directory import storage_config
+from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, REFUSED_SETTINGS
+from tallystick.broker.partitions.data_directory import make_log_config
 from tallystick.kernel.settings import BadConfig, read_properties
 from tallystick.protocol.records import Codec, TimestampType
 
@@ -54,9 +54,9 @@ def problems_of(given: dict[str, str]) -> list[str]:
 def test_the_file_kafka_ships_starts_this_broker() -> None:
     given = read_properties(STOCK, "server.properties")
     config = BrokerConfig.parse(given)
-    assert config.listen == Endpoint("", 9092)
-    assert config.advertise == Endpoint("localhost", 9092)
-    assert "num.io.threads" in ineffective(given)
+    assert config.listen_endpoint == Endpoint("", 9092)
+    assert config.advertised_endpoint == Endpoint("localhost", 9092)
+    assert "num.io.threads" in list_ineffective(given)
 
 
 def test_every_problem_is_reported_at_once_and_unknown_names_get_a_hint() -> None:
@@ -100,41 +100,43 @@ def test_a_wildcard_needs_an_advertised_address(listen: str) -> None:
     ],
 )
 def test_retention_falls_back_from_ms_to_minutes_to_hours(given: dict[str, str], hours: int) -> None:
-    assert BrokerConfig.parse(given).topic().retention_ms == hours * 3_600_000
+    assert BrokerConfig.parse(given).make_topic_config().retention_ms == hours * 3_600_000
 
 
 def test_minus_one_is_no_limit_wherever_it_was_said() -> None:
-    assert BrokerConfig.parse({"log.retention.hours": "-1"}).topic().retention_ms is None
-    assert BrokerConfig.parse({}).topic({"retention.ms": "-1"}).retention_ms is None
+    assert BrokerConfig.parse({"log.retention.hours": "-1"}).make_topic_config().retention_ms is None
+    assert BrokerConfig.parse({}).make_topic_config({"retention.ms": "-1"}).retention_ms is None
 
 
 def test_a_topic_overrides_what_the_broker_says() -> None:
     config = BrokerConfig.parse({"message.max.bytes": "2000", "log.cleanup.policy": "compact"})
-    assert config.topic().max_message_bytes == 2000
-    own = config.topic({"max.message.bytes": "3000", "cleanup.policy": "delete, compact"})
+    assert config.make_topic_config().max_message_bytes == 2000
+    own = config.make_topic_config({"max.message.bytes": "3000", "cleanup.policy": "delete, compact"})
     assert own.max_message_bytes == 3000
     assert own.cleanup_policy == ("delete", "compact")
 
 
 def test_topic_problems_come_together_too() -> None:
     with pytest.raises(BadConfig) as caught:
-        BrokerConfig.parse({}).topic({"retention.mss": "1", "segment.bytes": "1", "cleanup.policy": "shrink"})
+        BrokerConfig.parse({}).make_topic_config(
+            {"retention.mss": "1", "segment.bytes": "1", "cleanup.policy": "shrink"}
+        )
     assert len(str(caught.value).splitlines()) == 3
 
 
 def test_tiered_storage_and_throttles_are_accepted_as_their_defaults_only() -> None:
     config = BrokerConfig.parse({})
-    assert config.topic({"remote.storage.enable": "false"})
+    assert config.make_topic_config({"remote.storage.enable": "false"})
     with pytest.raises(BadConfig, match=r"remote\.storage\.enable"):
-        config.topic({"remote.storage.enable": "true"})
+        config.make_topic_config({"remote.storage.enable": "true"})
 
 
 def test_the_storage_layer_gets_every_value() -> None:
     config = BrokerConfig.parse({"flush.policy": "os", "producer.id.expiration.ms": "5"})
-    topic = config.topic(
+    topic = config.make_topic_config(
         {"compression.type": "zstd", "message.timestamp.type": "LogAppendTime", "cleanup.policy": "compact"}
     )
-    made = storage_config("t", topic, config)
+    made = make_log_config("t", topic, config)
     assert made.compression_type is Codec.ZSTD
     assert made.compression_level == 3
     assert made.message_timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -142,7 +144,7 @@ def test_the_storage_layer_gets_every_value() -> None:
     assert made.flush_policy == "os"
     assert made.producer_id_expiration_ms == 5
     assert not made.internal
-    assert storage_config("__consumer_offsets", topic, config).internal
+    assert make_log_config("__consumer_offsets", topic, config).internal
 
 
 def test_synonyms_name_settings_that_exist_and_have_the_same_default() -> None:
@@ -157,7 +159,7 @@ def test_synonyms_name_settings_that_exist_and_have_the_same_default() -> None:
 
 
 def test_no_setting_is_both_effective_and_without_effect() -> None:
-    assert not NO_EFFECT & set(BROKER_SETTINGS)
+    assert not INEFFECTIVE_SETTINGS & set(BROKER_SETTINGS)
 
 
 def test_every_default_can_be_written_and_read_back() -> None:
@@ -190,5 +192,5 @@ def test_properties_report_every_bad_line() -> None:
 
 def test_every_setting_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[3] / "docs/config.md").read_text()
-    for name in (*BROKER_SETTINGS, *TOPIC_SETTINGS, *NO_EFFECT, *REFUSED):
+    for name in (*BROKER_SETTINGS, *TOPIC_SETTINGS, *INEFFECTIVE_SETTINGS, *REFUSED_SETTINGS):
         assert f"`{name}`" in text, f"{name}: run tools/config_docs.py"

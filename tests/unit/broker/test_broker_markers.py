@@ -6,32 +6,34 @@ import pytest
 from tests.support.leading import TOPIC, Leader, leader, turns
 from tests.support.memory_broker import on_a_loop
 
-from tallystick.broker.txn import unclean_start
-from tallystick.broker.txn.machine.commands import SendMarkers
-from tallystick.broker.txn.machine.model import Outcome
-from tallystick.broker.txn.marker_sender import Marked
-from tallystick.broker.txn.markers import PartitionMarkers
-from tallystick.broker.txn.unclean_start import read_outcome
+from tallystick.broker.txn import start_comparison
+from tallystick.broker.txn.machine.commands import MarkerRequest
+from tallystick.broker.txn.machine.model import TransactionResult
+from tallystick.broker.txn.marker_sender import MarkerResult
+from tallystick.broker.txn.markers import LocalMarkerWriter
+from tallystick.broker.txn.start_comparison import find_marker_result
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, Offset, ProducerEpoch, TimestampMs, TopicPartition
+from tallystick.kernel.ids import Offset, ProducerEpoch, ProducerIdAndEpoch, TimestampMs, TopicPartition
 from tallystick.protocol.records import iter_headers, read_marker
-from tallystick.protocol.records.control import ControlType, Marker
-from tallystick.storage.fs import LogFull
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker
+from tallystick.storage.fs import DiskFull
 from tallystick.storage.log import AppendResult, TxnGuard
 
 P0 = TopicPartition(TOPIC, 0)
 OFFSETS_0 = TopicPartition("__consumer_offsets", 0)
 
 
-def send(marker: Identity, outcome: Outcome = Outcome.COMMIT, version: int = 2) -> SendMarkers:
-    return SendMarkers(
-        marker=marker, outcome=outcome, partitions=frozenset({P0}), transaction_version=version
+def send(
+    marker: ProducerIdAndEpoch, outcome: TransactionResult = TransactionResult.COMMIT, version: int = 2
+) -> MarkerRequest:
+    return MarkerRequest(
+        marker_identity=marker, outcome=outcome, partitions=frozenset({P0}), transaction_version=version
     )
 
 
-def after(who: Identity, by: int = 1) -> Identity:
-    return Identity(who.producer_id, ProducerEpoch(who.epoch + by))
+def after(who: ProducerIdAndEpoch, by: int = 1) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(who.producer_id, ProducerEpoch(who.epoch + by))
 
 
 class Desk:
@@ -40,22 +42,22 @@ class Desk:
     def __init__(self, world: Leader) -> None:
         self.world = world
         broker = world.broker
-        self.sink = PartitionMarkers(broker.topics, broker.groups, broker.clock)
+        self.sink = LocalMarkerWriter(broker.topics, broker.groups, broker.clock)
 
-    async def write(self, what: SendMarkers, to: TopicPartition = P0, epoch: int = 0) -> Marked:
+    async def write(self, what: MarkerRequest, to: TopicPartition = P0, epoch: int = 0) -> MarkerResult:
         marked = self.sink.write(what, to, epoch)
         if marked is None or isinstance(marked, int | Reject):
             return marked
         return await marked
 
-    def markers(self) -> list[tuple[Marker, Identity | None]]:
+    def markers(self) -> list[tuple[EndTransactionMarker, ProducerIdAndEpoch | None]]:
         found = []
-        for piece in self.world.partition().read_all(1 << 20):
+        for piece in self.world.partition().iter_batches(1 << 20):
             for at, header in iter_headers(piece):
                 if header.is_control:
                     marker = read_marker(piece, at)
                     assert marker is not None
-                    found.append((marker, header.producer))
+                    found.append((marker, header.producer_id_and_epoch))
         return found
 
 
@@ -66,8 +68,10 @@ async def test_a_marker_ends_the_transaction_and_says_who_wrote_it() -> None:
         desk, who = Desk(world), await world.identity()
         assert await world.write(who) is ErrorCode.NONE
         assert world.partition().log.last_stable_offset == 0
-        assert await desk.write(send(after(who), Outcome.ABORT), epoch=3) == 1
-        assert desk.markers() == [(Marker(type=ControlType.ABORT, coordinator_epoch=3), after(who))]
+        assert await desk.write(send(after(who), TransactionResult.ABORT), epoch=3) == 1
+        assert desk.markers() == [
+            (EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=3), after(who))
+        ]
         assert world.partition().log.last_stable_offset == 2
 
 
@@ -95,7 +99,7 @@ async def test_a_marker_that_a_later_transaction_has_overtaken_ends_nothing() ->
     async with leader() as world:
         desk, who = Desk(world), await world.identity()
         await world.write(who)
-        following = await world.end(who, Outcome.COMMIT)
+        following = await world.end(who, TransactionResult.COMMIT)
         assert following == after(who)
         assert await world.write(following) is ErrorCode.NONE
         assert await desk.write(send(after(who))) is None
@@ -109,7 +113,7 @@ async def test_a_higher_coordinator_epoch_that_was_seen_there_is_taken_over() ->
     async with leader() as world:
         desk, who = Desk(world), await world.identity()
         await world.write(who)
-        assert await desk.write(send(after(who), Outcome.ABORT), epoch=40) == 1
+        assert await desk.write(send(after(who), TransactionResult.ABORT), epoch=40) == 1
         assert await desk.write(send(after(who, 2)), epoch=4) == 2
         assert [marker.coordinator_epoch for marker, _ in desk.markers()] == [40, 40]
 
@@ -120,7 +124,7 @@ async def test_a_full_disk_is_a_reason_to_wait(monkeypatch: pytest.MonkeyPatch) 
         who = await world.identity()
 
         def refuse(*args: object, **kwargs: object) -> None:
-            raise LogFull("data", "no space left")
+            raise DiskFull("data", "no space left")
 
         monkeypatch.setattr(world.partition().log, "_write", refuse)
         refused = await Desk(world).write(send(after(who)))
@@ -178,10 +182,10 @@ def test_markers_of_offsets_go_through_the_groups(
     @on_a_loop
     async def run() -> None:
         async with leader() as world:
-            assert await world.broker.groups.prepare() is None
+            assert await world.broker.groups.ensure_topic() is None
             who, groups = await world.identity(), Groups(answer)
             desk = Desk(world)
-            desk.sink = PartitionMarkers(world.broker.topics, groups, world.broker.clock)
+            desk.sink = LocalMarkerWriter(world.broker.topics, groups, world.broker.clock)
             found = await desk.write(send(after(who), version=1), OFFSETS_0)
             assert (found.code if isinstance(found, Reject) else found) == marked
             assert groups.asked == [(0, TxnGuard(transaction_version=1))]
@@ -189,9 +193,11 @@ def test_markers_of_offsets_go_through_the_groups(
     run()
 
 
-@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("outcome", TransactionResult)
 @pytest.mark.parametrize("later_ms", [0, 1, 86_400_000])
-def test_a_marker_is_found_although_the_clock_was_set_back_before_it(outcome: Outcome, later_ms: int) -> None:
+def test_a_marker_is_found_although_the_clock_was_set_back_before_it(
+    outcome: TransactionResult, later_ms: int
+) -> None:
     """Else a transaction whose decision power loss took would be decided anew, and perhaps otherwise."""
 
     @on_a_loop
@@ -201,8 +207,8 @@ def test_a_marker_is_found_although_the_clock_was_set_back_before_it(outcome: Ou
             await world.write(who)
             await world.end(who, outcome)
             began_ms = TimestampMs(world.clock.now_ms() + later_ms)
-            assert await read_outcome(world.partition(), after(who), began_ms) is outcome
-            assert await read_outcome(world.partition(), who, began_ms) is None
+            assert await find_marker_result(world.partition(), after(who), began_ms) is outcome
+            assert await find_marker_result(world.partition(), who, began_ms) is None
 
     run()
 
@@ -210,18 +216,20 @@ def test_a_marker_is_found_although_the_clock_was_set_back_before_it(outcome: Ou
 @on_a_loop
 async def test_others_have_the_loop_while_a_marker_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any client can have one looked for that is not there: a log of any size, read at a start."""
-    monkeypatch.setattr(unclean_start, "SCAN_BYTES", 1)  # a batch at a time
+    monkeypatch.setattr(start_comparison, "SCAN_BYTES", 1)  # a batch at a time
     async with leader() as world:
         who = await world.identity()
         await world.write(who)
-        await world.end(who, Outcome.COMMIT)
+        await world.end(who, TransactionResult.COMMIT)
         batches = 2
-        looking = asyncio.ensure_future(read_outcome(world.partition(), who, TimestampMs(0)))
+        looking = asyncio.ensure_future(find_marker_result(world.partition(), who, TimestampMs(0)))
         turns = 0
         while not looking.done():
             turns += 1
             await asyncio.sleep(0)
         assert await looking is None
         assert turns > batches
-        monkeypatch.setattr(unclean_start, "LOOKED_AT_BYTES_MAX", 1)
-        assert await read_outcome(world.partition(), after(who), TimestampMs(0)) is None, "and no further"
+        monkeypatch.setattr(start_comparison, "SCAN_BYTES_MAX", 1)
+        assert await find_marker_result(world.partition(), after(who), TimestampMs(0)) is None, (
+            "and no further"
+        )

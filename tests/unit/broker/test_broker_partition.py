@@ -7,19 +7,26 @@ import pytest
 from tallystick.broker.config.topic_config import TopicConfig
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import (
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,
-    Marker,
+    EndTransactionMarker,
     Record,
     encode_batch,
     encode_marker,
 )
 from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogHooks, TxnGuard, Unlimited
+from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
 from tallystick.testing.memory_fs import MemoryFileSystem
@@ -32,7 +39,7 @@ class Lost(TallystickError):
 def partition(policy: FlushPolicy) -> tuple[Partition, list[Log]]:
     fs = MemoryFileSystem()
     fs.mkdir("/data")
-    hooks = LogHooks(space=Unlimited(), residents=Residents())
+    hooks = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
     log = create_log(fs, "/data/t-0", TopicPartition("t", 0), LogConfig(flush_policy=policy), hooks)
     requested: list[Log] = []
     made = Partition(
@@ -60,17 +67,17 @@ def test_nobody_sees_or_is_told_of_what_is_not_on_the_disk() -> None:
         made, requested = partition("ack")
         called: list[int] = []
         made.add_waiter(lambda: called.append(made.log.high_watermark))
-        durable = made.durable(append(made).last_offset)
+        durable = made.when_durable(append(made).last_offset)
         assert durable is not None
         assert requested == [made.log]
         assert made.log.high_watermark == 0
-        made.advanced()
+        made.notify_waiters()
         assert not durable.done()
         made.log.sync()
-        made.advanced()
+        made.notify_waiters()
         assert durable.done()
         assert called[-1] == 1
-        assert made.durable(Offset(0)) is None
+        assert made.when_durable(Offset(0)) is None
 
     asyncio.run(play())
 
@@ -80,21 +87,21 @@ def test_the_last_stable_offset_never_shows_a_marker_that_is_not_on_the_disk() -
 
     async def play() -> None:
         made, _ = partition("ack")
-        meta = BatchMeta(producer_id=42, epoch=0, base_sequence=0, transactional=True)
+        meta = BatchMeta(producer_id=42, producer_epoch=0, base_sequence=0, is_transactional=True)
         record = Record(offset=0, timestamp_ms=1, key=None, value=b"v", headers=())
         assert isinstance(made.append(encode_batch([record], meta), AppendOrigin.COORDINATOR), AppendResult)
         made.log.sync()
-        made.advanced()
+        made.notify_waiters()
         assert made.log.last_stable_offset == 0
-        marker = Marker(type=ControlType.COMMIT, coordinator_epoch=0)
-        signed = Identity(ProducerId(42), ProducerEpoch(1))
+        marker = EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=0)
+        signed = ProducerIdAndEpoch(ProducerId(42), ProducerEpoch(1))
         guard = TxnGuard(transaction_version=2)
         ended = made.append(encode_marker(marker, signed, timestamp_ms=2), AppendOrigin.COORDINATOR, guard)
         assert isinstance(ended, AppendResult)
-        made.advanced()
+        made.notify_waiters()
         assert (made.log.log_end_offset, made.log.last_stable_offset) == (2, 0)
         made.log.sync()
-        made.advanced()
+        made.notify_waiters()
         assert made.log.last_stable_offset == 2
 
     asyncio.run(play())
@@ -105,7 +112,7 @@ def test_where_nothing_is_synced_appending_is_enough() -> None:
         made, _ = partition("os")
         called: list[int] = []
         made.add_waiter(lambda: called.append(made.log.high_watermark))
-        assert made.durable(append(made).last_offset) is None
+        assert made.when_durable(append(made).last_offset) is None
         assert called == [1]
 
     asyncio.run(play())
@@ -116,7 +123,7 @@ def test_a_lost_disk_fails_all_who_wait() -> None:
 
     async def play() -> None:
         made, _ = partition("ack")
-        waiting = [made.durable(append(made).last_offset) for _ in range(3)]
+        waiting = [made.when_durable(append(made).last_offset) for _ in range(3)]
         made.fail(Lost("gone"))
         for future in waiting:
             assert future is not None
@@ -131,9 +138,9 @@ def test_a_replay_reads_every_batch_once() -> None:
         made, _ = partition("os")
         for _ in range(10):
             append(made)
-        pieces = list(made.read_all(150))
+        pieces = list(made.iter_batches(150))
         assert len(pieces) > 1
-        assert b"".join(pieces) == b"".join(made.read_all(1 << 20))
+        assert b"".join(pieces) == b"".join(made.iter_batches(1 << 20))
 
     asyncio.run(play())
 
@@ -143,11 +150,11 @@ def test_a_replay_whose_read_is_refused_fails_instead_of_taking_a_part_for_the_w
         made, _ = partition("os")
         for _ in range(10):
             append(made)
-        pieces = made.read_all(150)
+        pieces = made.iter_batches(150)
         assert next(pieces)
         made.delete_records_before(Offset(8))
         with pytest.raises(StorageFailure, match="the log has 8 to 10"):
             list(pieces)
-        assert b"".join(made.read_all(150)), "what is read anew begins where the log does"
+        assert b"".join(made.iter_batches(150)), "what is read anew begins where the log does"
 
     asyncio.run(play())

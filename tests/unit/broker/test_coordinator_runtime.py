@@ -7,7 +7,13 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any
 
-from tallystick.broker.coordinator.runtime import CoordinatorRuntime, Lane, Pending, Write, answer_all
+from tallystick.broker.coordinator.runtime import (
+    CommandQueue,
+    CoordinatorRuntime,
+    PendingCommand,
+    PendingWrite,
+    answer_all,
+)
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.testing import FakeClock
@@ -24,10 +30,10 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 class Partition:
-    def durable(self, offset: Offset) -> None:
+    def when_durable(self, offset: Offset) -> None:
         return None
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         return iter(())
 
 
@@ -54,7 +60,7 @@ class Counters:
         )
 
     def ask(self, key: str, number: int) -> "asyncio.Future[int | Reject]":
-        pending: Pending[int, int] = Pending(number, asyncio.get_running_loop().create_future())
+        pending: PendingCommand[int, int] = PendingCommand(number, asyncio.get_running_loop().create_future())
         return self.runtime.submit(key, pending)
 
     async def sync(self, failure: Exception | None = None) -> None:
@@ -65,13 +71,13 @@ class Counters:
             future.set_exception(failure)
         await asyncio.sleep(0)
 
-    def existing(self) -> Sequence[Partition]:
+    def list_partitions(self) -> Sequence[Partition]:
         return (Partition(), Partition())
 
-    def partition_of(self, key: str) -> int:
+    def partition_for(self, key: str) -> int:
         return int(key >= "n")
 
-    def decide(self, key: str, group: Sequence[Pending[int, int]]) -> Write | None:
+    def decide(self, key: str, group: Sequence[PendingCommand[int, int]]) -> PendingWrite | None:
         numbers = [pending.command for pending in group]
         if min(numbers) < 0:
             raise ValueError("a negative number")
@@ -81,37 +87,41 @@ class Counters:
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.syncs.append(future)
-        return Write(future, apply)
+        return PendingWrite(future, apply)
 
-    def _apply(self, key: str, group: Sequence[Pending[int, int]]) -> None:
+    def _apply(self, key: str, group: Sequence[PendingCommand[int, int]]) -> None:
         self.totals[key] = self.totals.get(key, 0) + sum(pending.command for pending in group)
         answer_all(group, self.totals[key])
 
-    def meet(self, key: str, pending: Pending[int, int], lane: Lane[int, int]) -> None:
-        self.runtime.enqueue(lane.queue, pending)
+    def enqueue_or_answer(
+        self, key: str, pending: PendingCommand[int, int], lane: CommandQueue[int, int]
+    ) -> None:
+        self.runtime.enqueue(lane.waiting, pending)
 
-    def next_group(self, key: str, queue: deque[Pending[int, int]]) -> Sequence[Pending[int, int]]:
+    def take_next_commands(
+        self, key: str, queue: deque[PendingCommand[int, int]]
+    ) -> Sequence[PendingCommand[int, int]]:
         first = queue.popleft()
         return () if first.future.done() else (first,)
 
-    def became_idle(self, key: str) -> None:
+    def on_idle(self, key: str) -> None:
         self.idle.append(key)
 
-    def overdue(self, command: int) -> Reject:
-        return self.runtime.refusals.slow
+    def build_timeout_answer(self, command: int) -> Reject:
+        return self.runtime.refusals.timed_out
 
     def is_lost(self, index: int) -> bool:
-        return self.runtime.partitions.is_lost(index)
+        return self.runtime.reloader.is_lost(index)
 
-    def discard(self, index: int) -> None:
-        for key in [key for key in self.totals if self.partition_of(key) == index]:
+    def unload(self, index: int) -> None:
+        for key in [key for key in self.totals if self.partition_for(key) == index]:
             del self.totals[key]
 
-    async def read_back(self, index: int) -> None:
-        async for _ in self.runtime.replay(index, 1024):
+    async def load(self, index: int) -> None:
+        async for _ in self.runtime.read_log(index, 1024):
             pass
 
-    def resume(self, index: int) -> None:
+    def on_loaded(self, index: int) -> None:
         pass
 
 
@@ -119,7 +129,7 @@ class Counters:
 async def test_a_command_that_needs_no_record_is_answered_at_once() -> None:
     counters = Counters()
     assert counters.ask("a", 0).result() == 0
-    assert not counters.runtime.lanes
+    assert not counters.runtime.command_queues
 
 
 @on_a_loop
@@ -142,7 +152,7 @@ async def test_a_command_whose_time_passes_while_it_queues_never_happens() -> No
     written, queued = counters.ask("a", 1), counters.ask("a", 2)
     counters.clock.advance(TIMEOUT_MS)
     counters.runtime.answer_overdue(counters.runtime.timer.monotonic_ms())
-    assert await written == await queued == counters.runtime.refusals.slow
+    assert await written == await queued == counters.runtime.refusals.timed_out
     await counters.sync()
     assert counters.totals == {"a": 1}, "what was written happens, though its caller waits no longer"
     assert not counters.syncs
@@ -168,7 +178,7 @@ async def test_a_broken_invariant_loses_its_partition_and_no_other() -> None:
     assert await counters.ask("a", -1) == counters.runtime.refusals.lost
     assert await counters.ask("z", 0) == 0
     counters.clock.advance(1_000)
-    counters.runtime.partitions.run_due(counters.clock.monotonic_ms())
+    counters.runtime.reloader.run_due(counters.clock.monotonic_ms())
     assert await counters.ask("a", 0) == counters.runtime.refusals.loading
     for _ in range(3):
         await asyncio.sleep(0)
@@ -180,7 +190,7 @@ async def test_what_is_asked_for_during_a_pause_is_decided_after_it() -> None:
     counters = Counters()
     before = counters.ask("a", 1)
     syncing = asyncio.ensure_future(counters.sync())
-    async with counters.runtime.paused(list) as is_settled:
+    async with counters.runtime.pause_commands(list) as is_settled:
         assert is_settled
         assert before.result() == 1
         during = counters.ask("b", 0)

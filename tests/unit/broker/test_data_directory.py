@@ -43,7 +43,7 @@ class Desk:
         self.files = DataDirectory(self.path, config, self.clock, self.failures.append)
         self.files.open().close()
         partition = self.files.open_partition(TOPIC, 0, TopicConfig())
-        self.files.begin_epochs()
+        self.files.begin_leader_epochs()
         self.files.report_recovery()
         return partition
 
@@ -90,7 +90,7 @@ async def test_a_log_that_goes_offline_ends_the_broker_whoever_met_it(tmp_path: 
     partition = desk.open()
     append(partition)
     log = partition.log
-    fail = log.fail("the disk is gone")
+    fail = log.take_offline("the disk is gone")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert set(desk.failures) == {fail}

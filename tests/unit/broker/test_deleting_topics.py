@@ -10,9 +10,9 @@ from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.metadata.store import MetadataStore, Topic
 from tallystick.broker.metrics.broker_metrics import TOPICS_TO_DELETE, read_gauges
-from tallystick.broker.partitions.data_directory import Disk
-from tallystick.broker.partitions.topics import NewTopic
-from tallystick.broker.serve import observed
+from tallystick.broker.partitions.data_directory import StorageEnvironment
+from tallystick.broker.partitions.topics import TopicSpec
+from tallystick.broker.serve import make_gauge_sources
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
@@ -24,13 +24,13 @@ from tallystick.storage.log import AppendResult
 from tallystick.storage.log_dir import random_id
 
 
-def failing_disk() -> tuple[FailingCalls, Disk]:
+def failing_disk() -> tuple[FailingCalls, StorageEnvironment]:
     calls = FailingCalls()
     return calls, memory_disk(calls)
 
 
 def write(desk: MemoryBroker, topic: str, value: bytes, partition: int = 0) -> None:
-    found = desk.broker.topics.partition(topic, partition)
+    found = desk.broker.topics.find_partition(topic, partition)
     assert found is not None
     record = Record(offset=0, timestamp_ms=0, key=b"k", value=value, headers=())
     assert isinstance(found.append(encode_batch([record], BatchMeta())), AppendResult)
@@ -38,15 +38,15 @@ def write(desk: MemoryBroker, topic: str, value: bytes, partition: int = 0) -> N
 
 async def stored(desk: MemoryBroker, change: Callable[[MetadataStore], None]) -> None:
     """Change the metadata behind the broker's back, in the thread it is used from."""
-    await desk.broker.worker.run(lambda: change(desk.broker.store))
+    await desk.broker.worker.run(lambda: change(desk.broker.metadata_store))
 
 
 def end_offsets(desk: MemoryBroker, topic: str) -> list[int]:
-    return [each.log.log_end_offset for each in desk.broker.topics.partitions(topic)]
+    return [each.log.log_end_offset for each in desk.broker.topics.list_partitions_of(topic)]
 
 
 async def make(desk: MemoryBroker, name: str, partitions: int = 2) -> Topic | Reject:
-    return await desk.broker.topics.create(NewTopic(name, partitions))
+    return await desk.broker.topics.create(TopicSpec(name, partitions))
 
 
 async def delete(desk: MemoryBroker, *names: str) -> list[int]:
@@ -96,7 +96,7 @@ async def test_records_of_a_topic_of_the_same_name_survive_a_failed_deletion() -
 
 
 def value_at_start(desk: MemoryBroker, topic: str, partition: int) -> bytes | None:
-    found = desk.broker.topics.partition(topic, partition)
+    found = desk.broker.topics.find_partition(topic, partition)
     assert found is not None
     read = found.log.read(Offset(0), 1_000, upper=found.log.log_end_offset)
     assert not isinstance(read, Reject)
@@ -115,7 +115,9 @@ async def test_a_name_that_is_not_free_yet_is_refused_everywhere_and_metrics_say
         assert await codes_of_metadata(desk, "orders") == [ErrorCode.KAFKA_STORAGE_ERROR]
         assert isinstance(await make(desk, "orders"), Reject)
         assert desk.broker.topics.find("orders") is None
-        readings = [reading for reading in read_gauges(observed(desk.broker)) if reading is not None]
+        readings = [
+            reading for reading in read_gauges(make_gauge_sources(desk.broker)) if reading is not None
+        ]
         assert (TOPICS_TO_DELETE, [((), 1)]) in readings
         assert isinstance(await make(desk, "other"), Topic), "one topic is in the way of no other"
         assert desk.broker.failure is None, "a descriptor that is missing is no broken disk"
@@ -141,9 +143,9 @@ async def test_files_that_cannot_be_removed_keep_no_name() -> None:
         assert desk.broker.failure is None
         assert isinstance(await make(desk, "orders"), Topic)
         write(desk, "orders", b"new")
-        assert desk.broker.files.has_given_up
+        assert desk.broker.data_directory.has_pending_removals
         calls.heal()
-        await desk.broker.files.remove_given_up()
+        await desk.broker.data_directory.remove_deleted_logs()
         assert not [name for name in calls.listdir("data") if name.endswith("-delete")]
         assert end_offsets(desk, "orders") == [1, 0]
 
@@ -174,7 +176,7 @@ async def test_a_topic_whose_making_failed_can_be_deleted() -> None:
         calls.heal()
         assert await delete(desk, "orders") == [ErrorCode.NONE]
     async with memory_broker(disk) as desk:
-        assert desk.broker.topics.names() == []
+        assert desk.broker.topics.list_names() == []
         assert not [name for name in calls.listdir("data") if "orders" in name]
 
 
@@ -213,7 +215,7 @@ async def test_what_an_earlier_version_gave_to_a_successor_is_kept() -> None:
     for _ in range(2):
         async with memory_broker(disk) as desk:
             assert value_at_start(desk, "orders", 0) == b"acknowledged"
-            assert await desk.broker.worker.run(desk.broker.store.deleted_topics) == []
+            assert await desk.broker.worker.run(desk.broker.metadata_store.load_deleted_topics) == []
 
 
 @on_a_loop
@@ -224,7 +226,7 @@ async def test_metadata_that_may_hold_a_deletion_ends_the_broker() -> None:
         await make(desk, "orders", 1)
         failure = sqlite3.OperationalError("disk I/O error")
         failure.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
-        desk.broker.store._make_room = raising(failure)
+        desk.broker.metadata_store._make_room = raising(failure)
         assert await delete(desk, "orders") == [ErrorCode.KAFKA_STORAGE_ERROR]
         assert desk.broker.failure is failure
 
@@ -236,12 +238,12 @@ async def test_a_topic_stays_where_there_is_no_room_to_note_its_deletion() -> No
         await make(desk, "orders", 1)
         failure = sqlite3.OperationalError("database or disk is full")
         failure.sqlite_errorcode = sqlite3.SQLITE_FULL
-        desk.broker.store._make_room = raising(failure)
+        desk.broker.metadata_store._make_room = raising(failure)
         assert await delete(desk, "orders") == [ErrorCode.KAFKA_STORAGE_ERROR]
         assert desk.broker.failure is None
         assert not desk.broker.topics.is_deleting("orders")
         write(desk, "orders", b"goes on")
-        desk.broker.store._make_room = lambda: None
+        desk.broker.metadata_store._make_room = lambda: None
 
 
 def raising(failure: Exception) -> Callable[[], None]:

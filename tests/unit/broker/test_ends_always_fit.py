@@ -6,40 +6,40 @@ import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader, request
 from tests.support.memory_broker import completed, loaded, memory_disk, on_a_loop
 
-from tallystick.broker.partitions.topics import TRANSACTION_STATE
+from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    AddImplicitly,
-    Ended,
+    AddPartitionsByLeader,
     EndTxn,
-    Initialised,
+    EndTxnResult,
     InitProducerId,
+    InitProducerIdResult,
 )
-from tallystick.broker.txn.machine.model import Outcome, TxnEntry, TxnState
+from tallystick.broker.txn.machine.model import TransactionResult, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, TopicPartition, TransactionalId
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.kernel.limits import MIB
-from tallystick.storage.producers import AppendOrigin
+from tallystick.storage.producer_state import AppendOrigin
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 LIMIT_BYTES = 10_000
 
 
 def state(made: Leader) -> TxnState:
-    entry = made.broker.transactions.entry(T)
+    entry = made.broker.transactions.get_entry(T)
     assert isinstance(entry, TxnEntry)
     return entry.state
 
 
-@pytest.mark.parametrize("outcome", Outcome)
-def test_a_marker_enters_a_topic_that_takes_nothing_any_more(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", TransactionResult)
+def test_a_marker_enters_a_topic_that_takes_nothing_any_more(outcome: TransactionResult) -> None:
     @on_a_loop
     async def run() -> None:
         async with leader() as made:
             who = await made.identity()
             assert await made.write(who) is ErrorCode.NONE
-            assert await made.broker.topics.configure(TOPIC, {"max.message.bytes": "50"}) is None
+            assert await made.broker.topics.set_configs(TOPIC, {"max.message.bytes": "50"}) is None
             assert await made.write(who, 1) is ErrorCode.MESSAGE_TOO_LARGE
             await made.end(who, outcome)
             await completed(made)
@@ -48,11 +48,11 @@ def test_a_marker_enters_a_topic_that_takes_nothing_any_more(outcome: Outcome) -
     run()
 
 
-def added(who: Identity, topic: str) -> AddImplicitly:
-    return AddImplicitly(identity=who, partitions=frozenset({TopicPartition(topic, 0)}))
+def added(who: ProducerIdAndEpoch, topic: str) -> AddPartitionsByLeader:
+    return AddPartitionsByLeader(identity=who, partitions=frozenset({TopicPartition(topic, 0)}))
 
 
-async def fill(made: Leader, who: Identity) -> None:
+async def fill(made: Leader, who: ProducerIdAndEpoch) -> None:
     """Add partitions until the record of the transaction is as large as it may be."""
     for letters in (200, 20, 1):
         for number in range(1_000):
@@ -74,17 +74,17 @@ def test_a_transaction_that_cannot_grow_can_be_kept_and_ended_and_read_again(pol
         async with leader(disk, flush_policy=policy) as made:
             who = await made.identity()
             limits = {"max.message.bytes": str(LIMIT_BYTES), "cleanup.policy": "compact"}
-            assert await made.broker.topics.configure(TRANSACTION_STATE, limits) is None
+            assert await made.broker.topics.set_configs(TRANSACTION_STATE_TOPIC, limits) is None
             await made.produce(request({0: batch(who), 1: batch(who)}))
             await fill(made, who)
             if kept:
                 asked = InitProducerId(timeout_ms=60_000, keep_prepared=True)
                 answer = await made.broker.transactions.execute(T, asked)
-                assert isinstance(answer, Initialised)
-                assert answer.ongoing == who
+                assert isinstance(answer, InitProducerIdResult)
+                assert answer.ongoing_identity == who
                 who = answer.client
-            end = EndTxn(identity=who, outcome=Outcome.COMMIT, transaction_version=2)
-            assert isinstance(await made.broker.transactions.execute(T, end), Ended)
+            end = EndTxn(identity=who, outcome=TransactionResult.COMMIT, transaction_version=2)
+            assert isinstance(await made.broker.transactions.execute(T, end), EndTxnResult)
             await completed(made)
         async with leader(disk, flush_policy=policy) as made:
             await loaded(made)
@@ -98,7 +98,7 @@ async def test_what_a_client_writes_is_limited_whatever_it_is() -> None:
     """[TXN-14] is for ends alone."""
     async with leader() as made:
         who = await made.identity()
-        assert await made.broker.topics.configure(TOPIC, {"max.message.bytes": "50"}) is None
+        assert await made.broker.topics.set_configs(TOPIC, {"max.message.bytes": "50"}) is None
         for origin, code in (
             (AppendOrigin.CLIENT, ErrorCode.MESSAGE_TOO_LARGE),
             (AppendOrigin.COORDINATOR, ErrorCode.MESSAGE_TOO_LARGE),
@@ -129,9 +129,9 @@ async def test_who_begins_on_a_full_disk_leaves_the_reserve_to_who_has_prepared(
             ErrorCode.NOT_COORDINATOR
         }
         assert all(isinstance(answer, Reject) for answer in refused)
-        assert made.broker.files.reserve.whole
-        await made.end(who, Outcome.COMMIT)
+        assert made.broker.data_directory.reserve.is_whole
+        await made.end(who, TransactionResult.COMMIT)
         await completed(made)
         assert made.partition().log.last_stable_offset == 2
-        assert not made.broker.files.reserve.whole
+        assert not made.broker.data_directory.reserve.is_whole
         files.capacity += MIB

@@ -44,8 +44,8 @@ async def test_a_write_that_fails_and_is_taken_back_costs_one_request() -> None:
     async with memory_broker(disk) as desk:
         await desk.make_topic("data")
         await loaded(desk)
-        await desk.broker.transactions.prepare()
-        await desk.broker.groups.prepare()
+        await desk.broker.transactions.ensure_topic()
+        await desk.broker.groups.ensure_topic()
         _, producer_id, epoch = await init(desk)
         assert await commit(desk, 1) == ErrorCode.NONE
 
@@ -57,7 +57,11 @@ async def test_a_write_that_fails_and_is_taken_back_costs_one_request() -> None:
         assert await commit(desk, 3) == ErrorCode.NONE
         assert await end(desk, producer_id, epoch) == ErrorCode.NONE
         assert await init(desk) == (ErrorCode.NONE, producer_id, epoch + 2)
-        assert desk.broker.transactions.offline_partitions == desk.broker.groups.offline_partitions == 0
+        assert (
+            desk.broker.transactions.offline_partition_count
+            == desk.broker.groups.offline_partition_count
+            == 0
+        )
     async with memory_broker(disk) as again:
         await loaded(again)
         assert await init(again) == (ErrorCode.NONE, producer_id, epoch + 3)

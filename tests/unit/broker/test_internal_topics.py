@@ -4,11 +4,16 @@ import pytest
 from memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
 from tests.support.leading import leader
 
-from tallystick.broker.handlers.config_view import ResourceType
+from tallystick.broker.handlers.config_view import ConfigResourceType
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.metrics.broker_metrics import HANGING_AT_START, read_gauges
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, INTERNAL, TRANSACTION_STATE, NewTopic
-from tallystick.broker.serve import observed
+from tallystick.broker.partitions.topics import (
+    CONSUMER_OFFSETS_TOPIC,
+    INTERNAL_TOPICS,
+    TRANSACTION_STATE_TOPIC,
+    TopicSpec,
+)
+from tallystick.broker.serve import make_gauge_sources
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.alter_configs import (
@@ -34,17 +39,19 @@ from tallystick.protocol.primitives import NIL
 from tallystick.storage.log_dir import random_id
 
 SET, DELETE, APPEND = 0, 1, 2
-both = pytest.mark.parametrize("name", sorted(INTERNAL))
+both = pytest.mark.parametrize("name", sorted(INTERNAL_TOPICS))
 
 
 async def make_both(desk: MemoryBroker) -> None:
-    assert await desk.broker.transactions.prepare() is None
-    assert await desk.broker.groups.prepare() is None
+    assert await desk.broker.transactions.ensure_topic() is None
+    assert await desk.broker.groups.ensure_topic() is None
 
 
 async def incremental(desk: MemoryBroker, topic: str, name: str, operation: int, value: str | None) -> int:
     config = IncrementalConfig(name=name, config_operation=operation, value=value)
-    resource = IncrementalResource(resource_type=ResourceType.TOPIC, resource_name=topic, configs=(config,))
+    resource = IncrementalResource(
+        resource_type=ConfigResourceType.TOPIC, resource_name=topic, configs=(config,)
+    )
     answers = set()
     for only_asked in (True, False):
         request = IncrementalAlterConfigsRequest(resources=(resource,), validate_only=only_asked)
@@ -55,7 +62,9 @@ async def incremental(desk: MemoryBroker, topic: str, name: str, operation: int,
 
 async def replaced(desk: MemoryBroker, topic: str, **configs: str) -> int:
     named = tuple(AlterableConfig(name=n.replace("_", "."), value=v) for n, v in configs.items())
-    resource = AlterConfigsResource(resource_type=ResourceType.TOPIC, resource_name=topic, configs=named)
+    resource = AlterConfigsResource(
+        resource_type=ConfigResourceType.TOPIC, resource_name=topic, configs=named
+    )
     answer = await desk.ask(AlterConfigsRequest(resources=(resource,), validate_only=False), 2)
     return int(answer.responses[0].error_code)
 
@@ -108,7 +117,7 @@ def test_a_client_neither_makes_nor_changes_it(name: str) -> None:
                 assert made.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
             assert desk.broker.topics.find(name) is None
             await make_both(desk)
-            count = len(desk.broker.topics.partitions(name))
+            count = len(desk.broker.topics.list_partitions_of(name))
             grown = CreatePartitionsTopic(name=name, count=count + 1, assignments=None)
             answer = await desk.ask(
                 CreatePartitionsRequest(topics=(grown,), timeout_ms=0, validate_only=False), 3
@@ -121,7 +130,7 @@ def test_a_client_neither_makes_nor_changes_it(name: str) -> None:
             )
             cut = await desk.ask(DeleteRecordsRequest(topics=(trimmed,), timeout_ms=0), 2)
             assert cut.topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-            assert len(desk.broker.topics.partitions(name)) == count
+            assert len(desk.broker.topics.list_partitions_of(name)) == count
 
     run()
 
@@ -133,19 +142,19 @@ async def test_settings_of_an_earlier_version_do_no_harm(caplog: pytest.LogCaptu
     async with leader(disk) as made:
         await made.write(await made.identity())
         stored = {"cleanup.policy": "delete", "retention.ms": "100", "segment.ms": "100"}
-        store = made.broker.store
-        await made.broker.worker.run(lambda: store.set_topic_config(TRANSACTION_STATE, stored))
+        store = made.broker.metadata_store
+        await made.broker.worker.run(lambda: store.set_topic_config(TRANSACTION_STATE_TOPIC, stored))
     for _ in range(2):
         async with memory_broker(disk) as desk:
             await loaded(desk)
             assert "settings of __transaction_state that take records away are ignored" in caplog.text
-            topic = desk.broker.topics.find(TRANSACTION_STATE)
+            topic = desk.broker.topics.find(TRANSACTION_STATE_TOPIC)
             assert topic is not None
             assert topic.configs == {"cleanup.policy": "compact", "segment.ms": "100"}
             desk.clock.advance(1_000_000)
-            for partition in desk.broker.topics.partitions(TRANSACTION_STATE):
-                assert desk.broker.files._cleaning.retain(partition.topic_partition) == 0
-            entries = desk.broker.transactions.entries()
+            for partition in desk.broker.topics.list_partitions_of(TRANSACTION_STATE_TOPIC):
+                assert desk.broker.data_directory._log_cleaner.apply_retention(partition.topic_partition) == 0
+            entries = desk.broker.transactions.list_entries()
             assert isinstance(entries, tuple)
             assert [entry.transactional_id for entry in entries] == ["pay-7"]
         caplog.clear()
@@ -155,8 +164,8 @@ async def test_settings_of_an_earlier_version_do_no_harm(caplog: pytest.LogCaptu
 async def test_a_broker_wide_policy_does_no_harm() -> None:
     async with memory_broker(log_cleanup_policy="delete", log_retention_ms="100") as desk:
         await make_both(desk)
-        for name in INTERNAL:
-            for partition in desk.broker.topics.partitions(name):
+        for name in INTERNAL_TOPICS:
+            for partition in desk.broker.topics.list_partitions_of(name):
                 assert partition.log.config.cleanup_policy == {"compact"}
 
 
@@ -169,17 +178,19 @@ def test_what_the_transaction_log_has_lost_is_reported_after_a_clean_stop(
         disk = memory_disk()
         async with leader(disk) as made:
             await made.write(await made.identity())
-            for partition in made.broker.topics.partitions(TRANSACTION_STATE):
+            for partition in made.broker.topics.list_partitions_of(TRANSACTION_STATE_TOPIC):
                 partition.delete_records_before(partition.log.high_watermark)
-            topic = made.broker.topics.find(TRANSACTION_STATE)
+            topic = made.broker.topics.find(TRANSACTION_STATE_TOPIC)
             assert topic is not None
             if not has_log:
-                store = made.broker.store
+                store = made.broker.metadata_store
                 await made.broker.worker.run(lambda: store.delete_topics([topic]))
         async with memory_broker(disk) as desk:
             await loaded(desk)
             assert "hanging transaction, no coordinator will end it: orders-0 from offset 0" in caplog.text
-            readings = [reading for reading in read_gauges(observed(desk.broker)) if reading is not None]
+            readings = [
+                reading for reading in read_gauges(make_gauge_sources(desk.broker)) if reading is not None
+            ]
             assert (HANGING_AT_START, [((), 1)]) in readings
 
     run()
@@ -192,8 +203,8 @@ async def test_after_a_clean_stop_what_is_well_is_not_reported(caplog: pytest.Lo
         await made.write(await made.identity())
     async with memory_broker(disk) as desk:
         await loaded(desk)
-        assert desk.broker.comparison is not None
-        assert desk.broker.comparison.hanging == ()
+        assert desk.broker.startup_comparison is not None
+        assert desk.broker.startup_comparison.hanging_transactions == ()
     assert "hanging" not in caplog.text
 
 
@@ -208,13 +219,13 @@ async def test_groups_and_transactions_have_room_where_clients_took_all_of_it() 
         await desk.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=True), 12)
         assert desk.broker.topics.partition_count == 5
         await make_both(desk)
-        for name in INTERNAL:
-            assert len(desk.broker.topics.partitions(name)) == 2
-        refused = await desk.broker.topics.create(NewTopic("more", 1))
+        for name in INTERNAL_TOPICS:
+            assert len(desk.broker.topics.list_partitions_of(name)) == 2
+        refused = await desk.broker.topics.create(TopicSpec("more", 1))
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.INVALID_PARTITIONS
         assert await desk.broker.topics.delete("t0") is None
-        assert isinstance(await desk.broker.topics.create(NewTopic("more", 1)), Topic), "they do not count"
+        assert isinstance(await desk.broker.topics.create(TopicSpec("more", 1)), Topic), "they do not count"
 
 
 @on_a_loop
@@ -222,14 +233,14 @@ async def test_a_name_that_differs_in_a_dot_does_not_keep_it_from_being_made() -
     """Kafka's rule about '.' and '_' is for names of clients. An earlier version let them take this one."""
     disk = memory_disk()
     async with memory_broker(disk) as desk:
-        refused = await desk.broker.topics.create(NewTopic("__consumer.offsets", 1))
+        refused = await desk.broker.topics.create(TopicSpec("__consumer.offsets", 1))
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.INVALID_TOPIC_EXCEPTION
-        store, named_alike = desk.broker.store, Topic("__consumer.offsets", random_id(), 1)
+        store, named_alike = desk.broker.metadata_store, Topic("__consumer.offsets", random_id(), 1)
         await desk.broker.worker.run(lambda: store.create_topics([named_alike]))
     async with memory_broker(disk) as desk:
         await make_both(desk)
-        assert desk.broker.topics.find(GROUP_OFFSETS) is not None
+        assert desk.broker.topics.find(CONSUMER_OFFSETS_TOPIC) is not None
         assert await desk.broker.topics.delete("__consumer.offsets") is None
-        refused = await desk.broker.topics.create(NewTopic("__consumer.offsets", 1))
+        refused = await desk.broker.topics.create(TopicSpec("__consumer.offsets", 1))
         assert isinstance(refused, Reject)

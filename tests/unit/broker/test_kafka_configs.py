@@ -7,14 +7,19 @@ import pytest
 
 from tallystick.broker.config.broker_config import (
     BROKER_SETTINGS,
-    RENAMED,
+    RENAMED_SETTINGS,
     TOPIC_SETTINGS,
     BrokerConfig,
-    ineffective,
+    list_ineffective,
 )
-from tallystick.broker.config.kafka_names import FORMER, NO_EFFECT, REFUSED, is_refused
-from tallystick.broker.config.topic_config import ONLY_DEFAULTS
-from tallystick.broker.handlers.config_view import Change, Operation, apply_changes
+from tallystick.broker.config.kafka_names import (
+    INEFFECTIVE_SETTINGS,
+    REFUSED_SETTINGS,
+    REMOVED_SETTINGS,
+    is_refused,
+)
+from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
+from tallystick.broker.handlers.config_view import AlterConfigOp, ConfigChange, apply_changes
 from tallystick.kernel.settings import BadConfig, Setting
 
 FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"
@@ -97,24 +102,24 @@ def test_topics_fall_back_to_what_kafkas_fall_back_to() -> None:
 
 
 def test_every_other_setting_of_kafkas_is_accepted_or_refused_with_a_reason() -> None:
-    ours = {*BROKER_SETTINGS, *RENAMED, "controller.listener.names"}
+    ours = {*BROKER_SETTINGS, *RENAMED_SETTINGS, "controller.listener.names"}
     for name in BROKER:
-        assert (name in ours) + (name in NO_EFFECT) + is_refused(name) == 1, name
-    assert NO_EFFECT - set(BROKER) == FORMER
-    assert set(REFUSED) <= set(BROKER)
+        assert (name in ours) + (name in INEFFECTIVE_SETTINGS) + is_refused(name) == 1, name
+    assert INEFFECTIVE_SETTINGS - set(BROKER) == REMOVED_SETTINGS
+    assert set(REFUSED_SETTINGS) <= set(BROKER)
 
 
 def test_other_topic_settings_are_accepted_as_kafkas_default() -> None:
     public = {name: fact for name, fact in TOPIC.items() if fact.last != "internal"}
-    assert set(public) == set(TOPIC_SETTINGS) | set(ONLY_DEFAULTS)
-    for name, text in ONLY_DEFAULTS.items():
+    assert set(public) == set(TOPIC_SETTINGS) | set(DEFAULT_ONLY_SETTINGS)
+    for name, text in DEFAULT_ONLY_SETTINGS.items():
         assert public[name].default == f"`{text}`"
 
 
 def test_refused_settings_pass_as_kafkas_default() -> None:
-    for name, (text, _) in REFUSED.items():
+    for name, (text, _) in REFUSED_SETTINGS.items():
         assert BROKER[name].default == f"`{text}`" or (text == "" and BROKER[name].default == "null"), name
-    assert BrokerConfig.parse({name: text for name, (text, _) in REFUSED.items()})
+    assert BrokerConfig.parse({name: text for name, (text, _) in REFUSED_SETTINGS.items()})
 
 
 def test_a_file_with_all_of_kafkas_defaults_is_taken() -> None:
@@ -133,15 +138,15 @@ def test_a_file_with_all_of_kafkas_defaults_is_taken() -> None:
 def test_a_setting_without_effect_is_not_called_unknown_when_it_is_altered() -> None:
     for name in ("num.io.threads", "sasl.jaas.config", "sasl.kerberos.kinit.cmd"):
         with pytest.raises(BadConfig, match=f"{name}: has no effect in this broker"):
-            apply_changes({}, [Change(name, Operation.SET, "8")], BROKER_SETTINGS)
+            apply_changes({}, [ConfigChange(name, AlterConfigOp.SET, "8")], BROKER_SETTINGS)
     with pytest.raises(BadConfig, match=r"unknown setting; did you mean num\.partitions"):
-        apply_changes({}, [Change("num.partition", Operation.SET, "8")], BROKER_SETTINGS)
+        apply_changes({}, [ConfigChange("num.partition", AlterConfigOp.SET, "8")], BROKER_SETTINGS)
 
 
 def test_tuning_of_logins_is_accepted_and_asking_for_them_is_not() -> None:
     tuned = {"sasl.kerberos.service.name": "kafka", "sasl.login.refresh.window.factor": "0.5"}
     assert BrokerConfig.parse(tuned)
-    assert ineffective(tuned) == sorted(tuned)
+    assert list_ineffective(tuned) == sorted(tuned)
     for name, text in {"sasl.enabled.mechanisms": "PLAIN", "ssl.client.auth": "required"}.items():
         with pytest.raises(BadConfig, match="only PLAINTEXT"):
             BrokerConfig.parse({name: text})

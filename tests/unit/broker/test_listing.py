@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.handlers.listing import SLICE_ENTRIES, Listed, ListedByTopic
+from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, SlicedListResponse, SlicedTopicResponse
 from tallystick.protocol import encode
 from tallystick.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsResponse
 from tallystick.protocol.messages.describe_log_dirs import (
@@ -44,8 +44,8 @@ def topic(number: int) -> MetadataResponseTopic:
 @pytest.mark.parametrize("count", [0, 1, 2, SLICE_ENTRIES, SLICE_ENTRIES + 1, 126, 127, 128, 300])
 @pytest.mark.parametrize("version", range(14))
 def test_slices_of_metadata_are_the_bytes_of_the_whole(version: int, count: int) -> None:
-    listed = Listed(metadata, range(count), topic)
-    assert b"".join(listed.slices(version)) == encode(listed.whole(), version)
+    listed = SlicedListResponse(metadata, range(count), topic)
+    assert b"".join(listed.iter_slices(version)) == encode(listed.build(), version)
 
 
 @pytest.mark.parametrize("version", range(7))
@@ -53,8 +53,8 @@ def test_slices_of_a_list_at_the_end_are_the_bytes_of_the_whole(version: int) ->
     def group(number: int) -> DescribedGroup:
         return DescribedGroup(group_id=f"g{number}", group_state="Dead", protocol_type="", protocol_data="")
 
-    listed = Listed(lambda groups: DescribeGroupsResponse(groups=groups), range(200), group)
-    assert b"".join(listed.slices(version)) == encode(listed.whole(), version)
+    listed = SlicedListResponse(lambda groups: DescribeGroupsResponse(groups=groups), range(200), group)
+    assert b"".join(listed.iter_slices(version)) == encode(listed.build(), version)
 
 
 def test_no_slice_holds_more_entries_than_one_go() -> None:
@@ -65,20 +65,20 @@ def test_no_slice_holds_more_entries_than_one_go() -> None:
         return topic(number)
 
     before = 0
-    for _ in Listed(metadata, range(1000), counting).slices(12):
+    for _ in SlicedListResponse(metadata, range(1000), counting).iter_slices(12):
         assert len(made) - before <= SLICE_ENTRIES
         before = len(made)
     assert made == list(range(1000))
 
 
-def offsets(wanted: dict[str, range], made: list[Any]) -> ListedByTopic:
+def offsets(wanted: dict[str, range], made: list[Any]) -> SlicedTopicResponse:
     """An answer that notes which partitions it has made."""
 
     def answer(name: str, index: int) -> ListOffsetsPartitionResponse:
         made.append((name, index))
         return ListOffsetsPartitionResponse(partition_index=index, offset=index)
 
-    return ListedByTopic(
+    return SlicedTopicResponse(
         lambda topics: ListOffsetsResponse(topics=topics),
         lambda name, partitions: ListOffsetsTopicResponse(name=name, partitions=partitions),
         wanted,
@@ -107,7 +107,7 @@ def test_slices_of_topics_and_partitions_are_the_bytes_of_the_whole(
     version: int, wanted: dict[str, range]
 ) -> None:
     listed = offsets(wanted, [])
-    assert b"".join(listed.slices(version)) == encode(listed.whole(), version)
+    assert b"".join(listed.iter_slices(version)) == encode(listed.build(), version)
 
 
 @pytest.mark.parametrize("wanted", BY_TOPIC, ids=lambda wanted: str([*map(len, wanted.values())])[:30])
@@ -116,7 +116,7 @@ def test_slices_with_more_behind_the_topics_are_the_bytes_of_the_whole(
     version: int, wanted: dict[str, range]
 ) -> None:
     nodes = (DescribeQuorumNode(node_id=1),) if version >= 2 else ()
-    listed = ListedByTopic(
+    listed = SlicedTopicResponse(
         lambda topics: DescribeQuorumResponse(topics=topics, nodes=nodes),
         lambda name, partitions: DescribeQuorumTopic(topic_name=name, partitions=partitions),
         wanted,
@@ -124,7 +124,7 @@ def test_slices_with_more_behind_the_topics_are_the_bytes_of_the_whole(
             partition_index=index, leader_id=1, leader_epoch=0, high_watermark=0
         ),
     )
-    assert b"".join(listed.slices(version)) == encode(listed.whole(), version)
+    assert b"".join(listed.iter_slices(version)) == encode(listed.build(), version)
 
 
 @pytest.mark.parametrize("wanted", BY_TOPIC, ids=lambda wanted: str([*map(len, wanted.values())])[:30])
@@ -135,7 +135,7 @@ def test_slices_of_topics_within_an_entry_are_the_bytes_of_the_whole(
     def in_one_directory(topics: tuple[DescribeLogDirsTopic, ...]) -> DescribeLogDirsResponse:
         return DescribeLogDirsResponse(results=(DescribeLogDirsResult(log_dir="/d", topics=topics),))
 
-    listed = ListedByTopic(
+    listed = SlicedTopicResponse(
         in_one_directory,
         lambda name, partitions: DescribeLogDirsTopic(name=name, partitions=partitions),
         wanted,
@@ -143,14 +143,14 @@ def test_slices_of_topics_within_an_entry_are_the_bytes_of_the_whole(
             partition_index=index, partition_size=index, offset_lag=0, is_future_key=False
         ),
     )
-    assert b"".join(listed.slices(version)) == encode(listed.whole(), version)
+    assert b"".join(listed.iter_slices(version)) == encode(listed.build(), version)
 
 
 @pytest.mark.parametrize("wanted", [sizes(1000), sizes(*[1] * 1000), sizes(*[SLICE_ENTRIES - 1, 700] * 3)])
 def test_no_slice_holds_more_partitions_than_one_go(wanted: dict[str, range]) -> None:
     made: list[Any] = []
     before = 0
-    for _ in offsets(wanted, made).slices(7):
+    for _ in offsets(wanted, made).iter_slices(7):
         assert len(made) - before <= SLICE_ENTRIES
         before = len(made)
     assert made == [(name, index) for name, indexes in wanted.items() for index in indexes]

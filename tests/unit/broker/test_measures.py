@@ -6,19 +6,26 @@ from dataclasses import dataclass, field
 import pytest
 
 from tallystick.broker.config.topic_config import TopicConfig
-from tallystick.broker.metrics.broker_metrics import SLICE, Observed, read_gauges
-from tallystick.broker.partitions.log_cleaner import held_back_bytes
+from tallystick.broker.metrics.broker_metrics import SLICE_PARTITIONS, GaugeSources, read_gauges
+from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.txn.machine.consistency import Loss
-from tallystick.broker.txn.machine.model import Decided, Idle, Ongoing, Outcome, Phase, TxnEntry
+from tallystick.broker.txn.machine.consistency import LostCommittedRecords
+from tallystick.broker.txn.machine.model import (
+    DecidedPhase,
+    IdlePhase,
+    OngoingPhase,
+    TransactionResult,
+    TxnEntry,
+    TxnPhase,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
-    Identity,
     LeaderEpoch,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
@@ -26,16 +33,16 @@ from tallystick.kernel.ids import (
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,
-    Marker,
+    EndTransactionMarker,
     Record,
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.log import AppendOrigin, AppendResult, LogHooks, TxnGuard, Unlimited
+from tallystick.storage.log import AppendOrigin, AppendResult, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.producers import LATE_TRANSACTION_BUFFER_MS
-from tallystick.storage.reserve import Reserve
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS
+from tallystick.storage.reserve import DiskReserve
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
 from tallystick.testing.memory_fs import MemoryFileSystem
@@ -50,8 +57,8 @@ LATE_2PC = "tallystick_partitions_with_late_two_phase_transactions"
 OPEN_TIME = "kafka_coordinator_transaction_transactionstatemanager_activetransactionopentimemaxms"
 
 
-def ident(producer_id: int, epoch: int = 0) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def ident(producer_id: int, epoch: int = 0) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 class Coordinator:
@@ -60,24 +67,24 @@ class Coordinator:
     def __init__(self) -> None:
         self.known: dict[str, TxnEntry] = {}
         self.loading = False
-        self.offline_partitions = 0
-        self.reloads = 0
+        self.offline_partition_count = 0
+        self.reload_count = 0
 
-    def entries(self) -> tuple[TxnEntry, ...] | Reject:
+    def list_entries(self) -> tuple[TxnEntry, ...] | Reject:
         if self.loading:
             return Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "the log is being read")
         return tuple(self.known.values())
 
-    def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
-        return next((e for e in self.known.values() if e.shown.producer_id == producer_id), None)
+    def find_by_producer_id(self, producer_id: ProducerId) -> TxnEntry | None:
+        return next((e for e in self.known.values() if e.described_identity.producer_id == producer_id), None)
 
 
 @dataclass
 class FoundAtStart:
     """What a comparison has left."""
 
-    hanging: Sequence[object]
-    losses: Sequence[Loss]
+    hanging_transactions: Sequence[object]
+    lost_records: Sequence[LostCommittedRecords]
 
 
 @dataclass
@@ -93,12 +100,12 @@ class World:
     def __post_init__(self) -> None:
         self.fs = MemoryFileSystem()
         self.fs.mkdir("/data")
-        self.reserve = Reserve(self.fs, "/data", 1 << 21)
+        self.reserve = DiskReserve(self.fs, "/data", 1 << 21)
 
     def partition(self, flush_policy: FlushPolicy = "os", **settings: int) -> Partition:
         name = TopicPartition("t", len(self.partitions))
         config = LogConfig(flush_policy=flush_policy, **settings)
-        hooks = LogHooks(space=Unlimited(), residents=Residents())
+        hooks = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
         made = Partition(
             create_log(self.fs, f"/data/{name}", name, config, hooks),
             leader_epoch=LeaderEpoch(0),
@@ -110,29 +117,31 @@ class World:
         self.partitions.append(made)
         return made
 
-    def write(self, to: Partition, identity: Identity | None = None, sequence: int = 0) -> int:
+    def write(self, to: Partition, identity: ProducerIdAndEpoch | None = None, sequence: int = 0) -> int:
         """One record, in the transaction of `identity` if there is one; its offset."""
         record = Record(0, self.clock.now_ms(), None, b"v" * 100, ())
         meta = BatchMeta()
         if identity is not None:
-            pair = {"producer_id": identity.producer_id, "epoch": identity.epoch}
-            meta = BatchMeta(**pair, base_sequence=sequence, transactional=True)
+            pair = {"producer_id": identity.producer_id, "producer_epoch": identity.epoch}
+            meta = BatchMeta(**pair, base_sequence=sequence, is_transactional=True)
         done = to.append(encode_batch([record], meta))
         assert isinstance(done, AppendResult)
         return done.base_offset
 
-    def mark(self, to: Partition, identity: Identity) -> None:
-        marker = Marker(type=ControlType.COMMIT, coordinator_epoch=0)
+    def mark(self, to: Partition, identity: ProducerIdAndEpoch) -> None:
+        marker = EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=0)
         batch = encode_marker(marker, identity, timestamp_ms=self.clock.now_ms())
         done = to.append(batch, AppendOrigin.COORDINATOR, TxnGuard(transaction_version=2))
         assert isinstance(done, AppendResult)
 
-    def enter(self, name: str, phase: Phase, client: Identity, timeout_ms: int | None = 60_000) -> TxnEntry:
+    def enter(
+        self, name: str, phase: TxnPhase, client: ProducerIdAndEpoch, timeout_ms: int | None = 60_000
+    ) -> TxnEntry:
         entry = TxnEntry(
             transactional_id=TransactionalId(name),
             phase=phase,
             client=client,
-            superseded=None,
+            previous_identity=None,
             timeout_ms=timeout_ms,
             transaction_version=2,
             updated_ms=self.clock.now_ms(),
@@ -140,9 +149,11 @@ class World:
         self.coordinator.known[name] = entry
         return entry
 
-    def open(self, name: str, writer: Identity, *partitions: Partition, two_phase: bool = False) -> None:
+    def open(
+        self, name: str, writer: ProducerIdAndEpoch, *partitions: Partition, two_phase: bool = False
+    ) -> None:
         """A transaction at the coordinator and, with a record, in each partition."""
-        phase = Ongoing(
+        phase = OngoingPhase(
             writer=writer,
             partitions=frozenset(p.topic_partition for p in partitions),
             started_ms=self.clock.now_ms(),
@@ -153,13 +164,13 @@ class World:
             self.write(partition, writer)
 
     def read(self) -> Mapping[str, dict[tuple[str, ...], float]]:
-        observed = Observed(
+        observed = GaugeSources(
             now_ms=self.clock.now_ms,
             transaction_max_timeout_ms=lambda: MAX_TIMEOUT_MS,
             partitions=lambda: self.partitions,
             transactions=self.coordinator,
             groups=self.groups,
-            held_back=lambda partition: held_back_bytes(partition.log, self.clock.now_ms()),
+            held_back=lambda partition: count_held_back_bytes(partition.log, self.clock.now_ms()),
             reserve=self.reserve,
             unclean_start=self.unclean_start,
         )
@@ -265,7 +276,7 @@ def test_hanging_is_open_in_a_partition_and_not_at_the_coordinator(world: World,
             world.open("a", ident(1, 4), two)
             world.coordinator.known["a"] = world.enter(
                 "a",
-                Ongoing(
+                OngoingPhase(
                     writer=ident(1, 4),
                     partitions=frozenset({one.topic_partition, two.topic_partition}),
                     started_ms=world.clock.now_ms(),
@@ -276,10 +287,10 @@ def test_hanging_is_open_in_a_partition_and_not_at_the_coordinator(world: World,
         case "other partition":
             world.open("a", ident(1, 3), two)
         case "idle":
-            world.enter("a", Idle(outcome=Outcome.ABORT), ident(1, 4))
+            world.enter("a", IdlePhase(outcome=TransactionResult.ABORT), ident(1, 4))
         case "rightful":
             partitions = frozenset({one.topic_partition})
-            phase = Ongoing(
+            phase = OngoingPhase(
                 writer=ident(1, 3), partitions=partitions, started_ms=TimestampMs(1), timeout_ms=1
             )
             world.enter("a", phase, ident(1, 3))
@@ -293,9 +304,9 @@ def test_a_decided_transaction_whose_marker_is_under_way_does_not_hang(
     """The marker's epoch is the data's, or from transaction version 2 on the next."""
     one = world.partition()
     world.open("a", ident(1), one)
-    phase = Decided(
-        outcome=Outcome.COMMIT,
-        marker=ident(1, marker_epoch),
+    phase = DecidedPhase(
+        outcome=TransactionResult.COMMIT,
+        marker_identity=ident(1, marker_epoch),
         partitions=frozenset({one.topic_partition}),
         started_ms=world.clock.now_ms(),
         timeout_ms=60_000,
@@ -324,8 +335,8 @@ def test_in_doubt_kept_and_states_are_counted_apart(world: World) -> None:
     world.open("doubt", ident(2), one, two_phase=True)
     world.open("kept", ident(3), one, two_phase=True)
     world.enter("kept", world.coordinator.known["kept"].phase, ident(3, 1))
-    world.enter("new", Idle(), ident(4))
-    world.enter("done", Idle(outcome=Outcome.COMMIT), ident(5))
+    world.enter("new", IdlePhase(), ident(4))
+    world.enter("done", IdlePhase(outcome=TransactionResult.COMMIT), ident(5))
     world.clock.advance(5)
     assert world.read()["tallystick_transactional_ids"] == {
         ("Empty",): 1,
@@ -378,7 +389,9 @@ def test_what_an_unclean_start_found_stays_in_sight(world: World) -> None:
     names = ("tallystick_start_hanging_transactions", "tallystick_start_lost_offsets")
     assert [world.value(name) for name in names] == [0, 0]
     losses = [
-        Loss(partition=TopicPartition("t", 0), first_offset=first, last_offset=last, transactional_ids=())
+        LostCommittedRecords(
+            partition=TopicPartition("t", 0), first_offset=first, last_offset=last, transactional_ids=()
+        )
         for first, last in ((Offset(7), Offset(9)), (Offset(3), Offset(3)))
     ]
     world.unclean_start = FoundAtStart(["one"], losses)
@@ -386,8 +399,8 @@ def test_what_an_unclean_start_found_stays_in_sight(world: World) -> None:
 
 
 def test_partitions_that_are_read_back_are_counted(world: World) -> None:
-    world.coordinator.offline_partitions, world.coordinator.reloads = 2, 3
-    world.groups.offline_partitions, world.groups.reloads = 4, 5
+    world.coordinator.offline_partition_count, world.coordinator.reload_count = 2, 3
+    world.groups.offline_partition_count, world.groups.reload_count = 4, 5
     assert world.value("tallystick_transaction_log_offline_partitions") == 2
     assert world.value("tallystick_offsets_log_offline_partitions") == 4
     reloads = "tallystick_coordinator_reloads_total"
@@ -409,9 +422,9 @@ def test_the_reserve_shows_what_it_holds_and_lacks(world: World) -> None:
 def test_the_walk_pauses_and_what_ends_meanwhile_does_it_no_harm(world: World) -> None:
     one = world.partition()
     world.open("a", ident(1), *(world.partition() for _ in range(3)))
-    for producer_id in range(10, 10 + SLICE + 1):
+    for producer_id in range(10, 10 + SLICE_PARTITIONS + 1):
         world.open(f"id-{producer_id}", ident(producer_id), one)
-    observed = Observed(
+    observed = GaugeSources(
         now_ms=world.clock.now_ms,
         transaction_max_timeout_ms=lambda: MAX_TIMEOUT_MS,
         partitions=lambda: world.partitions,
@@ -422,10 +435,15 @@ def test_the_walk_pauses_and_what_ends_meanwhile_does_it_no_harm(world: World) -
     )
     shown = {}
     for pauses, reading in enumerate(read_gauges(observed)):
-        if reading is None and pauses < SLICE:
-            for identity in (ident(10 + pauses), ident(10 + SLICE)):
-                if one.log.producer_state.active[identity.producer_id].txn_first_offset is not None:
-                    world.mark(one, Identity(identity.producer_id, ProducerEpoch(1)))
+        if reading is None and pauses < SLICE_PARTITIONS:
+            for identity in (ident(10 + pauses), ident(10 + SLICE_PARTITIONS)):
+                if (
+                    one.log.producer_state_manager.active_producers[
+                        identity.producer_id
+                    ].current_txn_first_offset
+                    is not None
+                ):
+                    world.mark(one, ProducerIdAndEpoch(identity.producer_id, ProducerEpoch(1)))
         elif reading is not None:
             shown[reading[0].name] = dict(reading[1])
     assert shown["kafka_server_replicamanager_partitioncount"] == {(): 4}

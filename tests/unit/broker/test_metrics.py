@@ -12,24 +12,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tallystick.broker.metrics.broker_metrics import FAMILIES, BrokerMetrics
 from tallystick.broker.metrics.registry import (
-    Family,
+    MetricFamily,
+    MetricReading,
+    MetricsRegistry,
     MetricType,
-    Reading,
-    Registry,
     Sample,
     counter,
     gauge,
-    of_kafka,
-    prometheus_name,
+    kafka_metric,
+    to_prometheus_name,
 )
-from tallystick.broker.txn.machine.model import ForcedCause, ForcedOutcome
+from tallystick.broker.txn.machine.model import ForcedCause, TxnForcedOutcome
 from tallystick.kernel.check import InvariantBroken
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TimestampMs
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
 
 Parsed = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
-def parsed(registry: Registry) -> Parsed:
+def parsed(registry: MetricsRegistry) -> Parsed:
     """Every sample by name and labels."""
     found: Parsed = {}
     for family in text_string_to_metric_families("".join(registry.scrape())):
@@ -40,9 +40,9 @@ def parsed(registry: Registry) -> Parsed:
     return found
 
 
-def showing(family: Family, samples: Iterable[Sample]) -> Registry:
-    registry = Registry()
-    registry.read_from(lambda: iter([(family, samples)]))
+def showing(family: MetricFamily, samples: Iterable[Sample]) -> MetricsRegistry:
+    registry = MetricsRegistry()
+    registry.add_source(lambda: iter([(family, samples)]))
     return registry
 
 
@@ -65,8 +65,8 @@ def showing(family: Family, samples: Iterable[Sample]) -> Registry:
     ],
 )
 def test_names_of_kafkas_metrics_are_the_ones_it_is_exported_under(mbean: str, name: str) -> None:
-    assert prometheus_name(mbean) == name
-    made = of_kafka(mbean, "Help.")
+    assert to_prometheus_name(mbean) == name
+    made = kafka_metric(mbean, "Help.")
     assert (made.name, made.mbean) == (name, mbean)
     assert (made.type is MetricType.COUNTER) is name.endswith("_total")
 
@@ -95,14 +95,14 @@ def test_any_number_comes_back(value: float) -> None:
 
 
 def test_help_says_kafkas_name() -> None:
-    family = of_kafka("kafka.server:type=ReplicaManager,name=PartitionCount", "Partitions.")
+    family = kafka_metric("kafka.server:type=ReplicaManager,name=PartitionCount", "Partitions.")
     (read,) = text_string_to_metric_families("".join(showing(family, [((), 1)]).scrape()))
     assert read.documentation == "Partitions. MBean kafka.server:type=ReplicaManager,name=PartitionCount"
     assert read.type == "gauge"
 
 
 def test_a_counter_shows_what_it_knows_before_it_counts() -> None:
-    registry = Registry()
+    registry = MetricsRegistry()
     made = registry.counter(counter("ends", "Help.", ("how",)), ("well",), ("badly",))
     assert parsed(registry)["tallystick_ends_total"] == {(("how", "badly"),): 0, (("how", "well"),): 0}
     made.add("badly")
@@ -115,8 +115,10 @@ def test_a_counter_shows_what_it_knows_before_it_counts() -> None:
 def test_what_the_broker_counts() -> None:
     metrics = BrokerMetrics()
     metrics.verification_failures.add()
-    writer = Identity(ProducerId(1), ProducerEpoch(0))
-    metrics.forced(ForcedOutcome(writer=writer, cause=ForcedCause.TIMED_OUT, at_ms=TimestampMs(1)))
+    writer = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
+    metrics.count_forced_outcome(
+        TxnForcedOutcome(writer=writer, cause=ForcedCause.TIMED_OUT, at_ms=TimestampMs(1))
+    )
     metrics.deletions_refused.add()
     shown = parsed(metrics.registry)
     assert shown["kafka_server_addpartitionstotxnmanager_verificationfailure_total"] == {(): 1}
@@ -131,12 +133,12 @@ def test_what_the_broker_counts() -> None:
 def test_a_long_text_comes_in_pieces_and_a_source_at_work_in_empty_ones() -> None:
     family = gauge("things", "Help.", ("n",))
 
-    def source() -> Iterator[Reading | None]:
+    def source() -> Iterator[MetricReading | None]:
         yield None
         yield family, (((str(n),), n) for n in range(10_000))
 
-    registry = Registry()
-    registry.read_from(source)
+    registry = MetricsRegistry()
+    registry.add_source(source)
     pieces = list(registry.scrape())
     assert pieces[0] == ""
     assert max(piece.count("\n") for piece in pieces) < 300
@@ -146,4 +148,4 @@ def test_a_long_text_comes_in_pieces_and_a_source_at_work_in_empty_ones() -> Non
 @pytest.mark.parametrize("name", ["Upper", "has-dash", "", "1st"])
 def test_a_name_that_prometheus_refuses_is_a_mistake_of_ours(name: str) -> None:
     with pytest.raises(InvariantBroken):
-        Family(name=name, type=MetricType.GAUGE, help="")
+        MetricFamily(name=name, type=MetricType.GAUGE, help="")

@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.coordinator.reload import BACKOFF_MAX_MS, BACKOFF_MS, STEADY_MS, Reloads
+from tallystick.broker.coordinator.reload import (
+    BACKOFF_MAX_MS,
+    BACKOFF_MS,
+    HEALTHY_AFTER_MS,
+    PartitionReloader,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.storage.fs import LogOffline
 from tallystick.testing import FakeClock
@@ -32,15 +37,15 @@ class Coordinator:
         self.may_read = asyncio.Event()
         self.may_read.set()
         self.wakes: list[int] = []
-        self.reloads = Reloads("__topic", self, self.clock, logging.getLogger("tallystick.test"))
+        self.reloads = PartitionReloader("__topic", self, self.clock, logging.getLogger("tallystick.test"))
 
-    async def read_back(self, index: int) -> None:
+    async def load(self, index: int) -> None:
         self.done.append(f"read {index}")
         await self.may_read.wait()
         if self.failure is not None:
             raise self.failure
 
-    def resume(self, index: int) -> None:
+    def on_loaded(self, index: int) -> None:
         self.done.append(f"resume {index}")
 
     def wake_at(self, at_ms: int) -> None:
@@ -53,14 +58,14 @@ class Coordinator:
             await asyncio.sleep(0)
 
     def code(self, index: int) -> ErrorCode | None:
-        refusal = self.reloads.refusal(index)
+        refusal = self.reloads.find_refusal(index)
         return None if refusal is None else refusal.code
 
 
 @on_a_loop
 async def test_a_lost_partition_is_read_back_after_a_moment_and_no_other() -> None:
     it = Coordinator()
-    it.reloads.lose(3, OSError("eio"))
+    it.reloads.mark_lost(3, OSError("eio"))
     assert (it.code(3), it.code(4)) == (ErrorCode.NOT_COORDINATOR, None)
     assert it.wakes == [BACKOFF_MS]
     await it.pass_time(BACKOFF_MS - 1)
@@ -70,7 +75,7 @@ async def test_a_lost_partition_is_read_back_after_a_moment_and_no_other() -> No
     assert (it.done, it.code(3)) == (["read 3"], ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     it.may_read.set()
     await it.pass_time(0)
-    assert (it.done, it.code(3), it.reloads.total) == (["read 3", "resume 3"], None, 1)
+    assert (it.done, it.code(3), it.reloads.reload_count) == (["read 3", "resume 3"], None, 1)
     assert not it.reloads
 
 
@@ -78,7 +83,7 @@ async def test_a_lost_partition_is_read_back_after_a_moment_and_no_other() -> No
 async def test_what_cannot_be_read_is_tried_again_later_each_time_and_for_ever() -> None:
     it = Coordinator()
     it.failure = ValueError("not a record")
-    it.reloads.lose(0, OSError("eio"))
+    it.reloads.mark_lost(0, OSError("eio"))
     waits = []
     for _ in range(12):
         at_ms = it.wakes[-1]
@@ -94,22 +99,24 @@ async def test_what_cannot_be_read_is_tried_again_later_each_time_and_for_ever()
 
 
 @on_a_loop
-@pytest.mark.parametrize(("served_ms", "wait_ms"), [(STEADY_MS - 1, 2 * BACKOFF_MS), (STEADY_MS, BACKOFF_MS)])
+@pytest.mark.parametrize(
+    ("served_ms", "wait_ms"), [(HEALTHY_AFTER_MS - 1, 2 * BACKOFF_MS), (HEALTHY_AFTER_MS, BACKOFF_MS)]
+)
 async def test_one_that_is_lost_again_at_once_waits_for_longer(served_ms: int, wait_ms: int) -> None:
     it = Coordinator()
-    it.reloads.lose(0, OSError("eio"))
+    it.reloads.mark_lost(0, OSError("eio"))
     await it.pass_time(BACKOFF_MS)
     it.clock.advance(served_ms)
-    it.reloads.lose(0, OSError("eio"))
+    it.reloads.mark_lost(0, OSError("eio"))
     assert it.wakes[-1] - it.clock.monotonic_ms() == wait_ms
-    assert it.reloads.losses[0] == 2
+    assert it.reloads.loss_counts[0] == 2
 
 
 @on_a_loop
 async def test_a_log_that_is_offline_is_not_read_again() -> None:
     """[LOG-4] What was written is in no known state, and the process ends."""
     it = Coordinator()
-    it.reloads.lose(0, LogOffline("/data", "a sync failed"))
+    it.reloads.mark_lost(0, LogOffline("/data", "a sync failed"))
     await it.pass_time(10 * BACKOFF_MAX_MS)
     assert (it.done, it.wakes, it.code(0)) == ([], [], ErrorCode.NOT_COORDINATOR)
 
@@ -117,10 +124,10 @@ async def test_a_log_that_is_offline_is_not_read_again() -> None:
 @on_a_loop
 async def test_what_is_lost_while_it_is_read_does_not_serve() -> None:
     it = Coordinator()
-    it.reloads.lose(0, OSError("eio"))
+    it.reloads.mark_lost(0, OSError("eio"))
     it.may_read.clear()
     await it.pass_time(BACKOFF_MS)
-    it.reloads.lose(0, OSError("eio, again"))
+    it.reloads.mark_lost(0, OSError("eio, again"))
     it.may_read.set()
     await it.pass_time(0)
     assert (it.done, it.code(0)) == (["read 0"], ErrorCode.NOT_COORDINATOR)
@@ -131,7 +138,7 @@ async def test_what_is_lost_while_it_is_read_does_not_serve() -> None:
 @on_a_loop
 async def test_stopping_ends_what_is_being_read() -> None:
     it = Coordinator()
-    it.reloads.lose(0, OSError("eio"))
+    it.reloads.mark_lost(0, OSError("eio"))
     it.may_read.clear()
     await it.pass_time(BACKOFF_MS)
     await it.reloads.stop()

@@ -5,21 +5,21 @@ from tallystick.broker.server.request_memory import RequestMemory
 
 def test_a_host_has_half_and_leaves_the_rest_to_others() -> None:
     memory = RequestMemory(lambda: 100)
-    memory.take("a", 51)
+    memory.acquire("a", 51)
     assert memory.is_short_for("a")
     assert not memory.is_short_for("b")
-    memory.take("b", 50)
+    memory.acquire("b", 50)
     assert memory.is_short
     assert memory.is_short_for("c")
 
 
 def test_who_waits_is_told_when_there_is_memory_again() -> None:
     memory, told = RequestMemory(lambda: 100), []
-    memory.given_back.append(lambda: told.append(memory.bytes))
-    memory.take("a", 40)
-    memory.give("a", 10)
+    memory.release_listeners.append(lambda: told.append(memory.used_bytes))
+    memory.acquire("a", 40)
+    memory.release("a", 10)
     assert not told
-    memory.take("a", 30)
-    memory.give("a", 60)
+    memory.acquire("a", 30)
+    memory.release("a", 60)
     assert told == [0]
     assert not memory.is_short_for("a")

@@ -11,11 +11,15 @@ from tests.support.groups import World as GroupWorld
 from tests.support.txn_coordinator import World as TxnWorld
 from tests.support.txn_coordinator import commit
 
-from tallystick.broker.coordinator.serving_time import HEARING_MS, LATE_MS, ServingTimer
+from tallystick.broker.coordinator.timer import (
+    SUSPENSION_GRACE_MS,
+    SUSPENSION_MIN_MS,
+    CoordinatorTimer,
+)
 from tallystick.broker.group.machine.commands import DONE, Heartbeat
 from tallystick.broker.group.machine.model import GroupState
-from tallystick.broker.txn.machine.commands import Ended
-from tallystick.broker.txn.sweeper import LOOKED_AT_PER_TICK
+from tallystick.broker.txn.machine.commands import EndTxnResult
+from tallystick.broker.txn.sweeper import SCANNED_PER_TICK
 from tallystick.kernel.ids import TransactionalId
 from tallystick.testing import FakeClock
 
@@ -36,7 +40,7 @@ class Timed:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.ticks = 0
-        self.timer = ServingTimer(self.clock, self.tick, logging.getLogger("tallystick.test"))
+        self.timer = CoordinatorTimer(self.clock, self.tick, logging.getLogger("tallystick.test"))
 
     def tick(self) -> int:
         self.ticks += 1
@@ -52,14 +56,14 @@ class Timed:
 async def test_a_timer_that_is_late_adds_that_to_every_deadline_and_listens_first() -> None:
     it = Timed()
     it.timer.arm(1_000)
-    assert it.fire(1_000 + LATE_MS) == 1
+    assert it.fire(1_000 + SUSPENSION_MIN_MS) == 1
     at_ms = it.timer.monotonic_ms()
-    assert at_ms == 1_000 + LATE_MS, "merely busy"
+    assert at_ms == 1_000 + SUSPENSION_MIN_MS, "merely busy"
     assert it.fire(1_000 + DAY_MS) == 1, "nothing is over before what has come is read"
     assert it.timer.monotonic_ms() == at_ms + 1_000
     it.timer.arm(0)  # whoever asks for less waits, too
-    assert it.fire(HEARING_MS) == 2
-    assert it.timer.now_ms() - 1_700_000_000_000 == 2_000 + LATE_MS + DAY_MS + HEARING_MS
+    assert it.fire(SUSPENSION_GRACE_MS) == 2
+    assert it.timer.now_ms() - 1_700_000_000_000 == 2_000 + SUSPENSION_MIN_MS + DAY_MS + SUSPENSION_GRACE_MS
     it.timer.cancel()
 
 
@@ -81,7 +85,7 @@ async def test_members_of_a_broker_that_was_stopped_for_longer_than_their_sessio
         await world.settle()
         beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
         assert await world.coordinator.execute(G, beat) == DONE
-        world.clock.advance(HEARING_MS)
+        world.clock.advance(SUSPENSION_GRACE_MS)
         world.coordinator._runtime.timer.fire()
         await world.settle()
         assert world.group().state is GroupState.STABLE
@@ -96,13 +100,13 @@ async def test_a_decision_that_came_while_the_broker_was_stopped_is_heard_before
         who = await world.begin()
         world.clock.advance(DAY_MS)
         world.coordinator._runtime.timer.fire()
-        assert isinstance(await world.ask(commit(who)), Ended)
+        assert isinstance(await world.ask(commit(who)), EndTxnResult)
         await world.settle()
         other = await world.begin()
         world.clock.advance(DAY_MS)
         world.coordinator._runtime.timer.fire()
-        await world.pass_time(HEARING_MS + 10_000)
-        assert not isinstance(await world.ask(commit(other)), Ended)
+        await world.pass_time(SUSPENSION_GRACE_MS + 10_000)
+        assert not isinstance(await world.ask(commit(other)), EndTxnResult)
 
 
 @on_a_loop
@@ -122,11 +126,11 @@ async def test_a_sweep_that_goes_on_in_the_next_turn_does_not_move_deadlines() -
     world = TxnWorld()
     world.clock.advance(DAY_MS)
     async with world:
-        for number in range(LOOKED_AT_PER_TICK + 1):
+        for number in range(SCANNED_PER_TICK + 1):
             await world.init(TransactionalId(f"t{number}"))
         timer, interval_ms = world.coordinator._runtime.timer, world.settings.abort_timed_out_interval_ms
-        for _ in range(interval_ms // LATE_MS):
-            world.clock.advance(LATE_MS)
+        for _ in range(interval_ms // SUSPENSION_MIN_MS):
+            world.clock.advance(SUSPENSION_MIN_MS)
             timer.fire()
         timer.fire()
         assert timer.monotonic_ms() == DAY_MS + interval_ms

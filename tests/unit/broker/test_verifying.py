@@ -5,43 +5,43 @@ import asyncio
 from tests.support.leading import Leader, leader
 from tests.support.memory_broker import on_a_loop
 
-from tallystick.broker.handlers.verification import Turn
+from tallystick.broker.handlers.verification import AppendTurn
 
 PRODUCER = 7
 
 
-def three(made: Leader) -> tuple[Turn, Turn, Turn]:
+def three(made: Leader) -> tuple[AppendTurn, AppendTurn, AppendTurn]:
     partition = made.partition()
-    return Turn(partition, PRODUCER), Turn(partition, PRODUCER), Turn(partition, PRODUCER)
+    return AppendTurn(partition, PRODUCER), AppendTurn(partition, PRODUCER), AppendTurn(partition, PRODUCER)
 
 
 @on_a_loop
 async def test_each_comes_when_the_one_before_has_left() -> None:
     async with leader() as made:
         first, second, third = three(made)
-        assert [turn.has_come for turn in (first, second, third)] == [True, False, False]
-        coming = asyncio.ensure_future(second.come())
+        assert [turn.has_arrived for turn in (first, second, third)] == [True, False, False]
+        coming = asyncio.ensure_future(second.wait())
         await asyncio.sleep(0)
         assert not coming.done()
-        first.leave()
+        first.release()
         await coming
-        assert [turn.has_come for turn in (second, third)] == [True, False]
-        second.leave()
-        third.leave()
-        assert made.partition().lines == {}
+        assert [turn.has_arrived for turn in (second, third)] == [True, False]
+        second.release()
+        third.release()
+        assert made.partition().append_turns == {}
 
 
 @on_a_loop
 async def test_who_gives_up_does_not_let_others_past_those_ahead() -> None:
     async with leader() as made:
         first, second, third = three(made)
-        second.leave()
-        second.leave()
-        assert not third.has_come
-        first.leave()
-        await third.come()
-        third.leave()
-        assert made.partition().lines == {}
+        second.release()
+        second.release()
+        assert not third.has_arrived
+        first.release()
+        await third.wait()
+        third.release()
+        assert made.partition().append_turns == {}
 
 
 @on_a_loop
@@ -49,22 +49,22 @@ async def test_giving_up_waiting_takes_nobody_s_place_away() -> None:
     """A cancelled wait must not cancel what the others wait for, too."""
     async with leader() as made:
         first, second, third = three(made)
-        coming = asyncio.ensure_future(second.come())
+        coming = asyncio.ensure_future(second.wait())
         await asyncio.sleep(0)
         coming.cancel()
         await asyncio.gather(coming, return_exceptions=True)
-        second.leave()
-        assert not third.has_come
-        first.leave()
-        await third.come()
+        second.release()
+        assert not third.has_arrived
+        first.release()
+        await third.wait()
 
 
 @on_a_loop
 async def test_producers_and_partitions_do_not_wait_for_each_other() -> None:
     async with leader() as made:
         turns = [
-            Turn(made.partition(0), PRODUCER),
-            Turn(made.partition(1), PRODUCER),
-            Turn(made.partition(0), 8),
+            AppendTurn(made.partition(0), PRODUCER),
+            AppendTurn(made.partition(1), PRODUCER),
+            AppendTurn(made.partition(0), 8),
         ]
-        assert all(turn.has_come for turn in turns)
+        assert all(turn.has_arrived for turn in turns)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tallystick.cli.tables import Output, show
+from tallystick.cli.tables import OutputFormat, print_rows
 
 COLUMNS = ("TransactionalId", "TransactionState", "TopicPartitions")
 ROWS = [
@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 def shown(monkeypatch: pytest.MonkeyPatch, to: io.StringIO, width: int) -> list[list[str]]:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
-    show(COLUMNS, ROWS, Output.TABLE, to)
+    print_rows(COLUMNS, ROWS, OutputFormat.TABLE, to)
     plain = re.sub("\x1b\\[[0-9;]*m", "", to.getvalue())
     return [line.split() for line in plain.splitlines()]
 
@@ -63,5 +63,5 @@ def test_a_row_that_is_wider_than_the_terminal_is_a_line_for_each_column(
 
 def test_programs_get_everything() -> None:
     to = io.StringIO()
-    show(COLUMNS, ROWS, Output.JSON, to)
+    print_rows(COLUMNS, ROWS, OutputFormat.JSON, to)
     assert json.loads(to.getvalue()) == ROWS

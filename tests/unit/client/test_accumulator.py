@@ -7,10 +7,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
-from tallystick.client.producer.accumulator import Accumulator, Ambient, Batch, Limits, NotNow
-from tallystick.client.producer.batches import Columns
+from tallystick.client.producer.accumulator import (
+    AccumulatorEnv,
+    AccumulatorLimits,
+    BufferFullOrUnknownTopic,
+    ProducerBatch,
+    RecordAccumulator,
+)
+from tallystick.client.producer.batches import ListRows
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
-from tallystick.client.producer.partitioner import partition_of
+from tallystick.client.producer.partitioner import hash_key_to_partition
 from tallystick.kernel.errors import Effect
 
 
@@ -21,12 +27,12 @@ class World:
         self.now_s = 1_700_000_000.0
         self.woken = 0
         wanted = {"batch_bytes": 16_384, "linger_ms": 5, "buffer_bytes": 1 << 25, "record_bytes_max": 1 << 20}
-        self.accumulator = Accumulator(
-            Limits(**{**wanted, **limits}),
-            Ambient(
+        self.accumulator = RecordAccumulator(
+            AccumulatorLimits(**{**wanted, **limits}),
+            AccumulatorEnv(
                 now=lambda: self.now_s,
                 monotonic_ms=lambda: int(self.now_s * 1000),
-                noise=lambda: 0.5,
+                uniform=lambda: 0.5,
                 lock=threading.Lock(),
                 wake=self._wake,
             ),
@@ -39,35 +45,35 @@ class World:
     def now_ms(self) -> int:
         return int(self.now_s * 1000)
 
-    def take_all(self, *, linger: bool = False) -> Iterator[Batch]:
-        for queue in list(self.accumulator.active):
-            while (batch := self.accumulator.take(queue, self.now_ms, linger=linger)) is not None:
+    def take_all(self, *, linger: bool = False) -> Iterator[ProducerBatch]:
+        for queue in list(self.accumulator.active_queues):
+            while (batch := self.accumulator.take_batch(queue, self.now_ms, linger=linger)) is not None:
                 yield batch
-            self.accumulator.settle_active(queue)
+            self.accumulator.deactivate_if_empty(queue)
 
 
-def values(batch: Batch) -> list[bytes | None]:
-    assert isinstance(batch.rows, Columns)
+def values(batch: ProducerBatch) -> list[bytes | None]:
+    assert isinstance(batch.rows, ListRows)
     return list(batch.rows.values)
 
 
-def acknowledge(batches: list[Batch]) -> None:
+def acknowledge(batches: list[ProducerBatch]) -> None:
     offsets: dict[int, int] = {}
     for batch in batches:
         batch.outcome.base_offset = offsets.get(batch.tp.partition, 0)
         offsets[batch.tp.partition] = batch.outcome.base_offset + batch.count
-        batch.outcome.settle()
+        batch.outcome.complete()
 
 
 def test_a_topic_that_is_not_known_has_to_be_asked_for() -> None:
-    with pytest.raises(NotNow) as caught:
+    with pytest.raises(BufferFullOrUnknownTopic) as caught:
         World().accumulator.append("t", b"v")
-    assert not caught.value.full
+    assert not caught.value.is_buffer_full
 
 
 def test_the_engine_is_woken_once_a_batch() -> None:
     world = World()
-    world.accumulator.learn("t", 1, [0])
+    world.accumulator.update_topic("t", 1, [0])
     for _ in range(100):
         world.accumulator.append("t", b"v")
     assert world.woken == 1
@@ -77,7 +83,7 @@ def test_the_engine_is_woken_once_a_batch() -> None:
 
 def test_a_batch_waits_for_linger_ms_or_until_it_is_full() -> None:
     world = World(batch_bytes=1000, linger_ms=5)
-    world.accumulator.learn("t", 1, [0])
+    world.accumulator.update_topic("t", 1, [0])
     world.accumulator.append("t", b"v")
     assert not list(world.take_all(linger=True))
     world.now_s += 0.006
@@ -91,7 +97,7 @@ def test_a_batch_waits_for_linger_ms_or_until_it_is_full() -> None:
 
 def test_every_record_has_the_time_at_which_it_was_sent() -> None:
     world = World(linger_ms=1000)
-    world.accumulator.learn("t", 1, [0])
+    world.accumulator.update_topic("t", 1, [0])
     sent: list[tuple[Delivery, int]] = []
     for i in range(50):
         own = 1_600_000_000_000 + i if i % 7 == 3 else None
@@ -106,14 +112,14 @@ def test_every_record_has_the_time_at_which_it_was_sent() -> None:
 
 def test_keys_headers_and_partitions_arrive_with_their_records() -> None:
     world = World()
-    world.accumulator.learn("t", 3, [0, 1, 2])
+    world.accumulator.update_topic("t", 3, [0, 1, 2])
     world.accumulator.append("t", b"1", key=b"k", headers=[("h", b"x")])
     world.accumulator.append("t", None, partition=2)
     world.accumulator.append("t", bytearray(b"3"), key=memoryview(b"k"))  # type: ignore[arg-type]
     by_partition = {batch.tp.partition: batch.rows for batch in world.take_all()}
-    keyed = by_partition[partition_of(b"k", 3)]
-    assert isinstance(keyed, Columns)
-    records = [(r.key, r.value, r.headers) for r in keyed.records()]
+    keyed = by_partition[hash_key_to_partition(b"k", 3)]
+    assert isinstance(keyed, ListRows)
+    records = [(r.key, r.value, r.headers) for r in keyed.iter_records()]
     assert (b"k", b"1", (("h", b"x"),)) in records
     assert (b"k", b"3", ()) in records
     assert 2 in by_partition
@@ -122,7 +128,7 @@ def test_keys_headers_and_partitions_arrive_with_their_records() -> None:
 @pytest.mark.parametrize("given", ["text", 7, object()])
 def test_what_is_not_bytes_is_refused_where_it_is_sent(given: object) -> None:
     world = World()
-    world.accumulator.learn("t", 1, [0])
+    world.accumulator.update_topic("t", 1, [0])
     with pytest.raises(TypeError, match="encode"):
         world.accumulator.append("t", given)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="encode"):
@@ -131,7 +137,7 @@ def test_what_is_not_bytes_is_refused_where_it_is_sent(given: object) -> None:
 
 def test_refusals_say_what_is_wrong_and_that_nothing_happened() -> None:
     world = World(record_bytes_max=1000)
-    world.accumulator.learn("t", 2, [0])
+    world.accumulator.update_topic("t", 2, [0])
     with pytest.raises(TooLarge, match=r"max\.request\.size = 1000") as too_large:
         world.accumulator.append("t", b"v" * 1000)
     with pytest.raises(UnknownTopic, match="0 to 1"):
@@ -142,29 +148,29 @@ def test_refusals_say_what_is_wrong_and_that_nothing_happened() -> None:
 
 def test_memory_is_bounded_and_comes_back() -> None:
     world = World(batch_bytes=1000, buffer_bytes=5000)
-    world.accumulator.learn("t", 1, [0])
+    world.accumulator.update_topic("t", 1, [0])
     sent: list[Delivery] = []
 
     def fill() -> None:
         while True:
             sent.append(world.accumulator.append("t", b"v" * 100))
 
-    with pytest.raises(NotNow) as caught:
+    with pytest.raises(BufferFullOrUnknownTopic) as caught:
         fill()
-    assert caught.value.full
+    assert caught.value.is_buffer_full
     assert 35 <= len(sent) <= 49
     batches = list(world.take_all())
     assert sum(batch.count for batch in batches) == len(sent)
     for batch in batches:
-        world.accumulator.release(batch.size)
-    assert world.accumulator.buffered == 0
+        world.accumulator.release_memory(batch.size)
+    assert world.accumulator.buffered_bytes == 0
     world.accumulator.append("t", b"v")
 
 
 def test_unkeyed_records_change_partition_after_a_batch() -> None:
     """KIP-794. Another one after every full batch, the same after a batch that was sent early."""
     world = World(batch_bytes=1000)
-    world.accumulator.learn("t", 4, [0, 1, 2, 3])
+    world.accumulator.update_topic("t", 4, [0, 1, 2, 3])
     for _ in range(200):
         world.accumulator.append("t", b"v" * 100)
     full = list(world.take_all())
@@ -178,11 +184,11 @@ def test_unkeyed_records_change_partition_after_a_batch() -> None:
 
 def test_a_partition_without_leader_gets_no_unkeyed_records() -> None:
     world = World(batch_bytes=100)
-    world.accumulator.learn("t", 3, [1])
+    world.accumulator.update_topic("t", 3, [1])
     for _ in range(50):
         world.accumulator.append("t", b"v" * 50)
     assert {batch.tp.partition for batch in world.take_all()} == {1}
-    world.accumulator.learn("t", 3, [2])
+    world.accumulator.update_topic("t", 3, [2])
     for _ in range(50):
         world.accumulator.append("t", b"v" * 50)
     assert {batch.tp.partition for batch in world.take_all()} <= {1, 2}
@@ -190,10 +196,10 @@ def test_a_partition_without_leader_gets_no_unkeyed_records() -> None:
 
 def test_many_at_once_are_where_they_are_said_to_be() -> None:
     world = World(batch_bytes=1000)
-    world.accumulator.learn("t", 3, [0, 1, 2])
+    world.accumulator.update_topic("t", 3, [0, 1, 2])
     keys: list[bytes | None] = [b"%d" % (i % 11) if i % 3 else None for i in range(300)]
     contents: list[bytes | None] = [b"%d" % i for i in range(300)]
-    rows = Columns(values=contents, keys=keys, runs=[(0, world.now_ms)])
+    rows = ListRows(values=contents, keys=keys, timestamp_runs=[(0, world.now_ms)])
     delivery = BatchDelivery("t", world.accumulator.extend("t", rows, None))
     batches = list(world.take_all())
     acknowledge(batches)
@@ -212,14 +218,14 @@ def test_many_at_once_are_where_they_are_said_to_be() -> None:
             assert log[part.partition, part.first_offset + place] == contents[row]
             seen.add(row)
             key = keys[row]
-            assert key is None or part.partition == partition_of(key, 3)
+            assert key is None or part.partition == hash_key_to_partition(key, 3)
     assert seen == set(range(300))
 
 
 def test_a_closed_gate_refuses_and_lets_go_what_was_taken() -> None:
     """[CLI-25]"""
     world = World()
-    world.accumulator.learn("t", 1, [0])
+    world.accumulator.update_topic("t", 1, [0])
     world.accumulator.append("t", b"before")
     world.accumulator.close_gate(lambda: IllegalState("not now"))
     with pytest.raises(IllegalState):
@@ -252,8 +258,8 @@ def _together(workers: list[Callable[[], None]]) -> None:
 def test_threads_lose_nothing_and_each_keeps_its_order() -> None:
     """[CLI-24] Four senders, keyed and not, and an engine that takes batches all the time."""
     world = World(batch_bytes=700, linger_ms=0, buffer_bytes=1 << 40)
-    world.accumulator.learn("t", 2, [0, 1])
-    batches: list[Batch] = []
+    world.accumulator.update_topic("t", 2, [0, 1])
+    batches: list[ProducerBatch] = []
     sent: list[dict[bytes, Delivery]] = [{} for _ in range(4)]
     running = threading.Event()
 
@@ -299,7 +305,7 @@ def test_a_gate_that_closes_meanwhile_leaves_nothing_behind() -> None:
     """[CLI-25] A record is refused, or is in a batch that was sealed when the gate closed."""
     for _ in range(30):
         world = World(buffer_bytes=1 << 40)
-        world.accumulator.learn("t", 1, [0])
+        world.accumulator.update_topic("t", 1, [0])
         taken = [0, 0]
 
         def sender(me: int, world: World = world, taken: list[int] = taken) -> None:
@@ -319,21 +325,21 @@ def test_a_gate_that_closes_meanwhile_leaves_nothing_behind() -> None:
         for thread in threads:
             thread.join(60)
         assert sum(batch.count for batch in world.accumulator.drain()) == sum(taken)
-        assert not world.accumulator.active
+        assert not world.accumulator.active_queues
 
 
 def test_a_topic_made_again_with_fewer_partitions_is_counted_anew() -> None:
     """What waited in the others is given back; a sender with one of their batches in hand chooses again."""
     world = World(linger_ms=1000)
     accumulator = world.accumulator
-    accumulator.learn("t", 8, range(8))
+    accumulator.update_topic("t", 8, range(8))
     kept = accumulator.append("t", b"kept", partition=1)
     lost = accumulator.append("t", b"lost", partition=6)
-    assert [values(batch) for batch in accumulator.cut("t", 2)] == [[b"lost"]]
-    accumulator.learn("t", 2, range(2))
+    assert [values(batch) for batch in accumulator.drop_partitions("t", 2)] == [[b"lost"]]
+    accumulator.update_topic("t", 2, range(2))
     keys = [b"k%d" % i for i in range(50)]
     again = [accumulator.append("t", b"v", key=key) for key in keys]
-    assert [d.outcome.partition for d in again] == [partition_of(key, 2) for key in keys]
+    assert [d.outcome.partition for d in again] == [hash_key_to_partition(key, 2) for key in keys]
     with pytest.raises(UnknownTopic):
         accumulator.append("t", b"v", partition=6)
     acknowledge(list(world.take_all()))
@@ -345,7 +351,7 @@ def test_no_record_is_left_in_a_queue_that_was_cut_off_while_threads_send() -> N
     """[CLI-24] Eight partitions, then two, then eight, under four senders: every record is in one batch."""
     world = World(batch_bytes=2_000)
     accumulator = world.accumulator
-    accumulator.learn("t", 8, range(8))
+    accumulator.update_topic("t", 8, range(8))
     sent: list[list[Delivery]] = [[] for _ in range(4)]
     stop = threading.Event()
 
@@ -358,14 +364,14 @@ def test_no_record_is_left_in_a_queue_that_was_cut_off_while_threads_send() -> N
     threads = [threading.Thread(target=send, args=(own,)) for own in sent]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    batches: list[Batch] = []
+    batches: list[ProducerBatch] = []
     try:
         for thread in threads:
             thread.start()
         for _ in range(100):
             for partitions in (2, 8):
-                batches += accumulator.cut("t", partitions)
-                accumulator.learn("t", partitions, range(partitions))
+                batches += accumulator.drop_partitions("t", partitions)
+                accumulator.update_topic("t", partitions, range(partitions))
                 batches += world.take_all()
     finally:
         stop.set()

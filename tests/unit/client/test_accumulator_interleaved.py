@@ -14,7 +14,12 @@ import pytest
 
 from tallystick.client.errors import Closed
 from tallystick.client.producer import accumulator as module
-from tallystick.client.producer.accumulator import Accumulator, Ambient, Batch, Limits
+from tallystick.client.producer.accumulator import (
+    AccumulatorEnv,
+    AccumulatorLimits,
+    ProducerBatch,
+    RecordAccumulator,
+)
 from tallystick.client.producer.delivery import Delivery
 
 PATIENCE_S = 30
@@ -58,17 +63,17 @@ class Race:
 
     def __init__(self, sender_line: int, engine_line: int, *, begun: bool) -> None:
         self.may_go, self.has_stopped, self.is_through = (threading.Event() for _ in range(3))
-        self.accumulator = Accumulator(
-            Limits(batch_bytes=2_000, linger_ms=5, buffer_bytes=1 << 25, record_bytes_max=1 << 20),
-            Ambient(
+        self.accumulator = RecordAccumulator(
+            AccumulatorLimits(batch_bytes=2_000, linger_ms=5, buffer_bytes=1 << 25, record_bytes_max=1 << 20),
+            AccumulatorEnv(
                 now=lambda: 1_700_000_000.0,
                 monotonic_ms=lambda: 1_000,
-                noise=lambda: 0.5,
+                uniform=lambda: 0.5,
                 lock=Lock(self.is_through.set),
                 wake=lambda: None,
             ),
         )
-        self.accumulator.learn("t", 2, (0, 1))
+        self.accumulator.update_topic("t", 2, (0, 1))
         self.deliveries: list[Delivery] = []
         if begun:
             self.deliveries.append(self.accumulator.append("t", b"before", partition=1))
@@ -97,7 +102,7 @@ class Race:
             self.has_stopped.set()
             self.is_through.set()
 
-    def run(self, engine: Callable[[Accumulator], object]) -> tuple[bool, bool, object]:
+    def run(self, engine: Callable[[RecordAccumulator], object]) -> tuple[bool, bool, object]:
         """Whether the sender and the engine came to their lines, and what the engine's call returned."""
         self._sender.start()
         assert self.has_stopped.wait(PATIENCE_S)
@@ -113,7 +118,9 @@ class Race:
         return self._sender_stop.left < 0, self._engine_stop.left < 0, answer
 
 
-def races(engine: Callable[[Accumulator], object], *, begun: bool) -> Iterator[tuple[str, Race, object]]:
+def races(
+    engine: Callable[[RecordAccumulator], object], *, begun: bool
+) -> Iterator[tuple[str, Race, object]]:
     """Every pair of lines; ends when both have run out of them."""
     sender_line, more = 0, True
     while more:
@@ -126,24 +133,24 @@ def races(engine: Callable[[Accumulator], object], *, begun: bool) -> Iterator[t
         sender_line += 1
 
 
-def everything_in(accumulator: Accumulator) -> list[Batch]:
+def everything_in(accumulator: RecordAccumulator) -> list[ProducerBatch]:
     return [
         batch
-        for queue in list(accumulator.active)
-        for batch in iter(lambda queue=queue: accumulator.take(queue, 1_000, linger=False), None)  # type: ignore[misc]
+        for queue in list(accumulator.active_queues)
+        for batch in iter(lambda queue=queue: accumulator.take_batch(queue, 1_000, linger=False), None)  # type: ignore[misc]
     ]
 
 
-def settle(batches: list[Batch]) -> None:
+def settle(batches: list[ProducerBatch]) -> None:
     for batch in batches:
         batch.outcome.base_offset = 0
-        batch.outcome.settle()
+        batch.outcome.complete()
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["an unopened batch", "an open batch"])
 def test_a_record_on_its_way_to_a_queue_that_is_cut_off_is_in_a_batch(begun: bool) -> None:
     count = 0
-    for where, race, answer in races(lambda accumulator: accumulator.cut("t", 1), begun=begun):
+    for where, race, answer in races(lambda accumulator: accumulator.drop_partitions("t", 1), begun=begun):
         assert isinstance(answer, list)
         batches = [*answer, *everything_in(race.accumulator)]
         settle(batches)
@@ -158,12 +165,12 @@ def test_a_record_on_its_way_to_a_gate_that_closes_is_sealed_or_refused(begun: b
     """[CLI-25] Whatever was taken before is in a sealed batch when `close_gate` returns, or is refused."""
     count = 0
 
-    def close(accumulator: Accumulator) -> int:
+    def close(accumulator: RecordAccumulator) -> int:
         accumulator.close_gate(lambda: Closed("the producer"))
-        return len(accumulator.waiting())
+        return len(accumulator.list_sealed_outcomes())
 
     for where, race, sealed in races(close, begun=begun):
-        batches = [batch for queue in list(race.accumulator.active) for batch in queue.sealed]
+        batches = [batch for queue in list(race.accumulator.active_queues) for batch in queue.sealed_batches]
         settle(batches)
         assert all(delivery.done() for delivery in race.deliveries), where
         assert sum(batch.count for batch in batches) == len(race.deliveries), where

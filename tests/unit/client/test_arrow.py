@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tallystick.client.consumer.arrow import arrow_batch
+from tallystick.client.consumer.arrow import records_to_arrow
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import NotSupported
 from tallystick.protocol.records import TimestampType
@@ -18,12 +18,12 @@ RECORDS = [
 @pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is there")
 def test_without_pyarrow_the_package_to_install_is_named() -> None:
     with pytest.raises(NotSupported, match=r"pip install tallystick\[arrow\]"):
-        arrow_batch(RECORDS)
+        records_to_arrow(RECORDS)
 
 
 def test_columns_are_those_of_sparks_source() -> None:
     pytest.importorskip("pyarrow")
-    batch = arrow_batch(RECORDS)
+    batch = records_to_arrow(RECORDS)
     assert batch.schema.names == [
         "key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers",
     ]  # fmt: skip
@@ -36,6 +36,6 @@ def test_columns_are_those_of_sparks_source() -> None:
 
 def test_no_records_are_a_batch_without_rows() -> None:
     pytest.importorskip("pyarrow")
-    empty = arrow_batch([])
+    empty = records_to_arrow([])
     assert empty.num_rows == 0
-    assert empty.schema == arrow_batch(RECORDS).schema
+    assert empty.schema == records_to_arrow(RECORDS).schema

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.arrow_table import shares
-from tallystick.client.producer.batches import Signature, sealed
+from tallystick.client.producer.arrow_table import split_by_partition
+from tallystick.client.producer.batches import BatchProducerState, assemble_batch
 from tallystick.protocol.records import Codec, decode_records
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
@@ -61,8 +61,8 @@ def test_every_row_goes_where_it_says_as_it_is_and_in_order(rows: list[dict], as
     if as_table:
         given_rows = pa.Table.from_batches([given_rows.slice(0, 1), given_rows.slice(1)])
     seen = []
-    for share in shares(given_rows, None, NOW):
-        section = sealed(share.rows, share.rows.section(), Codec.NONE, Signature())
+    for share in split_by_partition(given_rows, None, NOW):
+        section = assemble_batch(share.rows, share.rows.encode_section(), Codec.NONE, BatchProducerState())
         records = decode_records(section)
         assert len(records) == len(share.places)
         assert list(share.places) == sorted(share.places)
@@ -76,9 +76,9 @@ def test_every_row_goes_where_it_says_as_it_is_and_in_order(rows: list[dict], as
 
 def test_one_topic_for_all_takes_the_batch_as_it_is() -> None:
     made = pa.RecordBatch.from_pydict({"value": ["one", "two"], "topic": ["x", "y"]})
-    (share,) = shares(made, "t", NOW)
+    (share,) = split_by_partition(made, "t", NOW)
     assert (share.topic, share.partition, list(share.places)) == ("t", None, [0, 1])
-    assert shares(made.slice(0, 0), None, NOW) == []
+    assert split_by_partition(made.slice(0, 0), None, NOW) == []
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
@@ -87,8 +87,8 @@ def test_timestamps_of_any_unit_will_do(unit: str) -> None:
     made = pa.RecordBatch.from_pydict(
         {"value": [b"v", b"w"], "timestamp": pa.array([when, None], pa.timestamp(unit, tz="UTC"))}
     )
-    (share,) = shares(made, "t", NOW)
-    assert share.rows.runs == [(0, int(when.timestamp() * 1000)), (1, NOW)]
+    (share,) = split_by_partition(made, "t", NOW)
+    assert share.rows.timestamp_runs == [(0, int(when.timestamp() * 1000)), (1, NOW)]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_timestamps_of_any_unit_will_do(unit: str) -> None:
 )
 def test_what_cannot_be_sent_is_said(columns: dict, why: str) -> None:  # type: ignore[type-arg]
     with pytest.raises(ValueError, match=why):
-        shares(pa.RecordBatch.from_pydict(columns), None, NOW)
+        split_by_partition(pa.RecordBatch.from_pydict(columns), None, NOW)
 
 
 def test_values_that_are_no_texts_are_refused() -> None:
     with pytest.raises(TypeError, match="int64"):
-        shares(pa.RecordBatch.from_pydict({"value": [1]}), "t", NOW)
+        split_by_partition(pa.RecordBatch.from_pydict({"value": [1]}), "t", NOW)

@@ -8,17 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.assignors import Groups, from_line, rejoined, told
 
-from tallystick.client.assignors.assign import ASSIGNORS, Assignment, Members
-from tallystick.client.assignors.java_order import hash_order, string_hash
-from tallystick.client.assignors.racks import without_racks
+from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
+from tallystick.client.assignors.java_order import hash_string, sort_by_hash
+from tallystick.client.assignors.racks import topics_without_racks
 from tallystick.client.assignors.subscription import (
-    Previous,
+    MemberData,
     Subscription,
     decode_assignment,
-    decode_sticky,
+    decode_member_data,
     decode_subscription,
     encode_assignment,
-    encode_sticky,
+    encode_member_data,
     encode_subscription,
 )
 from tallystick.kernel.ids import MemberId, TopicPartition
@@ -32,8 +32,8 @@ def group(**topics_of: str) -> dict[MemberId, Subscription]:
     return {MemberId(member): Subscription(topics=tuple(topics)) for member, topics in topics_of.items()}
 
 
-def assign(name: str, counts: dict[str, int], members: Members) -> dict[str, str]:
-    assignment = ASSIGNORS[name].assign(without_racks(counts), members)
+def assign(name: str, counts: dict[str, int], members: GroupSubscription) -> dict[str, str]:
+    assignment = ASSIGNORS[name].assign(topics_without_racks(counts), members)
     return {member: " ".join(map(str, got)) for member, got in assignment.items()}
 
 
@@ -72,10 +72,10 @@ def test_a_cooperative_member_gets_what_moves_only_after_it_was_given_up() -> No
     """[CLI-31] KIP-429: first rebalance revokes, the second one assigns."""
     alone = rejoined("cooperative-sticky", group(a="t"), {MemberId("a"): tuple(partitions(t=4))}, 1)
     members = {**alone, MemberId("b"): Subscription(topics=("t",))}
-    first = ASSIGNORS["cooperative-sticky"].assign(without_racks({"t": 4}), members)
+    first = ASSIGNORS["cooperative-sticky"].assign(topics_without_racks({"t": 4}), members)
     assert told(first) == {"a": ["t-0", "t-1"], "b": []}
     second = ASSIGNORS["cooperative-sticky"].assign(
-        without_racks({"t": 4}), rejoined("cooperative-sticky", members, first, 2)
+        topics_without_racks({"t": 4}), rejoined("cooperative-sticky", members, first, 2)
     )
     assert told(second) == {"a": ["t-0", "t-1"], "b": ["t-2", "t-3"]}
 
@@ -104,7 +104,7 @@ ROUNDS_MAX = 3
 @given(st.integers(0, 10**9), st.sampled_from(NAMES), st.booleans(), st.booleans())
 def test_every_partition_has_one_reader_who_wants_it(seed: int, name: str, racks: bool, alike: bool) -> None:
     """Complete, no partition twice [CLI-30], whatever the group went through."""
-    cooperative = ASSIGNORS[name].cooperative
+    cooperative = ASSIGNORS[name].is_cooperative
     groups = Groups(seed, name, racks=racks and not cooperative, alike=alike)
     for _ in range(4):
         assignment = ASSIGNORS[name].assign(groups.topics, groups.members)
@@ -154,7 +154,7 @@ def test_bytes_of_another_client_are_read_or_refused(data: bytes) -> None:
             read(data)
         except DecodeError:
             pass
-    decode_sticky(data)
+    decode_member_data(data)
 
 
 def test_subscriptions_and_assignments_come_back() -> None:
@@ -163,15 +163,15 @@ def test_subscriptions_and_assignments_come_back() -> None:
         owned=tuple(partitions(a=2, b=1)),
         generation=3,
         rack="r",
-        user_data=encode_sticky(Previous(tuple(partitions(a=2)), 9)),
+        user_data=encode_member_data(MemberData(tuple(partitions(a=2)), 9)),
     )
     assert decode_subscription(encode_subscription(subscription)) == subscription
-    assert decode_sticky(subscription.user_data) == Previous(tuple(partitions(a=2)), 9)
+    assert decode_member_data(subscription.user_data) == MemberData(tuple(partitions(a=2)), 9)
     assert decode_assignment(encode_assignment(partitions(b=1, a=2))) == tuple(partitions(a=2, b=1))
 
 
 def test_user_data_of_before_kip_341_has_no_generation() -> None:
-    assert decode_sticky(encode_sticky(Previous(tuple(partitions(a=2)), 9))[:-4]) == Previous(
+    assert decode_member_data(encode_member_data(MemberData(tuple(partitions(a=2)), 9))[:-4]) == MemberData(
         tuple(partitions(a=2)), None
     )
 
@@ -183,7 +183,7 @@ def test_a_newer_subscription_is_read_as_far_as_it_is_known() -> None:
 
 def test_strings_hash_and_hash_maps_iterate_as_in_java() -> None:
     """What a JVM says of these."""
-    assert string_hash("") == 0
-    assert string_hash("hello") == 99162322
-    assert string_hash("\U0001f600") == 1772899
-    assert hash_order(["b", "a", "0", "hello"], string_hash) == ["0", "a", "b", "hello"]
+    assert hash_string("") == 0
+    assert hash_string("hello") == 99162322
+    assert hash_string("\U0001f600") == 1772899
+    assert sort_by_hash(["b", "a", "0", "hello"], hash_string) == ["0", "a", "b", "hello"]

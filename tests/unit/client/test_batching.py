@@ -4,8 +4,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.batches import Columns, Run, Signature, cut, part_of_runs, sealed, time_at
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.client.producer.batches import (
+    BatchProducerState,
+    ListRows,
+    TimestampRun,
+    assemble_batch,
+    find_timestamp,
+    slice_runs,
+    split_rows,
+)
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import BatchMeta, Codec, Headers, compress, encode_batch
 
 pytestmark = pytest.mark.usefixtures("either_codec")
@@ -16,7 +24,7 @@ VALUES = st.binary(max_size=200) | st.sampled_from([b"x" * 63, b"x" * 64, b"x" *
 
 
 @st.composite
-def columns(draw: st.DrawFn) -> Columns:
+def columns(draw: st.DrawFn) -> ListRows:
     """Batches of every form: alike and not, with keys, headers, nulls, or without."""
     n = draw(st.integers(1, 200))
     if draw(st.booleans()):
@@ -26,28 +34,32 @@ def columns(draw: st.DrawFn) -> Columns:
     keys = draw(st.none() | st.lists(st.none() | st.binary(max_size=40), min_size=n, max_size=n))
     headers: list[Headers] | None = draw(st.none() | st.lists(HEADERS, min_size=n, max_size=n))
     starts = sorted({0, *draw(st.lists(st.integers(0, n - 1), max_size=6))})
-    return Columns(values=values, keys=keys, headers=headers, runs=[(at, draw(TIMES)) for at in starts])
+    return ListRows(
+        values=values, keys=keys, headers=headers, timestamp_runs=[(at, draw(TIMES)) for at in starts]
+    )
 
 
-def _expected(rows: Columns, codec: Codec, who: Identity | None, sequence: int, transactional: bool) -> bytes:
+def _expected(
+    rows: ListRows, codec: Codec, who: ProducerIdAndEpoch | None, sequence: int, transactional: bool
+) -> bytes:
     meta = BatchMeta(
         codec=codec,
         producer_id=-1 if who is None else who.producer_id,
-        epoch=-1 if who is None else who.epoch,
+        producer_epoch=-1 if who is None else who.epoch,
         base_sequence=sequence,
-        transactional=transactional,
+        is_transactional=transactional,
     )
-    return encode_batch(list(rows.records()), meta)
+    return encode_batch(list(rows.iter_records()), meta)
 
 
 @given(columns(), st.sampled_from(Codec), st.booleans(), st.booleans())
 def test_batches_are_those_of_encode_batch(
-    rows: Columns, codec: Codec, idempotent: bool, transactional: bool
+    rows: ListRows, codec: Codec, idempotent: bool, transactional: bool
 ) -> None:
-    who = Identity(ProducerId(42), ProducerEpoch(3)) if idempotent or transactional else None
+    who = ProducerIdAndEpoch(ProducerId(42), ProducerEpoch(3)) if idempotent or transactional else None
     sequence = 7 if who else -1
-    signature = Signature(identity=who, base_sequence=sequence, transactional=transactional)
-    made = sealed(rows, compress(codec, rows.section()), codec, signature)
+    signature = BatchProducerState(identity=who, base_sequence=sequence, is_transactional=transactional)
+    made = assemble_batch(rows, compress(codec, rows.encode_section()), codec, signature)
     assert made == _expected(rows, codec, who, sequence, transactional)
 
 
@@ -60,32 +72,32 @@ def test_large_batches_cross_every_length_of_a_varint(n: int, size: int, deltas:
     runs = [(0, base)] + [
         (place, base + delta) for i, delta in enumerate(deltas, 1) if (place := i * step) < n
     ]
-    alike = Columns(values=[b"v" * size] * n, runs=runs)
-    differing = Columns(values=[b"v" * (size + i % 70) for i in range(n)], runs=runs)
+    alike = ListRows(values=[b"v" * size] * n, timestamp_runs=runs)
+    differing = ListRows(values=[b"v" * (size + i % 70) for i in range(n)], timestamp_runs=runs)
     for rows in (alike, differing):
-        signature = Signature()
-        assert sealed(rows, rows.section(), Codec.NONE, signature) == _expected(
+        signature = BatchProducerState()
+        assert assemble_batch(rows, rows.encode_section(), Codec.NONE, signature) == _expected(
             rows, Codec.NONE, None, -1, False
         )
 
 
 @given(columns(), st.integers(0, 3000))
-def test_cutting_keeps_every_record_and_stays_within_the_room(rows: Columns, room: int) -> None:
-    pieces = list(cut(rows, room))
-    together = [record[1:] for piece, _ in pieces for record in piece.records()]  # type: ignore[attr-defined]
-    assert together == [record[1:] for record in rows.records()]
+def test_cutting_keeps_every_record_and_stays_within_the_room(rows: ListRows, room: int) -> None:
+    pieces = list(split_rows(rows, room))
+    together = [record[1:] for piece, _ in pieces for record in piece.iter_records()]  # type: ignore[attr-defined]
+    assert together == [record[1:] for record in rows.iter_records()]
     for piece, size in pieces:
-        assert size == piece.upto()[-1]
+        assert size == piece.compute_size_bounds()[-1]
         assert size <= room or piece.count == 1
-        assert len(piece.section()) <= size
+        assert len(piece.encode_section()) <= size
 
 
 @given(columns(), st.data())
-def test_times_of_a_part_are_those_of_the_whole(rows: Columns, data: st.DataObject) -> None:
+def test_times_of_a_part_are_those_of_the_whole(rows: ListRows, data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, rows.count - 1))
     end = data.draw(st.integers(begin + 1, rows.count))
-    runs: list[Run] = part_of_runs(rows.runs, begin, end)
+    runs: list[TimestampRun] = slice_runs(rows.timestamp_runs, begin, end)
     assert runs[0][0] == 0
-    assert [time_at(runs, place - begin) for place in range(begin, end)] == [
-        time_at(rows.runs, place) for place in range(begin, end)
+    assert [find_timestamp(runs, place - begin) for place in range(begin, end)] == [
+        find_timestamp(rows.timestamp_runs, place) for place in range(begin, end)
     ]

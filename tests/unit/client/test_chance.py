@@ -1,13 +1,13 @@
 import random
 
-from tallystick.client.jitter import noise, shuffle
+from tallystick.client.jitter import shuffle, uniform
 
 
 def test_what_a_program_draws_after_its_seed_is_its_own() -> None:
     random.seed(1)
     alone = random.random()
     random.seed(1)
-    drawn, order = noise(), [1, 2, 3]
+    drawn, order = uniform(), [1, 2, 3]
     shuffle(order)
     assert random.random() == alone
     assert 0 <= drawn < 1

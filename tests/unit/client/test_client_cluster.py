@@ -18,7 +18,7 @@ from tallystick.client.errors import (
     TimedOut,
     UnknownTopic,
     Unreachable,
-    refused,
+    build_broker_error,
 )
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.errors import Effect
@@ -116,9 +116,9 @@ def test_no_more_than_five_await_an_answer() -> None:
 
         async def answer(seen: Seen) -> HeartbeatResponse:
             nonlocal most
-            link = next(iter(cluster._links.values()))
+            link = next(iter(cluster._connections.values()))
             assert link._connection is not None
-            most = max(most, link._connection.session.in_flight)
+            most = max(most, link._connection.protocol_state.in_flight_count)
             await gate.wait()
             return HeartbeatResponse()
 
@@ -175,7 +175,7 @@ def test_a_field_that_the_brokers_version_lacks_is_not_dropped() -> None:
             await cluster.send(1, keep, InitProducerIdResponse)
         assert refusal.value.effect is Effect.NONE
         assert broker.count(ApiKey.INIT_PRODUCER_ID) == 0
-        assert (await cluster.versions(1)).highest(ApiKey.INIT_PRODUCER_ID) == 5
+        assert (await cluster.wait_for_versions(1)).find_latest_usable(ApiKey.INIT_PRODUCER_ID) == 5
 
     run(story)
 
@@ -220,10 +220,10 @@ def test_the_newest_features_win_whichever_broker_is_met_last() -> None:
         async with new, old:
             cluster = Cluster(config(new))
             new.scripts[ApiKey.METADATA] = lambda _: new.metadata(old)
-            assert cluster.feature("transaction.version") == 0
+            assert cluster.get_feature_level("transaction.version") == 0
             await cluster.start()
-            await cluster.versions(2)
-            assert cluster.feature("transaction.version") == 2
+            await cluster.wait_for_versions(2)
+            assert cluster.get_feature_level("transaction.version") == 2
             await cluster.close()
 
     asyncio.run(main())
@@ -260,12 +260,12 @@ def test_refreshes_asked_for_together_are_one_request() -> None:
 def test_a_leader_is_looked_for_once_and_then_known() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.scripts[ApiKey.METADATA] = lambda _: broker.metadata(orders=1)
-        assert await cluster.node_for(AT) == 1
+        assert await cluster.find_leader(AT) == 1
         asked = broker.count(ApiKey.METADATA)
-        assert await cluster.node_for(AT) == 1
+        assert await cluster.find_leader(AT) == 1
         assert broker.count(ApiKey.METADATA) == asked
         with pytest.raises(UnknownTopic):
-            await cluster.node_for(TopicPartition("orders", 1))
+            await cluster.find_leader(TopicPartition("orders", 1))
 
     run(story)
 
@@ -273,15 +273,15 @@ def test_a_leader_is_looked_for_once_and_then_known() -> None:
 def test_a_missing_topic_is_waited_for_until_the_limit_and_named() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(TimedOut) as late:
-            await cluster.retrying(
-                "Produce", AT, lambda: cluster.node_for(AT), cluster.deadline("max.block.ms", 50)
+            await cluster.run_with_retries(
+                "Produce", AT, lambda: cluster.find_leader(AT), cluster.start_deadline("max.block.ms", 50)
             )
         assert late.value.limit == "max.block.ms"
         assert "UNKNOWN_TOPIC_OR_PARTITION" in str(late.value)
         assert late.value.effect is Effect.NONE
         broker.scripts[ApiKey.METADATA] = lambda _: broker.metadata(orders=1)
-        found = await cluster.retrying(
-            "Produce", AT, lambda: cluster.node_for(AT), cluster.deadline("max.block.ms", 20_000)
+        found = await cluster.run_with_retries(
+            "Produce", AT, lambda: cluster.find_leader(AT), cluster.start_deadline("max.block.ms", 20_000)
         )
         assert found == 1
 
@@ -292,7 +292,7 @@ def test_a_missing_topic_is_waited_for_until_the_limit_and_named() -> None:
 def test_a_name_that_no_topic_can_have_is_refused_and_spoils_no_refresh(name: str) -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(BrokerRefused, match="INVALID_TOPIC"):
-            await cluster.topic(name)
+            await cluster.get_topic(name)
         await cluster.refresh()
 
     run(story)
@@ -321,7 +321,7 @@ def test_what_may_have_been_done_is_not_asked_of_the_next_broker() -> None:
                 broker.scripts[ApiKey.INIT_PRODUCER_ID] = hang_up
             cluster = Cluster(config(first, second))
             with pytest.raises(ConnectionLost) as lost:
-                await cluster.send_any(request, InitProducerIdResponse)
+                await cluster.send_to_any(request, InitProducerIdResponse)
             assert lost.value.effect is Effect.UNKNOWN
             assert first.count(ApiKey.INIT_PRODUCER_ID) + second.count(ApiKey.INIT_PRODUCER_ID) == 1
             await cluster.close()
@@ -414,12 +414,12 @@ def test_a_coordinator_is_looked_up_once_by_all_who_want_it(newest: int) -> None
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
         broker.scripts[ApiKey.API_VERSIONS] = lambda _: broker.versions(FindCoordinator=(0, newest))
-        found = await asyncio.gather(*(cluster.coordinator("transaction", "t") for _ in range(9)))
+        found = await asyncio.gather(*(cluster.find_coordinator("transaction", "t") for _ in range(9)))
         assert found == [1] * 9
-        assert await cluster.coordinator("transaction", "t") == 1
+        assert await cluster.find_coordinator("transaction", "t") == 1
         assert broker.count(ApiKey.FIND_COORDINATOR) == 1
         cluster.forget_coordinator("transaction", "t")
-        assert await cluster.coordinator("transaction", "t") == 1
+        assert await cluster.find_coordinator("transaction", "t") == 1
         assert [seen.version for seen in of(ApiKey.FIND_COORDINATOR, broker)] == [newest, newest]
 
     run(story)
@@ -435,7 +435,7 @@ def test_an_answer_about_another_key_is_no_answer() -> None:
                 coordinators=told
             )
             with pytest.raises(BadAnswer, match="other"):
-                await cluster.coordinator("transaction", "t")
+                await cluster.find_coordinator("transaction", "t")
 
     run(story)
 
@@ -444,11 +444,11 @@ def test_a_coordinator_that_does_not_answer_is_looked_up_again() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
         broker.scripts[ApiKey.END_TXN] = hang_up
-        node = await cluster.coordinator("transaction", "t")
+        node = await cluster.find_coordinator("transaction", "t")
         with pytest.raises(ConnectionLost) as lost:
             await cluster.send(node, END, EndTxnResponse)
         assert lost.value.effect is Effect.UNKNOWN
-        await cluster.coordinator("transaction", "t")
+        await cluster.find_coordinator("transaction", "t")
         assert broker.count(ApiKey.FIND_COORDINATOR) == 2
 
     run(story)
@@ -465,11 +465,11 @@ def test_a_coordinator_that_is_gone_is_looked_up_again_after_its_versions_were_a
                     coordinators=(Coordinator(key="t", node_id=2, host="127.0.0.1", port=gone.port),)
                 )
                 cluster = Cluster(config(first))
-                assert await cluster.coordinator("transaction", "t") == 2
+                assert await cluster.find_coordinator("transaction", "t") == 2
             with pytest.raises((Unreachable, ConnectionLost)):
-                await cluster.versions(2)
+                await cluster.wait_for_versions(2)
             first.scripts[ApiKey.FIND_COORDINATOR] = here(first)
-            assert await cluster.coordinator("transaction", "t") == 1
+            assert await cluster.find_coordinator("transaction", "t") == 1
             await cluster.close()
 
     asyncio.run(main())
@@ -477,9 +477,9 @@ def test_a_coordinator_that_is_gone_is_looked_up_again_after_its_versions_were_a
 
 def ending(cluster: Cluster) -> Callable[[], Awaitable[EndTxnResponse]]:
     async def attempt() -> EndTxnResponse:
-        answer = await cluster.send(await cluster.coordinator("transaction", "t"), END, EndTxnResponse)
+        answer = await cluster.send(await cluster.find_coordinator("transaction", "t"), END, EndTxnResponse)
         if answer.error_code:
-            raise refused("EndTxn", "t", answer.error_code)
+            raise build_broker_error("EndTxn", "t", answer.error_code)
         return answer
 
     return attempt
@@ -492,7 +492,9 @@ def test_attempts_go_on_until_one_succeeds() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
         broker.scripts[ApiKey.END_TXN] = answers(51, 14, 16, 15, 0)
-        await cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 20_000))
+        await cluster.run_with_retries(
+            "EndTxn", "t", ending(cluster), cluster.start_deadline("max.block.ms", 20_000)
+        )
         assert broker.count(ApiKey.END_TXN) == 5
         assert broker.count(ApiKey.FIND_COORDINATOR) == 3
 
@@ -507,7 +509,9 @@ def test_what_is_refused_after_an_unknown_attempt_stays_unknown(before: list[int
         broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
         broker.scripts[ApiKey.END_TXN] = answers(*before, 53)
         with pytest.raises(BrokerRefused) as refusal:
-            await cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 20_000))
+            await cluster.run_with_retries(
+                "EndTxn", "t", ending(cluster), cluster.start_deadline("max.block.ms", 20_000)
+            )
         assert refusal.value.code == 53
         assert refusal.value.effect is effect
 
@@ -521,7 +525,9 @@ def test_a_limit_names_itself_and_the_last_attempt() -> None:
         broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
         broker.scripts[ApiKey.END_TXN] = lambda _: None
         with pytest.raises(TimedOut) as late:
-            await cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 400))
+            await cluster.run_with_retries(
+                "EndTxn", "t", ending(cluster), cluster.start_deadline("max.block.ms", 400)
+            )
         assert (late.value.limit, late.value.length_ms) == ("max.block.ms", 400)
         assert late.value.effect is Effect.UNKNOWN
 
@@ -531,12 +537,12 @@ def test_a_limit_names_itself_and_the_last_attempt() -> None:
 def test_a_limit_inside_another_is_the_earlier_of_the_two() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         async def inner() -> int:
-            return await cluster.retrying(
-                "Produce", AT, lambda: cluster.node_for(AT), cluster.deadline("inner", 60_000)
+            return await cluster.run_with_retries(
+                "Produce", AT, lambda: cluster.find_leader(AT), cluster.start_deadline("inner", 60_000)
             )
 
         with pytest.raises(TimedOut) as late:
-            await cluster.retrying("Produce", AT, inner, cluster.deadline("outer", 40))
+            await cluster.run_with_retries("Produce", AT, inner, cluster.start_deadline("outer", 40))
         assert late.value.limit == "outer"
 
     run(story)
@@ -558,9 +564,11 @@ def test_what_was_begun_inside_a_limit_outlives_it() -> None:
             await cluster.refresh()
             return asyncio.create_task(beat())
 
-        begun = await cluster.retrying("JoinGroup", "g", attempt, cluster.deadline("timeout_ms", 200))
-        passed = cluster.deadline("passed", 201)
-        await until(lambda: not passed.left_ms(cluster.now_ms()))
+        begun = await cluster.run_with_retries(
+            "JoinGroup", "g", attempt, cluster.start_deadline("timeout_ms", 200)
+        )
+        passed = cluster.start_deadline("passed", 201)
+        await until(lambda: not passed.remaining_ms(cluster.now_ms()))
         over.set()
         assert await begun == HeartbeatResponse()
 
@@ -667,11 +675,13 @@ def test_close_ends_every_wait_at_once() -> None:
             asyncio.ensure_future(coroutine)
             for coroutine in (
                 cluster.send(1, END, EndTxnResponse),
-                cluster.coordinator("group", "g"),
+                cluster.find_coordinator("group", "g"),
                 cluster.refresh(["x"]),
                 cluster.send(1, END, EndTxnResponse, lane="second"),
-                cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 60_000)),
-                cluster.versions(1),
+                cluster.run_with_retries(
+                    "EndTxn", "t", ending(cluster), cluster.start_deadline("max.block.ms", 60_000)
+                ),
+                cluster.wait_for_versions(1),
             )
         ]
         await until(lambda: broker.count(ApiKey.END_TXN))

@@ -13,8 +13,8 @@ from tallystick.client.config import (
     ConsumerConfig,
     ProducerConfig,
 )
-from tallystick.client.kafka_names import NO_EFFECT, RENAMED, is_refused
-from tallystick.kernel.settings import BadConfig, Kind
+from tallystick.client.kafka_names import INEFFECTIVE_SETTINGS, RENAMED_SETTINGS, is_refused
+from tallystick.kernel.settings import BadConfig, SettingType
 
 TABLE = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-client-configs.txt"
 ROLES = {"producer": ProducerConfig, "consumer": ConsumerConfig, "admin": AdminConfig}
@@ -28,11 +28,11 @@ OTHER_DEFAULTS = {
     "partition.assignment.strategy": "class names there, short names here",
 }
 KINDS = {
-    "boolean": {Kind.BOOLEAN},
-    "int": {Kind.INT},
-    "long": {Kind.LONG},
-    "string": {Kind.STRING},
-    "list": {Kind.LIST},
+    "boolean": {SettingType.BOOLEAN},
+    "int": {SettingType.INT},
+    "long": {SettingType.LONG},
+    "string": {SettingType.STRING},
+    "list": {SettingType.LIST},
 }
 KAFKA = [tuple(line.split("\t")) for line in TABLE.read_text().splitlines()]
 
@@ -59,7 +59,7 @@ def test_every_name_of_kafka_is_known_with_its_type_and_default(
 ) -> None:
     made = ROLE_SETTINGS[role].get(name) or CLIENT_SETTINGS.get(name)
     if made is None:
-        assert (name in NO_EFFECT) != is_refused(name)
+        assert (name in INEFFECTIVE_SETTINGS) != is_refused(name)
         return
     assert made.kind in KINDS[kind]
     if name not in OTHER_DEFAULTS:
@@ -69,10 +69,10 @@ def test_every_name_of_kafka_is_known_with_its_type_and_default(
 
 def test_a_name_is_known_in_one_way_only() -> None:
     ours = {name for role in ROLE_SETTINGS.values() for name in role} | set(CLIENT_SETTINGS)
-    assert not ours & NO_EFFECT
-    assert not [name for name in ours | NO_EFFECT if is_refused(name)]
-    assert set(RENAMED.values()) <= ours
-    assert not set(RENAMED) & (ours | NO_EFFECT)
+    assert not ours & INEFFECTIVE_SETTINGS
+    assert not [name for name in ours | INEFFECTIVE_SETTINGS if is_refused(name)]
+    assert set(RENAMED_SETTINGS.values()) <= ours
+    assert not set(RENAMED_SETTINGS) & (ours | INEFFECTIVE_SETTINGS)
 
 
 def test_all_problems_are_reported_at_once() -> None:
@@ -102,8 +102,8 @@ def test_values_may_be_numbers_booleans_and_lists() -> None:
     made = producer(
         bootstrap_servers=["a:1", "[::1]:2"], linger_ms=7, enable_idempotence=True, client_id=None
     )
-    assert made.client.bootstrap == (Address("a", 1), Address("::1", 2))
-    assert [str(address) for address in made.client.bootstrap] == ["a:1", "[::1]:2"]
+    assert made.client.bootstrap_addresses == (Address("a", 1), Address("::1", 2))
+    assert [str(address) for address in made.client.bootstrap_addresses] == ["a:1", "[::1]:2"]
     assert (made.linger_ms, made.client.client_id) == (7, "")
 
 

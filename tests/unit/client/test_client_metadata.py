@@ -5,7 +5,14 @@ from uuid import UUID
 import pytest
 
 from tallystick.client.config import Address
-from tallystick.client.net.metadata import EMPTY, MetadataImage, Node, merge, with_leaders, without_topics
+from tallystick.client.net.metadata import (
+    EMPTY_IMAGE,
+    MetadataImage,
+    Node,
+    merge_response,
+    with_leaders,
+    without_topics,
+)
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.metadata import (
     MetadataResponse,
@@ -39,70 +46,74 @@ def topic(
 
 
 def known(*topics: MetadataResponseTopic) -> MetadataImage:
-    return merge(EMPTY, answer(*topics), all_topics=False)
+    return merge_response(EMPTY_IMAGE, answer(*topics), all_topics=False)
 
 
 def test_the_first_answer_is_the_image() -> None:
     image = known(topic())
     assert image.cluster_id == "c"
-    assert image.controller == 1
+    assert image.controller_id == 1
     assert image.nodes[2] == Node(id=2, address=Address("b2", 9092))
-    assert image.leader(AT) == 1
-    assert image.topic_named(ORDERS) == "orders"
+    assert image.find_leader(AT) == 1
+    assert image.find_topic_name(ORDERS) == "orders"
 
 
 @pytest.mark.parametrize(("epoch", "leader"), [(4, 1), (5, 2), (6, 2)])
 def test_a_partition_never_goes_back_to_an_older_leader(epoch: int, leader: int) -> None:
     """[CLI-4] The second answer comes from a broker that has not heard yet, or has."""
-    image = merge(known(topic(1, epoch=5)), answer(topic(2, epoch)), all_topics=False)
-    assert image.leader(AT) == leader
+    image = merge_response(known(topic(1, epoch=5)), answer(topic(2, epoch)), all_topics=False)
+    assert image.find_leader(AT) == leader
 
 
 def test_another_topic_by_the_same_name_begins_anew() -> None:
     """[CLI-4] Deleted and created again: leader epochs start at 0."""
-    image = merge(known(topic(1, epoch=9)), answer(topic(2, 0, topic_id=UUID(int=2))), all_topics=False)
-    assert image.leader(AT) == 2
+    image = merge_response(
+        known(topic(1, epoch=9)), answer(topic(2, 0, topic_id=UUID(int=2))), all_topics=False
+    )
+    assert image.find_leader(AT) == 2
 
 
 def test_another_cluster_begins_anew() -> None:
-    image = merge(known(topic(1, 9)), answer(topic(2, 0), cluster="other"), all_topics=False)
-    assert image.leader(AT) == 2
-    assert merge(known(topic(1, 9)), answer(cluster="other"), all_topics=False).topics == {}
+    image = merge_response(known(topic(1, 9)), answer(topic(2, 0), cluster="other"), all_topics=False)
+    assert image.find_leader(AT) == 2
+    assert merge_response(known(topic(1, 9)), answer(cluster="other"), all_topics=False).topics == {}
 
 
 def test_a_partial_answer_keeps_the_other_topics_and_a_full_one_does_not() -> None:
     both = known(topic(), topic(name="other", topic_id=UUID(int=3)))
-    assert set(merge(both, answer(topic()), all_topics=False).topics) == {"orders", "other"}
-    assert set(merge(both, answer(topic()), all_topics=True).topics) == {"orders"}
+    assert set(merge_response(both, answer(topic()), all_topics=False).topics) == {"orders", "other"}
+    assert set(merge_response(both, answer(topic()), all_topics=True).topics) == {"orders"}
 
 
 def test_a_topic_that_is_gone_says_why() -> None:
     gone = MetadataResponseTopic(name="orders", error_code=3)
-    image = merge(known(topic()), answer(gone), all_topics=False)
-    assert image.leader(AT) is None
-    assert image.why_not(AT) == 3
-    back = merge(image, answer(topic()), all_topics=False)
-    assert back.errors == {}
-    assert back.leader(AT) == 1
+    image = merge_response(known(topic()), answer(gone), all_topics=False)
+    assert image.find_leader(AT) is None
+    assert image.find_leader_error(AT) == 3
+    back = merge_response(image, answer(topic()), all_topics=False)
+    assert back.error_codes == {}
+    assert back.find_leader(AT) == 1
 
 
 def test_why_a_partition_has_nobody_to_send_to() -> None:
-    assert known().why_not(AT) == 3
-    assert known(topic(-1)).why_not(AT) == 5
-    assert known(topic(-1, error=5)).why_not(AT) == 5
-    assert known(topic(9)).leader(AT) is None, "a leader the answer gives no address for"
+    assert known().find_leader_error(AT) == 3
+    assert known(topic(-1)).find_leader_error(AT) == 5
+    assert known(topic(-1, error=5)).find_leader_error(AT) == 5
+    assert known(topic(9)).find_leader(AT) is None, "a leader the answer gives no address for"
 
 
 def test_an_answer_may_name_a_newer_leader_and_where_it_is() -> None:
     """KIP-951."""
     image = known(topic(1, epoch=5))
     newcomer = Node(id=7, address=Address("b7", 1))
-    assert with_leaders(image, {AT: (7, 6)}, [newcomer]).leader(AT) == 7
-    assert with_leaders(image, {AT: (7, 5)}, [newcomer]).leader(AT) == 1
-    assert with_leaders(image, {AT: (-1, 9)}).leader(AT) == 1
+    assert with_leaders(image, {AT: (7, 6)}, [newcomer]).find_leader(AT) == 7
+    assert with_leaders(image, {AT: (7, 5)}, [newcomer]).find_leader(AT) == 1
+    assert with_leaders(image, {AT: (-1, 9)}).find_leader(AT) == 1
     assert with_leaders(image, {TopicPartition("x", 0): (1, 1)}).topics == image.topics
 
 
 def test_topics_are_forgotten_with_their_errors() -> None:
-    image = merge(known(topic()), answer(MetadataResponseTopic(name="no", error_code=3)), all_topics=False)
+    image = merge_response(
+        known(topic()), answer(MetadataResponseTopic(name="no", error_code=3)), all_topics=False
+    )
     assert without_topics(image, ["no", "orders", "never"]) == known()

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from tallystick.client.blocking.thread import EngineThread, engine_thread, hand_back
+from tallystick.client.blocking.thread import EngineThread, engine_thread, run_in_caller
 from tallystick.client.errors import Closed, IllegalState, TimedOut
 from tallystick.kernel.errors import Effect
 from tallystick.testing import FakeClock, eventually
@@ -90,7 +90,7 @@ def test_a_callback_runs_in_the_thread_that_waits() -> None:
         # It may call again: the engine is not the one that is busy.
         return threading.get_ident(), engine.run(value(7), 10, "inner")
 
-    assert engine.run(ask(hand_back(callback)), 10, "ask") == (threading.get_ident(), 7)
+    assert engine.run(ask(run_in_caller(callback)), 10, "ask") == (threading.get_ident(), 7)
 
 
 def test_what_a_callback_raises_is_raised_there_and_here() -> None:
@@ -101,7 +101,7 @@ def test_what_a_callback_raises_is_raised_there_and_here() -> None:
 
     async def ask() -> None:
         try:
-            await hand_back(interrupted)
+            await run_in_caller(interrupted)
         except BaseException as exc:
             seen.append(exc)
             raise
@@ -118,7 +118,7 @@ def test_the_time_of_a_callback_is_not_the_engines(monkeypatch: pytest.MonkeyPat
         clock.advance(100_000)
 
     async def ask() -> str:
-        await hand_back(callback)
+        await run_in_caller(callback)
         return "done"
 
     monkeypatch.setattr("tallystick.client.blocking.thread.monotonic", lambda: clock.monotonic_ms() / 1000)
@@ -137,11 +137,11 @@ def test_a_thread_that_ended_is_replaced_and_says_so() -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    eventually(lambda: engine.do(lambda: len(asyncio.all_tasks()), "tasks") >= 3)
-    engine.end(5.0)
+    eventually(lambda: engine.call(lambda: len(asyncio.all_tasks()), "tasks") >= 3)
+    engine.shut_down(5.0)
     waiting.join(10)
     assert told
-    assert not engine.alive
+    assert not engine.is_alive
     with pytest.raises(Closed):
         engine.run(value(7), 10, "value")
 
@@ -218,12 +218,12 @@ def test_the_clients_that_are_open_at_the_end_share_its_limit(monkeypatch: pytes
             clock.advance(1_500)
             raise TimedOut("timeout_s", 1_500, "close")
 
-        def left_behind(self) -> None: ...
+        def mark_forked(self) -> None: ...
 
     clients = [Slow() for _ in range(3)]
     for client in clients:
-        engine.opened(client)
+        engine.register(client)
     monkeypatch.setattr("tallystick.client.blocking.thread.monotonic", lambda: clock.monotonic_ms() / 1000)
-    engine.end(2.0)
+    engine.shut_down(2.0)
     assert Slow.limits_s == [2.0, 0.5, 0]
-    eventually(lambda: not engine.alive)
+    eventually(lambda: not engine.is_alive)

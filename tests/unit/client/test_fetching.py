@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.client.consumer.fetch_state import (
-    FetchSession,
+    FetchOutcome,
+    FetchRequestData,
+    FetchSessionHandler,
+    PartitionFetchParams,
     Position,
-    Seeking,
-    SessionStep,
-    Tracks,
-    Verdict,
-    Wanted,
-    verdict_of,
+    PositionSource,
+    SubscriptionState,
+    classify_fetch_response,
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
@@ -20,59 +20,61 @@ from tallystick.kernel.ids import INT32_MAX, TopicPartition
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
-def tracks(reset: Seeking | None = Seeking.EARLIEST, *, committed: bool = True) -> Tracks:
-    made = Tracks(reset)
+def tracks(
+    reset: PositionSource | None = PositionSource.EARLIEST, *, committed: bool = True
+) -> SubscriptionState:
+    made = SubscriptionState(reset)
     made.assign([A, B], committed=committed)
     return made
 
 
-def fetchable(of: Tracks) -> dict[TopicPartition, int]:
-    return {partition: position.offset for partition, _, position in of.fetchable()}
+def fetchable(of: SubscriptionState) -> dict[TopicPartition, int]:
+    return {partition: position.offset for partition, _, position in of.list_fetchable()}
 
 
 def test_a_position_comes_from_the_group_then_from_the_reset_policy() -> None:
     mine = tracks()
-    asked = mine.sought(Seeking.COMMITTED)
+    asked = mine.find_missing_positions(PositionSource.COMMITTED)
     assert set(asked) == {A, B}
-    assert mine.found(A, asked[A], Position(5))
-    assert mine.found(B, asked[B], None)
-    assert mine.sought(Seeking.EARLIEST) == {B: asked[B]}
-    assert mine.found(B, asked[B], Position(0))
+    assert mine.set_found_position(A, asked[A], Position(5))
+    assert mine.set_found_position(B, asked[B], None)
+    assert mine.find_missing_positions(PositionSource.EARLIEST) == {B: asked[B]}
+    assert mine.set_found_position(B, asked[B], Position(0))
     assert fetchable(mine) == {A: 5, B: 0}
 
 
 def test_without_a_reset_policy_the_user_is_asked() -> None:
     mine = tracks(None)
-    assert not mine.found(A, mine[A].serial, None)
+    assert not mine.set_found_position(A, mine[A].position_version, None)
     mine.seek(A, Position(3))
-    assert not mine.out_of_range(A)
-    assert not mine.truncated(A, 1, None)
+    assert not mine.reset_position(A)
+    assert not mine.truncate_position(A, 1, None)
     assert fetchable(mine) == {A: 3}
 
 
 def test_an_answer_from_before_a_seek_is_no_news() -> None:
     """[CLI-35]"""
     mine = tracks()
-    before = mine[A].serial
-    mine.seek(A, Seeking.LATEST)
-    assert mine.found(A, before, Position(5))
+    before = mine[A].position_version
+    mine.seek(A, PositionSource.LATEST)
+    assert mine.set_found_position(A, before, Position(5))
     assert mine[A].position is None
-    asked = mine[A].serial
-    assert mine.found(A, asked, Position(9))
+    asked = mine[A].position_version
+    assert mine.set_found_position(A, asked, Position(9))
     mine.seek(A, Position(2))
     mine.advance(A, asked, Position(10))
     assert mine[A].position == Position(2)
-    assert mine.found(A, mine[A].serial, Position(99))
+    assert mine.set_found_position(A, mine[A].position_version, Position(99))
     assert mine[A].position == Position(2), "nobody asked any more"
 
 
 def test_what_was_returned_and_never_committed_is_returned_again() -> None:
     """[CLI-68]"""
     mine = tracks()
-    for partition, serial in mine.sought(Seeking.COMMITTED).items():
-        assert mine.found(partition, serial, Position(5))
+    for partition, serial in mine.find_missing_positions(PositionSource.COMMITTED).items():
+        assert mine.set_found_position(partition, serial, Position(5))
         mine.advance(partition, serial, Position(20))
-    mine.committed({A: Position(12)})
+    mine.note_committed({A: Position(12)})
     mine.rewind()
     assert fetchable(mine) == {A: 12, B: 5}
     mine.rewind()
@@ -84,8 +86,8 @@ def test_a_commit_of_another_time_does_not_move_what_is_returned_again(noted: in
     """[CLI-68] From before a seek back, or before the partition went away and came again."""
     mine = tracks()
     mine.seek(A, Position(5))
-    mine.advance(A, mine[A].serial, Position(20))
-    mine.committed({A: Position(noted), TopicPartition("gone", 0): Position(1)})
+    mine.advance(A, mine[A].position_version, Position(20))
+    mine.note_committed({A: Position(noted), TopicPartition("gone", 0): Position(1)})
     mine.rewind()
     assert fetchable(mine) == {A: 5}
 
@@ -94,12 +96,12 @@ def test_taking_back_a_part_leaves_what_was_returned_before_it_uncommitted() -> 
     """[CLI-68] An interrupt takes back one poll; the block that then fails is about those before it, too."""
     mine = tracks()
     mine.seek(A, Position(5))
-    mine.advance(A, mine[A].serial, Position(20))
+    mine.advance(A, mine[A].position_version, Position(20))
     mine.go_back(A, Position(10))
     mine.rewind()
     assert fetchable(mine) == {A: 5}
-    mine.advance(A, mine[A].serial, Position(20))
-    assert mine.truncated(A, 3, None)
+    mine.advance(A, mine[A].position_version, Position(20))
+    assert mine.truncate_position(A, 3, None)
     mine.rewind()
     assert fetchable(mine) == {A: 3}, "the log was cut below it"
 
@@ -108,24 +110,24 @@ def test_an_answer_from_an_earlier_assignment_is_no_news() -> None:
     """[CLI-35] Each time the partition is sought once: the number of seeks does not tell them apart."""
     mine = tracks()
     mine.seek(A, Position(100))
-    asked = mine[A].serial
+    asked = mine[A].position_version
     mine.assign([B], committed=True)
     mine.assign([A, B], committed=True)
     mine.seek(A, Position(3))
     mine.advance(A, asked, Position(150))
     assert mine[A].position == Position(3)
-    assert mine[A].serial != asked
+    assert mine[A].position_version != asked
 
 
 def test_what_stays_assigned_keeps_its_place() -> None:
     mine = tracks()
     mine.seek(A, Position(7))
-    mine[A].paused = True
+    mine[A].is_paused = True
     mine.assign([A], committed=True)
     assert B not in mine
     mine.assign([A, B], committed=True)
     assert mine[A].position == Position(7)
-    assert mine.paused == {A}
+    assert mine.paused_partitions == {A}
     assert mine[B].position is None
 
 
@@ -133,54 +135,59 @@ def test_paused_partitions_and_those_at_hand_are_not_asked_for() -> None:
     mine = tracks()
     mine.seek(A, Position(1))
     mine.seek(B, Position(2))
-    mine[A].paused = True
-    mine[B].at_hand = True
+    mine[A].is_paused = True
+    mine[B].has_pending_fetch = True
     assert fetchable(mine) == {}
     mine.seek(B, Position(3))
     assert fetchable(mine) == {B: 3}, "what is at hand is of another place"
 
 
 def test_a_position_outside_the_log_is_reset() -> None:
-    mine = tracks(Seeking.LATEST)
+    mine = tracks(PositionSource.LATEST)
     mine.seek(A, Position(1000))
-    assert mine.out_of_range(A)
-    assert set(mine.sought(Seeking.LATEST)) == {A}
+    assert mine.reset_position(A)
+    assert set(mine.find_missing_positions(PositionSource.LATEST)) == {A}
 
 
 def test_a_log_that_was_cut_takes_the_position_back() -> None:
     """KIP-320: the leader has the epoch of our last record up to offset 7 alone."""
     mine = tracks()
     mine.seek(A, Position(10, 4))
-    assert mine.truncated(A, 7, 3)
+    assert mine.truncate_position(A, 7, 3)
     assert mine[A].position == Position(7, 3)
 
 
 @pytest.mark.parametrize(
     ("code", "verdict"),
     [
-        (ErrorCode.NONE, Verdict.DATA),
-        (ErrorCode.OFFSET_OUT_OF_RANGE, Verdict.RESET),
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, Verdict.REFRESH),
-        (ErrorCode.FENCED_LEADER_EPOCH, Verdict.REFRESH),
-        (ErrorCode.UNKNOWN_LEADER_EPOCH, Verdict.REFRESH),
-        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Verdict.REFRESH),
-        (ErrorCode.UNKNOWN_TOPIC_ID, Verdict.REFRESH),
-        (ErrorCode.KAFKA_STORAGE_ERROR, Verdict.REFRESH),
-        (ErrorCode.OFFSET_NOT_AVAILABLE, Verdict.AGAIN),
-        (ErrorCode.UNKNOWN_SERVER_ERROR, Verdict.AGAIN),
-        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, Verdict.FAIL),
-        (9999, Verdict.FAIL),
+        (ErrorCode.NONE, FetchOutcome.DATA),
+        (ErrorCode.OFFSET_OUT_OF_RANGE, FetchOutcome.OUT_OF_RANGE),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, FetchOutcome.REFRESH_METADATA),
+        (ErrorCode.FENCED_LEADER_EPOCH, FetchOutcome.REFRESH_METADATA),
+        (ErrorCode.UNKNOWN_LEADER_EPOCH, FetchOutcome.REFRESH_METADATA),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, FetchOutcome.REFRESH_METADATA),
+        (ErrorCode.UNKNOWN_TOPIC_ID, FetchOutcome.REFRESH_METADATA),
+        (ErrorCode.KAFKA_STORAGE_ERROR, FetchOutcome.REFRESH_METADATA),
+        (ErrorCode.OFFSET_NOT_AVAILABLE, FetchOutcome.RETRY),
+        (ErrorCode.UNKNOWN_SERVER_ERROR, FetchOutcome.RETRY),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, FetchOutcome.FATAL),
+        (9999, FetchOutcome.FATAL),
     ],
 )
-def test_codes_of_a_fetch(code: int, verdict: Verdict) -> None:
-    assert verdict_of(code, from_replica=False, diverges=False) is verdict
+def test_codes_of_a_fetch(code: int, verdict: FetchOutcome) -> None:
+    assert classify_fetch_response(code, from_replica=False, diverges=False) is verdict
 
 
 def test_a_replica_that_is_behind_is_left_for_the_leader() -> None:
     """KIP-392."""
     out_of_range = ErrorCode.OFFSET_OUT_OF_RANGE
-    assert verdict_of(out_of_range, from_replica=True, diverges=False) is Verdict.LEADER
-    assert verdict_of(ErrorCode.NONE, from_replica=False, diverges=True) is Verdict.TRUNCATED
+    assert (
+        classify_fetch_response(out_of_range, from_replica=True, diverges=False)
+        is FetchOutcome.READ_FROM_LEADER
+    )
+    assert (
+        classify_fetch_response(ErrorCode.NONE, from_replica=False, diverges=True) is FetchOutcome.TRUNCATED
+    )
 
 
 # ------------------------------------------------------------------------------ sessions
@@ -191,23 +198,23 @@ class BrokersSide:
 
     def __init__(self) -> None:
         self.id, self.epoch = 0, 0
-        self.wanted: dict[TopicPartition, Wanted] = {}
+        self.wanted: dict[TopicPartition, PartitionFetchParams] = {}
         self.created = 0
 
-    def step(self, step: SessionStep) -> tuple[int, int]:
+    def step(self, step: FetchRequestData) -> tuple[int, int]:
         """Error code and session id."""
         if step.epoch == 0:
             self.created += 1
-            self.id, self.epoch, self.wanted = self.created, 1, dict(step.asked)
+            self.id, self.epoch, self.wanted = self.created, 1, dict(step.to_send)
             return ErrorCode.NONE, self.id
         if step.session_id != self.id:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0
         if step.epoch != self.epoch:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0
         self.epoch += 1
-        for partition in step.forgotten:
+        for partition in step.to_forget:
             self.wanted.pop(partition, None)
-        self.wanted |= step.asked
+        self.wanted |= step.to_send
         return ErrorCode.NONE, self.id
 
     def forget(self) -> None:
@@ -216,52 +223,54 @@ class BrokersSide:
 
 WANTED = st.dictionaries(
     st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 2)),
-    st.builds(Wanted, st.integers(0, 3), st.just(100), st.none(), st.none()),
+    st.builds(PartitionFetchParams, st.integers(0, 3), st.just(100), st.none(), st.none()),
 )
 
 
 @given(st.lists(st.tuples(WANTED, st.sampled_from(["", "answer lost", "request lost", "evicted"]))))
-def test_both_sides_of_a_session_mean_the_same(steps: list[tuple[dict[TopicPartition, Wanted], str]]) -> None:
+def test_both_sides_of_a_session_mean_the_same(
+    steps: list[tuple[dict[TopicPartition, PartitionFetchParams], str]],
+) -> None:
     """Whatever is lost or evicted: a request that is answered asked for exactly what is wanted."""
-    session, broker = FetchSession(), BrokersSide()
+    session, broker = FetchSessionHandler(), BrokersSide()
     for wanted, mishap in steps:
         if mishap == "evicted":
             broker.forget()
-        step = session.step(wanted)
+        step = session.build_request(wanted)
         if mishap == "request lost":
-            session.lost()
+            session.handle_error()
             continue
         error, session_id = broker.step(step)
         if mishap == "answer lost":
-            session.lost()
+            session.handle_error()
             continue
-        session.answered(error, session_id)
+        session.handle_response(error, session_id)
         if error == ErrorCode.NONE:
             assert broker.wanted == wanted
 
 
 def test_only_what_changed_is_named() -> None:
-    session = FetchSession()
-    want = Wanted(0, 100, None, None)
-    assert session.step({A: want, B: want}).asked == {A: want, B: want}
-    session.answered(0, 7)
-    moved = Wanted(5, 100, None, None)
-    step = session.step({A: moved})
-    assert (step.session_id, step.epoch, step.asked, step.forgotten) == (7, 1, {A: moved}, (B,))
+    session = FetchSessionHandler()
+    want = PartitionFetchParams(0, 100, None, None)
+    assert session.build_request({A: want, B: want}).to_send == {A: want, B: want}
+    session.handle_response(0, 7)
+    moved = PartitionFetchParams(5, 100, None, None)
+    step = session.build_request({A: moved})
+    assert (step.session_id, step.epoch, step.to_send, step.to_forget) == (7, 1, {A: moved}, (B,))
 
 
 def test_a_broker_without_sessions_is_told_everything_each_time() -> None:
-    session, want = FetchSession(), Wanted(0, 100, None, None)
+    session, want = FetchSessionHandler(), PartitionFetchParams(0, 100, None, None)
     for _ in range(3):
-        step = session.step({A: want})
-        assert (step.session_id, step.epoch, step.asked) == (0, 0, {A: want})
-        session.answered(0, 0)
+        step = session.build_request({A: want})
+        assert (step.session_id, step.epoch, step.to_send) == (0, 0, {A: want})
+        session.handle_response(0, 0)
 
 
 def test_epochs_begin_again_at_one() -> None:
-    session, want = FetchSession(), Wanted(0, 100, None, None)
-    session.step({A: want})
-    session.answered(0, 7)
+    session, want = FetchSessionHandler(), PartitionFetchParams(0, 100, None, None)
+    session.build_request({A: want})
+    session.handle_response(0, 7)
     session._epoch = INT32_MAX
-    session.answered(0, 7)
-    assert session.step({A: want}).epoch == 1
+    session.handle_response(0, 7)
+    assert session.build_request({A: want}).epoch == 1

@@ -8,7 +8,7 @@ from scripted_broker import ScriptedBroker
 from scripted_group import ScriptedGroup
 
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consumer.fetch_state import Position, Tracks
+from tallystick.client.consumer.fetch_state import Position, SubscriptionState
 from tallystick.client.consumer.fetcher import Fetcher
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.ids import TopicPartition
@@ -43,11 +43,11 @@ class FailingCluster(Cluster):
 
 
 async def taken(fetcher: Fetcher, news: asyncio.Event) -> None:
-    """`take` until it raises."""
+    """`take_records` until it raises."""
     async with asyncio.timeout(20):
         while True:
             news.clear()
-            fetcher.take(10)
+            fetcher.take_records(10)
             await news.wait()
 
 
@@ -60,7 +60,7 @@ def test_an_unforeseen_error_is_raised_and_the_partition_is_asked_for_again(kind
             ScriptedGroup(broker)
             config = ConsumerConfig.parse({"bootstrap.servers": broker.address, "fetch.max.wait.ms": 1})
             cluster, news = FailingCluster(config.client), asyncio.Event()
-            tracks = Tracks(None)
+            tracks = SubscriptionState(None)
             fetcher = Fetcher(config, cluster, tracks, news.set)
             if kind is FetchRequest:
                 await cluster.refresh(["t"])
@@ -71,7 +71,7 @@ def test_an_unforeseen_error_is_raised_and_the_partition_is_asked_for_again(kind
                 await taken(fetcher, news)
             async with asyncio.timeout(20):
                 while not broker.count(ApiKey.FETCH):
-                    fetcher.take(10)
+                    fetcher.take_records(10)
                     await asyncio.sleep(0)
             fetcher.close()
             await cluster.close()

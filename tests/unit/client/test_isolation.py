@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.consumer.decode import ConsumerRecord, Fetched
+from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
 from tallystick.client.consumer.regular_records import read_regular
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.records import (
     HEADER_SIZE,
     BatchMeta,
     Codec,
     ControlType,
     CorruptBatch,
+    EndTransactionMarker,
     InvalidBatch,
-    Marker,
     Record,
     TimestampType,
     encode_batch,
@@ -55,9 +55,9 @@ class Log:
                 codec=codec,
                 leader_epoch=5,
                 producer_id=producer,
-                epoch=0,
+                producer_epoch=0,
                 base_sequence=0,
-                transactional=True,
+                is_transactional=True,
             )
             self._open.setdefault(producer, []).extend(offsets)
         else:
@@ -66,8 +66,8 @@ class Log:
         self.end += records
 
     def marker(self, producer: int, outcome: ControlType) -> None:
-        identity = Identity(ProducerId(producer), ProducerEpoch(0))
-        marker = Marker(type=outcome, coordinator_epoch=0)
+        identity = ProducerIdAndEpoch(ProducerId(producer), ProducerEpoch(0))
+        marker = EndTransactionMarker(control_type=outcome, coordinator_epoch=0)
         self.batches.append(encode_marker(marker, identity, timestamp_ms=1, offset=self.end))
         self.end += 1
         written = self._open.pop(producer, [])
@@ -107,12 +107,12 @@ def test_committed_records_and_no_others_are_returned_in_order(steps: list[tuple
     data, end = log.stable()
     aborted = [(producer, first) for producer, first in log.aborted if first < end]
     random.shuffle(aborted)
-    fetched = Fetched(AT, 0, data, aborted)
+    fetched = CompletedFetch(AT, 0, data, aborted)
     taken: list[int] = []
-    while not fetched.exhausted:
+    while not fetched.is_exhausted:
         table = fetched.take_columns(most) if random.random() < 0.5 else None
         if table is None:
-            taken += offsets(fetched.take(most))
+            taken += offsets(fetched.take_records(most))
         else:
             taken += memoryview(table[2][0]).cast("q")[: table[0]]
     assert taken == sorted(offset for offset in log.committed if offset < end)
@@ -124,8 +124,8 @@ def test_a_reader_of_everything_sees_aborted_data_and_no_markers() -> None:
     log.data(1, 2)
     log.marker(1, ControlType.ABORT)
     log.data(None)
-    fetched = Fetched(AT, 0, b"".join(log.batches), None)
-    assert offsets(fetched.take(9)) == [0, 1, 3]
+    fetched = CompletedFetch(AT, 0, b"".join(log.batches), None)
+    assert offsets(fetched.take_records(9)) == [0, 1, 3]
     assert fetched.position == 4
 
 
@@ -135,7 +135,7 @@ def test_a_transaction_after_an_aborted_one_of_the_same_producer_is_its_own() ->
     log.marker(1, ControlType.ABORT)
     log.data(1)
     log.marker(1, ControlType.COMMIT)
-    assert offsets(Fetched(AT, 0, b"".join(log.batches), log.aborted).take(9)) == [2]
+    assert offsets(CompletedFetch(AT, 0, b"".join(log.batches), log.aborted).take_records(9)) == [2]
 
 
 def test_a_fetch_from_the_middle_of_an_aborted_transaction_knows_that_it_was() -> None:
@@ -143,17 +143,17 @@ def test_a_fetch_from_the_middle_of_an_aborted_transaction_knows_that_it_was() -
     log.data(1)
     log.data(1)
     log.marker(1, ControlType.ABORT)
-    assert Fetched(AT, 1, b"".join(log.batches[1:]), [(1, 0)]).take(9) == []
+    assert CompletedFetch(AT, 1, b"".join(log.batches[1:]), [(1, 0)]).take_records(9) == []
 
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.LZ4, Codec.ZSTD])
 def test_a_batch_may_begin_before_the_position(codec: Codec) -> None:
     log = Log()
     log.data(None, 5, codec)
-    fetched = Fetched(AT, 3, log.batches[0], None)
-    assert offsets(fetched.take(1)) == [3]
+    fetched = CompletedFetch(AT, 3, log.batches[0], None)
+    assert offsets(fetched.take_records(1)) == [3]
     assert fetched.position == 4
-    assert offsets(fetched.take(9)) == [4]
+    assert offsets(fetched.take_records(9)) == [4]
     assert fetched.position == 5
 
 
@@ -166,10 +166,10 @@ def test_positions_pass_gaps_and_emptied_batches() -> None:
     emptied = filter_batch(log.batches[1], 0, set(), retain_empty=True)
     assert thinned is not None
     assert emptied is not None
-    fetched = Fetched(AT, 0, thinned + emptied, None)
-    assert offsets(fetched.take(1)) == [1]
+    fetched = CompletedFetch(AT, 0, thinned + emptied, None)
+    assert offsets(fetched.take_records(1)) == [1]
     assert fetched.position == 2 or fetched.position == 4
-    assert fetched.take(9) == []
+    assert fetched.take_records(9) == []
     assert fetched.position == 6
 
 
@@ -177,7 +177,7 @@ def test_records_have_everything_a_record_has() -> None:
     meta = BatchMeta(base_offset=7, leader_epoch=2, timestamp_type=TimestampType.LOG_APPEND_TIME)
     headers = (("a", b"1"), ("a", None))
     batch = encode_batch([Record(7, 1234, None, b"v", headers), Record(9, 1235, b"", None)], meta)
-    assert Fetched(AT, 0, batch, None).take(9) == [
+    assert CompletedFetch(AT, 0, batch, None).take_records(9) == [
         ConsumerRecord("t", 3, 7, 1235, TimestampType.LOG_APPEND_TIME, None, b"v", headers, 2),
         ConsumerRecord("t", 3, 9, 1235, TimestampType.LOG_APPEND_TIME, b"", None, (), 2),
     ]
@@ -187,10 +187,10 @@ def test_a_batch_that_is_cut_off_is_left_for_the_next_answer() -> None:
     log = Log()
     log.data(None, 2)
     log.data(None, 2)
-    fetched = Fetched(AT, 0, b"".join(log.batches)[:-1], None)
-    assert offsets(fetched.take(9)) == [0, 1]
-    assert fetched.take(9) == []
-    assert fetched.exhausted
+    fetched = CompletedFetch(AT, 0, b"".join(log.batches)[:-1], None)
+    assert offsets(fetched.take_records(9)) == [0, 1]
+    assert fetched.take_records(9) == []
+    assert fetched.is_exhausted
     assert fetched.position == 2
 
 
@@ -200,21 +200,21 @@ def test_what_came_before_a_damaged_batch_is_returned_first() -> None:
     log.data(None, 2)
     damaged = bytearray(b"".join(log.batches))
     damaged[-1] ^= 1
-    fetched = Fetched(AT, 0, bytes(damaged), None)
-    assert offsets(fetched.take(9)) == [0, 1]
+    fetched = CompletedFetch(AT, 0, bytes(damaged), None)
+    assert offsets(fetched.take_records(9)) == [0, 1]
     with pytest.raises(CorruptBatch):
-        fetched.take(9)
+        fetched.take_records(9)
     assert fetched.position == 2
-    unchecked = Fetched(AT, 0, bytes(damaged), None, check_crcs=False)
+    unchecked = CompletedFetch(AT, 0, bytes(damaged), None, check_crcs=False)
     with pytest.raises(InvalidBatch):
-        offsets(unchecked.take(2) + unchecked.take(9))
+        offsets(unchecked.take_records(2) + unchecked.take_records(9))
 
 
 def test_an_answer_without_one_whole_batch_is_an_error_and_not_a_loop() -> None:
     log = Log()
     log.data(None, 2)
     with pytest.raises(CorruptBatch):
-        Fetched(AT, 0, log.batches[0][:-1], None).take(1)
+        CompletedFetch(AT, 0, log.batches[0][:-1], None).take_records(1)
 
 
 @given(st.integers(1, 400), st.integers(0, 3), st.sampled_from([0, 5, 100, 300]), st.data())
@@ -233,7 +233,7 @@ def test_quick_and_thorough_reading_agree(records: int, keys: int, size: int, da
         for offset in range(10, 10 + records)
     ]
     batch = encode_batch(made, BatchMeta(base_offset=10))
-    taken = Fetched(AT, 0, batch, None).take(records)
+    taken = CompletedFetch(AT, 0, batch, None).take_records(records)
     assert [(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in taken] == made
 
 
@@ -300,21 +300,21 @@ def test_every_batch_is_read_as_the_thorough_reader_reads_it(
     batch = bytearray(encode_batch(made, BatchMeta()))
     for where, byte in damage:
         batch[HEADER_SIZE + where % (len(batch) - HEADER_SIZE)] = byte
-    fetched = Fetched(AT, 0, bytes(batch), None, check_crcs=False)
+    fetched = CompletedFetch(AT, 0, bytes(batch), None, check_crcs=False)
     try:
         thorough = list(iter_records(bytes(batch)))
     except InvalidBatch:
         with pytest.raises(InvalidBatch):
-            fetched.take(len(made))
+            fetched.take_records(len(made))
     else:
-        taken = fetched.take(len(made))
+        taken = fetched.take_records(len(made))
         assert [Record(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in taken] == thorough
 
 
 @pytest.mark.parametrize("records", [8_191, 8_192, 8_193, 20_000])
 def test_numbers_that_grow_a_byte_end_a_run_and_nothing_else(records: int) -> None:
     made = [Record(i, 10**12 + i, None, b"v") for i in range(records)]
-    fetched = Fetched(AT, 0, encode_batch(made, BatchMeta()), None)
-    assert [(r.offset, r.timestamp_ms, r.value) for r in fetched.take(records)] == [
+    fetched = CompletedFetch(AT, 0, encode_batch(made, BatchMeta()), None)
+    assert [(r.offset, r.timestamp_ms, r.value) for r in fetched.take_records(records)] == [
         (r.offset, r.timestamp_ms, r.value) for r in made
     ]

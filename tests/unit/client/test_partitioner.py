@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.producer.partitioner import murmur2, next_partition, partition_of
+from tallystick.client.producer.partitioner import choose_sticky_partition, hash_key_to_partition, murmur2
 
 # Kafka 4.3 UtilsTest.testMurmur2, and BuiltInPartitioner's hash of a few more (as Java prints them: signed).
 KAFKAS = {
@@ -28,7 +28,7 @@ def test_hash_is_kafkas(key: bytes, expected: int) -> None:
 
 @given(st.binary(max_size=600), st.integers(1, 1000))
 def test_partition_is_the_positive_hash(key: bytes, partitions: int) -> None:
-    assert partition_of(key, partitions) == (murmur2(key) & 0x7FFFFFFF) % partitions
+    assert hash_key_to_partition(key, partitions) == (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def _murmur2_by_the_book(data: bytes) -> int:
@@ -62,11 +62,11 @@ def test_hash_is_the_one_by_the_book(key: bytes) -> None:
 
 def test_longer_queues_are_drawn_less_often() -> None:
     """KIP-794: queues 0, 3, 1 weigh 4, 1, 3."""
-    drawn = [next_partition((10, 11, 12), (0, 3, 1), (i + 0.5) / 8) for i in range(8)]
+    drawn = [choose_sticky_partition((10, 11, 12), (0, 3, 1), (i + 0.5) / 8) for i in range(8)]
     assert drawn == [10, 10, 10, 10, 11, 12, 12, 12]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20), st.floats(0, 1, exclude_max=True))
 def test_every_draw_is_a_candidate(queued: list[int], noise: float) -> None:
     candidates = range(100, 100 + len(queued))
-    assert next_partition(candidates, queued, noise) in candidates
+    assert choose_sticky_partition(candidates, queued, noise) in candidates

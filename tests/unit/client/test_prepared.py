@@ -7,19 +7,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
-from tallystick.kernel.ids import INT16_MAX, INT64_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT16_MAX, INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 
 PAIRS = st.builds(
-    Identity,
+    ProducerIdAndEpoch,
     st.integers(0, INT64_MAX).map(ProducerId),
     st.integers(0, INT16_MAX).map(ProducerEpoch),
 )
 
 
 @given(PAIRS)
-@example(Identity(ProducerId(0), ProducerEpoch(0)))
-@example(Identity(ProducerId(INT64_MAX), ProducerEpoch(INT16_MAX)))
-def test_the_text_gives_an_equal_state_back(pair: Identity) -> None:
+@example(ProducerIdAndEpoch(ProducerId(0), ProducerEpoch(0)))
+@example(ProducerIdAndEpoch(ProducerId(INT64_MAX), ProducerEpoch(INT16_MAX)))
+def test_the_text_gives_an_equal_state_back(pair: ProducerIdAndEpoch) -> None:
     state = PreparedTxnState.of(pair)
     assert str(state) == f"{pair.producer_id}:{pair.epoch}"
     again = PreparedTxnState(str(state))
@@ -69,6 +69,6 @@ def test_what_is_read_is_what_would_be_written(text: str) -> None:
 
 
 @given(PAIRS, PAIRS)
-def test_equal_means_both_numbers(one: Identity, other: Identity) -> None:
+def test_equal_means_both_numbers(one: ProducerIdAndEpoch, other: ProducerIdAndEpoch) -> None:
     assert (PreparedTxnState.of(one) == PreparedTxnState.of(other)) == (one == other)
     assert PreparedTxnState.of(one) != str(PreparedTxnState.of(one))

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.blocking.record_lines import BadLine, JsonForm, LineReader, LineWriter, Outgoing
+from tallystick.client.blocking.record_lines import (
+    BadLine,
+    JsonLineFormat,
+    LineReader,
+    LineWriter,
+    ProducerRecord,
+)
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol.records import TimestampType
@@ -31,25 +37,25 @@ def record(**given: object) -> ConsumerRecord:
 @pytest.mark.parametrize(
     ("properties", "line", "expected"),
     [
-        ({}, b"a\tb", Outgoing(value=b"a\tb")),
-        ({}, b"", Outgoing(value=b"")),
-        ({"parse.key": "true"}, b"a\tb\tc", Outgoing(key=b"a", value=b"b\tc")),
-        ({"parse.key": "TRUE", "key.separator": " "}, b"a b", Outgoing(key=b"a", value=b"b")),
-        (BOTH, b"x:1,y:\tk\tv", Outgoing(headers=(("x", b"1"), ("y", b"")), key=b"k", value=b"v")),
-        ({"null.marker": "~"}, b"~", Outgoing(value=None)),
-        ({**BOTH, "null.marker": "~"}, b"~\t~\tv", Outgoing(value=b"v")),
-        ({**BOTH, "null.marker": "~"}, b"x:~\tk\tv", Outgoing(headers=(("x", None),), key=b"k", value=b"v")),
-        ({"parse.key": "true", "ignore.error": "true"}, b"v", Outgoing(value=b"v")),
-        ({**HEADERS, "ignore.error": "true"}, b"x\tv", Outgoing(headers=(("x", None),), value=b"v")),
+        ({}, b"a\tb", ProducerRecord(value=b"a\tb")),
+        ({}, b"", ProducerRecord(value=b"")),
+        ({"parse.key": "true"}, b"a\tb\tc", ProducerRecord(key=b"a", value=b"b\tc")),
+        ({"parse.key": "TRUE", "key.separator": " "}, b"a b", ProducerRecord(key=b"a", value=b"b")),
+        (BOTH, b"x:1,y:\tk\tv", ProducerRecord(headers=(("x", b"1"), ("y", b"")), key=b"k", value=b"v")),
+        ({"null.marker": "~"}, b"~", ProducerRecord(value=None)),
+        ({**BOTH, "null.marker": "~"}, b"~\t~\tv", ProducerRecord(value=b"v")),
+        ({**BOTH, "null.marker": "~"}, b"x:~\tk\tv", ProducerRecord(headers=(("x", None),), key=b"k",
+        value=b"v")), ({"parse.key": "true", "ignore.error": "true"}, b"v", ProducerRecord(value=b"v")),
+        ({**HEADERS, "ignore.error": "true"}, b"x\tv", ProducerRecord(headers=(("x", None),), value=b"v")),
         (
             {**HEADERS, "headers.delimiter": "|", "headers.separator": ";", "headers.key.separator": "="},
             b"x=1;y=2|v",
-            Outgoing(headers=(("x", b"1"), ("y", b"2")), value=b"v"),
+            ProducerRecord(headers=(("x", b"1"), ("y", b"2")), value=b"v"),
         ),
     ],
 )  # fmt: skip
 def test_a_line_is_split_as_kafkas_tool_splits_it(
-    properties: dict[str, str], line: bytes, expected: Outgoing
+    properties: dict[str, str], line: bytes, expected: ProducerRecord
 ) -> None:
     """Source: Kafka 4.3 LineMessageReader.readRecord."""
     assert LineReader.parse(properties).read(line) == expected
@@ -108,9 +114,9 @@ contents = st.none() | st.binary() | st.text().map(str.encode)
 def test_json_reads_what_it_has_printed(
     key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
 ) -> None:
-    shown = JsonForm().format(record(key=key, value=value, headers=tuple(headers)))
+    shown = JsonLineFormat().format(record(key=key, value=value, headers=tuple(headers)))
     assert shown.count(b"\n") == 1
-    assert JsonForm().read(shown) == Outgoing(
+    assert JsonLineFormat().read(shown) == ProducerRecord(
         key=key, value=value, headers=tuple(headers), partition=3, timestamp_ms=9
     )
 
@@ -135,4 +141,4 @@ def test_json_reads_what_it_has_printed(
 )
 def test_json_that_is_no_record(line: bytes, why: str) -> None:
     with pytest.raises(BadLine, match=why):
-        JsonForm().read(line)
+        JsonLineFormat().read(line)

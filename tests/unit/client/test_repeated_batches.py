@@ -9,7 +9,7 @@ from scripted_broker import HangUp, ScriptedBroker, Seen
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.kernel.errors import Effect
@@ -70,9 +70,9 @@ class Engine:
         while len(deliveries) < count:
             try:
                 deliveries.append(self.engine.append("t", b"%d" % len(deliveries)))
-            except NotNow:
-                await self.engine.admitted("t", self.cluster.deadline("max.block.ms", 10_000))
-        await self.engine.flush(self.cluster.deadline("flush", 30_000))
+            except BufferFullOrUnknownTopic:
+                await self.engine.wait_for_space("t", self.cluster.start_deadline("max.block.ms", 10_000))
+        await self.engine.flush(self.cluster.start_deadline("flush", 30_000))
         return deliveries
 
 
@@ -84,10 +84,10 @@ def outcomes(codes: list[int], count: int = 5) -> tuple[list[Delivery], list[tup
             made = Engine(broker, codes)
             try:
                 deliveries = await made.send(count)
-                assert made.engine.accumulator.buffered == 0
+                assert made.engine.accumulator.buffered_bytes == 0
                 return deliveries, made.sent
             finally:
-                await made.engine.close(made.cluster.deadline("close", 5_000))
+                await made.engine.close(made.cluster.start_deadline("close", 5_000))
                 await made.cluster.close()
 
     return asyncio.run(main())

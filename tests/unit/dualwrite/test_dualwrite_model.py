@@ -82,7 +82,9 @@ def test_former_producer_ids_are_kept_in_order_and_bounded() -> None:
     row = EMPTY
     for producer_id in range(FORMER_MAX + 5):
         state = PreparedTxnState(f"{producer_id}:0")
-        row = StoredState(transactional_id="t", owner="o", state=state, former_producer_ids=row.after(state))
+        row = StoredState(
+            transactional_id="t", owner="o", state=state, former_producer_ids=row.former_ids_before(state)
+        )
     last = FORMER_MAX + 4
     assert row.former_producer_ids == tuple(range(last - FORMER_MAX, last))
-    assert row.after(PreparedTxnState(f"{last}:9")) == row.former_producer_ids
+    assert row.former_ids_before(PreparedTxnState(f"{last}:9")) == row.former_producer_ids

@@ -5,11 +5,20 @@ from itertools import product
 
 import pytest
 
-from tallystick.client.transactions.modes import Mode, Seen
+from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find, is_older
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.dualwrite.recovery import (
+    VERDICTS,
+    ClusterHalf,
+    Finding,
+    RecoveredId,
+    Report,
+    Verdict,
+    compare_halves,
+    is_older,
+)
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 
 HERE, ELSEWHERE = "cluster-1", "cluster-2"
@@ -17,15 +26,15 @@ STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit",
 IDS, EPOCHS = (5, 9), (0, 1, 2)
 
 
-def pair(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def pair(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 PAIRS = [pair(*each) for each in product(IDS, EPOCHS)]
 
 
 def row(
-    name: Identity | None,
+    name: ProducerIdAndEpoch | None,
     *,
     settled: bool = False,
     notes: bool = True,
@@ -51,13 +60,15 @@ def rows() -> Iterator[StoredState]:
             yield row(name, settled=settled, former=former, cluster=cluster)
 
 
-def shown() -> Iterator[Shown]:
-    yield Shown(seen=None, cluster_id=HERE)
-    yield Shown(seen=None, cluster_id=None)
-    yield Shown(seen=None, visible=False, cluster_id=HERE)
+def shown() -> Iterator[ClusterHalf]:
+    yield ClusterHalf(txn_state=None, cluster_id=HERE)
+    yield ClusterHalf(txn_state=None, cluster_id=None)
+    yield ClusterHalf(txn_state=None, is_visible=False, cluster_id=HERE)
     for state, identity, forced in product(STATES, PAIRS, (None, *PAIRS)):
-        seen = Seen(state=state, identity=identity, forced=frozenset({forced} if forced else ()))
-        yield Shown(seen=seen, cluster_id=HERE)
+        seen = TxnDescription(
+            state=state, identity=identity, forced_identities=frozenset({forced} if forced else ())
+        )
+        yield ClusterHalf(txn_state=seen, cluster_id=HERE)
 
 
 COMBINATIONS = list(product(rows(), shown()))
@@ -68,9 +79,13 @@ def test_every_combination_has_a_finding_and_every_finding_a_verdict_in_every_mo
     state passed in the argument and either commit or abort"."""
     met = set()
     for stored, held in COMBINATIONS:
-        finding = find(stored, held)
+        finding = compare_halves(stored, held)
         met.add(finding)
-        exact = held.open is not None and held.open == stored.state.identity and not stored.settled
+        exact = (
+            held.open_transaction is not None
+            and held.open_transaction == stored.state.identity
+            and not stored.settled
+        )
         foreign = bool(stored.state) and stored.cluster_id == ELSEWHERE and held.cluster_id == HERE
         for mode in Mode:
             commits = VERDICTS[finding, mode] is Verdict.COMMIT
@@ -82,24 +97,26 @@ def test_every_combination_has_a_finding_and_every_finding_a_verdict_in_every_mo
 def test_what_is_older_than_the_row_halts() -> None:
     """[DW-6] AHEAD: the log lost what it acknowledged, and commit and abort would both hide that."""
     for stored, held in COMBINATIONS:
-        if held.open is None or stored.cluster_id == ELSEWHERE:
+        if held.open_transaction is None or stored.cluster_id == ELSEWHERE:
             continue
-        older = is_older(stored, held.open) or (stored.settled and held.open == stored.state.identity)
-        assert (find(stored, held) is Finding.AHEAD) == older, (stored, held)
+        older = is_older(stored, held.open_transaction) or (
+            stored.settled and held.open_transaction == stored.state.identity
+        )
+        assert (compare_halves(stored, held) is Finding.AHEAD) == older, (stored, held)
 
 
 def test_what_is_open_is_never_left_open() -> None:
     """A transaction in doubt is committed, aborted or halted at; it holds up every reader otherwise."""
     ends = {Verdict.COMMIT, Verdict.ABORT, Verdict.HALT, Verdict.TEAR}
     for stored, held in COMBINATIONS:
-        if held.open is not None:
-            assert {VERDICTS[find(stored, held), mode] for mode in Mode} <= ends, (stored, held)
+        if held.open_transaction is not None:
+            assert {VERDICTS[compare_halves(stored, held), mode] for mode in Mode} <= ends, (stored, held)
 
 
 def test_a_foreign_cluster_is_found_before_anything_else() -> None:
     for stored, held in COMBINATIONS:
         if stored.cluster_id == ELSEWHERE and held.cluster_id == HERE:
-            assert find(stored, held) is Finding.FOREIGN
+            assert compare_halves(stored, held) is Finding.FOREIGN
 
 
 def test_verdicts_that_halt_for_what_is_stored_do_so_in_every_mode() -> None:
@@ -135,24 +152,24 @@ def test_verdicts_that_halt_for_what_is_stored_do_so_in_every_mode() -> None:
 def test_the_rows_of_the_table(
     stored: StoredState, held: tuple[str, int, int] | None, finding: Finding
 ) -> None:
-    seen = None if held is None else Seen(state=held[0], identity=pair(held[1], held[2]))
-    assert find(stored, Shown(seen=seen, cluster_id=HERE)) is finding
+    seen = None if held is None else TxnDescription(state=held[0], identity=pair(held[1], held[2]))
+    assert compare_halves(stored, ClusterHalf(txn_state=seen, cluster_id=HERE)) is finding
 
 
 def test_a_forced_outcome_outweighs_a_later_transaction() -> None:
     """It was ended for its client, and then another one began: the halves differ all the same."""
-    seen = Seen(state="Ongoing", identity=pair(5, 2), forced=frozenset({pair(5, 1)}))
-    assert find(row(pair(5, 1)), Shown(seen=seen, cluster_id=HERE)) is Finding.FORCED
+    seen = TxnDescription(state="Ongoing", identity=pair(5, 2), forced_identities=frozenset({pair(5, 1)}))
+    assert compare_halves(row(pair(5, 1)), ClusterHalf(txn_state=seen, cluster_id=HERE)) is Finding.FORCED
 
 
 def test_a_report_says_what_was_found_and_done() -> None:
-    line = Recovered(
+    line = RecoveredId(
         transactional_id="t",
         state=PreparedTxnState("5:1"),
         in_doubt=PreparedTxnState("5:1"),
         finding=Finding.DECIDED,
         verdict=Verdict.COMMIT,
-        did="committed it in Kafka",
+        action="committed it in Kafka",
     )
     report = Report((line,))
     assert str(report) == f"t: 5:1: {Finding.DECIDED.value} [DECIDED]; committed it in Kafka"
@@ -162,6 +179,9 @@ def test_a_report_says_what_was_found_and_done() -> None:
 def test_only_an_abort_after_a_row_that_notes_is_the_rows() -> None:
     """[DW-13] A writer of an earlier version has noted nothing: its ordinary aborts look the same."""
     name, later = PAIRS[0], replace(PAIRS[0], epoch=ProducerEpoch(PAIRS[0].epoch + 3))
-    held = Shown(seen=Seen(state="CompleteAbort", identity=later, forced=frozenset()), cluster_id=HERE)
-    assert find(row(name), held) is Finding.OVERRULED
-    assert find(row(name, notes=False), held) is Finding.UNPROVEN
+    held = ClusterHalf(
+        txn_state=TxnDescription(state="CompleteAbort", identity=later, forced_identities=frozenset()),
+        cluster_id=HERE,
+    )
+    assert compare_halves(row(name), held) is Finding.OVERRULED
+    assert compare_halves(row(name, notes=False), held) is Finding.UNPROVEN

@@ -6,7 +6,7 @@ import psycopg.errors
 import pymysql.err
 import pytest
 
-from tallystick.dualwrite.stores.refusals import refuses
+from tallystick.dualwrite.stores.refusals import is_refusal
 
 
 def sqlite(name: str) -> sqlite3.OperationalError:
@@ -29,7 +29,7 @@ def sqlite(name: str) -> sqlite3.OperationalError:
     ],
 )
 def test_a_refusal_is_certain(answer: Exception) -> None:
-    assert refuses(answer)
+    assert is_refusal(answer)
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_a_refusal_is_certain(answer: Exception) -> None:
     ],
 )
 def test_everything_else_is_unknown(answer: object) -> None:
-    assert not refuses(answer)
+    assert not is_refusal(answer)

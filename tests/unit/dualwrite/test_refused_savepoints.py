@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.dualwrite.stores.refusals import savepoint_of
+from tallystick.dualwrite.stores.refusals import parse_savepoint
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from tallystick.dualwrite.stores.refusals import savepoint_of
 )
 def test_what_a_statement_does_with_a_savepoint(statement: str, told: tuple[str, str] | None) -> None:
     """[DW-2]"""
-    assert savepoint_of(statement) == told
+    assert parse_savepoint(statement) == told

@@ -9,7 +9,7 @@ import pytest
 
 from tallystick.dualwrite.model import StoredState
 from tallystick.testing import store_suite
-from tallystick.testing.store_suite import Desk, StoreSuite
+from tallystick.testing.store_suite import CallRunner, StoreSuite
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "examples"))
@@ -94,7 +94,7 @@ def failures(store: type[OwnStore], folder: Path) -> Iterable[str]:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("CREATE TABLE values_of_user (value TEXT)")
             connection.close()
-            desk = Desk()
+            desk = CallRunner()
             one, two = store(path), store(path)
             one.create()
             try:

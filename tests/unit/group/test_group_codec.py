@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.broker.group.codec import (
+    count_records,
     decode_batches,
     encode_batch_of,
     encode_event,
-    partition_of,
-    record_count,
+    partition_for,
 )
 from tallystick.broker.group.machine.events import (
     DurableEvent,
@@ -28,19 +28,19 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import (
     CoordinatorEpoch,
     GroupId,
-    Identity,
     LeaderEpoch,
     MemberId,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
 )
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,
-    Marker,
+    EndTransactionMarker,
     Record,
     encode_batch,
     encode_marker,
@@ -62,7 +62,7 @@ def decoded(*batches: bytes) -> list[object]:
 def test_a_group_lives_in_the_partition_java_would_choose(text: str, java_hash: int) -> None:
     """Known values of String.hashCode; Kafka takes |the smallest int| as 0."""
     expected = 0 if java_hash == -(2**31) else abs(java_hash) % 50
-    assert partition_of(GroupId(text), 50) == expected
+    assert partition_for(GroupId(text), 50) == expected
 
 
 def test_bytes_of_an_offset_commit() -> None:
@@ -108,7 +108,7 @@ def test_bytes_of_a_group() -> None:
         generation=Generation(4),
         protocol_type="consumer",
         protocol_name="range",
-        leader=MemberId("m"),
+        leader_id=MemberId("m"),
         state_timestamp_ms=TimestampMs(1),
         members=(member,),
     )
@@ -153,7 +153,7 @@ EVENTS: st.SearchStrategy[DurableEvent] = st.one_of(
         generation=INT32.map(Generation),
         protocol_type=st.none() | st.just("consumer"),
         protocol_name=st.none() | SMALL,
-        leader=st.none() | SMALL.map(MemberId),
+        leader_id=st.none() | SMALL.map(MemberId),
         state_timestamp_ms=st.none() | TIMES,
         members=st.lists(MEMBERS, max_size=3).map(tuple),
     ),
@@ -175,7 +175,7 @@ EVENTS: st.SearchStrategy[DurableEvent] = st.one_of(
 def test_every_event_comes_back(event: DurableEvent) -> None:
     batch = encode_batch_of([event], NOW)
     assert decoded(batch) == [event]
-    assert record_count(event) == len(list(encode_event(event)))
+    assert count_records(event) == len(list(encode_event(event)))
 
 
 @given(st.binary(max_size=40), st.none() | st.binary(max_size=60))
@@ -210,16 +210,16 @@ def test_offsets_in_a_transaction_wait_for_its_marker() -> None:
     """KIP-447: the batch is transactional, the marker is a control batch of the same producer."""
     offset = CommittedOffset(offset=Offset(1), commit_timestamp_ms=NOW)
     ((key, value),) = encode_event(OffsetsCommitted(group_id=G, offsets={T3: offset}))
-    meta = BatchMeta(producer_id=7, epoch=2, base_sequence=0, transactional=True)
+    meta = BatchMeta(producer_id=7, producer_epoch=2, base_sequence=0, is_transactional=True)
     data = encode_batch([Record(0, NOW, key, value)], meta)
     marker = encode_marker(
-        Marker(type=ControlType.COMMIT, coordinator_epoch=CoordinatorEpoch(0)),
-        Identity(ProducerId(7), ProducerEpoch(2)),
+        EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=CoordinatorEpoch(0)),
+        ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(2)),
         timestamp_ms=NOW,
     )
     assert decoded(data, marker) == [
         OffsetsCommitted(group_id=G, offsets={T3: offset}, producer_id=ProducerId(7)),
-        TransactionEnded(producer_id=ProducerId(7), committed=True),
+        TransactionEnded(producer_id=ProducerId(7), is_committed=True),
     ]
 
 
@@ -232,4 +232,4 @@ def test_neighbouring_commits_are_one_event_and_gaps_part_them() -> None:
     whole = [Record(index, NOW, *pair) for index, pair in enumerate(pairs)]
     assert decoded(encode_batch(whole, BatchMeta())) == [event]
     entries = list(decode_batches(encode_batch([whole[0], whole[1], whole[3]], BatchMeta())))
-    assert [entry.at for entry in entries] == [0, 3]
+    assert [entry.offset for entry in entries] == [0, 3]

@@ -6,36 +6,36 @@ from dataclasses import replace
 import pytest
 
 from tallystick.broker.group.machine.commands import (
-    Command,
     CommitOffsets,
     DeleteGroup,
     DeleteOffsets,
+    GroupCommand,
     Heartbeat,
-    Join,
-    Leave,
+    JoinGroup,
+    LeaveGroup,
+    LeaveGroupResult,
     LeavingMember,
-    Left,
     MemberIdRequired,
+    OffsetPartitionErrors,
     OffsetToCommit,
-    PerPartition,
-    Sync,
+    SyncGroup,
 )
-from tallystick.broker.group.machine.expiry import expired_offsets
+from tallystick.broker.group.machine.expiry import find_expired_offsets
 from tallystick.broker.group.machine.model import (
     PENDING_MEMBERS_MAX,
+    ClassicGroup,
     CommittedOffset,
-    Group,
     GroupConfig,
     GroupState,
     InstanceId,
-    ProtocolChoice,
+    MemberProtocol,
 )
-from tallystick.broker.group.machine.queries import describe, fetch_offset, list_groups
-from tallystick.broker.group.machine.subscription import read_topics, subscribed_topics
+from tallystick.broker.group.machine.queries import describe_group, find_committed_offset, list_groups
+from tallystick.broker.group.machine.subscription import find_subscribed_topics, parse_topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, ProducerId, TimestampMs, TopicPartition
-from tallystick.testing.groups import GroupWorld
+from tallystick.testing.groups import GroupMachineHarness
 
 G = GroupId("g")
 T0 = TopicPartition("t", 0)
@@ -47,7 +47,7 @@ class Stage:
     """A group brought to a state, with the id of its leader and the generation that member knows."""
 
     def __init__(self, state: str) -> None:
-        self.world = GroupWorld(CONFIG)
+        self.world = GroupMachineHarness(CONFIG)
         self.leader = MemberId("nobody")
         self.generation = 0
         if state != "absent":
@@ -68,24 +68,24 @@ class Stage:
         group = self.world.groups.get(G)
         assert (group.state.value if group else "absent") == state
 
-    def join(self, member_id: MemberId | None, offers: str = "range") -> Join:
-        return Join(
+    def join(self, member_id: MemberId | None, offers: str = "range") -> JoinGroup:
+        return JoinGroup(
             member_id=member_id,
             client_id="c",
             client_host="/h",
             session_timeout_ms=10_000,
             rebalance_timeout_ms=60_000,
             protocol_type="consumer",
-            protocols=(ProtocolChoice(offers, SUBSCRIBED_T),),
-            ticket=self.world.ticket(),
+            protocols=(MemberProtocol(offers, SUBSCRIBED_T),),
+            ticket=self.world.new_ticket(),
         )
 
-    def sync(self) -> Sync:
-        return Sync(
+    def sync(self) -> SyncGroup:
+        return SyncGroup(
             member_id=self.leader,
             generation=self.generation,
             assignments={self.leader: b"a"},
-            ticket=self.world.ticket(),
+            ticket=self.world.new_ticket(),
         )
 
     def commit(self, member_id: MemberId | None, generation: int | None = None) -> CommitOffsets:
@@ -93,15 +93,15 @@ class Stage:
             member_id=member_id, generation=generation, offsets={T0: OffsetToCommit(offset=Offset(1))}
         )
 
-    def command(self, name: str) -> Command:
-        commands: dict[str, Command] = {
+    def command(self, name: str) -> GroupCommand:
+        commands: dict[str, GroupCommand] = {
             "join new": self.join(None),
             "join again": self.join(self.leader),
             "join other offers": self.join(self.leader, "other"),
             "sync": self.sync(),
             "heartbeat": Heartbeat(member_id=self.leader, generation=self.generation),
             "heartbeat, old generation": Heartbeat(member_id=self.leader, generation=self.generation - 1),
-            "leave": Leave(members=(LeavingMember(member_id=self.leader),)),
+            "leave": LeaveGroup(members=(LeavingMember(member_id=self.leader),)),
             "commit as member": self.commit(self.leader, self.generation),
             "commit as nobody": self.commit(None),
             "delete offset of t": DeleteOffsets(partitions=(T0,)),
@@ -114,26 +114,50 @@ STATES = ("absent", "Empty", "PreparingRebalance", "CompletingRebalance", "Stabl
 # One row a command; columns are STATES. "parked": answered later.
 TABLE = {
     "join new": ("MemberIdRequired",) * 5,
-    "join again": ("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER_ID", "Joined", "Joined", "Joined"),
+    "join again": (
+        "UNKNOWN_MEMBER_ID",
+        "UNKNOWN_MEMBER_ID",
+        "JoinGroupResult",
+        "JoinGroupResult",
+        "JoinGroupResult",
+    ),
     "join other offers": ("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER_ID", *("INCONSISTENT_GROUP_PROTOCOL",) * 3),
-    "sync": ("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER_ID", "REBALANCE_IN_PROGRESS", "Synced", "Synced"),
-    "heartbeat": ("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER_ID", "REBALANCE_IN_PROGRESS", "Done", "Done"),
+    "sync": (
+        "UNKNOWN_MEMBER_ID",
+        "UNKNOWN_MEMBER_ID",
+        "REBALANCE_IN_PROGRESS",
+        "SyncGroupResult",
+        "SyncGroupResult",
+    ),
+    "heartbeat": (
+        "UNKNOWN_MEMBER_ID",
+        "UNKNOWN_MEMBER_ID",
+        "REBALANCE_IN_PROGRESS",
+        "GroupDone",
+        "GroupDone",
+    ),
     "heartbeat, old generation": ("UNKNOWN_MEMBER_ID", "UNKNOWN_MEMBER_ID", *("ILLEGAL_GENERATION",) * 3),
-    "leave": ("Left UNKNOWN_MEMBER_ID", "Left UNKNOWN_MEMBER_ID", "Left", "Left", "Left"),
+    "leave": (
+        "LeaveGroupResult UNKNOWN_MEMBER_ID",
+        "LeaveGroupResult UNKNOWN_MEMBER_ID",
+        "LeaveGroupResult",
+        "LeaveGroupResult",
+        "LeaveGroupResult",
+    ),
     "commit as member": (
         "GROUP_ID_NOT_FOUND",
         "UNKNOWN_MEMBER_ID",
-        "PerPartition",
+        "OffsetPartitionErrors",
         "REBALANCE_IN_PROGRESS",
-        "PerPartition",
+        "OffsetPartitionErrors",
     ),
-    "commit as nobody": ("PerPartition", "PerPartition", *("UNKNOWN_MEMBER_ID",) * 3),
+    "commit as nobody": ("OffsetPartitionErrors", "OffsetPartitionErrors", *("UNKNOWN_MEMBER_ID",) * 3),
     "delete offset of t": (
         "GROUP_ID_NOT_FOUND",
-        "PerPartition",
-        *("PerPartition GROUP_SUBSCRIBED_TO_TOPIC",) * 3,
+        "OffsetPartitionErrors",
+        *("OffsetPartitionErrors GROUP_SUBSCRIBED_TO_TOPIC",) * 3,
     ),
-    "delete": ("GROUP_ID_NOT_FOUND", "Done", *("NON_EMPTY_GROUP",) * 3),
+    "delete": ("GROUP_ID_NOT_FOUND", "GroupDone", *("NON_EMPTY_GROUP",) * 3),
 }
 
 
@@ -143,10 +167,10 @@ def name_of(answer: object) -> str:
             return "parked"
         case Reject(code=code):
             return code.name
-        case Left(outcomes=outcomes):
-            return " ".join(["Left", *(code.name for code in outcomes if code is not None)])
-        case PerPartition(refused=refused):
-            return " ".join(["PerPartition", *(code.name for code in refused.values())])
+        case LeaveGroupResult(errors=outcomes):
+            return " ".join(["LeaveGroupResult", *(code.name for code in outcomes if code is not None)])
+        case OffsetPartitionErrors(errors=refused):
+            return " ".join(["OffsetPartitionErrors", *(code.name for code in refused.values())])
         case _:
             return type(answer).__name__
 
@@ -167,7 +191,9 @@ def test_metadata_is_measured_in_utf_16_units(size: int, character: str) -> None
     offsets = {T0: OffsetToCommit(offset=Offset(1), metadata=text)}
     answer = stage.world.run(G, CommitOffsets(offsets=offsets))
     too_large = size > 4_096 and character == "m"
-    assert name_of(answer) == ("PerPartition OFFSET_METADATA_TOO_LARGE" if too_large else "PerPartition")
+    assert name_of(answer) == (
+        "OffsetPartitionErrors OFFSET_METADATA_TOO_LARGE" if too_large else "OffsetPartitionErrors"
+    )
 
 
 def test_a_commit_of_a_member_keeps_it_alive() -> None:
@@ -191,9 +217,9 @@ def test_a_parked_member_is_not_expected_to_heartbeat() -> None:
         stage.world.pass_time(8_000)
         stage.world.run(G, Heartbeat(member_id=stage.leader, generation=1))
     assert other.member_id in stage.world.groups[G].members
-    assert ticket.ticket in stage.world.parked
+    assert ticket.ticket in stage.world.parked_tickets
     stage.world.pass_time(8_000)
-    assert not stage.world.parked
+    assert not stage.world.parked_tickets
 
 
 def test_a_second_join_of_the_same_member_answers_the_first() -> None:
@@ -210,7 +236,7 @@ def test_a_second_join_of_the_same_member_answers_the_first() -> None:
 
 
 def test_which_offsets_expire() -> None:
-    """KIP-211, row by row of the table in `expired_offsets`."""
+    """KIP-211, row by row of the table in `find_expired_offsets`."""
     old, new = TimestampMs(0), TimestampMs(90)
     config = GroupConfig(offsets_retention_ms=100)
 
@@ -222,44 +248,47 @@ def test_which_offsets_expire() -> None:
         )
 
     t1, t2 = TopicPartition("t", 1), TopicPartition("t", 2)
-    simple = Group(group_id=G, offsets={T0: at(old), t1: at(new), t2: at(new, expire=99)})
-    assert set(expired_offsets(simple, config, TimestampMs(100))) == {T0, t2}
+    simple = ClassicGroup(group_id=G, offsets={T0: at(old), t1: at(new), t2: at(new, expire=99)})
+    assert set(find_expired_offsets(simple, config, TimestampMs(100))) == {T0, t2}
 
     empty = replace(simple, protocol_type="consumer", state_timestamp_ms=TimestampMs(50))
-    assert set(expired_offsets(empty, config, TimestampMs(149))) == {t2}
-    assert set(expired_offsets(empty, config, TimestampMs(150))) == {T0, t1, t2}
+    assert set(find_expired_offsets(empty, config, TimestampMs(149))) == {t2}
+    assert set(find_expired_offsets(empty, config, TimestampMs(150))) == {T0, t1, t2}
     written_by_old_kafka = replace(empty, state_timestamp_ms=None)
-    assert set(expired_offsets(written_by_old_kafka, config, TimestampMs(100))) == {T0, t2}
+    assert set(find_expired_offsets(written_by_old_kafka, config, TimestampMs(100))) == {T0, t2}
 
     stage = Stage("Stable")
     stable = replace(stage.world.groups[G], offsets={T0: at(old), TopicPartition("u", 0): at(old)})
-    assert expired_offsets(stable, config, TimestampMs(100)) == (TopicPartition("u", 0),)
+    assert find_expired_offsets(stable, config, TimestampMs(100)) == (TopicPartition("u", 0),)
     unreadable = replace(
         stable,
         members={
-            name: replace(member, protocols=(ProtocolChoice("range", b"?"),))
+            name: replace(member, supported_protocols=(MemberProtocol("range", b"?"),))
             for name, member in stable.members.items()
         },
     )
-    assert expired_offsets(unreadable, config, TimestampMs(100)) == ()
+    assert find_expired_offsets(unreadable, config, TimestampMs(100)) == ()
     connect = replace(stable, protocol_type="connect")
-    assert expired_offsets(connect, config, TimestampMs(100)) == ()
+    assert find_expired_offsets(connect, config, TimestampMs(100)) == ()
 
     pending = replace(simple, pending_offsets={ProducerId(1): {T0: at(old)}})
-    assert T0 not in expired_offsets(pending, config, TimestampMs(100))
+    assert T0 not in find_expired_offsets(pending, config, TimestampMs(100))
 
 
 def test_a_stable_read_refuses_what_a_transaction_may_change() -> None:
     """KIP-447, require_stable."""
     offset = CommittedOffset(offset=Offset(1), commit_timestamp_ms=TimestampMs(0))
-    group = Group(group_id=G, offsets={T0: offset}, pending_offsets={ProducerId(1): {T0: offset}})
-    assert fetch_offset(group, T0, topic_id=None, require_stable=False) == offset
-    assert name_of(fetch_offset(group, T0, topic_id=None, require_stable=True)) == "UNSTABLE_OFFSET_COMMIT"
+    group = ClassicGroup(group_id=G, offsets={T0: offset}, pending_offsets={ProducerId(1): {T0: offset}})
+    assert find_committed_offset(group, T0, topic_id=None, require_stable=False) == offset
+    assert (
+        name_of(find_committed_offset(group, T0, topic_id=None, require_stable=True))
+        == "UNSTABLE_OFFSET_COMMIT"
+    )
 
 
 def test_subscriptions_are_read_from_the_common_head_of_all_versions() -> None:
-    assert read_topics(SUBSCRIBED_T + b"whatever a later version adds") == ("t",)
-    assert read_topics(struct.pack(">hi", 3, 0)) == ()
+    assert parse_topics(SUBSCRIBED_T + b"whatever a later version adds") == ("t",)
+    assert parse_topics(struct.pack(">hi", 3, 0)) == ()
     for broken in (
         b"",
         b"\0",
@@ -267,13 +296,13 @@ def test_subscriptions_are_read_from_the_common_head_of_all_versions() -> None:
         struct.pack(">hi", 0, 2**31 - 1),
         struct.pack(">hi", 0, -1),
     ):
-        assert read_topics(broken) is None
-    assert subscribed_topics(Stage("Stable").world.groups[G]) == frozenset({"t"})
+        assert parse_topics(broken) is None
+    assert find_subscribed_topics(Stage("Stable").world.groups[G]) == frozenset({"t"})
 
 
 def test_a_group_is_described_by_its_protocol_only_when_stable() -> None:
-    assert describe(Stage("Stable").world.groups[G]).members[0].metadata == SUBSCRIBED_T
-    completing = describe(Stage("CompletingRebalance").world.groups[G])
+    assert describe_group(Stage("Stable").world.groups[G]).members[0].metadata == SUBSCRIBED_T
+    completing = describe_group(Stage("CompletingRebalance").world.groups[G])
     assert (completing.protocol_name, completing.members[0].metadata) == ("", b"")
 
 

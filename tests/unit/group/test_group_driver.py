@@ -5,19 +5,19 @@ import asyncio
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commit_batch import COMMITTED_BYTES_MAX
+from tallystick.broker.group.commit_batch import BATCH_METADATA_MAX
 from tallystick.broker.group.logic import REFUSALS
 from tallystick.broker.group.machine.commands import (
     DONE,
     CommitOffsets,
     DeleteGroup,
     Heartbeat,
-    Joined,
-    Leave,
+    JoinGroupResult,
+    LeaveGroup,
     LeavingMember,
     MemberIdRequired,
+    OffsetPartitionErrors,
     OffsetToCommit,
-    PerPartition,
 )
 from tallystick.broker.group.machine.model import GroupState
 from tallystick.kernel.codes import ErrorCode
@@ -35,7 +35,7 @@ async def test_a_commit_is_neither_answered_nor_visible_before_it_is_durable() -
         await world.settle()
         assert partition.batches
         assert not asked.done()
-        assert world.coordinator.group(G) is None
+        assert world.coordinator.get_group(G) is None
         partition.gate.set()
         await asked
         assert world.group().offsets[T0].offset == 5
@@ -47,16 +47,16 @@ async def test_commands_of_one_group_keep_their_order_while_another_group_goes_o
         other = next(
             GroupId(name)
             for name in "hijkl"
-            if world.coordinator.partition_of(GroupId(name)) != world.coordinator.partition_of(G)
+            if world.coordinator.partition_for(GroupId(name)) != world.coordinator.partition_for(G)
         )
-        partition = world.topic.partitions[world.coordinator.partition_of(G)]
+        partition = world.topic.partitions[world.coordinator.partition_for(G)]
         partition.gate.clear()
         asked = [world.ask(commit(offset)) for offset in (1, 2, 3)]
         deleted = world.ask(DeleteGroup())
         await world.settle()
         await world.coordinator.execute(other, commit(9))
         assert len(partition.batches) == 1
-        stable_read = asyncio.ensure_future(world.coordinator.settled(G))
+        stable_read = asyncio.ensure_future(world.coordinator.get_settled_group(G))
         partition.gate.set()
         await asyncio.gather(*asked, deleted)
         assert await stable_read is None
@@ -77,8 +77,8 @@ async def test_a_hanging_disk_does_not_make_clients_wait_for_ever() -> None:
         await world.pass_time(4_999)
         assert not first.done()
         await world.pass_time(1)
-        assert await first == REFUSALS.slow
-        assert await second == REFUSALS.slow
+        assert await first == REFUSALS.timed_out
+        assert await second == REFUSALS.timed_out
         partition.gate.set()
         await world.settle()
         assert world.group().offsets[T0].offset == 1
@@ -121,9 +121,9 @@ async def test_commits_that_are_too_large_together_are_appended_one_by_one() -> 
         await world.settle()
         partition.most = 2_500
         partition.gate.set()
-        assert await first == PerPartition()
+        assert await first == OffsetPartitionErrors()
         answers = await asyncio.gather(*queued)
-        assert [answer == PerPartition() for answer in answers] == [True, True, False, True]
+        assert [answer == OffsetPartitionErrors() for answer in answers] == [True, True, False, True]
         refused = answers[2]
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
@@ -139,9 +139,9 @@ async def test_commits_share_a_batch_of_bounded_bytes() -> None:
         queued = [world.ask(with_metadata(at, "é" * 16_000)) for at in range(2, 20)]
         await world.settle()
         partition.gate.set()
-        assert await asyncio.gather(first, *queued) == [PerPartition()] * 19
+        assert await asyncio.gather(first, *queued) == [OffsetPartitionErrors()] * 19
         sizes = list(map(len, partition.batches))
-        assert COMMITTED_BYTES_MAX < max(sizes) < 3 * COMMITTED_BYTES_MAX
+        assert BATCH_METADATA_MAX < max(sizes) < 3 * BATCH_METADATA_MAX
         assert world.group().offsets[T0].offset == 19
 
 
@@ -192,7 +192,7 @@ async def test_after_a_failed_append_the_partition_is_offline_and_nobody_waits()
         assert await parked == REFUSALS.lost
         beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
         assert await world.coordinator.execute(G, beat) == REFUSALS.lost
-        assert world.coordinator.group(G) == REFUSALS.lost
+        assert world.coordinator.get_group(G) == REFUSALS.lost
 
 
 @on_a_loop
@@ -205,7 +205,7 @@ async def test_who_gave_up_waiting_for_the_disk_is_not_kept_in_line() -> None:
             world.ask(commit(offset))
             await world.settle()
             await world.pass_time(200)
-        assert len(world.coordinator._runtime.lanes[G].queue) == 1
+        assert len(world.coordinator._runtime.command_queues[G].waiting) == 1
 
 
 @on_a_loop
@@ -221,8 +221,8 @@ async def test_a_parked_join_is_answered_by_time() -> None:
         assert not parked.done()
         await world.pass_time(10_000)  # the first member's session
         second = await parked
-        assert isinstance(second, Joined)
-        assert second.leader == second.member_id
+        assert isinstance(second, JoinGroupResult)
+        assert second.leader_id == second.member_id
 
 
 @on_a_loop
@@ -235,10 +235,10 @@ async def test_a_restart_finds_members_offsets_and_generation() -> None:
     assert isinstance(await again.coordinator.execute(G, DeleteGroup()), Reject)
     async with again:
         after = again.group()
-        assert (after.state, after.generation, after.leader) == (
+        assert (after.state, after.generation, after.leader_id) == (
             GroupState.STABLE,
             before.generation,
-            before.leader,
+            before.leader_id,
         )
         assert after.offsets == before.offsets
         beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
@@ -251,11 +251,11 @@ async def test_a_restart_finds_members_offsets_and_generation() -> None:
 async def test_groups_answer_loading_until_their_partition_is_read() -> None:
     world = World(MemoryTopic(3))
     world.coordinator.start()
-    assert world.coordinator.group(G) == REFUSALS.loading
-    assert world.coordinator.groups() == REFUSALS.loading
+    assert world.coordinator.get_group(G) == REFUSALS.loading
+    assert world.coordinator.list_groups() == REFUSALS.loading
     assert await world.coordinator.execute(G, DeleteGroup()) == REFUSALS.loading
     await world.settle()
-    assert world.coordinator.groups() == ()
+    assert world.coordinator.list_groups() == ()
     await world.coordinator.stop()
     assert await world.coordinator.execute(G, DeleteGroup()) == REFUSALS.stopped
 
@@ -264,11 +264,11 @@ async def test_groups_answer_loading_until_their_partition_is_read() -> None:
 async def test_a_partition_that_cannot_be_read_takes_only_its_own_groups_offline() -> None:
     topic = MemoryTopic(2)
     async with World(topic) as world:
-        bad = world.coordinator.partition_of(G)
+        bad = world.coordinator.partition_for(G)
     topic.partitions[bad].batches = [b"\0" * 100]
     async with World(topic) as again:
-        assert again.coordinator.group(G) == REFUSALS.lost
-        other = next(GroupId(n) for n in "hijkl" if again.coordinator.partition_of(GroupId(n)) != bad)
+        assert again.coordinator.get_group(G) == REFUSALS.lost
+        other = next(GroupId(n) for n in "hijkl" if again.coordinator.partition_for(GroupId(n)) != bad)
         await again.coordinator.execute(other, commit(1))
 
 
@@ -295,12 +295,12 @@ async def test_a_broker_that_will_stop_parks_nobody_and_finishes_what_it_appends
         await world.settle()
         queued = world.ask(world.join(required.member_id, "b"))
         await world.settle()
-        world.coordinator.release()
+        world.coordinator.begin_shutdown()
         assert await world.coordinator.execute(G, commit(8, joined)) == REFUSALS.stopped
         assert not committed.done()
         world.topic.partitions[0].gate.set()
         assert await queued == REFUSALS.stopped
-        assert isinstance(await committed, PerPartition)
+        assert isinstance(await committed, OffsetPartitionErrors)
 
 
 @on_a_loop
@@ -314,7 +314,7 @@ async def test_a_client_that_hangs_up_does_not_disturb_the_rebalance() -> None:
         gone.cancel()
         await world.settle()
         again = await world.coordinator.execute(G, world.join(joined.member_id))
-        assert isinstance(again, Joined)
+        assert isinstance(again, JoinGroupResult)
         assert len(again.members) == 2
 
 
@@ -325,7 +325,7 @@ async def test_old_offsets_expire_and_their_group_with_them() -> None:
         await world.pass_time(60_000)
         assert world.group().offsets
         await world.pass_time(60_000)
-        assert world.coordinator.group(G) is None
+        assert world.coordinator.get_group(G) is None
 
 
 @on_a_loop
@@ -340,7 +340,7 @@ async def test_a_fenced_member_hears_of_it_while_parked() -> None:
         assert answer.code is ErrorCode.FENCED_INSTANCE_ID
         await world.pass_time(3_000)
         await world.pass_time(60_000)
-        assert isinstance(await second, Joined)
+        assert isinstance(await second, JoinGroupResult)
 
 
 @on_a_loop
@@ -349,8 +349,8 @@ async def test_many_sessions_end_in_one_tick() -> None:
         for number in range(50):
             await world.coordinator.execute(GroupId(f"g{number}"), world.join(None, "x"))
         await world.pass_time(10_000)
-        groups = world.coordinator.groups()
+        groups = world.coordinator.list_groups()
         assert isinstance(groups, tuple)
         assert all(not group.pending_members for group in groups)
-        left = Leave(members=(LeavingMember(member_id=MemberId("x")),))
+        left = LeaveGroup(members=(LeavingMember(member_id=MemberId("x")),))
         assert not isinstance(await world.coordinator.execute(GroupId("g1"), left), Reject)

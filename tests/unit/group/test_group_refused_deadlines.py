@@ -9,17 +9,17 @@ from tests.support.groups import G, MemoryPartition, MemoryTopic, Turn, World, c
 
 from tallystick.broker.group.deadlines import BACKOFF_MS
 from tallystick.broker.group.machine.commands import (
-    Answer,
-    Joined,
-    Leave,
+    GroupAnswer,
+    JoinGroupResult,
+    LeaveGroup,
     LeavingMember,
     MemberIdRequired,
-    Synced,
+    SyncGroupResult,
 )
 from tallystick.broker.group.machine.model import GroupState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.storage.fs import LogFull
+from tallystick.storage.fs import DiskFull
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 
 REBALANCE_MS, SESSION_MS = 5_000, 10_000
@@ -27,7 +27,7 @@ REBALANCE_MS, SESSION_MS = 5_000, 10_000
 ENDLESS = 50
 
 REFUSALS: list[Reject | Exception] = [
-    LogFull("/data", "no space left"),
+    DiskFull("/data", "no space left"),
     Reject(ErrorCode.KAFKA_STORAGE_ERROR, "too many open files"),
     Reject(ErrorCode.MESSAGE_TOO_LARGE, "more than a batch may have"),
 ]
@@ -63,7 +63,7 @@ class CountingTopic(MemoryTopic):
     def partition_count(self) -> int:
         return 1
 
-    async def partition(self, index: int) -> MemoryPartition | Reject:
+    async def ensure_partition(self, index: int) -> MemoryPartition | Reject:
         await Turn()
         if self.refusal is not None:
             self.asked += 1
@@ -74,7 +74,7 @@ class CountingTopic(MemoryTopic):
         return self.only
 
 
-async def _join(world: World, name: str = "a") -> "asyncio.Task[Answer]":
+async def _join(world: World, name: str = "a") -> "asyncio.Task[GroupAnswer]":
     """Join, with a rebalance timeout that is over before the session."""
     required = await world.coordinator.execute(G, world.join(None, name))
     assert isinstance(required, MemberIdRequired)
@@ -84,12 +84,12 @@ async def _join(world: World, name: str = "a") -> "asyncio.Task[Answer]":
     return asked
 
 
-async def _joined(world: World) -> Joined:
+async def _joined(world: World) -> JoinGroupResult:
     """A member of a group of one that waits for its assignment."""
     asked = await _join(world)
     await world.pass_time(0)
     joined = await asked
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, JoinGroupResult)
     return joined
 
 
@@ -101,7 +101,7 @@ async def _rebalancing(world: World) -> None:
     assert not asked.done()
     (second,) = world.group().members.keys() - {first.member_id}
     leaving = LeavingMember(member_id=second, instance_id=None, reason=None)
-    await world.coordinator.execute(G, Leave(members=(leaving,)))
+    await world.coordinator.execute(G, LeaveGroup(members=(leaving,)))
     assert world.group().state is GroupState.PREPARING_REBALANCE
 
 
@@ -165,10 +165,10 @@ async def test_a_member_that_comes_back_while_the_timeout_is_refused_completes_t
         await world.pass_time(REBALANCE_MS)
         (member_id,) = world.group().members
         joined = await world.coordinator.execute(G, world.join(member_id))
-        assert isinstance(joined, Joined)
+        assert isinstance(joined, JoinGroupResult)
         topic.only.refusal = None
         synced = await world.coordinator.execute(G, world.sync(joined, {member_id: b"all"}))
-        assert isinstance(synced, Synced)
+        assert isinstance(synced, SyncGroupResult)
         await world.pass_time(BACKOFF_MS)
         assert world.group().state is GroupState.STABLE, "what it was late for is over"
 
@@ -185,4 +185,4 @@ async def test_offsets_whose_expiry_is_refused_are_looked_at_again_after_the_int
         assert topic.only.refused == 1
         topic.only.refusal = None
         await world.pass_time(1)
-        assert world.coordinator.group(G) is None
+        assert world.coordinator.get_group(G) is None

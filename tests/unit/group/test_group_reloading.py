@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
 from tallystick.broker.coordinator.reload import BACKOFF_MS
-from tallystick.broker.group import logic, writing
+from tallystick.broker.group import group_writer, logic
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.logic import REFUSALS
 from tallystick.broker.group.machine.commands import (
@@ -19,38 +19,47 @@ from tallystick.broker.group.machine.commands import (
     CommitTxnOffsets,
     Heartbeat,
     MemberIdRequired,
+    OffsetPartitionErrors,
     OffsetToCommit,
-    PerPartition,
 )
-from tallystick.broker.group.machine.model import Group
+from tallystick.broker.group.machine.model import ClassicGroup
 from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, Identity, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import (
+    GroupId,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
 from tallystick.protocol.errors import EncodeError
-from tallystick.protocol.records import ControlType, Marker, encode_marker
+from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
 from tallystick.testing.groups import durable_view
 
 EIO = OSError("input/output error")
-P = Identity(ProducerId(7), ProducerEpoch(0))
+P = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(0))
 
 
-def marker(who: Identity = P) -> bytes:
-    return encode_marker(Marker(type=ControlType.COMMIT, coordinator_epoch=0), who, timestamp_ms=1)
+def marker(who: ProducerIdAndEpoch = P) -> bytes:
+    return encode_marker(
+        EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=0), who, timestamp_ms=1
+    )
 
 
 async def lose(world: World, group_id: GroupId = G) -> None:
     """An append of whose outcome nobody knows; the batch is in the log."""
-    partition = world.topic.partitions[world.coordinator.partition_of(group_id)]
+    partition = world.topic.partitions[world.coordinator.partition_for(group_id)]
     partition.unheard = EIO
     assert await world.coordinator.execute(group_id, commit(99)) == REFUSALS.lost
     partition.unheard = None
 
 
-@pytest.mark.parametrize(("module", "step"), [(logic, "decide"), (writing, "encode_batch_of")])
+@pytest.mark.parametrize(("module", "step"), [(logic, "decide"), (group_writer, "encode_batch_of")])
 def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
     module: ModuleType, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +75,7 @@ def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
                 refused = await world.coordinator.execute(G, commit(1, joined))
                 assert isinstance(refused, Reject)
                 assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
-            assert await world.coordinator.execute(G, commit(2, joined)) == PerPartition()
+            assert await world.coordinator.execute(G, commit(2, joined)) == OffsetPartitionErrors()
 
     run()
 
@@ -83,7 +92,7 @@ async def test_a_write_that_was_taken_back_is_refused_and_costs_nobody_else() ->
         assert isinstance(ended, Reject)
         assert ended.code is ErrorCode.KAFKA_STORAGE_ERROR
         world.topic.partitions[0].refusal = None
-        assert await world.coordinator.execute(G, commit(2, joined)) == PerPartition()
+        assert await world.coordinator.execute(G, commit(2, joined)) == OffsetPartitionErrors()
 
 
 @on_a_loop
@@ -103,7 +112,7 @@ async def test_members_live_on_when_their_partition_was_read_back() -> None:
         await world.pass_time(BACKOFF_MS)
         assert await world.coordinator.execute(G, beat) == DONE
         assert world.group().offsets[T0].offset == 1, "it was in the log"
-        assert (world.coordinator.offline_partitions, world.coordinator.reloads) == (0, 1)
+        assert (world.coordinator.offline_partition_count, world.coordinator.reload_count) == (0, 1)
         await world.pass_time(20_000)
         assert not world.group().members, "sessions run again"
 
@@ -111,16 +120,16 @@ async def test_members_live_on_when_their_partition_was_read_back() -> None:
 @on_a_loop
 async def test_groups_answer_loading_while_they_are_read_back_and_others_go_on() -> None:
     async with World(MemoryTopic(2)) as world:
-        place = world.coordinator.partition_of
+        place = world.coordinator.partition_for
         other = next(GroupId(name) for name in "hijkl" if place(GroupId(name)) != place(G))
         await lose(world)
         log = world.topic.partitions[place(G)]
         log.gate.clear()
         await world.pass_time(BACKOFF_MS)
         assert await world.coordinator.execute(G, commit(1)) == REFUSALS.loading
-        assert world.coordinator.groups() == REFUSALS.loading
+        assert world.coordinator.list_groups() == REFUSALS.loading
         assert await world.coordinator.write_marker(place(G), marker(), NO_GUARD) == REFUSALS.loading
-        assert await world.coordinator.execute(other, commit(1)) == PerPartition()
+        assert await world.coordinator.execute(other, commit(1)) == OffsetPartitionErrors()
         log.gate.set()
         await world.settle()
         assert world.group().offsets[T0].offset == 99
@@ -131,12 +140,12 @@ async def test_a_transaction_ends_while_its_groups_are_off() -> None:
     """[GRP-7] The log takes the marker, and what is read back has it."""
     async with World() as world:
         pending = CommitTxnOffsets(identity=P, offsets={T0: OffsetToCommit(offset=Offset(5))})
-        assert await world.coordinator.commit_transactional(G, pending, TxnGuard()) == PerPartition()
+        assert await world.coordinator.commit_transactional(G, pending, TxnGuard()) == OffsetPartitionErrors()
         await lose(world, GroupId("other"))
         assert isinstance(await world.coordinator.write_marker(0, marker(), NO_GUARD), AppendResult)
         await world.pass_time(BACKOFF_MS)
         assert world.group().offsets[T0].offset == 5
-        assert not world.coordinator.pending_producers(G)
+        assert not world.coordinator.list_pending_producers(G)
 
 
 @on_a_loop
@@ -144,7 +153,7 @@ async def test_offsets_of_a_topic_that_was_deleted_meanwhile_go() -> None:
     async with World() as world:
         await world.coordinator.execute(G, commit(1))
         await lose(world)
-        world.coordinator.forget_topic(T0.topic)
+        world.coordinator.delete_topic_offsets(T0.topic)
         await world.pass_time(BACKOFF_MS)
         assert T0 not in world.group().offsets
 
@@ -167,12 +176,12 @@ async def test_a_broken_invariant_takes_the_partition_off_and_who_queues_hears_o
         with monkeypatch.context() as patch:
             patch.setattr(logic, "decide", fail)
             partition.gate.set()
-            assert await first == PerPartition()
+            assert await first == OffsetPartitionErrors()
             await world.settle()
         assert [task.done() and task.result() for task in queued] == [REFUSALS.lost] * 2
         assert len(partition.batches) == written
         await world.pass_time(BACKOFF_MS)
-        assert await world.coordinator.execute(G, commit(4, joined)) == PerPartition()
+        assert await world.coordinator.execute(G, commit(4, joined)) == OffsetPartitionErrors()
 
 
 # ---- under any order
@@ -234,9 +243,9 @@ async def play(events: list[object]) -> None:
         assert all(future.done() for future in asked), "nobody waits for what was lost"
         compare(world)
         for name in ("a", "b"):
-            assert await world.coordinator.execute(GroupId(name), commit(7)) == PerPartition()
+            assert await world.coordinator.execute(GroupId(name), commit(7)) == OffsetPartitionErrors()
         await world.coordinator.write_marker(0, marker(), NO_GUARD)
-        assert not world.coordinator.pending_producers(GroupId("a"))
+        assert not world.coordinator.list_pending_producers(GroupId("a"))
         compare(world)
 
 
@@ -244,10 +253,10 @@ def compare(world: World) -> None:
     table = GroupTable({})
     for batch in world.topic.partitions[0].batches:
         for entry in decode_batches(batch):
-            table.replay(entry)
-    found = world.coordinator.groups()
+            table.replay_event(entry)
+    found = world.coordinator.list_groups()
     assert isinstance(found, tuple)
-    live = {group.group_id: durable_view(group) for group in found if isinstance(group, Group)}
+    live = {group.group_id: durable_view(group) for group in found if isinstance(group, ClassicGroup)}
     assert live == {name: durable_view(group) for name, group in table.groups.items()}
 
 

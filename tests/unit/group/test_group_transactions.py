@@ -6,28 +6,42 @@ import gc
 import pytest
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
-from tallystick.broker.coordinator.log_order import LogOrder
+from tallystick.broker.coordinator.log_order import AppendOrder
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.logic import REFUSALS
-from tallystick.broker.group.machine.commands import CommitTxnOffsets, Heartbeat, OffsetToCommit, PerPartition
+from tallystick.broker.group.machine.commands import (
+    CommitTxnOffsets,
+    Heartbeat,
+    OffsetPartitionErrors,
+    OffsetToCommit,
+)
 from tallystick.broker.group.machine.events import OffsetsCommitted
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, Identity, Offset, ProducerEpoch, ProducerId, TopicPartition
-from tallystick.protocol.records import ControlType, Marker, encode_marker, read_header
+from tallystick.kernel.ids import (
+    GroupId,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
+from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker, read_header
 from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
-from tallystick.storage.producers import Verification
+from tallystick.storage.producer_state import VerificationStateEntry
 
 
-def producer(number: int) -> Identity:
-    return Identity(ProducerId(number), ProducerEpoch(0))
+def producer(number: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(number), ProducerEpoch(0))
 
 
 P, Q = producer(7), producer(8)
 T1 = TopicPartition("t", 1)
 
 
-def in_transaction(offset: int, who: Identity = P, partition: TopicPartition = T0) -> CommitTxnOffsets:
+def in_transaction(
+    offset: int, who: ProducerIdAndEpoch = P, partition: TopicPartition = T0
+) -> CommitTxnOffsets:
     return CommitTxnOffsets(identity=who, offsets={partition: OffsetToCommit(offset=Offset(offset))})
 
 
@@ -36,9 +50,11 @@ def ask(world: World, command: CommitTxnOffsets, guard: TxnGuard = NO_GUARD) -> 
 
 
 def end(
-    world: World, who: Identity = P, outcome: ControlType = ControlType.COMMIT, index: int = 0
+    world: World, who: ProducerIdAndEpoch = P, outcome: ControlType = ControlType.COMMIT, index: int = 0
 ) -> "asyncio.Task[AppendResult | Reject]":
-    batch = encode_marker(Marker(type=outcome, coordinator_epoch=0), who, timestamp_ms=1)
+    batch = encode_marker(
+        EndTransactionMarker(control_type=outcome, coordinator_epoch=0), who, timestamp_ms=1
+    )
     return asyncio.ensure_future(world.coordinator.write_marker(index, batch, TxnGuard()))
 
 
@@ -46,17 +62,17 @@ def end(
 async def test_offsets_of_a_transaction_go_into_a_batch_of_its_producer_with_the_guard() -> None:
     async with World() as world:
         log = world.topic.partitions[0]
-        guard = TxnGuard(Verification(0, 0, True, 0))
-        assert await ask(world, in_transaction(5), guard) == PerPartition()
+        guard = TxnGuard(VerificationStateEntry(0, 0, True, 0))
+        assert await ask(world, in_transaction(5), guard) == OffsetPartitionErrors()
         header = read_header(log.batches[-1])
         assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 0, 0)
         assert header.is_transactional
         assert not header.is_control
         assert log.guards[-1] is guard
-        assert world.coordinator.pending_producers(G) == {P.producer_id}
+        assert world.coordinator.list_pending_producers(G) == {P.producer_id}
         assert await end(world) == AppendResult(Offset(1), Offset(1), -1, Offset(0))
         assert world.group().offsets[T0].offset == 5
-        assert world.coordinator.pending_producers(G) == frozenset()
+        assert world.coordinator.list_pending_producers(G) == frozenset()
 
 
 @on_a_loop
@@ -71,7 +87,7 @@ async def test_commits_of_different_producers_share_a_sync_but_no_batch() -> Non
         await world.settle()
         assert len(log.batches) == 1
         log.gate.set()
-        assert await asyncio.gather(first, *queued) == [PerPartition()] * 7
+        assert await asyncio.gather(first, *queued) == [OffsetPartitionErrors()] * 7
         signed = [(read_header(b).producer_id, read_header(b).record_count) for b in log.batches]
         assert signed == [(-1, 1), (-1, 2), (7, 1), (8, 1), (-1, 2)]
 
@@ -83,9 +99,9 @@ async def test_a_commit_that_the_log_refuses_changes_nothing_and_says_why() -> N
         log = world.topic.partitions[0]
         log.refusal = Reject(ErrorCode.INVALID_TXN_STATE, "not verified")
         assert await ask(world, in_transaction(5)) == log.refusal
-        assert world.coordinator.group(G) is None
+        assert world.coordinator.get_group(G) is None
         log.refusal = None
-        assert await ask(world, in_transaction(6)) == PerPartition()
+        assert await ask(world, in_transaction(6)) == OffsetPartitionErrors()
 
 
 @on_a_loop
@@ -103,9 +119,9 @@ async def test_a_marker_takes_no_lane_and_waits_for_its_turn() -> None:
         assert not pending.done()
         assert not ended.done()
         log.gate.set()
-        assert await pending == PerPartition()
+        assert await pending == OffsetPartitionErrors()
         assert isinstance(await ended, AppendResult)
-        assert await queued == PerPartition()
+        assert await queued == OffsetPartitionErrors()
         assert world.group().offsets[T0].offset == 9
 
 
@@ -123,7 +139,7 @@ async def test_a_marker_that_is_found_durable_first_is_not_applied_first() -> No
         await world.settle()
         assert len(log.batches) == 3
         assert not ended.done()
-        assert world.coordinator.group(G) is None
+        assert world.coordinator.get_group(G) is None
         log.gate.set()
         await asyncio.gather(pending, ended, other)
         assert world.group().offsets[T0].offset == 5
@@ -140,11 +156,11 @@ async def test_a_marker_ends_the_transaction_in_every_group_of_its_partition_and
             await world.coordinator.commit_transactional(name, in_transaction(5), NO_GUARD)
         assert isinstance(await end(world, index=1), AppendResult)
         for name in names:
-            group = world.coordinator.group(name)
+            group = world.coordinator.get_group(name)
             assert group is not None
             assert not isinstance(group, Reject)
-            assert bool(group.pending_offsets) == (world.coordinator.partition_of(name) == 0)
-            assert bool(group.offsets) == (world.coordinator.partition_of(name) == 1)
+            assert bool(group.pending_offsets) == (world.coordinator.partition_for(name) == 0)
+            assert bool(group.offsets) == (world.coordinator.partition_for(name) == 1)
 
 
 @on_a_loop
@@ -154,7 +170,7 @@ async def test_a_restart_finds_what_is_pending_and_a_marker_ends_it() -> None:
     again = World(world.topic)
     assert await end(again) == REFUSALS.loading
     async with again:
-        assert again.coordinator.pending_producers(G) == {P.producer_id}
+        assert again.coordinator.list_pending_producers(G) == {P.producer_id}
         await end(again)
         assert again.group().offsets[T0].offset == 5
 
@@ -196,7 +212,7 @@ async def test_after_a_failed_append_nothing_behind_it_is_applied(first: str) ->
         log.failure = OSError("disk on fire")
         log.gate.fail(log.failure)
         assert await asyncio.gather(*asked, last) == [REFUSALS.lost, REFUSALS.lost, REFUSALS.lost]
-        assert world.coordinator.group(G) == REFUSALS.lost
+        assert world.coordinator.get_group(G) == REFUSALS.lost
         assert await end(world) == REFUSALS.lost
 
 
@@ -210,7 +226,7 @@ async def test_a_transaction_ends_though_its_groups_cannot_be_read() -> None:
     readable = list(log.batches)
     log.batches = [b"\0" * 100]
     async with World(topic) as world:
-        assert world.coordinator.group(G) == REFUSALS.lost
+        assert world.coordinator.get_group(G) == REFUSALS.lost
         assert isinstance(await end(world), AppendResult)
     log.batches[:1] = readable
     async with World(topic) as world:
@@ -239,7 +255,7 @@ async def test_a_stable_read_waits_for_what_was_asked_for_before_it_and_for_noth
         log = world.topic.partitions[0]
         log.gate.clear()
         asked = [world.ask(commit(1)), ask(world, in_transaction(5))]
-        read = asyncio.ensure_future(world.coordinator.settled(G))
+        read = asyncio.ensure_future(world.coordinator.get_settled_group(G))
         await world.settle()
         later = world.ask(commit(2))
         await world.settle()
@@ -264,11 +280,11 @@ async def test_a_stable_read_behind_a_hanging_disk_is_answered() -> None:
         world.topic.partitions[0].gate.clear()
         first = world.ask(commit(1))
         await world.settle()
-        read = asyncio.ensure_future(world.coordinator.settled(G))
+        read = asyncio.ensure_future(world.coordinator.get_settled_group(G))
         await world.settle()
         await world.pass_time(5_000)
-        assert await first == REFUSALS.slow
-        assert await read == REFUSALS.slow
+        assert await first == REFUSALS.timed_out
+        assert await read == REFUSALS.timed_out
 
 
 @on_a_loop
@@ -308,7 +324,7 @@ async def test_the_order_ends_with_the_first_event_that_cannot_be_applied() -> N
     """[GRP-7]"""
     lost: list[Exception] = []
     applied: list[str] = []
-    order = LogOrder(lost.append)
+    order = AppendOrder(lost.append)
     loop = asyncio.get_running_loop()
     held: list[asyncio.Future[None]] = [loop.create_future() for _ in range(2)]
 
@@ -316,31 +332,31 @@ async def test_the_order_ends_with_the_first_event_that_cannot_be_applied() -> N
         raise ValueError("an invariant is broken")
 
     turns = [
-        order.apply_in_turn(held[0], lambda: applied.append("first")),
-        order.apply_in_turn(held[1], broken),
-        order.apply_in_turn(None, lambda: applied.append("third")),
+        order.apply_when_durable(held[0], lambda: applied.append("first")),
+        order.apply_when_durable(held[1], broken),
+        order.apply_when_durable(None, lambda: applied.append("third")),
     ]
     held[1].set_result(None)
     held[0].set_result(None)
     assert await asyncio.gather(*turns) == [True, False, False]
     assert applied == ["first"]
     assert [str(exc) for exc in lost] == ["an invariant is broken"]
-    assert not await order.apply_in_turn(None, lambda: applied.append("late"))
+    assert not await order.apply_when_durable(None, lambda: applied.append("late"))
 
 
 @on_a_loop
 async def test_what_becomes_of_an_append_behind_a_lost_one_is_no_surprise() -> None:
     """[GRP-7] One failed sync fails every append that waited for it; the order ends with the first."""
-    order = LogOrder(lambda cause: None)
+    order = AppendOrder(lambda cause: None)
     loop = asyncio.get_running_loop()
     unhandled: list[str] = []
     loop.set_exception_handler(lambda _, context: unhandled.append(context["message"]))
     held: list[asyncio.Future[None]] = [loop.create_future() for _ in range(3)]
-    turns = [order.apply_in_turn(durable, lambda: None) for durable in held[:2]]
+    turns = [order.apply_when_durable(durable, lambda: None) for durable in held[:2]]
     for durable in held:
         durable.set_exception(OSError("the disk is broken"))
     assert await asyncio.gather(*turns) == [False, False]
-    assert not await order.apply_in_turn(held[2], lambda: None)
+    assert not await order.apply_when_durable(held[2], lambda: None)
     del held, durable
     gc.collect()
     assert unhandled == []

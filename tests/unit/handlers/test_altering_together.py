@@ -4,7 +4,7 @@ import asyncio
 
 from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
-from tallystick.broker.handlers.config_view import ResourceType
+from tallystick.broker.handlers.config_view import ConfigResourceType
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -15,7 +15,7 @@ from tallystick.protocol.messages.incremental_alter_configs import (
 TOPIC = "orders"
 
 
-async def alter(desk: MemoryBroker, kind: ResourceType, resource: str, name: str, value: str) -> int:
+async def alter(desk: MemoryBroker, kind: ConfigResourceType, resource: str, name: str, value: str) -> int:
     config = AlterableConfig(name=name, config_operation=0, value=value)
     named = AlterConfigsResource(resource_type=kind, resource_name=resource, configs=(config,))
     request = IncrementalAlterConfigsRequest(resources=(named,), validate_only=False)
@@ -35,7 +35,7 @@ async def test_changes_of_one_topic_are_all_kept() -> None:
     async with memory_broker(disk) as desk:
         await desk.make_topic(TOPIC)
         codes = await asyncio.gather(
-            *(alter(desk, ResourceType.TOPIC, TOPIC, name, value) for name, value in changes.items())
+            *(alter(desk, ConfigResourceType.TOPIC, TOPIC, name, value) for name, value in changes.items())
         )
         assert set(codes) == {ErrorCode.NONE}
         topic = desk.broker.topics.find(TOPIC)
@@ -52,8 +52,8 @@ async def test_changes_of_one_broker_are_all_kept() -> None:
     async with memory_broker() as desk:
         node = str(desk.broker.config.node_id)
         codes = await asyncio.gather(
-            alter(desk, ResourceType.BROKER, node, "log.retention.ms", "1000"),
-            alter(desk, ResourceType.BROKER, node, "message.max.bytes", "4000"),
+            alter(desk, ConfigResourceType.BROKER, node, "log.retention.ms", "1000"),
+            alter(desk, ConfigResourceType.BROKER, node, "message.max.bytes", "4000"),
         )
         assert set(codes) == {ErrorCode.NONE}
         assert desk.broker.dynamic_configs[node] == {"log.retention.ms": "1000", "message.max.bytes": "4000"}
@@ -65,8 +65,8 @@ async def test_changes_of_this_broker_and_of_all_are_both_in_force() -> None:
     async with memory_broker() as desk:
         node = str(desk.broker.config.node_id)
         codes = await asyncio.gather(
-            alter(desk, ResourceType.BROKER, "", "log.retention.ms", "1000"),
-            alter(desk, ResourceType.BROKER, node, "message.max.bytes", "4000"),
+            alter(desk, ConfigResourceType.BROKER, "", "log.retention.ms", "1000"),
+            alter(desk, ConfigResourceType.BROKER, node, "message.max.bytes", "4000"),
         )
         assert set(codes) == {ErrorCode.NONE}
         assert (desk.broker.config.log_retention_ms, desk.broker.config.message_max_bytes) == (1000, 4000)
@@ -78,7 +78,7 @@ async def test_a_change_is_judged_by_what_is_there_when_its_turn_comes() -> None
     async with memory_broker() as desk:
         await desk.make_topic(TOPIC)
         codes = await asyncio.gather(
-            alter(desk, ResourceType.TOPIC, TOPIC, "min.compaction.lag.ms", "2000"),
-            alter(desk, ResourceType.TOPIC, TOPIC, "max.compaction.lag.ms", "1000"),
+            alter(desk, ConfigResourceType.TOPIC, TOPIC, "min.compaction.lag.ms", "2000"),
+            alter(desk, ConfigResourceType.TOPIC, TOPIC, "max.compaction.lag.ms", "1000"),
         )
         assert sorted(codes) == [ErrorCode.NONE, ErrorCode.INVALID_CONFIG]

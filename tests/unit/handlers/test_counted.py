@@ -4,14 +4,14 @@ import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
-from tallystick.broker.handlers.open_transactions import refuse_deletion
+from tallystick.broker.handlers.open_transactions import check_records_deletion
 from tallystick.broker.metrics.broker_metrics import read_gauges
-from tallystick.broker.serve import observed
-from tallystick.broker.txn.machine.commands import InitProducerId, NoteForcedMarker
-from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.serve import make_gauge_sources
+from tallystick.broker.txn.machine.commands import InitProducerId, RecordForcedMarker
+from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.storage.log import AppendOrigin
 
 
@@ -26,7 +26,7 @@ async def test_each_transaction_that_ends_without_its_client_is_counted_once_by_
     async with leader() as made:
         identity = await made.identity()
         await made.write(identity)
-        ended = await made.end(identity, Outcome.COMMIT)
+        ended = await made.end(identity, TransactionResult.COMMIT)
         assert forced(made) == {}
         await made.write(ended)
         answer = await made.broker.transactions.execute(T, InitProducerId(timeout_ms=60_000))
@@ -35,7 +35,7 @@ async def test_each_transaction_that_ends_without_its_client_is_counted_once_by_
         await made.rest()
         identity = await made.identity()
         await made.write(identity)
-        note = NoteForcedMarker(writer=identity, partition=TopicPartition(TOPIC, 0))
+        note = RecordForcedMarker(writer=identity, partition=TopicPartition(TOPIC, 0))
         await made.broker.transactions.execute(T, note)
         made.clock.advance(61_000)
         made.broker.transactions.tick()
@@ -48,7 +48,7 @@ async def test_each_transaction_that_ends_without_its_client_is_counted_once_by_
 async def test_a_batch_that_the_coordinator_does_not_know_of_is_counted(version: int) -> None:
     async with leader() as made:
         identity = await made.identity()
-        stranger = Identity(ProducerId(identity.producer_id + 1), ProducerEpoch(0))
+        stranger = ProducerIdAndEpoch(ProducerId(identity.producer_id + 1), ProducerEpoch(0))
         assert await made.write(stranger, version=version) is not ErrorCode.NONE
         assert made.broker.metrics.verification_failures.value() == 1
 
@@ -58,12 +58,14 @@ async def test_a_deletion_that_an_open_transaction_prevents_is_counted() -> None
     async with leader() as made:
         await made.write(await made.identity())
         partition = made.partition()
-        assert refuse_deletion(made.broker, [(partition, partition.log.log_end_offset)]) is not None
+        assert check_records_deletion(made.broker, [(partition, partition.log.log_end_offset)]) is not None
         assert made.broker.metrics.deletions_refused.value() == 1
 
 
 def shown(made: Leader, name: str, *labels: str) -> float:
-    readings = dict(reading for reading in read_gauges(observed(made.broker)) if reading is not None)
+    readings = dict(
+        reading for reading in read_gauges(make_gauge_sources(made.broker)) if reading is not None
+    )
     (samples,) = (samples for family, samples in readings.items() if family.name == name)
     return dict(samples)[labels]
 
@@ -83,7 +85,7 @@ async def test_gauges_follow_a_transaction_to_its_decision() -> None:
         await made.write(identity)
         made.clock.advance(70)
         assert [shown(made, *name) for name in GAUGES] == [1, 70, 0, 0]
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         made.clock.advance(7)
         assert [shown(made, *name) for name in GAUGES] == [1, 77, 7, 0]
 
@@ -93,7 +95,7 @@ async def test_when_it_is_complete_nothing_is_left_and_what_then_comes_in_hangs(
     async with leader() as made:
         identity = await made.identity()
         await made.write(identity)
-        ended = await made.end(identity, Outcome.COMMIT)
+        ended = await made.end(identity, TransactionResult.COMMIT)
         assert [shown(made, *name) for name in GAUGES] == [0, 0, 0, 0]
         # As a leader of before KIP-890 would have let it in, after the marker.
         made.partition().append(batch(ended, at_ms=made.clock.now_ms()), AppendOrigin.REPLICATION)

@@ -9,10 +9,15 @@ import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader, orders, request, turns
 from tests.support.memory_broker import HeldMarkers, completed, on_a_loop
 
-from tallystick.broker.txn.machine.commands import DONE, AddImplicitly, Initialised, InitProducerId
-from tallystick.broker.txn.machine.model import Outcome, TxnEntry, TxnState
+from tallystick.broker.txn.machine.commands import (
+    DONE,
+    AddPartitionsByLeader,
+    InitProducerId,
+    InitProducerIdResult,
+)
+from tallystick.broker.txn.machine.model import TransactionResult, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -37,7 +42,9 @@ async def delete_topic(made: Leader) -> DeletableTopicResult:
     return found
 
 
-async def three_plain_records_then_a_transaction(made: Leader, *, two_phase: bool = False) -> Identity:
+async def three_plain_records_then_a_transaction(
+    made: Leader, *, two_phase: bool = False
+) -> ProducerIdAndEpoch:
     identity = await made.identity(two_phase=two_phase)
     await made.produce(request({0: batch(None)}, name=None))
     await made.produce(request({0: batch(None)}, name=None))
@@ -58,7 +65,7 @@ async def test_records_before_the_transaction_may_go_and_its_own_may_not(
         assert "'pay-7' in orders-0 since offset 3" in caplog.text
         before = await delete_records(made, 3)
         assert (before.error_code, before.low_watermark) == (0, 3)
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         after = await delete_records(made, -1)
         assert (after.error_code, after.low_watermark) == (0, 5)
 
@@ -71,7 +78,7 @@ async def test_a_topic_is_not_deleted_under_a_two_phase_transaction_which_is_nam
         assert refused.error_code == ErrorCode.POLICY_VIOLATION
         assert refused.error_message is not None
         assert "'pay-7' in orders-0 since offset 3" in refused.error_message
-        await made.end(identity, Outcome.ABORT)
+        await made.end(identity, TransactionResult.ABORT)
         assert (await delete_topic(made)).error_code == 0
 
 
@@ -94,13 +101,13 @@ async def test_nothing_is_written_to_a_topic_that_is_being_deleted() -> None:
 @on_a_loop
 async def test_a_topic_that_cannot_be_deleted_is_there_as_before() -> None:
     async with leader() as made:
-        identity, store = await made.identity(), made.broker.store
+        identity, store = await made.identity(), made.broker.metadata_store
         made.broker.topics._store = Unwritable()  # type: ignore[assignment]
         with pytest.raises(OSError, match="full"):
             await made.broker.topics.delete(TOPIC)
         made.broker.topics._store = store
         assert await made.write(identity) is ErrorCode.NONE
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         assert (await delete_topic(made)).error_code == 0
 
 
@@ -114,7 +121,7 @@ class Unwritable:
 @on_a_loop
 async def test_a_transaction_that_no_coordinator_knows_is_named_by_its_producer() -> None:
     async with leader(transaction_partition_verification_enable="false") as made:
-        hanging = Identity(ProducerId(4711), ProducerEpoch(0))
+        hanging = ProducerIdAndEpoch(ProducerId(4711), ProducerEpoch(0))
         assert await made.write(hanging, version=11) is ErrorCode.NONE
         message = (await delete_topic(made)).error_message or ""
         assert "producer id 4711 in orders-0" in message
@@ -124,7 +131,7 @@ async def test_a_transaction_that_no_coordinator_knows_is_named_by_its_producer(
 async def test_of_many_some_are_named() -> None:
     async with leader(transaction_partition_verification_enable="false") as made:
         for n in range(13):
-            await made.write(Identity(ProducerId(1_000 + n), ProducerEpoch(0)), version=11)
+            await made.write(ProducerIdAndEpoch(ProducerId(1_000 + n), ProducerEpoch(0)), version=11)
         message = (await delete_topic(made)).error_message or ""
         assert message.count("producer id") == 10
         assert "and 3 more" in message
@@ -137,7 +144,7 @@ async def test_who_says_so_may_delete_all_the_same() -> None:
         identity = await three_plain_records_then_a_transaction(made)
         assert (await delete_records(made, -1)).low_watermark == 4
         assert (await delete_topic(made)).error_code == 0
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         await made.make_topic(TOPIC)
         assert await made.write(await made.identity()) is ErrorCode.NONE
 
@@ -148,12 +155,12 @@ async def test_retention_waits_for_the_transaction_whatever_the_switch_says() ->
     async with leader(delete_open_transactions="true", log_retention_ms="1000") as made:
         identity = await three_plain_records_then_a_transaction(made)
         made.clock.advance(1_000_000)
-        cleaning = made.broker.files._cleaning
-        assert cleaning.retain(orders(0)) == 0
+        cleaning = made.broker.data_directory._log_cleaner
+        assert cleaning.apply_retention(orders(0)) == 0
         assert made.partition().log.log_start_offset == 0
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         made.clock.advance(1_000_000)
-        assert cleaning.retain(orders(0)) > 0
+        assert cleaning.apply_retention(orders(0)) > 0
         assert made.partition().log.log_start_offset == 5
 
 
@@ -162,7 +169,7 @@ async def test_the_setting_can_be_changed_while_running() -> None:
     async with leader() as made:
         await three_plain_records_then_a_transaction(made, two_phase=True)
         assert (await delete_topic(made)).error_code == ErrorCode.POLICY_VIOLATION
-        await made.broker.configure("", {"delete.open.transactions": "true"})
+        await made.broker.set_dynamic_configs("", {"delete.open.transactions": "true"})
         assert (await delete_topic(made)).error_code == 0
 
 
@@ -170,7 +177,7 @@ async def test_the_setting_can_be_changed_while_running() -> None:
 
 
 def phase(made: Leader) -> object:
-    entry = made.broker.transactions.entry(T)
+    entry = made.broker.transactions.get_entry(T)
     assert isinstance(entry, TxnEntry)
     return entry.state
 
@@ -184,13 +191,13 @@ async def test_an_ordinary_transaction_loses_its_records_with_the_topic_and_ends
         await made.make_topic("other", 1)
         identity = await three_plain_records_then_a_transaction(made)
         other = TopicPartition("other", 0)
-        command = AddImplicitly(identity=identity, partitions=frozenset({other}))
+        command = AddPartitionsByLeader(identity=identity, partitions=frozenset({other}))
         assert await made.broker.transactions.execute(T, command) == DONE
         assert (await delete_topic(made)).error_code == 0
         assert "a deleted topic has records of open transactions" in caplog.text
         assert "'pay-7' in orders-0 since offset 3" in caplog.text
         assert await made.write(identity, 1) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         await completed(made)
         assert phase(made) is TxnState.COMPLETE_COMMIT
         await made.make_topic(TOPIC)
@@ -204,7 +211,7 @@ async def test_a_topic_of_that_name_made_before_the_end_is_not_held_back_by_it()
         assert (await delete_topic(made)).error_code == 0
         await made.make_topic(TOPIC)
         await made.produce(request({0: batch(None)}, name=None))
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         await completed(made)
         log = made.partition().log
         assert log.last_stable_offset == log.high_watermark
@@ -216,7 +223,7 @@ async def test_what_is_decided_keeps_no_topic() -> None:
     held = HeldMarkers()
     async with leader(markers=held) as made:
         identity = await three_plain_records_then_a_transaction(made, two_phase=True)
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         assert (await delete_topic(made)).error_code == 0
 
 
@@ -228,8 +235,8 @@ async def test_a_transaction_that_was_kept_keeps_its_topic() -> None:
         kept = await made.broker.transactions.execute(
             T, InitProducerId(timeout_ms=60_000, keep_prepared=True)
         )
-        assert isinstance(kept, Initialised)
-        assert kept.ongoing == identity
+        assert isinstance(kept, InitProducerIdResult)
+        assert kept.ongoing_identity == identity
         assert (await delete_topic(made)).error_code == ErrorCode.POLICY_VIOLATION
 
 
@@ -249,12 +256,12 @@ async def test_a_marker_waits_until_it_is_known_whether_the_topic_is_gone() -> N
     """Else the transaction would be complete, and open in a partition that the disk gave back."""
     async with leader() as made:
         identity = await three_plain_records_then_a_transaction(made)
-        store = made.broker.store
+        store = made.broker.metadata_store
         slow = Slow()
         made.broker.topics._store = slow  # type: ignore[assignment]
         deleting = asyncio.ensure_future(delete_topic(made))
         await turns()
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
         await turns()
         assert phase(made) is TxnState.PREPARE_COMMIT
         slow.go_on.set()

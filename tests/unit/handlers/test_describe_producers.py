@@ -3,10 +3,10 @@
 from tests.support.leading import TOPIC, Leader, batch, leader, request
 from tests.support.memory_broker import on_a_loop
 
-from tallystick.broker.server.acl import Operation, topic
-from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.server.acl import Operation, topic_resource
+from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     PartitionResponse,
@@ -48,7 +48,7 @@ async def test_after_the_marker_nothing_is_open_and_the_coordinator_is_known() -
     async with leader() as made:
         identity = await made.identity()
         await made.write(identity)
-        following = await made.end(identity, Outcome.COMMIT)
+        following = await made.end(identity, TransactionResult.COMMIT)
         ((answer,),) = ((await describe(made, TOPIC, 0))[0].active_producers,)
         assert answer == ProducerState(
             producer_id=identity.producer_id,
@@ -63,7 +63,7 @@ async def test_after_the_marker_nothing_is_open_and_the_coordinator_is_known() -
 @on_a_loop
 async def test_idempotent_producers_are_shown_too() -> None:
     async with leader() as made:
-        identity = Identity(ProducerId(500), ProducerEpoch(2))
+        identity = ProducerIdAndEpoch(ProducerId(500), ProducerEpoch(2))
         await made.produce(request({1: batch(identity, transactional=False)}, name=None))
         (answer,) = await describe(made, TOPIC, 1)
         assert [p.current_txn_start_offset for p in answer.active_producers] == [-1]
@@ -79,7 +79,7 @@ async def test_what_is_refused() -> None:
         assert nowhere.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         (bad,) = await describe(made, "not a name", 0)
         assert bad.error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-        made.deny((Operation.READ, topic(TOPIC)))
+        made.deny((Operation.READ, topic_resource(TOPIC)))
         (forbidden,) = await describe(made, TOPIC, 0)
         assert forbidden.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert forbidden.active_producers == ()

@@ -184,13 +184,13 @@ async def test_a_waiting_fetch_counts_only_the_partition_that_moved(monkeypatch:
     async with memory_broker() as memory:
         await memory.make_topic("t", MANY)
         counted: list[object] = []
-        count = fetch._Fetch._count
+        count = fetch._DelayedFetch._update_readable_bytes
 
         def counting(self: Any, partition: Any, wanted: Any) -> bool:
             counted.append(partition)
             return count(self, partition, wanted)
 
-        monkeypatch.setattr(fetch._Fetch, "_count", counting)
+        monkeypatch.setattr(fetch._DelayedFetch, "_update_readable_bytes", counting)
         request = fetch_request("t", [at(n, 0) for n in range(MANY)], max_wait_ms=3_600_000, min_bytes=150)
         waiting = asyncio.ensure_future(memory.ask(request, 11))
         await asyncio.sleep(0)

@@ -17,10 +17,10 @@ from memory_broker import (
     versions,
 )
 
-from tallystick.broker.metadata.features import Features
+from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metadata.store import MetadataUnusable
-from tallystick.broker.metadata.worker import Worker
-from tallystick.broker.server.acl import CLUSTER, Operation
+from tallystick.broker.metadata.worker import BlockingWorker
+from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (
@@ -33,7 +33,7 @@ from tallystick.protocol.messages.end_txn import EndTxnRequest
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from tallystick.testing.sim.machine import KeptStore
+from tallystick.testing.sim.machine import InMemoryMetadataStore
 
 E = ErrorCode
 UP, SAFE, UNSAFE = 1, 2, 3
@@ -125,7 +125,7 @@ async def test_update_features(version: int) -> None:
         await loaded(desk)
         kind = {"allow_downgrade": True} if version == 0 else {"upgrade_type": SAFE}
         update = FeatureUpdateKey(feature="transaction.version", max_version_level=1, **kind)
-        desk.deny((Operation.ALTER, CLUSTER))
+        desk.deny((Operation.ALTER, CLUSTER_RESOURCE))
         answer = await desk.ask(UpdateFeaturesRequest(feature_updates=(update,)), version)
         assert answer.error_code == E.CLUSTER_AUTHORIZATION_FAILED
         desk.deny()
@@ -220,8 +220,8 @@ async def test_lowering_sees_what_is_on_its_way_to_the_disk() -> None:
 
 
 def test_a_level_of_a_newer_version_is_not_guessed_at() -> None:
-    store, worker = KeptStore("c"), Worker()
+    store, worker = InMemoryMetadataStore("c"), BlockingWorker()
     store.set_features(7, {"transaction.version": 3})
     with pytest.raises(MetadataUnusable, match="finalized at 3"):
-        Features(store, worker, lambda level: nullcontext(None))
+        FinalizedFeatures(store, worker, lambda level: nullcontext(None))
     worker.close()

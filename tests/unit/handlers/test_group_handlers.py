@@ -25,7 +25,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.protocol import decode, encode
-from tallystick.protocol.apis import API, ApiKey
+from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest
 from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -66,14 +66,14 @@ class MemoryOffsets:
         self.end = 0
         self.ensured = 0
 
-    def existing(self) -> list["MemoryOffsets"]:
+    def list_partitions(self) -> list["MemoryOffsets"]:
         return []
 
-    async def ensure(self) -> Reject | None:
+    async def ensure_exists(self) -> Reject | None:
         self.ensured += 1
         return None
 
-    async def partition(self, index: int) -> "MemoryOffsets":
+    async def ensure_partition(self, index: int) -> "MemoryOffsets":
         return self
 
     def append(
@@ -82,10 +82,10 @@ class MemoryOffsets:
         at, self.end = self.end, self.end + read_header(batches).record_count
         return AppendResult(Offset(at), Offset(self.end - 1), -1, Offset(0))
 
-    def durable(self, offset: Offset) -> None:
+    def when_durable(self, offset: Offset) -> None:
         return None
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         return iter(())
 
 
@@ -93,10 +93,10 @@ class OneTopic:
     def find(self, name: str) -> Topic | None:
         return TOPIC if name == TOPIC.name else None
 
-    def find_id(self, topic_id: UUID) -> Topic | None:
+    def find_by_id(self, topic_id: UUID) -> Topic | None:
         return TOPIC if topic_id == TOPIC.topic_id else None
 
-    def partition(self, name: str, index: int) -> object | None:
+    def find_partition(self, name: str, index: int) -> object | None:
         return object() if name == TOPIC.name and 0 <= index < TOPIC.partitions else None
 
 
@@ -123,7 +123,7 @@ class GroupsOnly:
 
     async def ask(self, request: Any, version: int) -> Any:
         """Send a request through its bytes, and read the answer's."""
-        api = next(spec for spec in API.values() if isinstance(request, spec.request))
+        api = next(spec for spec in API_SPECS.values() if isinstance(request, spec.request))
         context = RequestContext(api.key, version, 1, "client", "10.0.0.1", 1)
         answer = HANDLERS[api.key].run(cast(Broker, self), memoryview(encode(request, version)), context)
         parts = answer if isinstance(answer, list) or answer is None else await answer
@@ -221,7 +221,9 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 def versions(key: ApiKey) -> Any:
-    return pytest.mark.parametrize("version", range(API[key].min_version, API[key].max_version + 1))
+    return pytest.mark.parametrize(
+        "version", range(API_SPECS[key].min_version, API_SPECS[key].max_version + 1)
+    )
 
 
 @versions(ApiKey.JOIN_GROUP)

@@ -32,13 +32,13 @@ from tallystick.broker.handlers import (
     update_features,
     write_txn_markers,
 )
-from tallystick.broker.handlers.committing import ROWS_AT_ONCE, Commit
-from tallystick.broker.handlers.config_view import Change, Operation, _malformed, apply_changes
-from tallystick.broker.handlers.dispatch import QUICK_BYTES
-from tallystick.broker.handlers.listing import SLICE_ENTRIES
-from tallystick.broker.metadata.features import SUPPORTED, TRANSACTION_VERSION
+from tallystick.broker.handlers.committing import ROWS_BEFORE_YIELD, OffsetCommitPlan
+from tallystick.broker.handlers.config_view import AlterConfigOp, ConfigChange, _find_malformed, apply_changes
+from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX
+from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES
+from tallystick.broker.metadata.features import SUPPORTED_FEATURES, TRANSACTION_VERSION
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.server.server import Alone, CloseConnection
+from tallystick.broker.server.server import CloseConnection, ExclusiveResponse
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import REASON_LENGTH_MAX, REQUEST_BYTES_MAX
 from tallystick.kernel.settings import BadConfig
@@ -56,7 +56,7 @@ from tallystick.protocol.messages.offset_commit import (
 from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tallystick.protocol.primitives import NIL
 
-ENTRIES = 2 * ROWS_AT_ONCE
+ENTRIES = 2 * ROWS_BEFORE_YIELD
 INNER, OUTER = Shape(deep=True, distinct=True), Shape(deep=False, distinct=True)
 
 
@@ -110,7 +110,7 @@ async def test_others_have_the_loop_between_a_few_entries(api: ApiKey, handler: 
         spec = HANDLERS[api].spec
         request = request_of(spec, spec.max_version, shape, ENTRIES)
         answer = handler.handle(memory.broker, request, context(api, spec.max_version))
-        assert await turns_of(answer) >= (ENTRIES - ROWS_AT_ONCE) // SLICE_ENTRIES
+        assert await turns_of(answer) >= (ENTRIES - ROWS_BEFORE_YIELD) // SLICE_ENTRIES
 
 
 # What is named is reduced and looked up in slices, and answered in slices, too.
@@ -138,7 +138,7 @@ async def test_others_have_the_loop_while_partitions_are_looked_up_and_answered(
         spec, few = HANDLERS[api].spec, 40 * SLICE_ENTRIES
         version = spec.max_version
         body = encode(request_of(spec, version, shape, few), version)
-        assert len(body) <= QUICK_BYTES
+        assert len(body) <= INLINE_DECODE_BYTES_MAX
         answer = HANDLERS[api].run(memory.broker, memoryview(body), context(api, version))
         assert await turns_of(answer) >= 2 * few // SLICE_ENTRIES
 
@@ -155,7 +155,7 @@ async def test_others_have_the_loop_while_partitions_that_are_not_there_are_look
         spec, few = HANDLERS[api].spec, 40 * SLICE_ENTRIES
         version = spec.max_version
         body = encode(request_of(spec, version, shape, few), version)
-        assert len(body) <= QUICK_BYTES
+        assert len(body) <= INLINE_DECODE_BYTES_MAX
         answer = HANDLERS[api].run(memory.broker, memoryview(body), context(api, version))
         assert await turns_of(answer) >= 2 * few // SLICE_ENTRIES
 
@@ -182,7 +182,7 @@ async def test_of_very_many_features_those_behind_an_unknown_one_are_not_looked_
         answer = await update_features.handle(memory.broker, request, context(ApiKey.UPDATE_FEATURES, 2))
         assert answer.error_code == ErrorCode.INVALID_UPDATE_VERSION
         assert "f0" in (answer.error_message or "")
-        assert LookedAt.count <= len(SUPPORTED) + 1
+        assert LookedAt.count <= len(SUPPORTED_FEATURES) + 1
 
 
 @pytest.mark.parametrize(("levels", "code"), [((9, 2), ErrorCode.NONE), ((2, 9), 95)])
@@ -234,7 +234,9 @@ async def paused(answer: Awaitable[Any], meanwhile: Callable[[], Awaitable[objec
 async def test_a_commit_that_may_be_pipelined_is_not_overtaken() -> None:
     async with memory_broker() as memory:
         await memory.make_topic("t")
-        looking = Commit.of(memory.broker.topics, rows(("t", ROWS_AT_ONCE // 2)), by_id=False)
+        looking = OffsetCommitPlan.build(
+            memory.broker.topics, rows(("t", ROWS_BEFORE_YIELD // 2)), by_id=False
+        )
         with pytest.raises(StopIteration) as done:
             looking.send(None)
         assert len(done.value.value.offsets) == 2
@@ -245,11 +247,11 @@ async def test_offsets_of_a_topic_that_is_deleted_in_a_pause_are_refused() -> No
     async with memory_broker() as memory:
         await memory.make_topic("gone")
         await memory.make_topic("kept")
-        asked = rows(("gone", 2), ("kept", 2), ("unknown", 2 * ROWS_AT_ONCE))
-        looking = Commit.of(memory.broker.topics, asked, by_id=False)
+        asked = rows(("gone", 2), ("kept", 2), ("unknown", 2 * ROWS_BEFORE_YIELD))
+        looking = OffsetCommitPlan.build(memory.broker.topics, asked, by_id=False)
         commit = await paused(looking, lambda: delete(memory, "gone"))
         assert {at.topic for at in commit.offsets} == {"kept"}
-        assert commit.refused[0, 1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert commit.refused_codes[0, 1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def delete(memory: MemoryBroker, name: str) -> Any:
@@ -292,10 +294,10 @@ async def test_a_produce_of_very_many_partitions_is_not_decoded_on_the_loop() ->
         for entries, why in ((3_000, CloseConnection), (20_000, DecodeError)):
             body = encode(request_of(spec, 7, INNER, entries), 7)
             answer = produce.handle(memory.broker, memoryview(body), context(ApiKey.PRODUCE, 7))
-            assert isinstance(answer, Alone)
+            assert isinstance(answer, ExclusiveResponse)
             with pytest.raises(why):
                 await answer
-        assert memory.broker.request_memory.bytes == 0
+        assert memory.broker.request_memory.used_bytes == 0
 
 
 @on_a_loop
@@ -329,13 +331,13 @@ class Counted(str):
 
 
 def test_names_of_settings_given_twice_are_compared_once_each() -> None:
-    changes = [Change(Counted(f"n{n // 2}"), Operation.SET, "1") for n in range(2_000)]
-    assert "given twice" in (_malformed(2, "t", changes) or "")
+    changes = [ConfigChange(Counted(f"n{n // 2}"), AlterConfigOp.SET, "1") for n in range(2_000)]
+    assert "given twice" in (_find_malformed(2, "t", changes) or "")
     assert Counted.compared < 10 * len(changes)
 
 
 def test_a_few_of_very_many_unknown_settings_are_told() -> None:
-    changes = [Change(f"n{n}", Operation.SET, "1") for n in range(1_000)]
+    changes = [ConfigChange(f"n{n}", AlterConfigOp.SET, "1") for n in range(1_000)]
     with pytest.raises(BadConfig) as refused:
         apply_changes({}, changes, TOPIC_SETTINGS)
     assert len(str(refused.value).splitlines()) == 11

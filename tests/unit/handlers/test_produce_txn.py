@@ -19,28 +19,28 @@ from tests.support.leading import (
 from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker.handlers import produce
-from tallystick.broker.partitions.topics import INTERNAL
-from tallystick.broker.server.acl import Operation, transactional_id
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS
+from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.server import CloseConnection
 from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.machine.commands import InitProducerId
-from tallystick.broker.txn.machine.model import Ongoing, Outcome
+from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TransactionalId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TransactionalId
 from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import iter_records
-from tallystick.protocol.records.control import ControlType, Marker, encode_marker
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import AppendOrigin, TxnGuard
 
 OTHER = TransactionalId("pay-8")
 
 
 def in_transaction(made: Leader) -> set[int]:
-    entry = made.broker.transactions.entry(T)
+    entry = made.broker.transactions.get_entry(T)
     assert entry is not None
     assert not isinstance(entry, Reject)
-    assert isinstance(entry.phase, Ongoing)
+    assert isinstance(entry.phase, OngoingPhase)
     return {partition.partition for partition in entry.phase.partitions}
 
 
@@ -64,7 +64,7 @@ async def test_the_first_batch_adds_its_partition_and_the_next_ones_ask_nobody()
             assert sent.done()
             assert codes(await sent) == [ErrorCode.NONE]
         assert made.records_of_coordinator() == before + 1
-        assert made.partition().lines == {}
+        assert made.partition().append_turns == {}
 
 
 @on_a_loop
@@ -96,12 +96,12 @@ async def test_older_clients_are_looked_up_and_added_nowhere() -> None:
 async def test_without_verification_only_newer_clients_are_asked_about() -> None:
     async with leader() as made:
         identity = await made.identity()
-        await made.broker.configure("", {"transaction.partition.verification.enable": "false"})
+        await made.broker.set_dynamic_configs("", {"transaction.partition.verification.enable": "false"})
         assert await made.write(identity, 7, version=OLD) is ErrorCode.NONE
         assert await made.write(identity, 0, 1) is ErrorCode.NONE
         assert in_transaction(made) == {1}
-        await made.broker.configure("", {})
-        await made.end(identity, Outcome.ABORT, version=0)
+        await made.broker.set_dynamic_configs("", {})
+        await made.end(identity, TransactionResult.ABORT, version=0)
         assert await made.write(identity, 1, 1, version=OLD) is ErrorCode.INVALID_TXN_STATE
 
 
@@ -112,7 +112,7 @@ async def test_without_verification_only_newer_clients_are_asked_about() -> None
 async def test_what_the_coordinator_refuses_reaches_the_producer_in_its_own_words() -> None:
     async with leader() as made:
         identity = await made.identity()
-        unknown = Identity(ProducerId(identity.producer_id + 500), ProducerEpoch(0))
+        unknown = ProducerIdAndEpoch(ProducerId(identity.producer_id + 500), ProducerEpoch(0))
         stale = await made.identity()  # the epoch after
         assert stale.epoch == identity.epoch + 1
         for version in (IMPLICIT, VERIFIED, OLD):
@@ -130,8 +130,8 @@ async def test_producers_that_nobody_knows_leave_nothing_behind() -> None:
     async with leader() as made:
         identity = await made.identity()
         for n in range(50):
-            await made.write(Identity(ProducerId(identity.producer_id + 1 + n), ProducerEpoch(0)))
-        assert made.partition().log.producer_state.verifications == 0
+            await made.write(ProducerIdAndEpoch(ProducerId(identity.producer_id + 1 + n), ProducerEpoch(0)))
+        assert made.partition().log.producer_state_manager.verification_count == 0
 
 
 @on_a_loop
@@ -142,10 +142,10 @@ async def test_pairs_that_were_replaced_leave_nothing_behind_either() -> None:
         await made.write(identity, 0, 1)
         await made.broker.transactions.execute(T, InitProducerId(timeout_ms=60_000, keep_prepared=True))
         for number in range(100):
-            pair = Identity(ProducerId(1_000 + number), ProducerEpoch(0))
+            pair = ProducerIdAndEpoch(ProducerId(1_000 + number), ProducerEpoch(0))
             assert await made.write(pair) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert await made.write(identity) is ErrorCode.INVALID_PRODUCER_EPOCH
-        assert made.partition().log.producer_state.verifications == 0
+        assert made.partition().log.producer_state_manager.verification_count == 0
 
 
 @on_a_loop
@@ -166,8 +166,8 @@ async def test_a_coordinator_that_is_not_ready_means_try_the_same_batch_again(ve
     """14, 15 and 16 would have a producer look for a coordinator that it has; 19 only has it wait."""
     async with leader() as made:
         identity = await made.identity()
-        made.broker.transactions.release()
-        assert made.broker.transactions.entry(T) == REFUSALS.stopped
+        made.broker.transactions.begin_shutdown()
+        assert made.broker.transactions.get_entry(T) == REFUSALS.stopped
         assert await made.write(identity, version=version) is ErrorCode.NOT_ENOUGH_REPLICAS
 
 
@@ -178,7 +178,7 @@ async def test_while_an_outcome_is_being_written_older_clients_hear_19_and_newer
         identity = await made.identity()
         assert await made.write(identity) is ErrorCode.NONE
         made.disk.holding = True
-        ending = asyncio.ensure_future(made.end(identity, Outcome.COMMIT))
+        ending = asyncio.ensure_future(made.end(identity, TransactionResult.COMMIT))
         await turns()
         made.disk.sync("__transaction_state")  # decided, and the marker is not on the disk
         following = await ending
@@ -197,7 +197,7 @@ async def test_newer_clients_that_waited_long_enough_hear_51() -> None:
         identity = await made.identity()
         assert await made.write(identity) is ErrorCode.NONE
         made.disk.holding = True
-        ending = asyncio.ensure_future(made.end(identity, Outcome.COMMIT))
+        ending = asyncio.ensure_future(made.end(identity, TransactionResult.COMMIT))
         await turns()
         made.disk.sync("__transaction_state")
         sent = made.send(request({0: batch(await ending)}))
@@ -219,12 +219,12 @@ async def test_two_producers_in_one_request_are_one_too_many() -> None:
 async def test_writing_as_a_transactional_id_takes_the_right_to_write_as_it() -> None:
     async with leader() as made:
         identity = await made.identity()
-        made.deny((Operation.WRITE, transactional_id(T)))
+        made.deny((Operation.WRITE, transactional_id_resource(T)))
         assert await made.write(identity) is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         made.deny()
         assert await made.write(identity, name=None) is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         assert made.partition().log.log_end_offset == 0
-        made.deny((Operation.WRITE, transactional_id(T)))
+        made.deny((Operation.WRITE, transactional_id_resource(T)))
         (plain,) = await made.produce(request({0: batch(None)}))
         assert plain.error_code == 0  # nothing of a transaction is in it
 
@@ -252,7 +252,7 @@ async def test_requests_on_their_way_enter_in_the_order_they_came() -> None:
         assert [a.error_code for a in answers] == [0] * 5
         assert [a.base_offset for a in answers] == [0, 1, 2, 3, 4]
         assert made.records_of_coordinator() == before + 1
-        assert made.partition().lines == {}
+        assert made.partition().append_turns == {}
 
 
 @on_a_loop
@@ -318,7 +318,7 @@ async def test_a_batch_behind_a_refused_one_is_out_of_order_and_blocks_nobody() 
         assert codes(await sent[1]) == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
         for sequence in (0, 1):
             assert await made.write(identity, sequence) is ErrorCode.NONE
-        assert made.partition().lines == {}
+        assert made.partition().append_turns == {}
 
 
 # ---------------------------------------------------------------------------- what happens meanwhile
@@ -334,7 +334,7 @@ async def test_what_waits_is_a_copy_of_the_request() -> None:
         await turns()
         made.disk.release()
         await sent
-        (piece,) = made.partition().read_all(1 << 20)
+        (piece,) = made.partition().iter_batches(1 << 20)
         assert [record.value for record in iter_records(piece)] == [b"v0", b"v1", b"v2"]
 
 
@@ -347,12 +347,14 @@ async def test_a_marker_that_comes_before_the_answer_makes_the_answer_worthless(
         sent = made.send(request({0: batch(identity)}))
         await turns()
         marker = encode_marker(
-            Marker(type=ControlType.ABORT, coordinator_epoch=0), identity, timestamp_ms=made.clock.now_ms()
+            EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=0),
+            identity,
+            timestamp_ms=made.clock.now_ms(),
         )
         made.partition().append(marker, AppendOrigin.COORDINATOR, TxnGuard(transaction_version=0))
         made.disk.release()
         assert codes(await sent) == [ErrorCode.INVALID_TXN_STATE]
-        assert made.partition().log.producer_state.first_undecided_offset is None
+        assert made.partition().log.producer_state_manager.first_undecided_offset is None
 
 
 @on_a_loop
@@ -376,7 +378,7 @@ async def test_a_client_never_waits_for_ever(monkeypatch: pytest.MonkeyPatch) ->
         made.disk.holding = True
         sent = [made.send(request({0: batch(identity, n)}, timeout_ms=1)) for n in range(2)]
         assert [codes(await one) for one in sent] == [[ErrorCode.NOT_ENOUGH_REPLICAS]] * 2
-        assert made.partition().lines == {}
+        assert made.partition().append_turns == {}
         made.disk.release()
         await turns()
         assert made.partition().log.log_end_offset == 0
@@ -395,7 +397,7 @@ async def test_acks_0_is_answered_with_silence_and_refused_by_closing() -> None:
         made.disk.release()
         assert await sent is None
         assert made.partition().log.log_end_offset == 1
-        unknown = Identity(ProducerId(999), ProducerEpoch(0))
+        unknown = ProducerIdAndEpoch(ProducerId(999), ProducerEpoch(0))
         with pytest.raises(CloseConnection, match="INVALID_PRODUCER_ID_MAPPING"):
             await made.send(request({1: batch(unknown)}, acks=0))
 
@@ -405,16 +407,16 @@ async def test_batches_that_wait_are_on_the_account_of_requests_until_they_are_a
     async with leader(flush_policy="ack") as made:
         identity = await made.identity()
         memory = made.broker.request_memory
-        assert memory.bytes == 0
+        assert memory.used_bytes == 0
         made.disk.holding = True
         sent = made.send(request({0: batch(identity, 0)}))
         await turns()
-        assert memory.bytes == len(batch(identity, 0))
+        assert memory.used_bytes == len(batch(identity, 0))
         made.disk.release()
         await turns()
         made.disk.release()
         assert codes(await sent) == [ErrorCode.NONE]
-        assert memory.bytes == 0
+        assert memory.used_bytes == 0
 
 
 @on_a_loop
@@ -422,17 +424,17 @@ async def test_a_batch_that_would_wait_is_refused_for_now_while_memory_is_short(
     async with leader(flush_policy="ack") as made:
         identity = await made.identity()
         memory = made.broker.request_memory
-        memory.take("elsewhere", made.broker.config.queued_max_request_bytes + 1)
+        memory.acquire("elsewhere", made.broker.config.queued_max_request_bytes + 1)
         made.disk.holding = True
         assert codes(await made.send(request({0: batch(identity, 0)}))) == [ErrorCode.NOT_ENOUGH_REPLICAS]
-        memory.give("elsewhere", made.broker.config.queued_max_request_bytes + 1)
+        memory.release("elsewhere", made.broker.config.queued_max_request_bytes + 1)
         again = made.send(request({0: batch(identity, 0)}))
         await turns()
         made.disk.release()
         await turns()
         made.disk.release()
         assert codes(await again) == [ErrorCode.NONE]
-        assert memory.bytes == 0
+        assert memory.used_bytes == 0
 
 
 @on_a_loop
@@ -459,13 +461,13 @@ async def test_a_producer_id_of_a_transactional_id_writes_nothing_outside_of_tra
     async with leader() as made:
         identity = await made.identity()
         await made.write(identity)
-        identity = await made.end(identity, Outcome.COMMIT)
-        other = Identity(identity.producer_id, ProducerEpoch(identity.epoch + ahead))
+        identity = await made.end(identity, TransactionResult.COMMIT)
+        other = ProducerIdAndEpoch(identity.producer_id, ProducerEpoch(identity.epoch + ahead))
         for index in (0, 1):
             body = await made.produce(request({index: batch(other, transactional=False)}, name=None))
             assert ErrorCode(body[0].error_code) is ErrorCode.INVALID_TXN_STATE
             assert await made.write(identity, 0, index=index) is ErrorCode.NONE
-        await made.end(identity, Outcome.COMMIT)
+        await made.end(identity, TransactionResult.COMMIT)
 
 
 @pytest.mark.parametrize("client_id", ["client", "__admin_client"])
@@ -473,9 +475,9 @@ async def test_a_producer_id_of_a_transactional_id_writes_nothing_outside_of_tra
 async def test_the_logs_of_the_coordinators_are_written_by_them_alone(client_id: str) -> None:
     """What they cannot read there costs them the partition, at every start."""
     async with memory_broker() as desk:
-        await desk.broker.groups.prepare()
-        await desk.broker.transactions.prepare()
-        for name in INTERNAL:
+        await desk.broker.groups.ensure_topic()
+        await desk.broker.transactions.ensure_topic()
+        for name in INTERNAL_TOPICS:
             data = PartitionProduceData(index=0, records=batch(None))
             request = ProduceRequest(
                 acks=-1, timeout_ms=1_000, topic_data=(TopicProduceData(name=name, partition_data=(data,)),)

@@ -9,7 +9,14 @@ import pytest
 from memory_broker import memory_broker, on_a_loop
 from txn_requests import Pair, add, add_offsets, batched, claimed, end, find, init
 
-from tallystick.broker.server.acl import CLUSTER, Operation, ResourceType, group, topic, transactional_id
+from tallystick.broker.server.acl import (
+    CLUSTER_RESOURCE,
+    Operation,
+    ResourceType,
+    group_resource,
+    topic_resource,
+    transactional_id_resource,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
@@ -30,7 +37,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 E = ErrorCode
 WRITE, DESCRIBE, READ = Operation.WRITE, Operation.DESCRIBE, Operation.READ
 TWO_PHASE = Operation.TWO_PHASE_COMMIT
-T = transactional_id("t")
+T = transactional_id_resource("t")
 
 
 # ---- who may
@@ -38,7 +45,8 @@ T = transactional_id("t")
 
 def produce() -> Any:
     batch = encode_batch(
-        [Record(0, 0, None, b"v")], BatchMeta(producer_id=0, epoch=0, base_sequence=0, transactional=True)
+        [Record(0, 0, None, b"v")],
+        BatchMeta(producer_id=0, producer_epoch=0, base_sequence=0, is_transactional=True),
     )
     data = TopicProduceData(name="orders", partition_data=(PartitionProduceData(index=0, records=batch),))
     return ProduceRequest(transactional_id="t", acks=-1, timeout_ms=1_000, topic_data=(data,))
@@ -86,27 +94,32 @@ DENIALS = [
     (init(), 6, [(WRITE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     (init(enable_2pc=True), 6, [(TWO_PHASE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     (add(FIRST, {"orders": (0,)}), 3, [(WRITE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-    (add(FIRST, {"orders": (0,)}), 3, [(WRITE, topic("orders"))], E.TOPIC_AUTHORIZATION_FAILED),
+    (add(FIRST, {"orders": (0,)}), 3, [(WRITE, topic_resource("orders"))], E.TOPIC_AUTHORIZATION_FAILED),
     (
         batched(("t", FIRST, {"orders": (0,)}, False)),
         5,
-        [(CLUSTER_ACTION, CLUSTER)],
+        [(CLUSTER_ACTION, CLUSTER_RESOURCE)],
         E.CLUSTER_AUTHORIZATION_FAILED,
     ),
     (add_offsets(FIRST), 4, [(WRITE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-    (add_offsets(FIRST), 4, [(READ, group("g"))], E.GROUP_AUTHORIZATION_FAILED),
+    (add_offsets(FIRST), 4, [(READ, group_resource("g"))], E.GROUP_AUTHORIZATION_FAILED),
     (end(FIRST), 5, [(WRITE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     (produce(), 12, [(WRITE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     (commit_offsets(), 5, [(WRITE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-    (commit_offsets(), 5, [(READ, group("g"))], E.GROUP_AUTHORIZATION_FAILED),
-    (commit_offsets(), 5, [(READ, topic("orders"))], E.TOPIC_AUTHORIZATION_FAILED),
+    (commit_offsets(), 5, [(READ, group_resource("g"))], E.GROUP_AUTHORIZATION_FAILED),
+    (commit_offsets(), 5, [(READ, topic_resource("orders"))], E.TOPIC_AUTHORIZATION_FAILED),
     (find(6, "t"), 6, [(DESCRIBE, T)], E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-    (find(6, "g", key_type=0), 6, [(DESCRIBE, group("g"))], E.GROUP_AUTHORIZATION_FAILED),
-    (marker(), 2, [(CLUSTER_ACTION, CLUSTER), (ALTER, CLUSTER)], E.CLUSTER_AUTHORIZATION_FAILED),
+    (find(6, "g", key_type=0), 6, [(DESCRIBE, group_resource("g"))], E.GROUP_AUTHORIZATION_FAILED),
+    (
+        marker(),
+        2,
+        [(CLUSTER_ACTION, CLUSTER_RESOURCE), (ALTER, CLUSTER_RESOURCE)],
+        E.CLUSTER_AUTHORIZATION_FAILED,
+    ),
     (
         DescribeProducersRequest(topics=(TopicRequest(name="orders", partition_indexes=(0,)),)),
         0,
-        [(READ, topic("orders"))],
+        [(READ, topic_resource("orders"))],
         E.TOPIC_AUTHORIZATION_FAILED,
     ),
     (
@@ -115,7 +128,7 @@ DENIALS = [
         [(DESCRIBE, T)],
         E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     ),
-    (UpdateFeaturesRequest(), 2, [(ALTER, CLUSTER)], E.CLUSTER_AUTHORIZATION_FAILED),
+    (UpdateFeaturesRequest(), 2, [(ALTER, CLUSTER_RESOURCE)], E.CLUSTER_AUTHORIZATION_FAILED),
 ]
 
 
@@ -179,10 +192,10 @@ async def test_two_phase_commit_is_off_unless_the_broker_allows_it() -> None:
 async def test_an_idempotent_producer_needs_one_of_two_grants() -> None:
     async with memory_broker() as desk:
         for denied, code in (
-            (((Operation.IDEMPOTENT_WRITE, CLUSTER),), E.NONE),
+            (((Operation.IDEMPOTENT_WRITE, CLUSTER_RESOURCE),), E.NONE),
             (((WRITE, ResourceType.TOPIC),), E.NONE),
             (
-                ((Operation.IDEMPOTENT_WRITE, CLUSTER), (WRITE, ResourceType.TOPIC)),
+                ((Operation.IDEMPOTENT_WRITE, CLUSTER_RESOURCE), (WRITE, ResourceType.TOPIC)),
                 E.CLUSTER_AUTHORIZATION_FAILED,
             ),
         ):

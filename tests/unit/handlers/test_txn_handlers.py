@@ -31,14 +31,20 @@ from txn_requests import (
     pair_of,
 )
 
-from tallystick.broker.server.acl import CLUSTER, Operation, group, topic, transactional_id
-from tallystick.broker.txn.machine.commands import NoteForcedMarker
+from tallystick.broker.server.acl import (
+    CLUSTER_RESOURCE,
+    Operation,
+    group_resource,
+    topic_resource,
+    transactional_id_resource,
+)
+from tallystick.broker.txn.machine.commands import RecordForcedMarker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import (
     INT32_MAX,
-    Identity,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
     TransactionalId,
 )
@@ -49,7 +55,7 @@ from tallystick.protocol.messages.list_transactions import ListTransactionsReque
 E = ErrorCode
 WRITE, DESCRIBE, READ = Operation.WRITE, Operation.DESCRIBE, Operation.READ
 TWO_PHASE = Operation.TWO_PHASE_COMMIT
-T = transactional_id("t")
+T = transactional_id_resource("t")
 
 
 # ---- InitProducerId
@@ -132,7 +138,7 @@ async def test_add_partitions_by_a_client(version: int) -> None:
             return codes((await desk.ask(request, version)).results_by_topic_v3_and_below)
 
         assert await ask(add(pair, {})) == {}
-        desk.deny((WRITE, topic("secret")))
+        desk.deny((WRITE, topic_resource("secret")))
         assert await ask(
             add(pair, {"orders": (0, 9), "nope": (0,), "secret": (1,), "__consumer_offsets": (0,)})
         ) == {
@@ -165,7 +171,7 @@ async def test_add_partitions_by_a_broker(version: int) -> None:
     """Many transactions, each with its own fate; TRANSACTION_ABORTABLE is known from version 5 on."""
     async with memory_broker() as desk:
         pair, other = await claimed(desk), await claimed(desk, "u")
-        desk.deny((WRITE, T), (WRITE, topic("orders")))  # the client's rights are not asked for
+        desk.deny((WRITE, T), (WRITE, topic_resource("orders")))  # the client's rights are not asked for
         answer = await desk.ask(
             batched(
                 ("t", pair, {"orders": (0,)}, False),
@@ -190,7 +196,7 @@ async def test_add_partitions_by_a_broker(version: int) -> None:
         (result,) = verified.results_by_transaction
         missing = E.TRANSACTION_ABORTABLE if version >= 5 else E.INVALID_TXN_STATE
         assert codes(result.topic_results) == {"orders-0": 0, "orders-1": missing}
-        desk.deny((Operation.CLUSTER_ACTION, CLUSTER))
+        desk.deny((Operation.CLUSTER_ACTION, CLUSTER_RESOURCE))
         refused = await desk.ask(batched(("t", pair, {"orders": (0,)}, False)), version)
         assert refused.error_code == E.CLUSTER_AUTHORIZATION_FAILED
         assert refused.results_by_transaction == ()
@@ -223,7 +229,7 @@ async def test_add_offsets(version: int) -> None:
         assert (await desk.ask(add_offsets(pair), version)).error_code == 0
         (described,) = (await describe(desk, "t")).transaction_states
         ((name, indexes),) = ((each.topic, each.partitions) for each in described.topics)
-        assert (name, indexes) == ("__consumer_offsets", (desk.broker.groups.partition_of("g"),))  # type: ignore[arg-type]
+        assert (name, indexes) == ("__consumer_offsets", (desk.broker.groups.partition_for("g"),))  # type: ignore[arg-type]
         older = Pair(pair.producer_id, pair.producer_epoch - 1)
         fenced = E.PRODUCER_FENCED if version >= 2 else E.INVALID_PRODUCER_EPOCH
         assert (await desk.ask(add_offsets(older), version)).error_code == fenced
@@ -236,7 +242,7 @@ async def test_adding_offsets_needs_the_group_too() -> None:
         pair = await claimed(desk)
         for row, code in (
             ((WRITE, T), E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-            ((READ, group("g")), E.GROUP_AUTHORIZATION_FAILED),
+            ((READ, group_resource("g")), E.GROUP_AUTHORIZATION_FAILED),
         ):
             desk.deny(row)
             assert (await desk.ask(add_offsets(pair), 3)).error_code == code
@@ -306,7 +312,7 @@ async def test_find_coordinator_of_a_transactional_id(version: int) -> None:
         made = desk.broker.topics.find("__transaction_state")
         assert made is not None
         assert (made.partitions, made.configs["cleanup.policy"]) == (2, "compact")
-        desk.deny((DESCRIBE, group("g")))
+        desk.deny((DESCRIBE, group_resource("g")))
         refused = await desk.ask(find(version, "g", key_type=0), version)
         one = refused.coordinators[0] if version >= 4 else refused
         assert one.error_code == E.GROUP_AUTHORIZATION_FAILED
@@ -350,7 +356,7 @@ async def test_describe_shows_where_a_transaction_is_open() -> None:
         )
         assert ongoing.transaction_start_time_ms == began_ms
         assert open_in(ongoing) == {"orders": (0, 1), "other": (1,)}
-        desk.deny((DESCRIBE, topic("other")))
+        desk.deny((DESCRIBE, topic_resource("other")))
         (seen,) = (await describe(desk, "t")).transaction_states
         assert open_in(seen) == {"orders": (0, 1)}
         desk.deny()
@@ -372,7 +378,7 @@ async def test_describe_shows_where_a_transaction_is_open() -> None:
 async def test_describe_refuses_by_id() -> None:
     async with memory_broker() as desk:
         await claimed(desk)
-        desk.deny((DESCRIBE, transactional_id("secret")))
+        desk.deny((DESCRIBE, transactional_id_resource("secret")))
         states = (await describe(desk, "t", "u", "", "secret")).transaction_states
         assert [(each.transactional_id, each.error_code) for each in states] == [
             ("t", 0),
@@ -387,9 +393,9 @@ async def test_describe_tells_what_ended_by_force() -> None:
     """No field of Kafka's says it: "committed" and "ended by force" look the same."""
     async with memory_broker() as desk:
         pair = await claimed(desk, enable_2pc=True)
-        writer = Identity(ProducerId(pair.producer_id), ProducerEpoch(pair.producer_epoch))
+        writer = ProducerIdAndEpoch(ProducerId(pair.producer_id), ProducerEpoch(pair.producer_epoch))
         await desk.ask(batched(("t", pair, {"orders": (0, 1)}, False)), 5)
-        noted = NoteForcedMarker(writer=writer, partition=TopicPartition("orders", 1))
+        noted = RecordForcedMarker(writer=writer, partition=TopicPartition("orders", 1))
         await desk.broker.transactions.execute(TransactionalId("t"), noted)
         assert (await desk.ask(init(), 5)).error_code == E.CONCURRENT_TRANSACTIONS
         await completed(desk)
@@ -410,7 +416,7 @@ async def test_describe_tells_what_ended_by_force() -> None:
             (pair.producer_id, pair.producer_epoch, 3, now_ms, "orders", 1),
             (pair.producer_id, pair.producer_epoch, 1, now_ms, None, -1),
         ]
-        desk.deny((DESCRIBE, topic("orders")))
+        desk.deny((DESCRIBE, topic_resource("orders")))
         (described,) = (await describe(desk, "t")).transaction_states
         assert [each.cause for each in described.forced_outcomes] == [1]
 
@@ -473,7 +479,7 @@ async def test_list_transactions_by_every_filter() -> None:
         assert await listed(desk, listing(longer_than=10**9)) == ["new"]
         assert await listed(desk, listing(pattern="app-[12]")) == ["app-1", "app-2"]
         assert await listed(desk, listing(pattern="")) == ["app-1", "app-2", "new", "xapp-3"]
-        desk.deny((DESCRIBE, transactional_id("app-1")))
+        desk.deny((DESCRIBE, transactional_id_resource("app-1")))
         assert await listed(desk, listing("Ongoing")) == ["xapp-3"]
 
 

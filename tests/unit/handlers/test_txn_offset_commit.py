@@ -20,22 +20,29 @@ from memory_broker import (
 )
 from tests.support.leading import leader, turns
 
-from tallystick.broker.group.codec import header_of
+from tallystick.broker.group.codec import build_batch_header
 from tallystick.broker.group.machine.commands import CommitTxnOffsets, OffsetToCommit
 from tallystick.broker.handlers.verification import open_transaction
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
-from tallystick.broker.server.acl import Operation, Resource, ResourceType, group, topic, transactional_id
-from tallystick.broker.txn.machine.commands import SendMarkers
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from tallystick.broker.server.acl import (
+    Operation,
+    Resource,
+    ResourceType,
+    group_resource,
+    topic_resource,
+    transactional_id_resource,
+)
+from tallystick.broker.txn.machine.commands import MarkerRequest
 from tallystick.broker.txn.machine.model import TxnState
-from tallystick.broker.txn.markers import PartitionMarkers
+from tallystick.broker.txn.markers import LocalMarkerWriter
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     GroupId,
-    Identity,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
     TransactionalId,
 )
@@ -236,7 +243,7 @@ def test_a_pair_that_is_none_is_refused_and_costs_nobody_else(
         async with memory_broker(transaction_partition_verification_enable=verifies) as desk:
             own = await claimed(desk)
             assert await code(desk, pair, version) == E.INVALID_PRODUCER_ID_MAPPING
-            assert not desk.broker.groups.offline_partitions
+            assert not desk.broker.groups.offline_partition_count
             if version < IMPLICIT:
                 await add_offsets(desk, own)
             assert await code(desk, own, version) == 0
@@ -286,11 +293,11 @@ async def test_topics_that_are_not_there_cost_their_own_partitions(version: int)
 @pytest.mark.parametrize(
     ("denied", "expected"),
     [
-        ((Operation.WRITE, transactional_id("t")), E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        ((Operation.READ, group("g")), E.GROUP_AUTHORIZATION_FAILED),
-        ((Operation.READ, topic("input")), E.TOPIC_AUTHORIZATION_FAILED),
+        ((Operation.WRITE, transactional_id_resource("t")), E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        ((Operation.READ, group_resource("g")), E.GROUP_AUTHORIZATION_FAILED),
+        ((Operation.READ, topic_resource("input")), E.TOPIC_AUTHORIZATION_FAILED),
         ((Operation.READ, ResourceType.TOPIC), E.TOPIC_AUTHORIZATION_FAILED),
-        ((Operation.DESCRIBE, topic("input")), E.NONE),
+        ((Operation.DESCRIBE, topic_resource("input")), E.NONE),
     ],
 )
 @on_a_loop
@@ -333,9 +340,11 @@ async def test_a_generation_of_a_group_that_is_not_there(version: int) -> None:
 async def test_a_group_that_is_offline_costs_its_transaction_no_partition() -> None:
     async with leader() as desk:
         pair = await claimed(desk)
-        desk.broker.groups._runtime.lose(desk.broker.groups.partition_of(GroupId("g")), OSError("eio"))
+        desk.broker.groups._runtime.fail_partition(
+            desk.broker.groups.partition_for(GroupId("g")), OSError("eio")
+        )
         assert await code(desk, pair, IMPLICIT) == E.NOT_COORDINATOR
-        entry = desk.broker.transactions.find_writer(ProducerId(pair.producer_id))
+        entry = desk.broker.transactions.find_by_producer_id(ProducerId(pair.producer_id))
         assert entry is not None
         assert entry.state is TxnState.EMPTY
 
@@ -372,9 +381,9 @@ class SlowMarkers:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        self.behind: PartitionMarkers | None = None
+        self.behind: LocalMarkerWriter | None = None
 
-    async def write(self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int) -> Any:
+    async def write(self, send: MarkerRequest, partition: TopicPartition, coordinator_epoch: int) -> Any:
         await self.gate.wait()
         assert self.behind is not None
         written = self.behind.write(send, partition, coordinator_epoch)
@@ -388,7 +397,7 @@ async def test_the_next_transaction_may_begin_before_the_markers_of_the_last_are
     markers = SlowMarkers()
     async with memory_broker(markers=markers) as desk:  # type: ignore[arg-type]
         broker = desk.broker
-        markers.behind = PartitionMarkers(broker.topics, broker.groups, broker.clock)
+        markers.behind = LocalMarkerWriter(broker.topics, broker.groups, broker.clock)
         pair = await claimed(desk)
         assert await code(desk, pair, 5) == 0
         ended = EndTxnRequest(
@@ -419,13 +428,15 @@ async def test_a_commit_that_was_verified_before_the_end_opens_nothing_after_it(
     async with memory_broker() as desk:
         pair = await claimed(desk)
         await add_offsets(desk, pair)
-        identity = Identity(ProducerId(pair.producer_id), ProducerEpoch(pair.producer_epoch))
-        partition = desk.broker.topics.partition(GROUP_OFFSETS, desk.broker.groups.partition_of(GroupId("g")))
+        identity = ProducerIdAndEpoch(ProducerId(pair.producer_id), ProducerEpoch(pair.producer_epoch))
+        partition = desk.broker.topics.find_partition(
+            CONSUMER_OFFSETS_TOPIC, desk.broker.groups.partition_for(GroupId("g"))
+        )
         assert partition is not None
         guard = await open_transaction(
             desk.broker,
             partition,
-            header_of(identity),
+            build_batch_header(identity),
             transactional_id=TransactionalId("t"),
             implicit=version >= IMPLICIT,
         )
@@ -451,7 +462,7 @@ async def test_offsets_that_wait_for_the_disk_while_their_producer_is_replaced_a
         await turns()
         taking_over = asyncio.ensure_future(claimed(desk, keep_prepared_txn=True))
         await turns()
-        desk.disk.sync(TRANSACTION_STATE)
+        desk.disk.sync(TRANSACTION_STATE_TOPIC)
         new = await taking_over
         desk.disk.release()
         assert (await first).topics[0].partitions[0].error_code == 0

@@ -9,7 +9,7 @@ from crc32c import crc32c
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 
 from tallystick.broker.handlers import produce
-from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import RECORD_ERRORS_MAX
 from tallystick.protocol.messages.list_offsets import (
@@ -27,9 +27,9 @@ from tallystick.protocol.records import (
     native,
     read_header,
 )
-from tallystick.protocol.records.faults import _walk, find_faults, walk_section
-from tallystick.protocol.records.section import unpack_section
-from tallystick.storage.validation import must_walk_first
+from tallystick.protocol.records.faults import _check_records, find_faults, find_section_faults
+from tallystick.protocol.records.section import decompress_section
+from tallystick.storage.validation import needs_prevalidation
 
 NOW = 1_700_000_000_000
 FAR = NOW + 10**12
@@ -53,7 +53,7 @@ def garbage(codec: Codec = Codec.NONE) -> bytes:
 
 async def make(memory: MemoryBroker, name: str, **configs: str) -> None:
     given = {key.replace("_", "."): value for key, value in configs.items()}
-    assert not hasattr(await memory.broker.topics.create(NewTopic(name, 1, given)), "code")
+    assert not hasattr(await memory.broker.topics.create(TopicSpec(name, 1, given)), "code")
 
 
 async def send(memory: MemoryBroker, topic: str, data: bytes) -> Any:
@@ -65,7 +65,7 @@ async def send(memory: MemoryBroker, topic: str, data: bytes) -> Any:
 
 
 def stored(memory: MemoryBroker, topic: str) -> list[Record]:
-    partition = memory.broker.topics.partition(topic, 0)
+    partition = memory.broker.topics.find_partition(topic, 0)
     assert partition is not None
     log = partition.log
     read = log.read(0, 1 << 30, upper=log.log_end_offset)
@@ -98,9 +98,9 @@ async def test_another_codec_keeps_the_records_as_they_are(walked: bool) -> None
     async with memory_broker() as memory:
         await make(memory, "t", compression_type="lz4")
         data = a_batch(3000 if walked else 3, Codec.GZIP)
-        partition = memory.broker.topics.partition("t", 0)
+        partition = memory.broker.topics.find_partition("t", 0)
         assert partition is not None
-        assert must_walk_first(data, partition.log.config, NOW) is walked
+        assert needs_prevalidation(data, partition.log.config, NOW) is walked
         assert (await send(memory, "t", data)).error_code == 0
         assert stored(memory, "t") == decode_records(data)
 
@@ -121,11 +121,11 @@ async def test_others_are_served_while_a_batch_is_walked(monkeypatch: pytest.Mon
         sent = asyncio.ensure_future(send(memory, "slow", a_batch(10)))
         await walked.wait()
         assert (await send(memory, "quick", a_batch(10))).error_code == 0
-        assert memory.broker.request_memory.bytes > 0
+        assert memory.broker.request_memory.used_bytes > 0
         assert not sent.done()
         go_on.set()
         assert (await sent).error_code == 0
-        assert memory.broker.request_memory.bytes == 0
+        assert memory.broker.request_memory.used_bytes == 0
 
 
 @pytest.mark.skipif(native.scan is None, reason="the extension is not built")
@@ -170,19 +170,19 @@ def test_both_walks_find_the_same_faults(count: int, times: tuple[int, int]) -> 
     ]
     data = encode_batch(mixed, BatchMeta())
     from_c = find_faults(data, 0, _header(data), times)
-    assert from_c == _walk(unpack_section(data, 0, _header(data)), _header(data), times)
+    assert from_c == _check_records(decompress_section(data, 0, _header(data)), _header(data), times)
 
 
 @pytest.mark.skipif(native.scan is None, reason="the extension is not built")
 def test_the_native_walk_believes_no_byte_of_a_section() -> None:
     """Every change of one byte is read as Python reads it, or refused as Python refuses it."""
     data = encode_batch(records(3, key=None), BatchMeta())
-    header, section = _header(data), unpack_section(data, 0, _header(data))
+    header, section = _header(data), decompress_section(data, 0, _header(data))
     for at in range(len(section)):
         for value in (0, 1, 0x7F, 0x80, 0xFF):
             changed = section[:at] + bytes([value]) + section[at + 1 :]
             outcomes = []
-            for walk in (walk_section, _walk):
+            for walk in (find_section_faults, _check_records):
                 try:
                     outcomes.append(repr(walk(changed, header, (0, NOW))))
                 except Exception as exc:

@@ -8,11 +8,11 @@ from tests.support.leading import TOPIC, VERIFIED, Leader, T, leader, turns
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
 from tallystick.broker.handlers import write_txn_markers
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
-from tallystick.broker.server.acl import CLUSTER, Operation
-from tallystick.broker.txn.machine.model import ForcedCause, Outcome, TxnEntry
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
+from tallystick.broker.txn.machine.model import ForcedCause, TransactionResult, TxnEntry
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import GroupId, Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import GroupId, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol import encode
 from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
 from tallystick.protocol.messages.txn_offset_commit import (
@@ -27,11 +27,11 @@ from tallystick.protocol.messages.write_txn_markers import (
 )
 from tallystick.protocol.records import read_marker
 
-STRANGER = Identity(ProducerId(77), ProducerEpoch(4))
+STRANGER = ProducerIdAndEpoch(ProducerId(77), ProducerEpoch(4))
 
 
 def marker(
-    identity: Identity, *indexes: int, commit: bool = False, topic: str = TOPIC, **fields: Any
+    identity: ProducerIdAndEpoch, *indexes: int, commit: bool = False, topic: str = TOPIC, **fields: Any
 ) -> WritableTxnMarker:
     starts = fields.pop("starts", ())
     return WritableTxnMarker(
@@ -61,14 +61,14 @@ async def code(made: Leader, one: WritableTxnMarker, version: int = 2) -> ErrorC
 
 async def hang(made: Leader) -> int:
     """A transaction that no coordinator knows, as a broker without verification may have it."""
-    await made.broker.configure("", {"transaction.partition.verification.enable": "false"})
+    await made.broker.set_dynamic_configs("", {"transaction.partition.verification.enable": "false"})
     assert await made.write(STRANGER, version=VERIFIED) is ErrorCode.NONE
-    (start,) = [first for first, _ in made.partition().log.producer_state.open_transactions()]
+    (start,) = [first for first, _ in made.partition().log.producer_state_manager.iter_open_transactions()]
     return start
 
 
 def entry(made: Leader) -> TxnEntry:
-    found = made.broker.transactions.entry(T)
+    found = made.broker.transactions.get_entry(T)
     assert isinstance(found, TxnEntry)
     return found
 
@@ -79,11 +79,11 @@ def entry(made: Leader) -> TxnEntry:
 @on_a_loop
 async def test_markers_are_cluster_business() -> None:
     async with leader() as made:
-        made.deny((Operation.ALTER, CLUSTER), (Operation.CLUSTER_ACTION, CLUSTER))
+        made.deny((Operation.ALTER, CLUSTER_RESOURCE), (Operation.CLUSTER_ACTION, CLUSTER_RESOURCE))
         refused = await write(made, marker(STRANGER, 0, 1))
         assert refused == [(index, ErrorCode.CLUSTER_AUTHORIZATION_FAILED) for index in (0, 1)]
         for one_of_them in (Operation.ALTER, Operation.CLUSTER_ACTION):
-            made.deny((one_of_them, CLUSTER))
+            made.deny((one_of_them, CLUSTER_RESOURCE))
             assert await code(made, marker(STRANGER, 0)) is ErrorCode.NONE
 
 
@@ -103,7 +103,7 @@ async def test_a_hanging_transaction_is_ended_and_readers_go_on(version: int) ->
 @on_a_loop
 async def test_answers_are_per_producer_and_partition() -> None:
     async with leader() as made:
-        other = Identity(ProducerId(78), ProducerEpoch(0))
+        other = ProducerIdAndEpoch(ProducerId(78), ProducerEpoch(0))
         answer = await made.ask(
             WriteTxnMarkersRequest(
                 markers=(
@@ -160,12 +160,12 @@ async def test_a_coordinator_that_was_replaced_ends_nothing() -> None:
 async def test_a_marker_of_nobody_is_no_marker() -> None:
     async with leader() as made:
         for nobody in (
-            Identity(ProducerId(-1), ProducerEpoch(0)),
-            Identity(ProducerId(1), ProducerEpoch(-1)),
+            ProducerIdAndEpoch(ProducerId(-1), ProducerEpoch(0)),
+            ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(-1)),
         ):
             assert await code(made, marker(nobody, 0)) is ErrorCode.INVALID_REQUEST
         await made.identity()
-        internal = marker(STRANGER, 0, topic=TRANSACTION_STATE)
+        internal = marker(STRANGER, 0, topic=TRANSACTION_STATE_TOPIC)
         assert await code(made, internal) is ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
@@ -179,11 +179,11 @@ async def test_an_abort_into_an_open_transaction_is_noted_with_the_coordinator()
         await made.write(identity, index=0)
         await made.write(identity, index=1)
         assert await code(made, marker(identity, 1)) is ErrorCode.NONE
-        (noted,) = entry(made).forced
+        (noted,) = entry(made).forced_outcomes
         assert (noted.writer, noted.cause) == (identity, ForcedCause.MARKER)
         assert str(noted.partition) == f"{TOPIC}-1"
-        await made.end(identity, Outcome.COMMIT)
-        assert entry(made).forced == (noted,)
+        await made.end(identity, TransactionResult.COMMIT)
+        assert entry(made).forced_outcomes == (noted,)
 
 
 @on_a_loop
@@ -193,7 +193,7 @@ async def test_what_the_coordinator_does_not_include_is_not_noted() -> None:
         await made.write(identity, index=0)
         assert await code(made, marker(identity, 1)) is ErrorCode.NONE
         assert await code(made, marker(STRANGER, 0)) is ErrorCode.NONE
-        assert entry(made).forced == ()
+        assert entry(made).forced_outcomes == ()
 
 
 @on_a_loop
@@ -204,23 +204,23 @@ async def test_nothing_but_a_decision_commits() -> None:
         await made.write(identity)
         assert await code(made, marker(identity, 0, commit=True)) is ErrorCode.INVALID_TXN_STATE
         assert made.partition().log.log_end_offset == 1
-        await made.end(identity, Outcome.ABORT)
-        assert made.partition().log.producer_state.first_undecided_offset is None
+        await made.end(identity, TransactionResult.ABORT)
+        assert made.partition().log.producer_state_manager.first_undecided_offset is None
 
 
-@pytest.mark.parametrize("decided", list(Outcome))
+@pytest.mark.parametrize("decided", list(TransactionResult))
 @on_a_loop
-async def test_no_partition_is_given_another_outcome_than_was_decided(decided: Outcome) -> None:
+async def test_no_partition_is_given_another_outcome_than_was_decided(decided: TransactionResult) -> None:
     """[TXN-11] The decision is durable, and its marker on the way."""
     async with leader(markers=HeldMarkers()) as made:
         identity = await made.identity()
         await made.write(identity)
         await made.end(identity, decided)
-        commit = decided is Outcome.COMMIT
+        commit = decided is TransactionResult.COMMIT
         assert await code(made, marker(identity, 0, commit=not commit)) is ErrorCode.INVALID_TXN_STATE
-        assert made.partition().log.producer_state.first_undecided_offset == 0
+        assert made.partition().log.producer_state_manager.first_undecided_offset == 0
         assert await code(made, marker(identity, 0, commit=commit)) is ErrorCode.NONE
-        assert entry(made).forced == ()
+        assert entry(made).forced_outcomes == ()
 
 
 @on_a_loop
@@ -228,7 +228,7 @@ async def test_nothing_is_forced_while_decisions_are_not_known() -> None:
     """[TXN-11] A coordinator that still reads its log could not object."""
     async with leader() as made:
         await made.identity()
-        made.broker.transactions.release()
+        made.broker.transactions.begin_shutdown()
         assert await code(made, marker(STRANGER, 0)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert made.partition().log.log_end_offset == 0
 
@@ -240,16 +240,16 @@ async def test_an_abort_beside_a_commit_that_is_being_decided_is_noted() -> None
         identity = await made.identity()
         await made.write(identity)
         made.disk.holding = True
-        ending = asyncio.ensure_future(made.end(identity, Outcome.COMMIT))
+        ending = asyncio.ensure_future(made.end(identity, TransactionResult.COMMIT))
         await turns()
         forced = asyncio.ensure_future(code(made, marker(identity, 0)))
         await turns()
-        made.disk.sync(TRANSACTION_STATE)
+        made.disk.sync(TRANSACTION_STATE_TOPIC)
         await turns()
         made.disk.release()
         await ending
         assert await forced is ErrorCode.NONE
-        assert [noted.cause for noted in entry(made).forced] == [ForcedCause.MARKER]
+        assert [noted.cause for noted in entry(made).forced_outcomes] == [ForcedCause.MARKER]
 
 
 @on_a_loop
@@ -257,7 +257,7 @@ async def test_offsets_in_a_transaction_are_ended_with_it_by_force_too() -> None
     """The groups hear of the marker: who waits for a stable offset (KIP-447) goes on, with the one before."""
     async with leader() as made:
         identity = await made.identity()
-        assert await made.broker.groups.prepare() is None
+        assert await made.broker.groups.ensure_topic() is None
         commit = TxnOffsetCommitRequest(
             transactional_id=T,
             group_id="g",
@@ -279,12 +279,12 @@ async def test_offsets_in_a_transaction_are_ended_with_it_by_force_too() -> None
             return found.error_code, found.committed_offset
 
         assert await fetched() == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
-        index = made.broker.groups.partition_of(GroupId("g"))
-        assert await code(made, marker(identity, index, topic=GROUP_OFFSETS)) is ErrorCode.NONE
+        index = made.broker.groups.partition_for(GroupId("g"))
+        assert await code(made, marker(identity, index, topic=CONSUMER_OFFSETS_TOPIC)) is ErrorCode.NONE
         assert await fetched() == (0, -1)
-        (noted,) = entry(made).forced
-        assert noted.partition == TopicPartition(GROUP_OFFSETS, index)
-        missing = marker(identity, 99, topic=GROUP_OFFSETS)
+        (noted,) = entry(made).forced_outcomes
+        assert noted.partition == TopicPartition(CONSUMER_OFFSETS_TOPIC, index)
+        missing = marker(identity, 99, topic=CONSUMER_OFFSETS_TOPIC)
         assert await code(made, missing) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -294,16 +294,16 @@ async def test_groups_that_are_not_ready_are_told_of_as_a_leader_that_is_not(not
     """Senders of markers know no coordinators: 14, 15 and 16 would be fatal to them, 6 is tried again."""
     async with leader() as made:
         groups = made.broker.groups
-        assert await groups.prepare() is None
+        assert await groups.ensure_topic() is None
         match not_ready:
             case "LOADING":
-                groups._runtime.partitions.begin([0])
+                groups._runtime.reloader.mark_loading([0])
             case "STOPPED":
                 groups._runtime.is_stopped = True
             case "LOST":
-                groups._logic.writer.close(0)
-        found = await code(made, marker(STRANGER, 0, topic=GROUP_OFFSETS))
-        groups._runtime.partitions._reading.clear()
+                groups._logic.writer.stop_applying(0)
+        found = await code(made, marker(STRANGER, 0, topic=CONSUMER_OFFSETS_TOPIC))
+        groups._runtime.reloader._loading.clear()
         groups._runtime.is_stopped = False
         assert found is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
@@ -325,11 +325,11 @@ async def test_the_guard_ends_the_transaction_that_begins_there() -> None:
         start = await hang(made)
         guarded = marker(STRANGER, 0, starts=(start,), coordinator_epoch=-1, transaction_version=2)
         assert await code(made, guarded) is ErrorCode.NONE
-        *_, last = made.partition().read_all(1 << 20)
+        *_, last = made.partition().iter_batches(1 << 20)
         found = read_marker(last, last.rindex(b"\0\0\0\0\0\0\0\1\0\0\0"))
         assert found is not None
         assert found.coordinator_epoch == -1
-        assert made.partition().log.producer_state.active[77].coordinator_epoch is None
+        assert made.partition().log.producer_state_manager.active_producers[77].coordinator_epoch is None
         # Repeated, it finds nothing: the same request never ends a later transaction.
         assert await code(made, guarded) is ErrorCode.INVALID_TXN_STATE
 
@@ -338,7 +338,7 @@ async def test_the_guard_ends_the_transaction_that_begins_there() -> None:
 async def test_the_guard_refuses_another_offset_and_another_epoch() -> None:
     async with leader() as made:
         start = await hang(made)
-        other = Identity(STRANGER.producer_id, ProducerEpoch(STRANGER.epoch + 1))
+        other = ProducerIdAndEpoch(STRANGER.producer_id, ProducerEpoch(STRANGER.epoch + 1))
         for one, expected in (
             (marker(STRANGER, 0, starts=(start + 1,)), ErrorCode.INVALID_TXN_STATE),
             (marker(STRANGER, 1, starts=(start,)), ErrorCode.INVALID_TXN_STATE),
@@ -357,9 +357,9 @@ async def test_a_coordinator_is_never_fenced_by_a_guarded_abort() -> None:
         guarded = marker(identity, 0, starts=(0,), coordinator_epoch=-1)
         assert await code(made, guarded) is ErrorCode.NONE
         await made.write(identity, 1)
-        await made.end(identity, Outcome.COMMIT)
-        assert made.partition().log.producer_state.first_undecided_offset is None
-        assert len(entry(made).forced) == 1
+        await made.end(identity, TransactionResult.COMMIT)
+        assert made.partition().log.producer_state_manager.first_undecided_offset is None
+        assert len(entry(made).forced_outcomes) == 1
 
 
 def test_the_guard_is_a_tag_that_kafka_skips() -> None:

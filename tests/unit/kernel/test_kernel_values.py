@@ -7,8 +7,8 @@ import pytest
 
 from tallystick.kernel.check import InvariantBroken, check
 from tallystick.kernel.clock import SystemClock
-from tallystick.kernel.codes import ErrorCode, name_of
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.codes import ErrorCode, get_error_name
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.testing import FakeClock, eventually
 
 
@@ -17,8 +17,8 @@ def test_a_topic_partition_prints_as_its_directory() -> None:
 
 
 def test_identities_order_by_producer_then_epoch() -> None:
-    older = Identity(ProducerId(4), ProducerEpoch(9))
-    newer = Identity(ProducerId(5), ProducerEpoch(0))
+    older = ProducerIdAndEpoch(ProducerId(4), ProducerEpoch(9))
+    newer = ProducerIdAndEpoch(ProducerId(5), ProducerEpoch(0))
     assert older < newer
     assert str(newer) == "5/0"
 
@@ -48,9 +48,9 @@ def test_retriable_codes_are_those_kafka_calls_retriable(code: ErrorCode, retria
 
 
 def test_codes_have_kafkas_numbers_and_unknown_ones_keep_theirs() -> None:
-    assert name_of(51) == "CONCURRENT_TRANSACTIONS"
-    assert name_of(90) == "PRODUCER_FENCED"
-    assert name_of(9_999) == "UNKNOWN(9999)"
+    assert get_error_name(51) == "CONCURRENT_TRANSACTIONS"
+    assert get_error_name(90) == "PRODUCER_FENCED"
+    assert get_error_name(9_999) == "UNKNOWN(9999)"
 
 
 def test_a_fake_clock_moves_only_when_told() -> None:

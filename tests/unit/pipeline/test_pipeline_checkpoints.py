@@ -6,25 +6,36 @@ import pytest
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.checkpoints import check_checkpoints
-from tallystick.pipeline.definition import Definition, Output, Source, TableSink, TopicSink, checkpoint_of
-from tallystick.spark.checkpoint import note_home
-from tallystick.spark.protocol.decide import Home
+from tallystick.pipeline.definition import (
+    Definition,
+    OutputDefinition,
+    SourceDefinition,
+    TableSink,
+    TopicSink,
+    checkpoint_location,
+)
+from tallystick.spark.checkpoint import write_decision_location
+from tallystick.spark.protocol.decide import DecisionLocation
 
-OUTPUTS = tuple(Output(name=name, view="s", sinks=(TopicSink(topic="t"),)) for name in ("a", "b"))
-TABLES = (Output(name="a", view="s", sinks=(TableSink(table="t", database="sqlite:///x.db"),)),)
+OUTPUTS = tuple(OutputDefinition(name=name, view="s", sinks=(TopicSink(topic="t"),)) for name in ("a", "b"))
+TABLES = (OutputDefinition(name="a", view="s", sinks=(TableSink(table="t", database="sqlite:///x.db"),)),)
 
 
-def definition(name: str, checkpoint: str, outputs: tuple[Output, ...] = OUTPUTS) -> Definition:
-    return Definition(name=name, checkpoint=checkpoint, sources=(Source(name="s"),), outputs=outputs)
+def definition(name: str, checkpoint: str, outputs: tuple[OutputDefinition, ...] = OUTPUTS) -> Definition:
+    return Definition(
+        name=name, checkpoint=checkpoint, sources=(SourceDefinition(name="s"),), outputs=outputs
+    )
 
 
 def decide(made: Definition, prefix: str | None = None) -> None:
     """What Spark and the sink keep in the checkpoints of its queries."""
     for output in made.outputs:
-        folder = Path(checkpoint_of(made, output))
+        folder = Path(checkpoint_location(made, output))
         folder.mkdir(parents=True)
         (folder / "metadata").write_text('{"id": "q"}')
-        note_home(str(folder), Home(prefix=prefix or made.prefix(output), place="topic t"))
+        write_decision_location(
+            str(folder), DecisionLocation(prefix=prefix or made.prefix_of(output), location="topic t")
+        )
 
 
 def test_a_checkpoint_stays_with_the_pipeline_that_made_it(tmp_path: Path) -> None:
@@ -59,4 +70,4 @@ def test_an_output_with_a_table_decides_under_a_name_of_its_own(tmp_path: Path) 
 def test_a_checkpoint_elsewhere_is_not_looked_at() -> None:
     made = definition("mine", "s3a://bucket/c/")
     check_checkpoints(made)
-    assert checkpoint_of(made, OUTPUTS[0]) == "s3a://bucket/c/a"
+    assert checkpoint_location(made, OUTPUTS[0]) == "s3a://bucket/c/a"

@@ -4,13 +4,13 @@ import pytest
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import (
-    Broker,
     Definition,
     Lookup,
     OnMalformed,
-    Output,
+    OutputDefinition,
     OutputMode,
-    Source,
+    OwnBrokerDefinition,
+    SourceDefinition,
     TableSink,
     TableWrite,
     TopicSink,
@@ -18,7 +18,7 @@ from tallystick.pipeline.definition import (
     ValueFormat,
     Watermark,
 )
-from tallystick.pipeline.definition_toml import parse
+from tallystick.pipeline.definition_toml import parse_definition
 
 SMALLEST = """
 name = "copy"
@@ -83,18 +83,18 @@ keys = ["flight"]
 
 
 def test_the_smallest_pipeline_runs_on_a_broker_of_its_own() -> None:
-    assert parse(SMALLEST, "copy.toml") == Definition(
+    assert parse_definition(SMALLEST, "copy.toml") == Definition(
         name="copy",
         checkpoint="state",
-        sources=(Source(name="lines", topics=("in",), format=ValueFormat.STRING),),
-        outputs=(Output(name="all", view="lines", sinks=(TopicSink(topic="out"),)),),
-        broker=Broker(data_dir="data"),
+        sources=(SourceDefinition(name="lines", topics=("in",), format=ValueFormat.STRING),),
+        outputs=(OutputDefinition(name="all", view="lines", sinks=(TopicSink(topic="out"),)),),
+        broker=OwnBrokerDefinition(data_dir="data"),
         spark={},
     )
 
 
 def test_every_key_has_its_place() -> None:
-    assert parse(WHOLE, "delays.toml", {"PASSWORD": "s3"}) == Definition(
+    assert parse_definition(WHOLE, "delays.toml", {"PASSWORD": "s3"}) == Definition(
         name="delays",
         checkpoint="s3a://bucket/delays",
         trigger="5 seconds",
@@ -102,7 +102,7 @@ def test_every_key_has_its_place() -> None:
         kafka={"bootstrap.servers": "k1:9092,k2:9092", "fetch.max.bytes": "1000000"},
         spark={"spark.master": "local[2]", "spark.sql.ansi.enabled": "true"},
         sources=(
-            Source(
+            SourceDefinition(
                 name="flights",
                 pattern="flights-.*",
                 starting="latest",
@@ -124,7 +124,7 @@ def test_every_key_has_its_place() -> None:
         ),
         transforms=(Transform(name="late", sql="SELECT * FROM flights"),),
         outputs=(
-            Output(
+            OutputDefinition(
                 name="late",
                 view="late",
                 mode=OutputMode.COMPLETE,
@@ -143,8 +143,8 @@ def test_every_key_has_its_place() -> None:
 
 
 def test_the_prefix_of_an_output_is_its_own() -> None:
-    made = parse(SMALLEST, "copy.toml")
-    assert made.prefix(made.outputs[0]) == "copy.all"
+    made = parse_definition(SMALLEST, "copy.toml")
+    assert made.prefix_of(made.outputs[0]) == "copy.all"
 
 
 @pytest.mark.parametrize(
@@ -226,17 +226,17 @@ def test_what_is_wrong_is_said_with_the_path_of_its_key(change: tuple[str, str],
     wrong = SMALLEST.replace(*change)
     assert wrong != SMALLEST
     with pytest.raises(BadConfig) as caught:
-        parse(wrong, "copy.toml")
+        parse_definition(wrong, "copy.toml")
     assert f"copy.toml: {said}" in str(caught.value)
 
 
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(BadConfig) as caught:
-        parse('nam = "x"\n[sources.a]\ntopics = "t"\nformat = "jsn"\n', "p.toml")
+        parse_definition('nam = "x"\n[sources.a]\ntopics = "t"\nformat = "jsn"\n', "p.toml")
     paths = [line.split(": ")[1] for line in str(caught.value).splitlines()]
     assert paths == ["name", "checkpoint", "sources.a.format", "sources.a.schema", "nam", "outputs"]
 
 
 def test_a_syntax_error_has_file_and_line() -> None:
     with pytest.raises(BadConfig, match=r"p\.toml: .*line 2, column"):
-        parse('name = "x"\ncheckpoint = \n', "p.toml")
+        parse_definition('name = "x"\ncheckpoint = \n', "p.toml")

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from tallystick.pipeline.demo.checking import Verdict, compare
-from tallystick.pipeline.demo.flights import BY_FLIGHT, PER_HOUR, flights
+from tallystick.pipeline.demo.flights import BY_FLIGHT, PER_HOUR, load_flights
+from tallystick.pipeline.demo.verification import ContentCheck, compare_content
 
 ROWS = pd.DataFrame(
     {"id": [1, 2, 3], "delay": pd.array([5, None, -2], "Int64"), "late": [True, False, False]}
@@ -16,14 +16,14 @@ VALUES = [
 ]
 
 
-def judged(*values: dict[str, object]) -> Verdict:
-    return compare("t", ROWS, values)
+def judged(*values: dict[str, object]) -> ContentCheck:
+    return compare_content("t", ROWS, values)
 
 
 def test_each_row_once_in_any_order_is_good() -> None:
     verdict = judged(*reversed(VALUES))
-    assert verdict.good
-    assert (verdict.expected, verdict.found) == (3, 3)
+    assert verdict.is_exact
+    assert (verdict.expected, verdict.actual) == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_what_is_missing_twice_or_different_is_bad(
     values: list[dict[str, object]], missing: int, duplicated: int, wrong: int
 ) -> None:
     verdict = judged(*values)
-    assert not verdict.good
+    assert not verdict.is_exact
     assert (verdict.missing, verdict.duplicated, verdict.wrong) == (missing, duplicated, wrong)
 
 
 def test_what_must_come_out_is_computed_from_the_flights() -> None:
     """Of the first thousand flights, in 2013's first hours, by hand from the file."""
-    data = flights(1000)
-    delays, hours = data.topics[BY_FLIGHT], data.topics[PER_HOUR]
-    assert len(data.sent) == 1001, "and the one that closes the last hour"
+    data = load_flights(1000)
+    delays, hours = data.expected_topics[BY_FLIGHT], data.expected_topics[PER_HOUR]
+    assert len(data.input_rows) == 1001, "and the one that closes the last hour"
     first = delays.iloc[0].to_dict()
     assert first == {
         "id": 0,
@@ -65,4 +65,4 @@ def test_what_must_come_out_is_computed_from_the_flights() -> None:
     }
     assert hours.iloc[0].hour == "2013-01-01T10"
     assert hours.flights.sum() == 1000
-    assert hours.cancelled.sum() == 1000 - data.sent.dep_delay.notna().sum()
+    assert hours.cancelled.sum() == 1000 - data.input_rows.dep_delay.notna().sum()

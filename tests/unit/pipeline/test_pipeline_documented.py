@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.pipeline.clients import check
-from tallystick.pipeline.definition_toml import parse
-from tallystick.pipeline.demo.flights import PIPELINE, variables
+from tallystick.pipeline.clients import check_definition
+from tallystick.pipeline.definition_toml import parse_definition
+from tallystick.pipeline.demo.flights import PIPELINE, pipeline_variables
 
 ROOT = Path(__file__).parents[3]
 DOCUMENT = (ROOT / "docs/pipeline.md").read_text()
 # What the parser asks a table for.
 ASKED = re.compile(
-    r'\b(?:text|needed|choice|texts|settings|table|named|listed|_name)\((?:table, |top, )?"([\w-]+)"'
+    r"\b(?:\w*text|texts|\w*choice|settings|\w*tables?|table_list|_parse_name)"
+    r'\((?:table, |top, )?"([\w-]+)"'
 )
 
 
@@ -32,16 +33,16 @@ def test_every_key_is_in_the_document() -> None:
 def test_the_document_begins_with_a_pipeline() -> None:
     text = re.search(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
     assert text is not None
-    assert parse(text[1], "docs/pipeline.md").name == "delays"
+    assert parse_definition(text[1], "docs/pipeline.md").name == "delays"
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.toml")), ids=lambda file: file.name)
 def test_an_example_is_a_pipeline(file: Path) -> None:
-    check(
-        parse(
+    check_definition(
+        parse_definition(
             file.read_text(),
             str(file),
-            variables("localhost:9092", "postgresql://localhost/flights", "local[*]", 10),
+            pipeline_variables("localhost:9092", "postgresql://localhost/flights", "local[*]", 10),
         )
     )
 

@@ -1,8 +1,15 @@
 """The plan in words: everything that is read and written, and what a weaker mode does not promise."""
 
-from tallystick.client.transactions.modes import Mode, Offer, choose
+from tallystick.client.transactions.modes import ClusterCapabilities, Mode, choose_mode
 from tallystick.kernel.value import replace
-from tallystick.pipeline.definition import Definition, OnMalformed, Output, Source, TopicSink, Transform
+from tallystick.pipeline.definition import (
+    Definition,
+    OnMalformed,
+    OutputDefinition,
+    SourceDefinition,
+    TopicSink,
+    Transform,
+)
 from tallystick.pipeline.explanation import explain
 
 DEFINITION = Definition(
@@ -11,7 +18,7 @@ DEFINITION = Definition(
     modes=("2pc", "resume"),
     kafka={"bootstrap.servers": "k:9092"},
     sources=(
-        Source(
+        SourceDefinition(
             name="orders",
             topics=("in",),
             schema="a INT",
@@ -21,7 +28,9 @@ DEFINITION = Definition(
     ),
     transforms=(Transform(name="large", sql="SELECT a\nFROM orders"),),
     outputs=(
-        Output(name="all", view="large", sinks=(TopicSink(topic="out", key="a"), TopicSink(topic="log"))),
+        OutputDefinition(
+            name="all", view="large", sinks=(TopicSink(topic="out", key="a"), TopicSink(topic="log"))
+        ),
     ),
 )
 
@@ -49,7 +58,9 @@ def test_what_the_mode_in_force_does_not_promise_is_said() -> None:
 
 def test_a_cluster_without_any_of_the_modes_is_told() -> None:
     only_2pc = replace(DEFINITION, modes=("2pc",))
-    none = choose([Mode.TWO_PHASE], Offer(init_version=5, transaction_version=2, describes=True))
+    none = choose_mode(
+        [Mode.TWO_PHASE], ClusterCapabilities(init_version=5, transaction_version=2, can_describe=True)
+    )
     assert (
         "none is possible on this cluster: 2pc needs InitProducerId version 6" in said(only_2pc, none)["Mode"]
     )

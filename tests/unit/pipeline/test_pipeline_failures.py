@@ -1,6 +1,6 @@
 """What a person is told of a failed query: the error, not its way through Java."""
 
-from tallystick.pipeline.failures import failure_of
+from tallystick.pipeline.failures import describe_failure
 
 STATE = "\n=== Streaming Query ===\nIdentifier: p.all [id = 1]\nLogical Plan:\nWriteToMicroBatchDataSource"
 
@@ -22,16 +22,16 @@ Caused by: java.lang.IllegalStateException: no"""
 
 def test_a_value_that_does_not_fit_says_where_it_is_and_what_can_be_done() -> None:
     what = "source s: the value at in-0 offset 7 does not fit the schema: x"
-    failure = failure_of(f"[USER_RAISED_EXCEPTION] {what} SQLSTATE: P0001{STATE}")
-    assert failure.what == what
-    assert 'malformed = "dead-letter"' in failure.todo
+    failure = describe_failure(f"[USER_RAISED_EXCEPTION] {what} SQLSTATE: P0001{STATE}")
+    assert failure.cause == what
+    assert 'malformed = "dead-letter"' in failure.advice
 
 
 def test_our_own_error_is_told_in_its_words() -> None:
-    failure = failure_of(TRACEBACK + STATE)
-    assert failure.what == "transactional.id.prefix 'p.all' was claimed by another query"
-    assert "one place only" in failure.todo
-    assert "nothing is there twice" in failure.safe
+    failure = describe_failure(TRACEBACK + STATE)
+    assert failure.cause == "transactional.id.prefix 'p.all' was claimed by another query"
+    assert "one place only" in failure.advice
+    assert "nothing is there twice" in failure.safety
 
 
 def test_all_lines_of_an_error_are_told_and_no_frame() -> None:
@@ -39,11 +39,12 @@ def test_all_lines_of_an_error_are_told_and_no_frame() -> None:
         "Traceback (most recent call last):\ntallystick.kernel.settings.BadConfig: a: wrong\nb: wrong\n"
         "\n\tat org.apache"
     )
-    assert failure_of(said).what == "a: wrong\nb: wrong"
+    assert describe_failure(said).cause == "a: wrong\nb: wrong"
 
 
 def test_others_errors_are_their_first_line() -> None:
     assert (
-        failure_of("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012" + STATE).what == "Division by zero."
+        describe_failure("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012" + STATE).cause
+        == "Division by zero."
     )
-    assert failure_of("").what == "it ended without a word"
+    assert describe_failure("").cause == "it ended without a word"

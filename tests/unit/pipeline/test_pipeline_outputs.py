@@ -1,28 +1,35 @@
 """Which output carries the dead letters of a source: one of them, and one that reads it."""
 
-from tallystick.pipeline.definition import Definition, OnMalformed, Output, Source, TopicSink, Transform
-from tallystick.pipeline.outputs import dead_letters
+from tallystick.pipeline.definition import (
+    Definition,
+    OnMalformed,
+    OutputDefinition,
+    SourceDefinition,
+    TopicSink,
+    Transform,
+)
+from tallystick.pipeline.outputs import dead_letter_sources
 
 
 def definition(*outputs: str, sql: tuple[tuple[str, str], ...] = ()) -> Definition:
-    def dead(name: str) -> Source:
-        return Source(
+    def dead(name: str) -> SourceDefinition:
+        return SourceDefinition(
             name=name, topics=(name,), schema="x INT", malformed=OnMalformed.DEAD_LETTER, dead_letter="bad"
         )
 
     return Definition(
         name="p",
         checkpoint="c",
-        sources=(dead("a"), dead("b"), Source(name="strict", topics=("s",), schema="x INT")),
+        sources=(dead("a"), dead("b"), SourceDefinition(name="strict", topics=("s",), schema="x INT")),
         transforms=tuple(Transform(name=name, sql=text) for name, text in sql),
         outputs=tuple(
-            Output(name=f"to_{view}", view=view, sinks=(TopicSink(topic="t"),)) for view in outputs
+            OutputDefinition(name=f"to_{view}", view=view, sinks=(TopicSink(topic="t"),)) for view in outputs
         ),
     )
 
 
 def carried(made: Definition) -> list[list[str]]:
-    return [[source.name for source in dead_letters(made, output)] for output in made.outputs]
+    return [[source.name for source in dead_letter_sources(made, output)] for output in made.outputs]
 
 
 def test_an_output_carries_those_of_the_source_it_writes() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.pipeline.progress import Progress, progress_of
+from tallystick.pipeline.progress import Progress, parse_progress
 
 # As Spark 4.3 printed it for a query over our source.
 SAID = {
@@ -23,7 +23,7 @@ SAID = {
 
 
 def test_a_batch_has_its_rows_its_speed_and_what_is_left_to_read() -> None:
-    progress = progress_of("all", SAID)
+    progress = parse_progress("all", SAID)
     assert progress == Progress(
         output="all", batch=3, at="2026-11-21T11:47:55.818Z", rows=300, duration_ms=150, lag=700
     )
@@ -31,7 +31,7 @@ def test_a_batch_has_its_rows_its_speed_and_what_is_left_to_read() -> None:
 
 
 def test_a_trigger_without_a_batch_is_none() -> None:
-    assert progress_of("all", {**SAID, "durationMs": {"latestOffset": 2, "triggerExecution": 3}}) is None
+    assert parse_progress("all", {**SAID, "durationMs": {"latestOffset": 2, "triggerExecution": 3}}) is None
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,15 @@ def test_a_trigger_without_a_batch_is_none() -> None:
     ],
 )
 def test_lag_is_between_the_batchs_end_and_the_logs(end: object, latest: object, lag: int | None) -> None:
-    progress = progress_of("all", {**SAID, "sources": [{"endOffset": end, "latestOffset": latest}]})
+    progress = parse_progress("all", {**SAID, "sources": [{"endOffset": end, "latestOffset": latest}]})
     assert progress is not None
     assert progress.lag == lag
 
 
 def test_the_lags_of_all_sources_are_one() -> None:
     (source,) = SAID["sources"]  # type: ignore[misc]
-    progress = progress_of("all", {**SAID, "sources": [source, source, {"endOffset": 1, "latestOffset": 2}]})
+    progress = parse_progress(
+        "all", {**SAID, "sources": [source, source, {"endOffset": 1, "latestOffset": 2}]}
+    )
     assert progress is not None
     assert progress.lag == 1400

@@ -5,39 +5,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.protocol import DecodeError, EncodeError
-from tallystick.protocol.frames import Frame, FrameReader, FrameTooLarge, Partial, frame, frame_at
+from tallystick.protocol.frames import (
+    Frame,
+    FrameReader,
+    FrameTooLarge,
+    PartialFrame,
+    add_length_prefix,
+    find_frame,
+)
 from tallystick.protocol.primitives import (
     NIL,
     encode_uvarint,
     encode_varint,
+    make_uuid,
     read_uvarint,
     read_varint,
     read_varlong,
-    uuid_from,
 )
 
 
 def test_a_frame_is_found_when_it_is_whole() -> None:
     buf = b"\0\0\0\x03abcd"
-    assert frame_at(buf, 0, 3, 9) == Partial(4)
-    assert frame_at(buf, 0, 4, 9) == Partial(7)
-    assert frame_at(buf, 0, 6, 9) == Partial(7)
-    assert frame_at(buf, 0, 7, 9) == Frame(4, 7)
-    assert frame_at(buf, 0, 8, 9) == Frame(4, 7)
+    assert find_frame(buf, 0, 3, 9) == PartialFrame(4)
+    assert find_frame(buf, 0, 4, 9) == PartialFrame(7)
+    assert find_frame(buf, 0, 6, 9) == PartialFrame(7)
+    assert find_frame(buf, 0, 7, 9) == Frame(4, 7)
+    assert find_frame(buf, 0, 8, 9) == Frame(4, 7)
 
 
 def test_a_length_is_refused_as_soon_as_it_is_there() -> None:
     with pytest.raises(FrameTooLarge) as caught:
-        frame_at(b"\0\0\0\x0a", 0, 4, 9)
+        find_frame(b"\0\0\0\x0a", 0, 4, 9)
     assert (caught.value.length, caught.value.limit) == (10, 9)
     assert str(caught.value) == "a frame of 10 bytes, above the limit of 9"
     with pytest.raises(DecodeError, match="-1"):
-        frame_at(b"\xff\xff\xff\xff", 0, 4, 9)
+        find_frame(b"\xff\xff\xff\xff", 0, 4, 9)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=6), st.data())
 def test_frames_come_out_whole_however_the_bytes_arrive(bodies: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(b"".join(frame([body])) for body in bodies)
+    stream = b"".join(b"".join(add_length_prefix([body])) for body in bodies)
     reader, out, at = FrameReader(20), [], 0
     while at < len(stream):
         size = data.draw(st.integers(1, 9))
@@ -52,7 +59,7 @@ def test_a_frame_above_int32_cannot_be_said() -> None:
             return 2**31
 
     with pytest.raises(EncodeError):
-        frame([Huge()])
+        add_length_prefix([Huge()])
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -89,5 +96,5 @@ def test_varints_that_are_none(raw: str) -> None:
 
 
 def test_the_zero_uuid_is_one_object() -> None:
-    assert uuid_from(bytes(16)) is NIL
-    assert uuid_from(bytes(range(16))).bytes == bytes(range(16))
+    assert make_uuid(bytes(16)) is NIL
+    assert make_uuid(bytes(range(16))).bytes == bytes(range(16))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from wire_values import is_private
 
-from tallystick.protocol.apis import API, ApiKey, ApiSpec
+from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.wire import Array, FieldSpec, Scalar, WireType, message_spec, struct_spec
+from tallystick.protocol.wire import ArrayType, FieldSpec, ScalarType, WireType, message_spec, struct_spec
 
 LAYOUTS = Path(__file__).parents[2] / "vectors" / "protocol" / "kafka-4.3.1-layouts.txt"
 # What we have and Kafka 4.3 has not: docs/adr/0004-message-codecs.md.
@@ -44,27 +44,27 @@ def _struct(cls: type, version: int, flexible: bool) -> str:
 
 
 def _field(cls: type, f: FieldSpec, version: int, flexible: bool) -> str:
-    null = "?" if version in f.wire.nullable and isinstance(f.wire.kind, (Scalar, Array)) else ""
+    null = "?" if version in f.wire.nullable and isinstance(f.wire.kind, (ScalarType, ArrayType)) else ""
     name = RENAMED.get(f"{cls.__name__}.{f.name}", f.name)
     return f"{name}:{_type(f.wire.kind, version, flexible)}{null}"
 
 
 def _type(kind: WireType, version: int, flexible: bool) -> str:
     compact = "~" if flexible else ""
-    if isinstance(kind, Array):
+    if isinstance(kind, ArrayType):
         return f"{compact}[{_type(kind.element, version, flexible)}]"
-    if isinstance(kind, Scalar):
+    if isinstance(kind, ScalarType):
         return kind.name if kind.format else compact + kind.name
     return _struct(kind, version, flexible)
 
 
 def every_version() -> Iterator[tuple[ApiSpec, int]]:
-    for spec in API.values():
+    for spec in API_SPECS.values():
         for version in range(spec.min_version, spec.max_version + 1):
             yield spec, version
 
 
-@pytest.mark.parametrize("spec", API.values(), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", API_SPECS.values(), ids=lambda spec: spec.name)
 def test_every_version_has_the_fields_of_kafka_4_3(spec: ApiSpec) -> None:
     kafka = kafka_layouts()
     for version in range(spec.min_version, spec.max_version + 1):
@@ -75,7 +75,9 @@ def test_every_version_has_the_fields_of_kafka_4_3(spec: ApiSpec) -> None:
 
 
 def test_no_version_of_kafka_4_3_is_missing() -> None:
-    theirs = {(key, version) for key, kind, version in kafka_layouts() if kind == "request" and key in API}
+    theirs = {
+        (key, version) for key, kind, version in kafka_layouts() if kind == "request" and key in API_SPECS
+    }
     ours = {(spec.key, version) for spec, version in every_version()}
     assert ours - theirs == ADDITIONS
     assert theirs <= ours
@@ -88,11 +90,11 @@ def test_header_versions_are_kafkas() -> None:
         if (spec.key, version) not in ADDITIONS:
             assert f"h{spec.request_header_version(version)}" == kafka[spec.key, "request", version][0]
             assert f"h{spec.response_header_version(version)}" == kafka[spec.key, "response", version][0]
-    assert all(API[ApiKey.API_VERSIONS].response_header_version(v) == 0 for v in range(9))
+    assert all(API_SPECS[ApiKey.API_VERSIONS].response_header_version(v) == 0 for v in range(9))
 
 
 def test_produce_is_advertised_from_version_0_and_nothing_else_is_stretched() -> None:
-    for spec in API.values():
+    for spec in API_SPECS.values():
         first = 0 if spec.key is ApiKey.PRODUCE else spec.min_version
         assert (spec.advertised.first, spec.advertised.last) == (first, spec.max_version)
 

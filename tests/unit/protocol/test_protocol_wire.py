@@ -18,7 +18,7 @@ from tallystick.protocol import (
     encode,
     encode_parts,
 )
-from tallystick.protocol.compile import source
+from tallystick.protocol.compile import generate_source
 from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse, FinalizedFeatureKey
 from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
 from tallystick.protocol.messages.headers import RequestHeader
@@ -34,9 +34,9 @@ from tallystick.protocol.wire import (
     UINT32,
     Versions,
     array,
+    get_unknown_tags,
     message,
     struct,
-    unknown_tags_of,
     wire,
 )
 
@@ -166,7 +166,7 @@ def test_unknown_tagged_fields_are_kept_and_written_back_in_order() -> None:
     raw = encode(Tree(port=1), 2)[:-1] + bytes.fromhex("03 00 02 026e 02 01 aa 09 00".replace(" ", ""))
     tree = decode(Tree, raw, 2)
     assert tree.note == "n"
-    assert unknown_tags_of(tree) == ((2, b"\xaa"), (9, b""))
+    assert get_unknown_tags(tree) == ((2, b"\xaa"), (9, b""))
     with_extra = dataclasses.replace(tree, extra=(1,))
     assert encode(with_extra, 2)[-18:].hex(" ") == "01 04 00 02 02 6e 02 01 aa 03 05 02 00 00 00 01 09 00"
     assert encode(tree, 2) == raw
@@ -304,7 +304,7 @@ def test_a_topic_id_that_is_absent_is_the_zero_uuid() -> None:
 
 
 def test_generated_source_can_be_read() -> None:
-    text = source(Tree, 2)
+    text = generate_source(Tree, 2)
     assert "def decode(buf, at, room=" in text
     assert "def encode(m):" in text
 

@@ -7,7 +7,7 @@ import pytest
 from crc32c import crc32c
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.errors import DecodeError
 from tallystick.protocol.records import (
     HEADER_SIZE,
@@ -20,7 +20,7 @@ from tallystick.protocol.records import (
     TimestampType,
     UnsupportedMagic,
     check_batch,
-    check_produced,
+    check_produce_batch,
     decode_records,
     encode_batch,
     iter_headers,
@@ -66,7 +66,7 @@ def test_every_field_of_a_header_written_by_kafka(vector: Vector) -> None:
     assert header.codec is Codec.NONE
     assert header.timestamp_type is TimestampType.CREATE_TIME
     assert header.delete_horizon_ms is None
-    assert header.producer == Identity(ProducerId(4000), ProducerEpoch(7))
+    assert header.producer_id_and_epoch == ProducerIdAndEpoch(ProducerId(4000), ProducerEpoch(7))
 
 
 def test_the_last_sequence_wraps_to_zero(vector: Vector) -> None:
@@ -76,7 +76,7 @@ def test_the_last_sequence_wraps_to_zero(vector: Vector) -> None:
     assert replace(header, last_offset_delta=1).last_sequence == INT32_MAX
     assert replace(header, last_offset_delta=2).last_sequence == 0
     assert replace(header, base_sequence=-1).last_sequence == -1
-    assert read_header(vector("plain")).producer is None
+    assert read_header(vector("plain")).producer_id_and_epoch is None
 
 
 def test_place_and_epoch_are_outside_the_crc() -> None:
@@ -178,7 +178,7 @@ def test_what_kafka_calls_an_invalid_record() -> None:
 def test_what_only_a_client_must_not_send() -> None:
     """LogValidator.validateBatch, AppendOrigin.CLIENT."""
     sound = check_batch(encode_batch(RECORDS, META))
-    check_produced(sound)
+    check_produce_batch(sound)
     for wrong in (
         replace(sound, last_offset_delta=3),  # compaction leaves such gaps, clients do not
         replace(sound, record_count=0, last_offset_delta=-1),
@@ -188,7 +188,7 @@ def test_what_only_a_client_must_not_send() -> None:
         replace(sound, attributes=4, record_count=INT32_MAX, last_offset_delta=INT32_MAX - 1),
     ):
         with pytest.raises(InvalidBatch):
-            check_produced(wrong)
+            check_produce_batch(wrong)
 
 
 def test_errors_are_decode_errors_that_say_where() -> None:

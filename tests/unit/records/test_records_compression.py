@@ -28,7 +28,7 @@ from tallystick.protocol.records import (
 )
 from tallystick.protocol.records.batch import BatchHeader
 from tallystick.protocol.records.compression import GZIP_MEMBERS_MAX, OUTPUT_PIECE
-from tallystick.protocol.records.section import seal
+from tallystick.protocol.records.section import build_batch
 
 PACKED = [codec for codec in Codec if codec is not Codec.NONE]
 TEXT = b"".join(b"%d some text that repeats," % (i * 7919 % 1000) for i in range(4000))
@@ -150,7 +150,7 @@ def test_a_cut_batch_is_noticed_under_every_codec(codec: Codec) -> None:
     header = check_batch(batch)
     for cut in range(9, len(batch) - 61, 5):
         with pytest.raises((InvalidBatch, CorruptBatch)):
-            decode_records(seal(header, batch[61:-cut]))
+            decode_records(build_batch(header, batch[61:-cut]))
 
 
 @cache
@@ -202,8 +202,8 @@ def test_a_bomb_costs_no_more_than_the_bound(codec: Codec, make: Callable[[], by
 @pytest.mark.parametrize(("codec", "make"), BOMBS)
 def test_a_bomb_in_a_batch_costs_no_more_either(codec: Codec, make: Callable[[], bytes]) -> None:
     header = BatchHeader(0, 0, 0, 2, 0, codec, 0, 0, 0, -1, -1, -1, 1)
-    batch = seal(header, make())
-    limits = DecodeLimits(unpacked_bytes_max=4 * MIB)
+    batch = build_batch(header, make())
+    limits = DecodeLimits(decompressed_bytes_max=4 * MIB)
     for read in (decode_records, lambda buf, at, limits: list(scan_keys(buf, at, limits))):
         with peak_below(4 * MIB * 9 // 8 + 3 * OUTPUT_PIECE), pytest.raises(InvalidBatch):
             read(batch, 0, limits)

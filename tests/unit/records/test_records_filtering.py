@@ -3,12 +3,12 @@
 import pytest
 
 from tallystick.kernel.check import InvariantBroken
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import (
     BatchMeta,
     Codec,
     ControlType,
-    Marker,
+    EndTransactionMarker,
     Record,
     ScannedKey,
     check_batch,
@@ -22,12 +22,12 @@ from tallystick.protocol.records import (
 )
 
 RECORDS = [Record(20 + i, 1000 + i, b"key%d" % i, None if i % 5 == 4 else b"v" * i) for i in range(40)]
-WRITER = Identity(ProducerId(7), ProducerEpoch(1))
+WRITER = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(1))
 
 
 def batch(codec: Codec = Codec.NONE, **more: int) -> bytes:
     meta = BatchMeta(
-        base_offset=20, codec=codec, producer_id=7, epoch=1, base_sequence=3, leader_epoch=2, **more
+        base_offset=20, codec=codec, producer_id=7, producer_epoch=1, base_sequence=3, leader_epoch=2, **more
     )
     return encode_batch(RECORDS, meta)
 
@@ -41,7 +41,7 @@ def test_codec_producer_and_offsets_stay(codec: Codec) -> None:
     assert decode_records(after) == [record for record in RECORDS if record.offset % 2]
     old, new = check_batch(before), check_batch(after)
     assert (new.codec, new.base_offset, new.last_offset, new.partition_leader_epoch) == (codec, 20, 59, 2)
-    assert (new.producer, new.base_sequence, new.last_sequence) == (WRITER, 3, old.last_sequence)
+    assert (new.producer_id_and_epoch, new.base_sequence, new.last_sequence) == (WRITER, 3, old.last_sequence)
     assert (new.base_timestamp, new.max_timestamp, new.record_count) == (1001, 1039, 20)
 
 
@@ -66,7 +66,7 @@ def test_nothing_is_left_unless_a_live_producer_needs_its_sequence() -> None:
     header = check_batch(empty)
     assert decode_records(empty) == []
     assert (len(empty), header.codec, header.record_count) == (61, Codec.NONE, 0)
-    assert (header.last_offset, header.last_sequence, header.producer) == (59, 42, WRITER)
+    assert (header.last_offset, header.last_sequence, header.producer_id_and_epoch) == (59, 42, WRITER)
     assert (header.delete_horizon_ms, header.max_timestamp) == (None, 1039)
     # Cleaned again it stays, or goes for good.
     assert filter_batch(empty, 0, set(), retain_empty=True) == empty
@@ -95,7 +95,7 @@ def test_a_delete_horizon_is_set_once_and_only_for_tombstones() -> None:
 
 
 def test_a_marker_gets_a_horizon_when_its_transaction_is_gone() -> None:
-    marker = Marker(type=ControlType.COMMIT, coordinator_epoch=3)
+    marker = EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=3)
     before = encode_marker(marker, WRITER, timestamp_ms=1000, offset=60)
     assert filter_batch(before, 0, {60}, retain_empty=False) == before
     after = filter_batch(before, 0, {60}, retain_empty=False, horizon_ms=9000)
@@ -135,8 +135,8 @@ def test_a_batch_nobody_could_read_is_never_written() -> None:
         ([Record(5, 0), Record(5, 0)], BatchMeta(base_offset=5)),
         ([Record(2**31, 0)], BatchMeta()),
         ([Record(0, 0)], BatchMeta(producer_id=1)),
-        ([Record(0, 0)], BatchMeta(producer_id=1, epoch=0)),
-        ([Record(0, 0)], BatchMeta(transactional=True)),
+        ([Record(0, 0)], BatchMeta(producer_id=1, producer_epoch=0)),
+        ([Record(0, 0)], BatchMeta(is_transactional=True)),
     ):
         with pytest.raises(InvariantBroken):
             encode_batch(records, meta)

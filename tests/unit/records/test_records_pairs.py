@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import (
     BatchMeta,
     Codec,
@@ -15,8 +15,8 @@ from tallystick.protocol.records import (
     encode_batch,
     iter_headers,
 )
-from tallystick.protocol.records.control import ControlType, Marker, encode_marker
-from tallystick.protocol.records.pairs import iter_pairs
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
+from tallystick.protocol.records.key_values import iter_key_values
 
 some_bytes = st.none() | st.binary(max_size=200) | st.sampled_from([b"", b"x" * 63, b"x" * 64, b"x" * 20_000])
 some_records = st.builds(
@@ -40,13 +40,13 @@ def batches(draw: st.DrawFn) -> bytes:
 def test_pairs_are_those_of_the_records(many: list[bytes]) -> None:
     data = b"".join(many)
     records = [record for at, _ in iter_headers(data) for record in decode_records(data, at)]
-    assert list(iter_pairs(data)) == [(record.key, record.value) for record in records]
+    assert list(iter_key_values(data)) == [(record.key, record.value) for record in records]
 
 
 def test_control_batches_are_left_out() -> None:
-    marker = Marker(type=ControlType.COMMIT, coordinator_epoch=1)
-    batch = encode_marker(marker, Identity(ProducerId(1), ProducerEpoch(1)), timestamp_ms=1)
-    assert list(iter_pairs(batch)) == []
+    marker = EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=1)
+    batch = encode_marker(marker, ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(1)), timestamp_ms=1)
+    assert list(iter_key_values(batch)) == []
 
 
 @given(batches(), st.data())
@@ -55,7 +55,7 @@ def test_damage_is_a_value_or_an_error(batch: bytes, data: st.DataObject) -> Non
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     try:
-        list(iter_pairs(bytes(damaged)))
+        list(iter_key_values(bytes(damaged)))
     except RecordsError:
         pass
 
@@ -64,4 +64,4 @@ def test_damage_is_a_value_or_an_error(batch: bytes, data: st.DataObject) -> Non
 def test_a_batch_cut_off_is_corrupt(kept: int) -> None:
     batch = encode_batch([Record(offset=0, timestamp_ms=0, key=b"key", value=b"value")], BatchMeta())
     with pytest.raises(CorruptBatch):
-        list(iter_pairs(batch[:kept]))
+        list(iter_key_values(batch[:kept]))

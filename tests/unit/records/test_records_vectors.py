@@ -9,24 +9,24 @@ from itertools import product
 
 import pytest
 
-from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import (
     BatchMeta,
     Codec,
     ControlType,
+    EndTransactionMarker,
     InvalidBatch,
-    Marker,
     Record,
     RecordsError,
     check_batch,
-    check_produced,
-    control_type,
+    check_produce_batch,
     decode_marker,
     decode_records,
     encode_batch,
     encode_marker,
     filter_batch,
     iter_records,
+    parse_control_type,
     read_header,
     read_marker,
     scan_keys,
@@ -41,7 +41,9 @@ RECORDS = [
     Record(8, 1_700_000_100_000, b"", b""),
 ]
 PLAIN = BatchMeta(base_offset=5, leader_epoch=3)
-TRANSACTIONAL = replace(PLAIN, producer_id=4000, epoch=7, base_sequence=INT32_MAX - 1, transactional=True)
+TRANSACTIONAL = replace(
+    PLAIN, producer_id=4000, producer_epoch=7, base_sequence=INT32_MAX - 1, is_transactional=True
+)
 
 
 def test_the_batch_spelled_out_by_hand(vector: Vector) -> None:
@@ -70,7 +72,7 @@ def test_kafkas_batches_hold_the_same_records_under_every_codec(vector: Vector, 
 def test_librdkafkas_batches_are_read(vector: Vector, name: str) -> None:
     batch = vector(f"librdkafka_{name}")
     header = check_batch(batch)
-    check_produced(header)
+    check_produce_batch(header)
     assert header.codec is (Codec.NONE if name == "plain" else Codec[name.upper()])
     assert decode_records(batch) == [
         record._replace(offset=at, timestamp_ms=1_700_000_000_000 + 7 * at)
@@ -85,20 +87,20 @@ def test_our_batches_are_kafkas_byte_for_byte(vector: Vector) -> None:
 
 @pytest.mark.parametrize("outcome", [ControlType.ABORT, ControlType.COMMIT])
 def test_markers_are_kafkas_byte_for_byte(vector: Vector, outcome: ControlType) -> None:
-    marker = Marker(type=outcome, coordinator_epoch=11)
+    marker = EndTransactionMarker(control_type=outcome, coordinator_epoch=11)
     batch = vector(outcome.name.lower())
-    identity = Identity(ProducerId(4000), ProducerEpoch(8))
+    identity = ProducerIdAndEpoch(ProducerId(4000), ProducerEpoch(8))
     ours = encode_marker(marker, identity, timestamp_ms=1_700_000_000_000, offset=9, leader_epoch=3)
     assert ours == batch
 
     header = check_batch(batch)
     assert (header.is_control, header.is_transactional, header.base_sequence) == (True, True, -1)
-    assert header.producer == identity
+    assert header.producer_id_and_epoch == identity
     assert read_marker(batch) == marker
     assert decode_marker(decode_records(batch)[0]) == marker
 
 
-def read_or_refused(batch: bytes) -> Marker | str | None:
+def read_or_refused(batch: bytes) -> EndTransactionMarker | str | None:
     try:
         return read_marker(batch)
     except RecordsError as exc:
@@ -121,8 +123,8 @@ def test_a_marker_is_read_the_same_the_quick_way_and_the_careful_one(
 def test_only_markers_are_markers(vector: Vector) -> None:
     assert read_marker(vector("plain")) is None
     leader_change = Record(0, 0, b"\0\0\0\2", b"")
-    assert control_type(leader_change) is ControlType.LEADER_CHANGE
-    assert control_type(Record(0, 0, b"\0\0\x7f\0", b"")) is None
+    assert parse_control_type(leader_change) is ControlType.LEADER_CHANGE
+    assert parse_control_type(Record(0, 0, b"\0\0\x7f\0", b"")) is None
     for wrong in (
         leader_change,
         Record(0, 0, None, b"\0\0\0\0\0\1"),
@@ -136,7 +138,7 @@ def test_only_markers_are_markers(vector: Vector) -> None:
             decode_marker(wrong)
     # A later version begins like ours.
     later = Record(0, 0, b"\0\1\0\1more", b"\0\1\0\0\0\7more")
-    assert decode_marker(later) == Marker(type=ControlType.COMMIT, coordinator_epoch=7)
+    assert decode_marker(later) == EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=7)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 from tallystick.kernel.value import replace
 from tallystick.spark.checkpoint import (
     BadCheckpoint,
-    folder_of,
-    kept_start,
-    offsets_after,
-    query_of,
-    resuming,
+    keep_start_offsets,
+    local_folder_of,
+    read_end_offsets,
+    read_query_id,
+    read_query_start,
 )
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.decide import Beginning, NewCheckpoint
+from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"a":{"0":5}}\n{"b":{"0":1}}\n'
 START = {"a": {"0": 3}}
@@ -47,48 +47,50 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_the_folder_of_a_location(location: str, path: str | None) -> None:
     """As Hadoop's local file system takes it."""
-    assert folder_of(location) == (None if path is None else Path(path))
+    assert local_folder_of(location) == (None if path is None else Path(path))
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])
 def test_what_spark_wrote_is_read(folder: Path, scheme: str) -> None:
     location = f"{scheme}{folder}"
-    assert query_of(location) == "q"
-    assert offsets_after(location, 0) == '{"a":{"0":5}}\n{"b":{"0":1}}'
-    assert offsets_after(location, 1) is None
+    assert read_query_id(location) == "q"
+    assert read_end_offsets(location, 0) == '{"a":{"0":5}}\n{"b":{"0":1}}'
+    assert read_end_offsets(location, 1) is None
 
 
 @pytest.mark.parametrize("location", [None, "/nowhere/at/all", "s3a://bucket/a"])
 def test_what_cannot_be_read_is_not_known(location: str | None) -> None:
-    assert query_of(location) is None
-    assert offsets_after(location, 0) is None
+    assert read_query_id(location) is None
+    assert read_end_offsets(location, 0) is None
 
 
 def test_a_start_is_asked_once_and_kept(folder: Path) -> None:
     """[SPK-3] However often the first batch is repeated, and whatever `latest` is by then."""
     answers = iter([START, {"a": {"0": 9}}, {"b": {"0": 0}}])
     for _ in range(2):
-        assert kept_start(str(folder), "of a", lambda: next(answers)) == START
-    assert kept_start(f"file:{folder}", "of b", lambda: next(answers)) == {"a": {"0": 9}}
+        assert keep_start_offsets(str(folder), "of a", lambda: next(answers)) == START
+    assert keep_start_offsets(f"file:{folder}", "of b", lambda: next(answers)) == {"a": {"0": 9}}
 
 
 def test_a_place_that_keeps_no_start_is_refused(folder: Path) -> None:
     """[SPK-3] Rather than to begin somewhere else the next time."""
     for location in ("s3a://bucket/a", str(folder.parent)):
         with pytest.raises(BadCheckpoint, match="not the folder of this query's checkpoint"):
-            kept_start(location, "of a", lambda: START)
+            keep_start_offsets(location, "of a", lambda: START)
     (folder / "tallystick").write_text("in the way")
     with pytest.raises(BadCheckpoint, match="Nothing was begun"):
-        kept_start(str(folder), "of a", lambda: START)
+        keep_start_offsets(str(folder), "of a", lambda: START)
 
 
 def test_how_a_query_begins_is_looked_at_for_resume_alone(folder: Path) -> None:
     """[SPK-27]"""
-    kept_start(str(folder), "of a", lambda: START)
-    options = SinkOptions(prefix="p", client={}, on_new=NewCheckpoint.RESUME, checkpoint=f"file:{folder}")
-    found = Beginning(query_id="q", starts=(json.dumps(START),), sources=2)
-    assert resuming(options) == found
+    keep_start_offsets(str(folder), "of a", lambda: START)
+    options = SinkOptions(
+        prefix="p", client={}, on_new_checkpoint=NewCheckpoint.RESUME, checkpoint=f"file:{folder}"
+    )
+    found = QueryStart(query_id="q", start_offsets=(json.dumps(START),), source_count=2)
+    assert read_query_start(options) == found
     (folder / "state").mkdir()
-    assert resuming(options, "given") == replace(found, query_id="given", keeps_state=True)
-    assert resuming(replace(options, on_new=NewCheckpoint.RESTART)) is None
-    assert resuming(replace(options, checkpoint=None)) is None
+    assert read_query_start(options, "given") == replace(found, query_id="given", is_stateful=True)
+    assert read_query_start(replace(options, on_new_checkpoint=NewCheckpoint.RESTART)) is None
+    assert read_query_start(replace(options, checkpoint=None)) is None

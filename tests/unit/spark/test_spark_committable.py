@@ -5,29 +5,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.spark_values import DECISIONS, LEASES, TALLIES, VOTES
 
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
-    Batch,
     Decision,
+    DecisionNote,
+    JobChecksums,
     Lease,
-    Noted,
+    MicroBatch,
     Participant,
-    Tally,
+    RowChecksum,
     Vote,
-    Written,
     decode_decision,
+    decode_decision_note,
     decode_lease,
-    decode_noted,
     decode_vote,
     encode_decision,
+    encode_decision_note,
     encode_lease,
-    encode_noted,
     encode_vote,
 )
 from tallystick.spark.protocol.errors import BadCommittable
 
-PAIR = Identity(ProducerId(4_000_000), ProducerEpoch(32_000))
+PAIR = ProducerIdAndEpoch(ProducerId(4_000_000), ProducerEpoch(32_000))
 
 
 @given(LEASES, VOTES, DECISIONS)
@@ -45,7 +45,7 @@ def test_a_decision_is_written_like_this() -> None:
         transaction_version=2,
         decided_ms=7,
         query_id="q",
-        batches=(Written(3, (Tally(10, 255),)),),
+        batches=(JobChecksums(3, (RowChecksum(10, 255),)),),
         mode="2pc",
     )
     written = (
@@ -58,8 +58,8 @@ def test_a_decision_is_written_like_this() -> None:
 
 
 def test_a_note_of_a_decision_reads_back() -> None:
-    noted = Noted(number=3, what="batch 2 of query q", offsets='{"a":{"0":5}}')
-    assert decode_noted(encode_noted(noted)) == noted
+    noted = DecisionNote(number=3, what="batch 2 of query q", offsets='{"a":{"0":5}}')
+    assert decode_decision_note(encode_decision_note(noted)) == noted
 
 
 @given(
@@ -84,13 +84,13 @@ def test_sizes() -> None:
         nonce="0123456789abcdef",
         coordinator=PAIR,
         transaction_version=2,
-        job=Batch("a" * 36, 123_456),
-        tallies=(Tally(10**6, 2**63),),
+        job=MicroBatch("a" * 36, 123_456),
+        tallies=(RowChecksum(10**6, 2**63),),
         participant=one,
         mode="2pc",
     )
     assert len(encode_vote(vote)) < 300
-    kept = tuple(Written(123_456 + n, (Tally(10**6, 2**63),)) for n in range(BATCHES_MAX))
+    kept = tuple(JobChecksums(123_456 + n, (RowChecksum(10**6, 2**63),)) for n in range(BATCHES_MAX))
     decision = Decision(
         nonce="n", participants=(one,) * 1000, transaction_version=2, decided_ms=1, query_id="q", batches=kept
     )
@@ -98,11 +98,11 @@ def test_sizes() -> None:
 
 
 @given(st.lists(TALLIES))
-def test_tallies_add_up_in_any_order(tallies: list[Tally]) -> None:
+def test_tallies_add_up_in_any_order(tallies: list[RowChecksum]) -> None:
     """[SPK-22]"""
-    forward = backward = Tally()
+    forward = backward = RowChecksum()
     for each in tallies:
-        forward = forward.plus(each)
+        forward = forward.combine(each)
     for each in reversed(tallies):
-        backward = backward.plus(each)
+        backward = backward.combine(each)
     assert forward == backward

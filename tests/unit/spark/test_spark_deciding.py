@@ -5,42 +5,42 @@ from itertools import product
 
 import pytest
 
-from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
-    Batch,
-    Decided,
+    BatchWrite,
     Decision,
-    Noted,
+    DecisionNote,
+    DecisionSummary,
+    JobChecksums,
+    MicroBatch,
     Participant,
-    Tally,
+    RowChecksum,
     Vote,
-    Write,
-    Written,
 )
 from tallystick.spark.protocol.decide import (
-    Ballot,
-    Beginning,
-    Course,
-    Fate,
-    Home,
+    DecisionLocation,
     NewCheckpoint,
     NewPrefix,
-    broken,
-    count,
-    course,
-    fate,
-    lost,
-    moved,
-    next_decision,
-    orphans,
-    replayed,
-    resumed,
-    unsound,
+    ParticipantOutcome,
+    QueryStart,
+    TaskAction,
+    VoteSummary,
+    build_decision,
+    filter_worker_ids,
+    find_expired_votes,
+    find_incomplete_decision,
+    find_lost_decisions,
+    plan_task,
+    refuse_changed_replay,
+    refuse_moved_decisions,
+    resolve_outcome,
+    resume_decision,
+    summarize_votes,
 )
-from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import (
     CheckpointsDiffer,
     DecisionBroken,
@@ -53,8 +53,8 @@ from tallystick.spark.protocol.errors import (
 )
 
 
-def pair(epoch: int, producer_id: int = 1) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def pair(epoch: int, producer_id: int = 1) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 ONE = Participant(transactional_id="p/w/0123456789abcdef/0", identity=pair(5))
@@ -63,8 +63,8 @@ VOTE = Vote(
     nonce="n",
     coordinator=pair(9),
     transaction_version=2,
-    job=Batch("q", 3),
-    tallies=(Tally(2, 10),),
+    job=MicroBatch("q", 3),
+    tallies=(RowChecksum(2, 10),),
     participant=ONE,
     mode="2pc",
 )
@@ -74,13 +74,13 @@ LAST = Decision(
     transaction_version=2,
     decided_ms=0,
     query_id="q",
-    batches=(Written(2, (Tally(4, 20),)),),
-    writes=(Written("w", (Tally(1, 1),)),),
+    batches=(JobChecksums(2, (RowChecksum(4, 20),)),),
+    writes=(JobChecksums("w", (RowChecksum(1, 1),)),),
     offsets="old",
 )
 
 
-def shown(state: str, writer: Identity, **more: object) -> TransactionDescription:
+def shown(state: str, writer: ProducerIdAndEpoch, **more: object) -> TransactionDescription:
     values: Mapping[str, object] = {"timeout_ms": None, "started_ms": 0, **more}
     return TransactionDescription(
         transactional_id="x",
@@ -92,46 +92,50 @@ def shown(state: str, writer: Identity, **more: object) -> TransactionDescriptio
     )
 
 
-def ballot_of(*votes: Vote | None) -> Ballot:
-    found = count(votes)
-    assert isinstance(found, Ballot)
+def ballot_of(*votes: Vote | None) -> VoteSummary:
+    found = summarize_votes(votes)
+    assert isinstance(found, VoteSummary)
     return found
 
 
 # --------------------------------------------------------------------------------------- the course
 
 
-@pytest.mark.parametrize(("batch_id", "way"), [(0, Course.SKIP), (7, Course.SKIP), (8, Course.WRITE)])
-def test_a_batch_up_to_the_last_decided_one_is_skipped(batch_id: int, way: Course) -> None:
+@pytest.mark.parametrize(
+    ("batch_id", "way"), [(0, TaskAction.SKIP), (7, TaskAction.SKIP), (8, TaskAction.WRITE)]
+)
+def test_a_batch_up_to_the_last_decided_one_is_skipped(batch_id: int, way: TaskAction) -> None:
     """[SPK-22]"""
-    decided = Decided(nonce="n", query_id="q", batch_id=7)
-    assert course(decided, Batch("q", batch_id), NewCheckpoint.REFUSE) is way
+    decided = DecisionSummary(nonce="n", query_id="q", batch_id=7)
+    assert plan_task(decided, MicroBatch("q", batch_id), NewCheckpoint.REFUSE) is way
 
 
 def test_what_fits_nowhere_is_refused() -> None:
     """[SPK-22]"""
-    decided = Decided(nonce="n", query_id="q", batch_id=7)
-    assert isinstance(course(decided, Batch("q", 9), NewCheckpoint.RESTART), CheckpointsDiffer)
+    decided = DecisionSummary(nonce="n", query_id="q", batch_id=7)
+    assert isinstance(plan_task(decided, MicroBatch("q", 9), NewCheckpoint.RESTART), CheckpointsDiffer)
     for batch_id, choice in product((0, 7, 8), NewCheckpoint):
-        found = course(decided, Batch("other", batch_id), choice)
+        found = plan_task(decided, MicroBatch("other", batch_id), choice)
         if choice is not NewCheckpoint.RESTART:
             assert isinstance(found, UnknownCheckpoint)
             assert "batch 7 of query q" in str(found)
         elif batch_id:
             assert isinstance(found, DecisionsMissing)
-            assert course(decided, Batch("other", batch_id), choice, NewPrefix.ADOPT) is Course.WRITE
+            assert (
+                plan_task(decided, MicroBatch("other", batch_id), choice, NewPrefix.ADOPT) is TaskAction.WRITE
+            )
         else:
-            assert found is Course.WRITE
+            assert found is TaskAction.WRITE
 
 
-@pytest.mark.parametrize("decided", [None, Decided(nonce="n", query_id=None, batch_id=None)])
-def test_a_query_that_goes_on_without_its_decisions_needs_a_word(decided: Decided | None) -> None:
+@pytest.mark.parametrize("decided", [None, DecisionSummary(nonce="n", query_id=None, batch_id=None)])
+def test_a_query_that_goes_on_without_its_decisions_needs_a_word(decided: DecisionSummary | None) -> None:
     """[SPK-29] It wrote with Spark's own sink until now; or its decisions are elsewhere, or lost."""
-    refused = course(decided, Batch("q", 57), NewCheckpoint.REFUSE)
+    refused = plan_task(decided, MicroBatch("q", 57), NewCheckpoint.REFUSE)
     assert isinstance(refused, DecisionsMissing)
     assert "onNewPrefix=adopt" in str(refused)
-    assert course(decided, Batch("q", 57), NewCheckpoint.REFUSE, NewPrefix.ADOPT) is Course.WRITE
-    assert course(decided, Batch("q", 0), NewCheckpoint.REFUSE) is Course.WRITE
+    assert plan_task(decided, MicroBatch("q", 57), NewCheckpoint.REFUSE, NewPrefix.ADOPT) is TaskAction.WRITE
+    assert plan_task(decided, MicroBatch("q", 0), NewCheckpoint.REFUSE) is TaskAction.WRITE
 
 
 @pytest.mark.parametrize(
@@ -139,11 +143,11 @@ def test_a_query_that_goes_on_without_its_decisions_needs_a_word(decided: Decide
 )
 def test_decisions_in_another_place_are_refused_unless_adopted(prefix: str, place: str | None) -> None:
     """[SPK-29] The checkpoint says where they were."""
-    noted = Home(prefix="p", place="here")
-    assert moved(None, prefix, place, NewPrefix.REFUSE) is None
-    assert moved(noted, "p", "here", NewPrefix.REFUSE) is None
-    assert isinstance(moved(noted, prefix, place, NewPrefix.REFUSE), DecisionsMissing)
-    assert moved(noted, prefix, place, NewPrefix.ADOPT) is None
+    noted = DecisionLocation(prefix="p", location="here")
+    assert refuse_moved_decisions(None, prefix, place, NewPrefix.REFUSE) is None
+    assert refuse_moved_decisions(noted, "p", "here", NewPrefix.REFUSE) is None
+    assert isinstance(refuse_moved_decisions(noted, prefix, place, NewPrefix.REFUSE), DecisionsMissing)
+    assert refuse_moved_decisions(noted, prefix, place, NewPrefix.ADOPT) is None
 
 
 # -------------------------------------------------------------------------------------- the votes
@@ -152,8 +156,8 @@ def test_decisions_in_another_place_are_refused_unless_adopted(prefix: str, plac
 def test_votes_are_summed_and_tasks_without_report_or_rows_are_left_out() -> None:
     ballot = ballot_of(VOTE, None, replace(VOTE, participant=TWO), replace(VOTE, participant=None, mode=""))
     assert ballot.participants == (ONE, TWO)
-    assert ballot.tallies == (Tally(6, 30),)
-    assert (ballot.mode, ballot.job, ballot.skipped) == ("2pc", Batch("q", 3), False)
+    assert ballot.tallies == (RowChecksum(6, 30),)
+    assert (ballot.mode, ballot.job, ballot.skipped) == ("2pc", MicroBatch("q", 3), False)
 
 
 @pytest.mark.parametrize(
@@ -161,15 +165,15 @@ def test_votes_are_summed_and_tasks_without_report_or_rows_are_left_out() -> Non
     [
         replace(VOTE, participant=TWO, nonce="m"),
         replace(VOTE, participant=TWO, coordinator=pair(8)),
-        replace(VOTE, participant=TWO, job=Batch("q", 4)),
+        replace(VOTE, participant=TWO, job=MicroBatch("q", 4)),
         replace(VOTE, participant=None, skipped=True),
         replace(VOTE, participant=TWO, tallies=()),
         VOTE,
     ],
 )
 def test_votes_that_do_not_agree_decide_nothing(other: Vote) -> None:
-    assert isinstance(count([VOTE, other]), MixedVotes)
-    assert isinstance(count([None]), MixedVotes)
+    assert isinstance(summarize_votes([VOTE, other]), MixedVotes)
+    assert isinstance(summarize_votes([None]), MixedVotes)
 
 
 # ---------------------------------------------------------------------------------- the next decision
@@ -178,8 +182,8 @@ def test_votes_that_do_not_agree_decide_nothing(other: Vote) -> None:
 def test_a_decision_remembers_the_last_hundred() -> None:
     last: Decision | None = None
     for batch_id in range(3, 3 + BATCHES_MAX + 5):
-        ballot = ballot_of(replace(VOTE, job=Batch("q", batch_id)))
-        made = next_decision("p", last, ballot, 1, f"offsets {batch_id}")
+        ballot = ballot_of(replace(VOTE, job=MicroBatch("q", batch_id)))
+        made = build_decision("p", last, ballot, 1, f"offsets {batch_id}")
         assert isinstance(made, Decision)
         last = made
     assert last is not None
@@ -189,46 +193,48 @@ def test_a_decision_remembers_the_last_hundred() -> None:
 
 
 def test_a_write_and_a_query_remember_each_other() -> None:
-    made = next_decision("p", LAST, ballot_of(replace(VOTE, job=Write("v"))), 1, None)
+    made = build_decision("p", LAST, ballot_of(replace(VOTE, job=BatchWrite("v"))), 1, None)
     assert isinstance(made, Decision)
     assert (made.batches, made.offsets) == (LAST.batches, "old")
     assert [each.name for each in made.writes] == ["w", "v"]
-    unnamed = next_decision("p", made, ballot_of(replace(VOTE, job=Write(""))), 1, None)
+    unnamed = build_decision("p", made, ballot_of(replace(VOTE, job=BatchWrite(""))), 1, None)
     assert isinstance(unnamed, Decision)
     assert unnamed.writes == made.writes
-    made = next_decision("p", LAST, ballot_of(VOTE), 1, "new")
+    made = build_decision("p", LAST, ballot_of(VOTE), 1, "new")
     assert isinstance(made, Decision)
     assert (made.writes, made.offsets, made.batch_id) == (LAST.writes, "new", 3)
 
 
 def test_a_new_query_begins_anew() -> None:
-    made = next_decision("p", LAST, ballot_of(replace(VOTE, job=Batch("r", 0))), 1, None)
+    made = build_decision("p", LAST, ballot_of(replace(VOTE, job=MicroBatch("r", 0))), 1, None)
     assert isinstance(made, Decision)
     assert (made.query_id, made.batch_id) == ("r", 0)
     assert [each.name for each in made.batches] == [0]
 
 
-@pytest.mark.parametrize("job", [Batch("q", 2), Batch("q", 4), Write("w")])
-def test_what_somebody_else_decided_meanwhile_is_not_decided_again(job: Batch | Write) -> None:
+@pytest.mark.parametrize("job", [MicroBatch("q", 2), MicroBatch("q", 4), BatchWrite("w")])
+def test_what_somebody_else_decided_meanwhile_is_not_decided_again(job: MicroBatch | BatchWrite) -> None:
     """[SPK-25]"""
-    assert isinstance(next_decision("p", LAST, ballot_of(replace(VOTE, job=job)), 1, None), PrefixTaken)
+    assert isinstance(build_decision("p", LAST, ballot_of(replace(VOTE, job=job)), 1, None), PrefixTaken)
 
 
 @pytest.mark.parametrize(
     ("job", "tally", "same"),
     [
-        (Batch("q", 2), Tally(4, 20), True),
-        (Batch("q", 2), Tally(4, 21), False),
-        (Batch("q", 2), Tally(5, 20), False),
-        (Batch("q", 1), Tally(4, 20), False),
-        (Write("w"), Tally(1, 1), True),
-        (Write("w"), Tally(1, 2), False),
+        (MicroBatch("q", 2), RowChecksum(4, 20), True),
+        (MicroBatch("q", 2), RowChecksum(4, 21), False),
+        (MicroBatch("q", 2), RowChecksum(5, 20), False),
+        (MicroBatch("q", 1), RowChecksum(4, 20), False),
+        (BatchWrite("w"), RowChecksum(1, 1), True),
+        (BatchWrite("w"), RowChecksum(1, 2), False),
     ],
 )
-def test_a_repetition_is_the_same_rows(job: Batch | Write, tally: Tally, *, same: bool) -> None:
+def test_a_repetition_is_the_same_rows(
+    job: MicroBatch | BatchWrite, tally: RowChecksum, *, same: bool
+) -> None:
     """[SPK-22] What is too old to be compared is not taken for the same."""
     ballot = ballot_of(replace(VOTE, job=job, tallies=(tally,), participant=None, skipped=True))
-    found = replayed(LAST, ballot)
+    found = refuse_changed_replay(LAST, ballot)
     assert found is None if same else isinstance(found, CheckpointsDiffer)
 
 
@@ -252,7 +258,7 @@ def test_only_what_is_prepared_and_will_last_is_decided_on(
     found: TransactionDescription | None, *, sound: bool
 ) -> None:
     """[SPK-21] Age counts where there is a timeout: three quarters of it."""
-    refusal = unsound((ONE,), {ONE.transactional_id: found}, now_ms=10_000, began_ms=0)
+    refusal = find_expired_votes((ONE,), {ONE.transactional_id: found}, now_ms=10_000, began_ms=0)
     assert refusal is None if sound else isinstance(refusal, VoteLost)
 
 
@@ -266,7 +272,7 @@ def test_a_clock_of_a_broker_neither_stops_a_batch_nor_lets_an_old_one_pass(
     Else a driver that is ahead finds every batch too old, and one that is behind finds none.
     """
     found = shown("Ongoing", pair(5), timeout_ms=1_000, started_ms=began_ms + skew_ms)
-    refusal = unsound((ONE,), {ONE.transactional_id: found}, now_ms=100_000, began_ms=began_ms)
+    refusal = find_expired_votes((ONE,), {ONE.transactional_id: found}, now_ms=100_000, began_ms=began_ms)
     assert refusal is None if sound else isinstance(refusal, VoteLost)
 
 
@@ -278,11 +284,11 @@ def test_a_database_that_knows_less_than_the_cluster_was_told_has_lost_it(
     number: int | None, noted: int | None, *, fits: bool
 ) -> None:
     """[SPK-44]"""
-    known = Known(
+    known = DecisionState(
         decision=None if number is None else replace(LAST, number=number),
-        noted=None if noted is None else Noted(number=noted, what="batch 4 of query q", offsets="[5]"),
+        note=None if noted is None else DecisionNote(number=noted, what="batch 4 of query q", offsets="[5]"),
     )
-    found = lost("p/database", known)
+    found = find_lost_decisions("p/database", known)
     if fits:
         assert found is None
     else:
@@ -294,49 +300,54 @@ def test_a_database_that_knows_less_than_the_cluster_was_told_has_lost_it(
 
 def test_a_decision_of_an_earlier_version_has_no_number_to_compare() -> None:
     """After a downgrade the note is older than the row."""
-    known = Known(decision=replace(LAST, number=0), noted=Noted(number=3, what="x"))
-    assert lost("p", known) is None
+    known = DecisionState(decision=replace(LAST, number=0), note=DecisionNote(number=3, what="x"))
+    assert find_lost_decisions("p", known) is None
 
 
 # ------------------------------------------------------------------------------------------- fates
 
 STATES = {
-    "Ongoing": Fate.UNKNOWN,
-    "PrepareCommit": Fate.COMMITTED,
-    "PrepareAbort": Fate.ABORTED,
-    "PrepareEpochFence": Fate.ABORTED,
-    "CompleteCommit": Fate.COMMITTED,
-    "CompleteAbort": Fate.ABORTED,
-    "Empty": Fate.UNKNOWN,
-    "Dead": Fate.UNKNOWN,
+    "Ongoing": ParticipantOutcome.UNKNOWN,
+    "PrepareCommit": ParticipantOutcome.COMMITTED,
+    "PrepareAbort": ParticipantOutcome.ABORTED,
+    "PrepareEpochFence": ParticipantOutcome.ABORTED,
+    "CompleteCommit": ParticipantOutcome.COMMITTED,
+    "CompleteAbort": ParticipantOutcome.ABORTED,
+    "Empty": ParticipantOutcome.UNKNOWN,
+    "Dead": ParticipantOutcome.UNKNOWN,
 }
 
 
 @pytest.mark.parametrize(("state", "epoch"), list(product(STATES, (5, 6, 7, 9))))
 def test_the_fate_of_a_decided_transaction(state: str, epoch: int) -> None:
     """[SPK-23] Its own pair while it is open, one above when ended, further on when recovery completed it."""
-    found = fate(ONE, 2, shown(state, pair(epoch)))
+    found = resolve_outcome(ONE, 2, shown(state, pair(epoch)))
     if epoch == 5:  # still its own pair: only open is possible, all else means that the cluster lost it
-        assert found is (Fate.OPEN if state == "Ongoing" else Fate.UNKNOWN)
+        assert found is (ParticipantOutcome.OPEN if state == "Ongoing" else ParticipantOutcome.UNKNOWN)
     else:
         assert found is STATES[state]
 
 
 def test_what_a_broker_ended_for_a_client_is_not_committed() -> None:
-    forced = ForcedOutcome(writer=pair(5), cause=Cause.TIMED_OUT, at_ms=1, partition=None)
-    assert fate(ONE, 2, shown("CompleteCommit", pair(8), forced_outcomes=(forced,))) is Fate.ABORTED
-    assert fate(ONE, 2, None) is Fate.UNKNOWN
+    forced = ForcedOutcome(writer=pair(5), cause=AbortCause.TIMED_OUT, at_ms=1, partition=None)
+    assert (
+        resolve_outcome(ONE, 2, shown("CompleteCommit", pair(8), forced_outcomes=(forced,)))
+        is ParticipantOutcome.ABORTED
+    )
+    assert resolve_outcome(ONE, 2, None) is ParticipantOutcome.UNKNOWN
 
 
 def test_a_broken_decision_names_what_is_lost_and_what_to_do() -> None:
-    fates = {"a": Fate.COMMITTED, "b": Fate.OPEN}
-    assert broken("p", LAST, fates) is None
-    report = broken("p", LAST, {**fates, "c": Fate.ABORTED})
+    fates = {"a": ParticipantOutcome.COMMITTED, "b": ParticipantOutcome.OPEN}
+    assert find_incomplete_decision("p", LAST, fates) is None
+    report = find_incomplete_decision("p", LAST, {**fates, "c": ParticipantOutcome.ABORTED})
     assert isinstance(report, DecisionBroken)
     assert "c: aborted by the cluster" in str(report)
     assert "resolve --prefix p --retire" in str(report)
     assert "a:" not in str(report)
-    assert "resolve --prefix p --store URL --retire" in str(broken("p/database", LAST, {"c": Fate.ABORTED}))
+    assert "resolve --prefix p --store URL --retire" in str(
+        find_incomplete_decision("p/database", LAST, {"c": ParticipantOutcome.ABORTED})
+    )
 
 
 @pytest.mark.parametrize(
@@ -345,7 +356,7 @@ def test_a_broken_decision_names_what_is_lost_and_what_to_do() -> None:
 )
 def test_a_broken_decision_says_what_may_have_broken_it(mode: str, why: str) -> None:
     """Two-phase commit has no timeout that could have."""
-    report = str(broken("p", replace(LAST, mode=mode), {"c": Fate.ABORTED}))
+    report = str(find_incomplete_decision("p", replace(LAST, mode=mode), {"c": ParticipantOutcome.ABORTED}))
     assert why in report
     assert ("timeout" in report) == (mode != "2pc")
 
@@ -353,7 +364,7 @@ def test_a_broken_decision_says_what_may_have_broken_it(mode: str, why: str) -> 
 def test_orphans_are_the_workers_of_this_prefix() -> None:
     worker = "w/0123456789abcdef/0"
     ids = [f"p/{worker}", f"pp/{worker}", f"p/w/x/{worker}", "p/coordinator", "other"]
-    assert orphans("p", ids) == (f"p/{worker}",)
+    assert filter_worker_ids("p", ids) == (f"p/{worker}",)
 
 
 # --------------------------------------------------------------------------------------------- resume
@@ -371,7 +382,7 @@ A_AT_5, A_AT_0, B_AT_1 = '{"a":{"0":5}}', '{"a":{"0":0}}', '{"b": {"0": 1}}'
         (A_AT_5, (A_AT_5,), 2, "the 2 sources of this query began at"),
         (A_AT_5, (A_AT_0,), 1, f"began at {A_AT_0}"),
         (A_AT_5, (A_AT_5, A_AT_0), 1, "began at"),
-        (A_AT_5, (), 1, "places that they did not tell"),
+        (A_AT_5, (), 1, "unreported offsets"),
         (f"{A_AT_5}\n-", (A_AT_5,), 2, "ended at"),
         (None, (A_AT_5,), 1, "were not kept"),
     ],
@@ -381,9 +392,9 @@ def test_a_query_resumes_only_where_the_last_decision_ended(
 ) -> None:
     """[SPK-27] Else rows would be there twice or never, by an option that promises the contrary."""
     last = replace(LAST, offsets=kept)
-    found = resumed(last, Beginning(query_id="new", starts=starts, sources=sources))
+    found = resume_decision(last, QueryStart(query_id="new", start_offsets=starts, source_count=sources))
     if why is None:
-        assert found == Decided(nonce="m", query_id="new", batch_id=None)
+        assert found == DecisionSummary(nonce="m", query_id="new", batch_id=None)
     else:
         assert isinstance(found, UnknownCheckpoint)
         assert why in str(found)
@@ -393,29 +404,29 @@ def test_a_query_resumes_only_where_the_last_decision_ended(
 def test_a_query_that_keeps_state_resumes_nothing() -> None:
     """[SPK-27] Its state was in the checkpoint that is gone."""
     last = replace(LAST, offsets=A_AT_5)
-    beginning = Beginning(query_id="new", starts=(A_AT_5,), sources=1, keeps_state=True)
-    assert "the state of query q was in its checkpoint" in str(resumed(last, beginning))
+    beginning = QueryStart(query_id="new", start_offsets=(A_AT_5,), source_count=1, is_stateful=True)
+    assert "the state of query q was in its checkpoint" in str(resume_decision(last, beginning))
 
 
 def test_a_query_that_is_known_is_asked_nothing() -> None:
     """Its own decisions count, and before any decision there is nothing to follow."""
-    nowhere = Beginning(query_id="q")
-    assert resumed(LAST, nowhere) == LAST.summary
-    assert resumed(LAST, None) == LAST.summary
-    assert resumed(None, nowhere) is None
+    nowhere = QueryStart(query_id="q")
+    assert resume_decision(LAST, nowhere) == LAST.summary
+    assert resume_decision(LAST, None) == LAST.summary
+    assert resume_decision(None, nowhere) is None
     writes = replace(LAST, query_id=None, batches=())
-    assert resumed(writes, nowhere) == writes.summary
+    assert resume_decision(writes, nowhere) == writes.summary
 
 
 def test_a_query_that_resumes_begins_with_its_first_batch() -> None:
     """[SPK-27] Later batches of it were decided elsewhere."""
-    decided = Decided(nonce="m", query_id="new", batch_id=None)
-    assert course(decided, Batch("new", 0), NewCheckpoint.RESUME) is Course.WRITE
-    assert isinstance(course(decided, Batch("new", 1), NewCheckpoint.RESUME), CheckpointsDiffer)
-    assert isinstance(course(decided, Batch("q", 3), NewCheckpoint.RESUME), UnknownCheckpoint)
+    decided = DecisionSummary(nonce="m", query_id="new", batch_id=None)
+    assert plan_task(decided, MicroBatch("new", 0), NewCheckpoint.RESUME) is TaskAction.WRITE
+    assert isinstance(plan_task(decided, MicroBatch("new", 1), NewCheckpoint.RESUME), CheckpointsDiffer)
+    assert isinstance(plan_task(decided, MicroBatch("q", 3), NewCheckpoint.RESUME), UnknownCheckpoint)
 
 
 def test_where_nobody_can_look_nothing_is_resumed() -> None:
     """[SPK-27] The driver could not read the checkpoint, so the task has the old query's decision."""
-    found = course(LAST.summary, Batch("new", 0), NewCheckpoint.RESUME)
+    found = plan_task(LAST.summary, MicroBatch("new", 0), NewCheckpoint.RESUME)
     assert "must be a folder of the driver's host" in str(found)

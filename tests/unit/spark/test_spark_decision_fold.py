@@ -1,9 +1,27 @@
 """The last decision of a prefix, out of a log that others write to."""
 
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
-from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
-from tallystick.spark.protocol.committable import Decision, Noted, encode_decision, encode_noted
-from tallystick.spark.protocol.decision_fold import DecisionFold, Known, decision_key, done_key, noted_key
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    EndTransactionMarker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
+from tallystick.spark.protocol.committable import (
+    Decision,
+    DecisionNote,
+    encode_decision,
+    encode_decision_note,
+)
+from tallystick.spark.protocol.decision_fold import (
+    DecisionFold,
+    DecisionState,
+    decision_key,
+    done_key,
+    note_key,
+)
 
 OURS, OTHER = 7, 8
 
@@ -22,15 +40,15 @@ class Log:
         value = None if nonce is None else encode_decision(decision(nonce))
         offset = len(self.batches)
         meta = BatchMeta(
-            base_offset=offset, producer_id=producer, epoch=3, base_sequence=0, transactional=True
+            base_offset=offset, producer_id=producer, producer_epoch=3, base_sequence=0, is_transactional=True
         )
         record = Record(offset=offset, timestamp_ms=0, key=decision_key(prefix), value=value)
         self.batches.append(encode_batch([record], meta))
 
     def mark(self, producer: int, outcome: ControlType) -> None:
         """Signed one epoch above the record (KIP-890)."""
-        marker = Marker(type=outcome, coordinator_epoch=0)
-        pair = Identity(ProducerId(producer), ProducerEpoch(4))
+        marker = EndTransactionMarker(control_type=outcome, coordinator_epoch=0)
+        pair = ProducerIdAndEpoch(ProducerId(producer), ProducerEpoch(4))
         self.batches.append(encode_marker(marker, pair, timestamp_ms=0, offset=len(self.batches)))
 
     def done(self, nonce: str) -> None:
@@ -40,27 +58,27 @@ class Log:
 
     def note(self, number: int | None) -> None:
         offset = len(self.batches)
-        value = None if number is None else encode_noted(Noted(number=number, what="x"))
-        record = Record(offset=offset, timestamp_ms=0, key=noted_key("p"), value=value)
+        value = None if number is None else encode_decision_note(DecisionNote(number=number, what="x"))
+        record = Record(offset=offset, timestamp_ms=0, key=note_key("p"), value=value)
         self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
 
-    def known(self) -> Known:
+    def known(self) -> DecisionState:
         fold = DecisionFold("p")
         fold.feed(b"".join(self.batches))
         assert fold.next_offset == len(self.batches)
-        return fold.known
+        return fold.state
 
 
 def test_a_decision_counts_when_its_marker_says_so() -> None:
     """[SPK-24]"""
     log = Log()
     log.decide(OURS, "a")
-    assert log.known() == Known()
+    assert log.known() == DecisionState()
     log.mark(OURS, ControlType.COMMIT)
-    assert log.known() == Known(decision=decision("a"))
+    assert log.known() == DecisionState(decision=decision("a"))
     log.decide(OURS, "b")
     log.mark(OURS, ControlType.ABORT)
-    assert log.known() == Known(decision=decision("a"))
+    assert log.known() == DecisionState(decision=decision("a"))
 
 
 def test_the_highest_note_counts_until_it_is_taken_back() -> None:
@@ -68,7 +86,7 @@ def test_the_highest_note_counts_until_it_is_taken_back() -> None:
     log = Log()
     for number, highest in ((1, 1), (3, 3), (2, 3), (None, None), (1, 1)):
         log.note(number)
-        noted = log.known().noted
+        noted = log.known().note
         assert (None if noted is None else noted.number) == highest
 
 
@@ -86,10 +104,10 @@ def test_the_note_of_completion_is_about_one_decision() -> None:
     log.decide(OURS, "a")
     log.mark(OURS, ControlType.COMMIT)
     log.done("a")
-    assert log.known() == Known(decision=decision("a"), done=True)
+    assert log.known() == DecisionState(decision=decision("a"), done=True)
     log.decide(OURS, "b")
     log.mark(OURS, ControlType.COMMIT)
-    assert log.known() == Known(decision=decision("b"), done=False)
+    assert log.known() == DecisionState(decision=decision("b"), done=False)
 
 
 def test_what_is_known_is_decoded_once() -> None:
@@ -97,15 +115,15 @@ def test_what_is_known_is_decoded_once() -> None:
     log, fold, mine = Log(), DecisionFold("p"), decision("a")
     log.decide(OURS, "a")
     log.mark(OURS, ControlType.COMMIT)
-    fold.written(encode_decision(mine), mine)
+    fold.cache_decision(encode_decision(mine), mine)
     fold.feed(b"".join(log.batches))
-    assert fold.known.decision is mine
+    assert fold.state.decision is mine
     log.decide(OURS, "b")
     log.mark(OURS, ControlType.COMMIT)
     fold.feed(b"".join(log.batches))
-    newer = fold.known.decision
+    newer = fold.state.decision
     assert newer == decision("b")
-    assert fold.known.decision is newer
+    assert fold.state.decision is newer
 
 
 def test_a_prefix_that_was_given_up_has_no_decision() -> None:
@@ -114,7 +132,7 @@ def test_a_prefix_that_was_given_up_has_no_decision() -> None:
     log.mark(OURS, ControlType.COMMIT)
     log.decide(OURS, None)
     log.mark(OURS, ControlType.COMMIT)
-    assert log.known() == Known()
+    assert log.known() == DecisionState()
 
 
 def test_it_goes_on_where_it_was_cut_off() -> None:
@@ -127,6 +145,6 @@ def test_it_goes_on_where_it_was_cut_off() -> None:
         fold = DecisionFold("p")
         fold.feed(data[:cut])
         fold.feed(b"".join(log.batches[fold.next_offset :]))
-        assert fold.known.decision == decision("a")
+        assert fold.state.decision == decision("a")
         fold.feed(data)
         assert fold.next_offset == 2

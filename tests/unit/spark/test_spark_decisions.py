@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.spark.decisions.topic import unfit, worries
+from tallystick.spark.decisions.topic import find_durability_risks, find_unusable_config
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_a_topic_that_loses_decisions_or_takes_none_is_refused(
     found: dict[str, str | None], replicas: int, why: str | None
 ) -> None:
     """What cannot be seen, for want of a grant, is no reason."""
-    refusal = unfit("d", found, replicas)
+    refusal = find_unusable_config("d", found, replicas)
     assert (refusal is None) == (why is None)
     if why is not None:
         assert why in str(refusal)
@@ -41,6 +41,6 @@ def test_how_a_decision_may_be_lost_is_said(
     found: dict[str, str | None], replicas: int, brokers: int, told: list[str]
 ) -> None:
     """The cluster is its owner's to set up, so nothing is refused."""
-    worried = list(worries(found, replicas, brokers))
+    worried = list(find_durability_risks(found, replicas, brokers))
     assert len(worried) == len(told)
     assert all(each in line for each, line in zip(told, worried, strict=True))

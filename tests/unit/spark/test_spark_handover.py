@@ -9,40 +9,42 @@ import pytest
 from hypothesis import given
 from tests.support.spark_values import LEASES
 
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Lease, decode_lease, encode_lease
 from tallystick.spark.sink import lease_handover
 
 OPTIONS = SinkOptions(prefix="p", client={"bootstrap.servers": "localhost:9092"})
-LEASE = Lease(nonce="n", coordinator=Identity(ProducerId(1), ProducerEpoch(2)), transaction_version=2)
+LEASE = Lease(
+    nonce="n", coordinator=ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(2)), transaction_version=2
+)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield
-    lease_handover.forget(OPTIONS)
+    lease_handover.remove_lease(OPTIONS)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a driver's process is found in /proc")
 def test_a_lease_that_was_left_is_found_until_the_batch_has_ended() -> None:
-    lease_handover.leave(OPTIONS, LEASE)
-    assert lease_handover.find(OPTIONS) == LEASE
-    assert lease_handover.find(OPTIONS) == LEASE, "an abort that failed is tried again under it"
-    assert lease_handover.find(replace(OPTIONS, prefix="other")) is None
-    assert lease_handover.find(OPTIONS, driver="1:2") is None, "of another driver on this host"
-    lease_handover.forget(OPTIONS)
-    assert lease_handover.find(OPTIONS) is None
+    lease_handover.save_lease(OPTIONS, LEASE)
+    assert lease_handover.find_lease(OPTIONS) == LEASE
+    assert lease_handover.find_lease(OPTIONS) == LEASE, "an abort that failed is tried again under it"
+    assert lease_handover.find_lease(replace(OPTIONS, prefix="other")) is None
+    assert lease_handover.find_lease(OPTIONS, driver="1:2") is None, "of another driver on this host"
+    lease_handover.remove_lease(OPTIONS)
+    assert lease_handover.find_lease(OPTIONS) is None
 
 
 def test_a_process_that_begins_and_ends_a_batch_keeps_its_lease_in_memory(tmp_path: Path) -> None:
-    lease_handover.keep(OPTIONS, LEASE)
-    assert lease_handover.find(OPTIONS) == LEASE
+    lease_handover.keep_in_memory(OPTIONS, LEASE)
+    assert lease_handover.find_lease(OPTIONS) == LEASE
     assert list(tmp_path.iterdir()) == []
-    lease_handover.forget(OPTIONS)
-    assert lease_handover.find(OPTIONS) is None
+    lease_handover.remove_lease(OPTIONS)
+    assert lease_handover.find_lease(OPTIONS) is None
 
 
 @given(LEASES)

@@ -5,7 +5,7 @@ from tools.spark_options import GUIDE, block, shown
 
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark.options.option_table import OPTIONS, Query, Standing
+from tallystick.spark.options.option_table import OPTIONS, OptionSupport, QueryType
 from tallystick.spark.options.source_options import (
     Assigned,
     AtOffsets,
@@ -15,8 +15,8 @@ from tallystick.spark.options.source_options import (
     Matching,
     SourceOptions,
     Subscribed,
-    kafka_settings,
-    read_options,
+    kafka_client_settings,
+    parse_source_options,
 )
 
 A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
@@ -34,13 +34,13 @@ GUIDE_NAMES = """
 """
 
 
-def options(query: Query | None = Query.STREAM, **given: str) -> SourceOptions:
+def options(query: QueryType | None = QueryType.STREAM, **given: str) -> SourceOptions:
     named = {name.replace("__", "."): text for name, text in given.items()}
     topics = {} if named.keys() & {"subscribe", "assign", "subscribePattern"} else {"subscribe": "a"}
-    return read_options({**CLUSTER, **topics, **named}, query)
+    return parse_source_options({**CLUSTER, **topics, **named}, query)
 
 
-def problems(query: Query | None = Query.STREAM, **given: str) -> list[str]:
+def problems(query: QueryType | None = QueryType.STREAM, **given: str) -> list[str]:
     with pytest.raises(BadConfig) as caught:
         options(query, **given)
     return str(caught.value).splitlines()
@@ -59,7 +59,7 @@ def test_the_table_in_the_guide_is_that_of_the_code() -> None:
 
 def test_what_is_supported_is_read() -> None:
     made = options(
-        Query.STREAM,
+        QueryType.STREAM,
         subscribe=" a, b ,a",
         FailOnDataLoss="FALSE",
         includeheaders="true",
@@ -101,7 +101,7 @@ def test_topics() -> None:
 
 
 def test_places() -> None:
-    assert options(Query.BATCH).starting is Edge.EARLIEST
+    assert options(QueryType.BATCH).starting is Edge.EARLIEST
     offsets = '{"a":{"0":23,"1":-2}}'
     assert options(startingOffsets=offsets).starting == AtOffsets({A0: 23, A1: Edge.EARLIEST})
     times = '{"a":{"0":1000}}'
@@ -109,7 +109,7 @@ def test_places() -> None:
     assert both.starting == AtTimes({A0: 1000}), "times go before offsets"
     three = options(startingOffsets=offsets, startingOffsetsByTimestamp=times, startingTimestamp="5")
     assert three.starting == AtTime(5), "one time for all goes before both"
-    assert options(Query.BATCH, endingTimestamp="7").ending == AtTime(7)
+    assert options(QueryType.BATCH, endingTimestamp="7").ending == AtTime(7)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_delays(text: str, ms: int) -> None:
 
 def test_everything_wrong_is_said_at_once() -> None:
     said = problems(
-        Query.STREAM,
+        QueryType.STREAM,
         subscribe="a",
         assign="{",
         startingOfsets="earliest",
@@ -159,28 +159,28 @@ def test_everything_wrong_is_said_at_once() -> None:
         (None, {"startingOffsets": '{"a":{"x":1}}'}, "a x: 1, in what should be"),
         (None, {"startingTimestamp": "soon"}, "startingTimestamp: 'soon' is not a whole number"),
         (None, {"maxTriggerDelay": "15 minutes"}, "maxTriggerDelay: '15 minutes' is not a time"),
-        (Query.STREAM, {"minOffsetsPerTrigger": "3", "maxOffsetsPerTrigger": "2"}, "3 is above"),
+        (QueryType.STREAM, {"minOffsetsPerTrigger": "3", "maxOffsetsPerTrigger": "2"}, "3 is above"),
         (None, {"resume.from.prefix": "p"}, "checkpointLocation must be given as well"),
         (None, {"resume.from.prefix": "a b", "checkpointLocation": "/c"}, "resume.from.prefix: 'a b' is"),
         (None, {"resume.from.database": "sqlite://"}, "resume.from.prefix, which is not given"),
-        (Query.BATCH, {"checkpointLocation": "/c"}, "checkpointLocation: only in a streaming query"),
-        (Query.BATCH, {"startingOffsets": "latest"}, "a batch cannot start at latest"),
-        (Query.BATCH, {"endingOffsets": "earliest"}, "a batch cannot end at earliest"),
-        (Query.BATCH, {"startingOffsets": '{"a":{"0":-1}}'}, "a-0 cannot start at latest"),
-        (Query.BATCH, {"endingOffsets": '{"a":{"0":-2}}'}, "a-0 cannot end at earliest"),
+        (QueryType.BATCH, {"checkpointLocation": "/c"}, "checkpointLocation: only in a streaming query"),
+        (QueryType.BATCH, {"startingOffsets": "latest"}, "a batch cannot start at latest"),
+        (QueryType.BATCH, {"endingOffsets": "earliest"}, "a batch cannot end at earliest"),
+        (QueryType.BATCH, {"startingOffsets": '{"a":{"0":-1}}'}, "a-0 cannot start at latest"),
+        (QueryType.BATCH, {"endingOffsets": '{"a":{"0":-2}}'}, "a-0 cannot end at earliest"),
         (
-            Query.BATCH,
+            QueryType.BATCH,
             {"startingOffsets": '{"a":{"0":5}}', "endingOffsets": '{"a":{"0":4}}'},
             "a-0 starts at 5, behind its end 4",
         ),
         (
-            Query.BATCH,
+            QueryType.BATCH,
             {"startingOffsets": '{"a":{"0":5}}', "endingOffsets": '{"a":{"1":9}}'},
             "only one of them names a-0, a-1",
         ),
     ],
 )
-def test_refusals(query: Query | None, given: dict[str, str], said: str) -> None:
+def test_refusals(query: QueryType | None, given: dict[str, str], said: str) -> None:
     told = problems(query, **given)
     assert len(told) == 1
     assert said in told[0]
@@ -188,23 +188,23 @@ def test_refusals(query: Query | None, given: dict[str, str], said: str) -> None
 
 def test_a_batch_ignores_the_limits_of_a_stream() -> None:
     """KafkaSourceProvider.validateBatchOptions: "maxOffsetsPerTrigger option ignored in batch queries"."""
-    assert options(Query.BATCH, maxOffsetsPerTrigger="1", maxTriggerDelay="1s").min_offsets is None
+    assert options(QueryType.BATCH, maxOffsetsPerTrigger="1", maxTriggerDelay="1s").min_offsets is None
 
 
 def test_the_settings_of_a_client() -> None:
-    idle = [option.name for option in OPTIONS if option.standing is Standing.NO_EFFECT]
+    idle = [option.name for option in OPTIONS if option.support is OptionSupport.NO_EFFECT]
     given = {
         **CLUSTER,
         **dict.fromkeys(idle, "x"),
         "Kafka.Client.Id": "me",
         "kafka.enable.auto.commit": "true",
     }
-    assert kafka_settings(given) == {"bootstrap.servers": "localhost:9092", "client.id": "me"}
+    assert kafka_client_settings(given) == {"bootstrap.servers": "localhost:9092", "client.id": "me"}
 
 
 def test_options_without_a_cluster_or_topics() -> None:
     with pytest.raises(BadConfig) as caught:
-        read_options({})
+        parse_source_options({})
     said = str(caught.value)
     assert "kafka.bootstrap.servers: must name at least one" in said
     assert "assign, subscribe, subscribePattern: one of these" in said

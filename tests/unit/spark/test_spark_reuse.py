@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.sink.context import station
+from tallystick.spark.sink.context import get_sink_context
 
 SHOWN = """
 import gc, sys
@@ -44,7 +44,7 @@ def test_a_worker_that_writes_is_settled(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
     before = gc.get_freeze_count()
     try:
-        here = station(SinkOptions(prefix="settled", client={"bootstrap.servers": "localhost:1"}))
+        here = get_sink_context(SinkOptions(prefix="settled", client={"bootstrap.servers": "localhost:1"}))
         here.close()
         assert gc.get_freeze_count() > before
     finally:

@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark import foreach_batch, to_table, to_topic
-from tallystick.spark.options.sinks import sink_problems
+from tallystick.spark.options.sinks import find_sink_problems
 
 OPTIONS = {"kafka.bootstrap.servers": "localhost:9092", "transactional.id.prefix": "p"}
 
@@ -33,7 +33,7 @@ def test_all_problems_of_the_sinks_at_once() -> None:
         to_table("d", write="replace"),  # type: ignore[arg-type]
         "topic",
     )
-    assert list(sink_problems(sinks, None)) == [
+    assert list(find_sink_problems(sinks, None)) == [
         "'topic': is no sink: to_topic(...) and to_table(...) make them",
         "database: required by to_table, the URL that SQLAlchemy takes",
         "table c: written to by two sinks; make it one",

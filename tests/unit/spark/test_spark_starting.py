@@ -3,10 +3,10 @@
 import pytest
 
 from tallystick.kernel.ids import TopicPartition
-from tallystick.spark.options.source_options import Assigned, Matching, Subscribed, Topics
-from tallystick.spark.protocol.committable import Decision, Written
-from tallystick.spark.source.planner import NothingToRead
-from tallystick.spark.source.start_offsets import ended_at
+from tallystick.spark.options.source_options import Assigned, ConsumerStrategy, Matching, Subscribed
+from tallystick.spark.protocol.committable import Decision, JobChecksums
+from tallystick.spark.source.planner import UnknownOffsets
+from tallystick.spark.source.start_offsets import select_decided_end
 
 A, B = '{"a":{"0":5,"1":6}}', '{"b":{"0":1}}'
 FILES = '{"logOffset":3}'
@@ -19,7 +19,7 @@ def decision(*lines: str) -> Decision:
         transaction_version=2,
         decided_ms=0,
         query_id="q",
-        batches=(Written(4, ()),),
+        batches=(JobChecksums(4, ()),),
         offsets="\n".join(lines) or None,
     )
 
@@ -33,8 +33,8 @@ def decision(*lines: str) -> Decision:
         ((A, A), Assigned((TopicPartition("a", 1),))),
     ],
 )
-def test_a_source_has_the_offsets_of_its_topics(lines: tuple[str, ...], topics: Topics) -> None:
-    assert ended_at(decision(*lines), topics) == {"a": {"0": 5, "1": 6}}
+def test_a_source_has_the_offsets_of_its_topics(lines: tuple[str, ...], topics: ConsumerStrategy) -> None:
+    assert select_decided_end(decision(*lines), topics) == {"a": {"0": 5, "1": 6}}
 
 
 @pytest.mark.parametrize(
@@ -47,5 +47,5 @@ def test_a_source_has_the_offsets_of_its_topics(lines: tuple[str, ...], topics: 
 )
 def test_a_source_without_offsets_of_its_own_begins_nowhere(lines: tuple[str, ...], why: str) -> None:
     """Two sources of one topic: nobody knows which one this is."""
-    with pytest.raises(NothingToRead, match=why):
-        ended_at(decision(*lines), Subscribed(("a",)))
+    with pytest.raises(UnknownOffsets, match=why):
+        select_decided_end(decision(*lines), Subscribed(("a",)))

@@ -6,8 +6,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.spark.protocol.committable import Tally
-from tallystick.spark.sink.row_checksum import tally
+from tallystick.spark.protocol.committable import RowChecksum
+from tallystick.spark.sink.row_checksum import checksum_columns
 
 CELL = st.none() | st.binary(max_size=4)
 HEADERS = st.none() | st.lists(st.fixed_dictionaries({"key": st.text(max_size=2), "value": CELL}), max_size=2)
@@ -15,13 +15,13 @@ ROW = st.tuples(CELL, CELL, st.sampled_from(["a", "b"]), st.none() | st.integers
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-def of(rows: list[tuple[object, ...]]) -> Tally:
+def of(rows: list[tuple[object, ...]]) -> RowChecksum:
     columns = list(zip(*rows, strict=True)) if rows else [()] * 5
     types = (pa.binary(), pa.binary(), pa.string(), pa.int32(), _HEADERS)
     value, key, topic, partition, headers = (
         pa.array(list(column), kind) for column, kind in zip(columns, types, strict=True)
     )
-    return tally(value, key, topic, partition, headers)
+    return checksum_columns(value, key, topic, partition, headers)
 
 
 @given(st.lists(ROW, max_size=8), st.randoms(use_true_random=False), st.integers(0, 8))
@@ -30,7 +30,7 @@ def test_order_and_split_do_not_matter(rows: list[tuple[object, ...]], random: o
     shuffled = list(rows)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert of(shuffled) == of(rows)
-    assert of(shuffled[:cut]).plus(of(shuffled[cut:])) == of(rows)
+    assert of(shuffled[:cut]).combine(of(shuffled[cut:])) == of(rows)
 
 
 def test_everything_else_does() -> None:
@@ -59,8 +59,8 @@ def test_everything_else_does() -> None:
 
 def test_the_type_of_a_column_is_not_part_of_its_rows() -> None:
     texts = ["a", None, "bc"]
-    found = {tally(pa.array(texts, kind)) for kind in (pa.string(), pa.large_string())}
+    found = {checksum_columns(pa.array(texts, kind)) for kind in (pa.string(), pa.large_string())}
     blobs = [b"a", None, b"bc"]
-    found |= {tally(pa.array(blobs, kind)) for kind in (pa.binary(), pa.large_binary())}
+    found |= {checksum_columns(pa.array(blobs, kind)) for kind in (pa.binary(), pa.large_binary())}
     assert len(found) == 1
     assert found.pop().rows == 3

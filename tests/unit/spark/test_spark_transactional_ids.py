@@ -5,35 +5,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.spark_values import IDENTITIES, PREFIXES
 
-from tallystick.spark.protocol.committable import Decided, Lease
+from tallystick.spark.protocol.committable import DecisionSummary, Lease
 from tallystick.spark.protocol.transactional_ids import (
     PREFIX_LENGTH_MAX,
-    WorkerId,
+    WorkerTransactionalId,
     coordinator_id,
-    is_of_workers,
+    find_prefix_problems,
+    is_worker_id,
     parse_worker_id,
-    prefix_problems,
 )
-from tallystick.spark.sink.worker_ids import WorkerIds
+from tallystick.spark.sink.worker_ids import WorkerIdPool
 
 WORKERS = st.text("0123456789abcdef", min_size=16, max_size=16)
 
 
 @given(PREFIXES, WORKERS, st.integers(0, 999_999_999))
 def test_a_worker_id_reads_back(prefix: str, worker: str, number: int) -> None:
-    name = WorkerId(prefix, worker, number)
+    name = WorkerTransactionalId(prefix, worker, number)
     assert parse_worker_id(str(name)) == name
 
 
 @given(PREFIXES, PREFIXES, WORKERS)
 def test_an_id_belongs_to_one_prefix(prefix: str, other: str, worker: str) -> None:
     """[SPK-20] Also where one prefix begins like the other: what is swept is never somebody else's."""
-    name = str(WorkerId(prefix, worker, 0))
-    assert is_of_workers(prefix, name)
-    assert is_of_workers(other, name) == (other == prefix)
+    name = str(WorkerTransactionalId(prefix, worker, 0))
+    assert is_worker_id(prefix, name)
+    assert is_worker_id(other, name) == (other == prefix)
     nested = f"{prefix}/w/{worker}"
-    assert not is_of_workers(prefix, str(WorkerId(nested, worker, 0)))
-    assert not is_of_workers(prefix, coordinator_id(prefix))
+    assert not is_worker_id(prefix, str(WorkerTransactionalId(nested, worker, 0)))
+    assert not is_worker_id(prefix, coordinator_id(prefix))
 
 
 @pytest.mark.parametrize(
@@ -45,25 +45,25 @@ def test_other_ids_are_no_workers(text: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/a", "a/", "a//b", "a b", "ä", "a#b", "a" * (PREFIX_LENGTH_MAX + 1)])
 def test_a_bad_prefix_is_named(prefix: str) -> None:
-    (problem,) = prefix_problems(prefix)
+    (problem,) = find_prefix_problems(prefix)
     assert problem.startswith("transactional.id.prefix: ")
 
 
 @given(PREFIXES)
 def test_a_good_prefix_has_no_problem(prefix: str) -> None:
-    assert list(prefix_problems(prefix)) == []
+    assert list(find_prefix_problems(prefix)) == []
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=30), IDENTITIES)
 def test_ids_are_bounded_by_two_batches(tasks: list[int], pair: object) -> None:
     """[SPK-20] [SPK-23] However many batches: twice what a process ran of the largest one."""
-    ids = WorkerIds("p")
-    decided: Decided | None = None
+    ids = WorkerIdPool("p")
+    decided: DecisionSummary | None = None
     before: set[str] = set()
     for batch_id, count in enumerate(tasks):
         lease = Lease(nonce=f"n{batch_id}", coordinator=pair, transaction_version=2, decided=decided)  # type: ignore[arg-type]
-        taken = {str(ids.take(lease)) for _ in range(count)}
+        taken = {str(ids.acquire(lease)) for _ in range(count)}
         assert len(taken) == count
         assert not taken & before
-        before, decided = taken, Decided(nonce=lease.nonce, query_id="q", batch_id=batch_id)
+        before, decided = taken, DecisionSummary(nonce=lease.nonce, query_id="q", batch_id=batch_id)
     assert len(ids) <= 2 * max(tasks)

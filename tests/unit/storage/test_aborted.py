@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.kernel.check import InvariantBroken
-from tallystick.storage.aborted import (
-    ABORTED_ENTRY_SIZE,
-    AbortedIndex,
-    AbortedTxn,
-    aborted_between,
-    encode_aborted,
-    scan_aborted,
-)
 from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.transaction_index import (
+    ABORTED_ENTRY_SIZE,
+    AbortedTxn,
+    TransactionIndex,
+    collect_aborted_txns,
+    decode_aborted,
+    encode_aborted,
+)
 
 TXN = AbortedTxn(producer_id=7, first_offset=41, last_offset=60, last_stable_offset=61)
 
@@ -29,7 +29,7 @@ def test_an_entry_has_kafka_s_34_bytes() -> None:
 
 def test_a_torn_last_entry_is_left_out() -> None:
     data = encode_aborted(TXN) + encode_aborted(TXN)[:33]
-    assert scan_aborted(data) == ([TXN], 34)
+    assert decode_aborted(data) == ([TXN], 34)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_a_torn_last_entry_is_left_out() -> None:
 )
 def test_nonsense_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedFile):
-        scan_aborted(data)
+        decode_aborted(data)
 
 
 def test_markers_are_appended_in_order() -> None:
-    index = AbortedIndex([TXN])
+    index = TransactionIndex([TXN])
     with pytest.raises(InvariantBroken):
         index.append(TXN)
 
 
 def test_truncation_says_what_the_file_keeps() -> None:
-    index = AbortedIndex([TXN, TXN._replace(first_offset=50, last_offset=70)])
+    index = TransactionIndex([TXN, TXN._replace(first_offset=50, last_offset=70)])
     assert index.truncate(70) == 34
     assert list(index) == [TXN]
     assert index.truncate(0) == 0
@@ -63,10 +63,10 @@ def test_a_range_ends_where_the_entry_proves_it() -> None:
     """An entry whose last stable offset has reached the upper bound is the last that matters."""
     first = AbortedTxn(1, 10, 20, 21)
     second = AbortedTxn(2, 5, 30, 31)  # began before the first, and was still open at 20: LSO there was 5
-    index = AbortedIndex([first._replace(last_stable_offset=5), second])
-    assert index.overlapping(0, 15) == ([first._replace(last_stable_offset=5), second], True)
-    assert index.overlapping(21, 25) == ([second], True)
-    assert index.overlapping(31, 99) == ([], False)
+    index = TransactionIndex([first._replace(last_stable_offset=5), second])
+    assert index.find_overlapping(0, 15) == ([first._replace(last_stable_offset=5), second], True)
+    assert index.find_overlapping(21, 25) == ([second], True)
+    assert index.find_overlapping(31, 99) == ([], False)
 
 
 class History:
@@ -99,9 +99,9 @@ def test_every_transaction_in_the_range_is_found(
     history = History(steps)
     lo = data.draw(st.integers(0, history.end))
     hi = data.draw(st.integers(lo, history.end))
-    indexes = [AbortedIndex() for _ in range(history.end // segment + 1)]
+    indexes = [TransactionIndex() for _ in range(history.end // segment + 1)]
     for txn in history.txns:
         indexes[txn.last_offset // segment].append(txn)
-    found = aborted_between(indexes[lo // segment :], lo, hi)
+    found = collect_aborted_txns(indexes[lo // segment :], lo, hi)
     expected = [txn for txn in history.txns if txn.last_offset >= lo and txn.first_offset < hi]
     assert found == expected

@@ -7,7 +7,7 @@ from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.checkpoints import parse_offsets
 from tallystick.storage.log import AppendResult, LogConfig
-from tallystick.storage.log_dir import LOG_STARTS, DirectoryOptions, LogDir
+from tallystick.storage.log_dir import LOG_START_FILE, DirectoryOptions, LogDir
 from tallystick.storage.log_start import delete_oldest_segments
 from tallystick.testing.memory_fs import MemoryFileSystem
 
@@ -21,7 +21,7 @@ class Interleaved(MemoryFileSystem):
     other: threading.Thread | None = None
 
     def rename(self, old: str, new: str) -> None:
-        other, self.other = self.other, None if new.endswith(LOG_STARTS) else self.other
+        other, self.other = self.other, None if new.endswith(LOG_START_FILE) else self.other
         if other is not None and self.other is None:
             other.start()
             other.join(0.1)  # it waits for us, or it would be done
@@ -43,5 +43,5 @@ def test_a_checkpoint_never_takes_the_start_of_a_log_back() -> None:
     directory.checkpoint()
     deleting.join()
     assert log.log_start_offset > 0
-    written = parse_offsets(fs.read_bytes(f"d/{LOG_STARTS}").decode(), LOG_STARTS)
+    written = parse_offsets(fs.read_bytes(f"d/{LOG_START_FILE}").decode(), LOG_START_FILE)
     assert written[TP] == log.log_start_offset

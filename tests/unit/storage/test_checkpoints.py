@@ -20,7 +20,7 @@ from tallystick.storage.checkpoints import (
     parse_partition_metadata,
     parse_uuid,
 )
-from tallystick.storage.epochs import EpochStart
+from tallystick.storage.leader_epochs import EpochEntry
 from tallystick.storage.malformed import MalformedFile
 
 OFFSETS = {TopicPartition("orders", 0): 17, TopicPartition("__consumer_offsets", 49): 0}
@@ -41,7 +41,7 @@ def test_an_empty_checkpoint() -> None:
 
 
 def test_epoch_checkpoint_text() -> None:
-    starts = [EpochStart(0, 0), EpochStart(4, 1_000)]
+    starts = [EpochEntry(0, 0), EpochEntry(4, 1_000)]
     assert format_epochs(starts) == "0\n2\n0 0\n4 1000\n"
     assert parse_epochs(format_epochs(starts)) == starts
 

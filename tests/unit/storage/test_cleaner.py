@@ -8,14 +8,14 @@ import pytest
 from compacted import CONFIG, DIRECTORY, Compacted
 
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import INT64_MAX, Identity, ProducerEpoch, ProducerId
-from tallystick.storage.compaction.cleaner import CleaningFailed, CleaningRequest, clean
-from tallystick.storage.compaction.cleaner_worker import work
-from tallystick.storage.compaction.swap import Swap
+from tallystick.kernel.ids import INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.storage.compaction.cleaner import CleaningFailed, CleaningRequest, clean_log
+from tallystick.storage.compaction.cleaner_worker import run_request
+from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.log_start import delete_oldest_segments
 
-P1 = Identity(ProducerId(1), ProducerEpoch(0))
-P2 = Identity(ProducerId(2), ProducerEpoch(0))
+P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
+P2 = ProducerIdAndEpoch(ProducerId(2), ProducerEpoch(0))
 
 
 def test_the_newest_value_of_each_key_survives() -> None:
@@ -128,8 +128,8 @@ def test_a_marker_goes_after_its_records_and_one_horizon() -> None:
     log.put(("a", "2"))
     log.put(("z", "1"))
     log.roll()
-    log.log.producer_state.expire(log.now_ms, 1)
-    log.log.producer_state.expire(log.now_ms + 10**9, 1)  # P1 writes no more
+    log.log.producer_state_manager.remove_expired(log.now_ms, 1)
+    log.log.producer_state_manager.remove_expired(log.now_ms + 10**9, 1)  # P1 writes no more
     log.clean()  # the record goes; the marker was met with it
     assert [header.is_control for header, _ in log.batches()] == [True, False, False]
     log.clean_all()  # nothing of the transaction is met: the horizon begins
@@ -153,13 +153,13 @@ def test_a_live_producer_goes_on_where_it_was() -> None:
         if name.endswith(".snapshot"):
             log.fs.remove(f"{DIRECTORY}/{name}")
     log.reopen()
-    assert log.log.producer_state.active[1].next_sequence == 9
+    assert log.log.producer_state_manager.active_producers[1].next_sequence == 9
 
 
 def test_a_producer_known_by_its_marker_alone_keeps_the_marker() -> None:
     """[CLN-5] KAFKA-9144: its epoch fences."""
     log = Compacted()
-    fenced = Identity(ProducerId(1), ProducerEpoch(5))
+    fenced = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(5))
     log.end(fenced, commit=False)
     log.put(("a", "1"))
     log.roll()
@@ -167,7 +167,7 @@ def test_a_producer_known_by_its_marker_alone_keeps_the_marker() -> None:
         log.clean_all()
         log.now_ms += 10_000
     log.reopen()
-    assert log.log.producer_state.active[1].epoch == 5
+    assert log.log.producer_state_manager.active_producers[1].epoch == 5
 
 
 def test_every_new_segment_ends_where_the_old_ones_ended() -> None:
@@ -176,7 +176,7 @@ def test_every_new_segment_ends_where_the_old_ones_ended() -> None:
     for n in range(60):
         log.put((f"k{n % 2}", f"v{n}"))
     log.roll()
-    for step in clean(log.fs, log.request()):
+    for step in clean_log(log.fs, log.request()):
         if hasattr(step, "old"):
             ends = {base: end for base, end, _ in log.request().segments}
             log.swap(step)
@@ -252,12 +252,12 @@ def test_deleted_segments_make_a_finished_group_worthless() -> None:
     for n in range(40):
         log.put((f"k{n % 4}", f"v{n}"))
     log.roll()
-    group = next(iter(clean(log.fs, log.request())))
+    group = next(iter(clean_log(log.fs, log.request())))
     delete_oldest_segments(log.log, 1)
     assert hasattr(group, "old")
-    swap = Swap(log.log, group)
+    swap = SegmentSwap(log.log, group)
     assert not swap.is_current()
-    swap.abandon()
+    swap.remove_new_files()
     assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
 
 
@@ -267,9 +267,9 @@ def test_reads_go_on_between_the_steps_of_an_exchange() -> None:
         log.put((f"k{n % 4}", f"v{n}"))
     log.roll()
     before = log.table()
-    for group in clean(log.fs, log.request()):
+    for group in clean_log(log.fs, log.request()):
         if hasattr(group, "old"):
-            for step in Swap(log.log, group).steps():
+            for step in SegmentSwap(log.log, group).iter_steps():
                 assert log.table() == before
                 step.run()
                 assert log.table() == before
@@ -283,7 +283,7 @@ def test_the_worker_speaks_lines_of_json() -> None:
     line = json.dumps(log.request().as_json())
     assert CleaningRequest.from_json(json.loads(line)) == log.request()
     output = io.StringIO()
-    assert work(log.fs, line, output)
+    assert run_request(log.fs, line, output)
     said = [json.loads(each) for each in output.getvalue().splitlines()]
     assert [each["kind"] for each in said[-2:]] == ["group", "done"]
     assert said[-1]["end_offset"] == 40
@@ -294,9 +294,9 @@ def test_the_worker_says_when_it_found_no_room() -> None:
     for n in range(40):
         log.put((f"k{n}", "v"))
     log.roll()
-    log.fs.capacity -= log.fs.room() - 1
+    log.fs.capacity -= log.fs.free_room() - 1
     output = io.StringIO()
-    assert not work(log.fs, json.dumps(log.request().as_json()), output)
+    assert not run_request(log.fs, json.dumps(log.request().as_json()), output)
     assert json.loads(output.getvalue())["full"] is True
     assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
 
@@ -306,13 +306,13 @@ def test_the_worker_says_why_it_failed() -> None:
     log.put(*((f"k{n}", "v") for n in range(10)))
     log.roll()
     output = io.StringIO()
-    assert not work(log.fs, json.dumps(log.request(key_map_bytes=120).as_json()), output)
+    assert not run_request(log.fs, json.dumps(log.request(key_map_bytes=120).as_json()), output)
     assert json.loads(output.getvalue())["kind"] == "failed"
 
 
 def test_the_worker_says_why_it_failed_whatever_it_was() -> None:
     output = io.StringIO()
-    assert not work(Compacted().fs, "{}", output)
+    assert not run_request(Compacted().fs, "{}", output)
     said = json.loads(output.getvalue())
     assert said["kind"] == "failed"
     assert said["reason"].startswith("KeyError")

@@ -6,22 +6,22 @@ from hypothesis import strategies as st
 
 from tallystick.kernel.check import InvariantBroken
 from tallystick.protocol.records import BatchHeader, ControlType
-from tallystick.storage.aborted import AbortedTxn
 from tallystick.storage.compaction.rules import (
     GROUP_SEGMENTS_MAX,
     SLOT_BYTES,
-    Cleanable,
+    CleanedTransactionMetadata,
     CleaningLimits,
     KeyMap,
-    TxnFilter,
+    LogToClean,
     group_segments,
     plan_cleaning,
 )
-from tallystick.storage.retention import SegmentFacts
+from tallystick.storage.retention import SegmentInfo
+from tallystick.storage.transaction_index import AbortedTxn
 
 HOUR = 3_600_000
 # Five segments of 100 bytes, the newest record of each 5, 4, 3, 2 and 1 hours old; the last is active.
-SEGMENTS = [SegmentFacts(n * 10, n * 10 + 10, 100, n * HOUR) for n in range(5)]
+SEGMENTS = [SegmentInfo(n * 10, n * 10 + 10, 100, n * HOUR) for n in range(5)]
 NOW = 5 * HOUR
 FOREVER = 2**63 - 1
 
@@ -34,7 +34,7 @@ def plan(
     lag: int = 0,
     lag_max: int = FOREVER,
     ratio: float = 0.5,
-) -> Cleanable:
+) -> LogToClean:
     limits = CleaningLimits(
         min_compaction_lag_ms=lag, max_compaction_lag_ms=lag_max, min_cleanable_dirty_ratio=ratio
     )
@@ -47,15 +47,15 @@ def test_a_log_never_cleaned_is_all_dirty_but_its_last_segment() -> None:
     found = plan()
     assert (found.first_dirty_offset, found.first_uncleanable_offset) == (0, 40)
     assert (found.clean_bytes, found.dirty_bytes, found.dirty_ratio) == (0, 400, 1.0)
-    assert found.wanted
+    assert found.is_due
 
 
 def test_the_checkpoint_divides_clean_from_dirty() -> None:
     found = plan(checkpoint=20)
     assert (found.clean_bytes, found.dirty_bytes) == (200, 200)
-    assert not found.wanted  # as much as the ratio is not above it
-    assert plan(checkpoint=20, ratio=0.4).wanted
-    assert not plan(checkpoint=40, ratio=0.0).wanted
+    assert not found.is_due  # as much as the ratio is not above it
+    assert plan(checkpoint=20, ratio=0.4).is_due
+    assert not plan(checkpoint=40, ratio=0.0).is_due
 
 
 @pytest.mark.parametrize("checkpoint", [51, 5])
@@ -76,9 +76,9 @@ def test_what_is_younger_than_the_lag_is_not_cleaned(lag: int, expected: int) ->
 
 def test_what_waited_too_long_is_overdue_whatever_the_ratio() -> None:
     """KIP-354"""
-    assert plan(checkpoint=30, ratio=1.0, lag_max=HOUR).overdue
-    assert plan(checkpoint=30, ratio=1.0, lag_max=HOUR).wanted
-    assert not plan(checkpoint=30, ratio=1.0, lag_max=2 * HOUR).wanted
+    assert plan(checkpoint=30, ratio=1.0, lag_max=HOUR).is_overdue
+    assert plan(checkpoint=30, ratio=1.0, lag_max=HOUR).is_due
+    assert not plan(checkpoint=30, ratio=1.0, lag_max=2 * HOUR).is_due
 
 
 def test_neighbours_are_joined_up_to_the_size_of_a_segment() -> None:
@@ -90,15 +90,15 @@ def test_neighbours_are_joined_up_to_the_size_of_a_segment() -> None:
 
 def test_offsets_of_a_group_fit_its_index() -> None:
     far = [
-        SegmentFacts(0, 10, 100),
-        SegmentFacts(2**31 - 10, 2**31, 100),
-        SegmentFacts(2**31, 2**31 + 1, 100),
+        SegmentInfo(0, 10, 100),
+        SegmentInfo(2**31 - 10, 2**31, 100),
+        SegmentInfo(2**31, 2**31 + 1, 100),
     ]
     assert [len(group) for group in group_segments(far, segment_bytes=1_000, end_offset=2**32)] == [2, 1]
 
 
 def test_a_group_is_bounded() -> None:
-    many = [SegmentFacts(n, n + 1, 1) for n in range(GROUP_SEGMENTS_MAX + 1)]
+    many = [SegmentInfo(n, n + 1, 1) for n in range(GROUP_SEGMENTS_MAX + 1)]
     assert [len(g) for g in group_segments(many, segment_bytes=1 << 30, end_offset=1_000)] == [
         GROUP_SEGMENTS_MAX,
         1,
@@ -115,9 +115,9 @@ def test_the_map_is_a_dictionary(puts: list[tuple[bytes, int]]) -> None:
     for key, offset in puts:
         assert keys.put(key, offset)
         model[key] = offset
-    assert keys.count == len(model)
-    assert all(keys.newest(key) == offset for key, offset in model.items())
-    assert keys.newest(b"none of them") is None
+    assert keys.key_count == len(model)
+    assert all(keys.find_newest_offset(key) == offset for key, offset in model.items())
+    assert keys.find_newest_offset(b"none of them") is None
 
 
 def test_the_map_keeps_to_its_memory() -> None:
@@ -130,8 +130,8 @@ def test_the_map_keeps_to_its_memory() -> None:
         assert keys.size_bytes <= bound
     assert taken == 4_500  # Kafka's load factor of 0.9
     assert keys.put(b"17", 9_999)  # a key that is there needs no room
-    assert keys.newest(b"17") == 9_999
-    assert all(keys.newest(str(n).encode()) is not None for n in range(taken))
+    assert keys.find_newest_offset(b"17") == 9_999
+    assert all(keys.find_newest_offset(str(n).encode()) is not None for n in range(taken))
     assert not keys.put(b"one more", 1)
 
 
@@ -153,26 +153,26 @@ def marker(pid: int, offset: int, *, count: int = 1) -> BatchHeader:
 
 def test_records_of_aborted_transactions_are_known_by_the_index() -> None:
     aborted = AbortedTxn(1, 10, 20, 21)
-    txns = TxnFilter([aborted])
-    assert not txns.is_aborted(data(1, 5))  # an earlier transaction of the same producer
-    assert txns.end(marker(1, 6), ControlType.COMMIT) == (False, None)
-    assert txns.is_aborted(data(1, 10))
-    assert not txns.is_aborted(data(2, 11))
-    assert not txns.is_aborted(data(1, 12, transactional=False))
-    assert txns.end(marker(1, 20), ControlType.ABORT) == (False, aborted)
-    assert not txns.is_aborted(data(1, 22))
+    txns = CleanedTransactionMetadata([aborted])
+    assert not txns.on_batch_read(data(1, 5))  # an earlier transaction of the same producer
+    assert txns.on_control_batch_read(marker(1, 6), ControlType.COMMIT) == (False, None)
+    assert txns.on_batch_read(data(1, 10))
+    assert not txns.on_batch_read(data(2, 11))
+    assert not txns.on_batch_read(data(1, 12, transactional=False))
+    assert txns.on_control_batch_read(marker(1, 20), ControlType.ABORT) == (False, aborted)
+    assert not txns.on_batch_read(data(1, 22))
 
 
 def test_a_marker_may_go_when_nothing_of_its_transaction_was_met() -> None:
-    txns = TxnFilter([])
-    assert txns.end(marker(1, 6), ControlType.COMMIT) == (True, None)
-    assert txns.end(marker(1, 7), ControlType.ABORT) == (True, None)
-    txns.is_aborted(data(1, 8))
-    assert txns.end(marker(1, 9), ControlType.COMMIT) == (False, None)
-    assert txns.end(marker(1, 10), ControlType.COMMIT) == (True, None)
+    txns = CleanedTransactionMetadata([])
+    assert txns.on_control_batch_read(marker(1, 6), ControlType.COMMIT) == (True, None)
+    assert txns.on_control_batch_read(marker(1, 7), ControlType.ABORT) == (True, None)
+    txns.on_batch_read(data(1, 8))
+    assert txns.on_control_batch_read(marker(1, 9), ControlType.COMMIT) == (False, None)
+    assert txns.on_control_batch_read(marker(1, 10), ControlType.COMMIT) == (True, None)
 
 
 def test_an_emptied_marker_may_go_and_a_stranger_stays() -> None:
-    txns = TxnFilter([])
-    assert txns.end(marker(1, 6, count=0), None) == (True, None)
-    assert txns.end(marker(1, 7), None) == (False, None)
+    txns = CleanedTransactionMetadata([])
+    assert txns.on_control_batch_read(marker(1, 6, count=0), None) == (True, None)
+    assert txns.on_control_batch_read(marker(1, 7), None) == (False, None)

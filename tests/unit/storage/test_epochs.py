@@ -3,9 +3,9 @@
 import pytest
 
 from tallystick.kernel.check import InvariantBroken
-from tallystick.storage.epochs import EpochEnd, EpochStart, LeaderEpochs
+from tallystick.storage.leader_epochs import EpochEnd, EpochEntry, LeaderEpochCache
 
-THREE = [EpochStart(2, 0), EpochStart(4, 10), EpochStart(5, 30)]
+THREE = [EpochEntry(2, 0), EpochEntry(4, 10), EpochEntry(5, 30)]
 
 
 @pytest.mark.parametrize(
@@ -21,47 +21,47 @@ THREE = [EpochStart(2, 0), EpochStart(4, 10), EpochStart(5, 30)]
     ],
 )
 def test_where_an_epoch_ended(epoch: int, expected: EpochEnd | None) -> None:
-    assert LeaderEpochs(THREE).end_offset_for(epoch, 99) == expected
+    assert LeaderEpochCache(THREE).find_end_offset(epoch, 99) == expected
 
 
 def test_nothing_is_known_of_an_empty_log() -> None:
-    epochs = LeaderEpochs()
-    assert epochs.end_offset_for(0, 0) is None
-    assert epochs.latest is None
-    assert epochs.epoch_of(0) is None
+    epochs = LeaderEpochCache()
+    assert epochs.find_end_offset(0, 0) is None
+    assert epochs.latest_epoch is None
+    assert epochs.find_epoch(0) is None
 
 
 def test_the_epoch_that_wrote_last_is_assigned_once() -> None:
-    epochs = LeaderEpochs()
+    epochs = LeaderEpochCache()
     assert epochs.assign(3, 0)
     assert not epochs.assign(3, 5)
-    assert epochs.entries == (EpochStart(3, 0),)
+    assert epochs.entries == (EpochEntry(3, 0),)
 
 
 def test_an_epoch_that_wrote_nothing_is_replaced() -> None:
-    epochs = LeaderEpochs(THREE)
+    epochs = LeaderEpochCache(THREE)
     assert epochs.assign(6, 30)
-    assert epochs.entries == (*THREE[:2], EpochStart(6, 30))
+    assert epochs.entries == (*THREE[:2], EpochEntry(6, 30))
 
 
 def test_what_contradicts_the_log_is_dropped() -> None:
-    epochs = LeaderEpochs(THREE)
+    epochs = LeaderEpochCache(THREE)
     assert epochs.assign(4, 5)
-    assert epochs.entries == (EpochStart(2, 0), EpochStart(4, 5))
+    assert epochs.entries == (EpochEntry(2, 0), EpochEntry(4, 5))
 
 
 def test_negative_numbers_are_ours_to_prevent() -> None:
     with pytest.raises(InvariantBroken):
-        LeaderEpochs().assign(-1, 0)
+        LeaderEpochCache().assign(-1, 0)
 
 
 @pytest.mark.parametrize(("offset", "expected"), [(0, 2), (9, 2), (10, 4), (29, 4), (30, 5), (1000, 5)])
 def test_who_wrote_an_offset(offset: int, expected: int) -> None:
-    assert LeaderEpochs(THREE).epoch_of(offset) == expected
+    assert LeaderEpochCache(THREE).find_epoch(offset) == expected
 
 
 def test_truncation_from_the_end() -> None:
-    epochs = LeaderEpochs(THREE)
+    epochs = LeaderEpochCache(THREE)
     assert not epochs.truncate_from_end(31)
     assert epochs.truncate_from_end(30)
     assert epochs.entries == tuple(THREE[:2])
@@ -73,13 +73,13 @@ def test_truncation_from_the_end() -> None:
     ("start", "changed", "expected"),
     [
         (0, False, THREE),
-        (5, True, [EpochStart(2, 5), *THREE[1:]]),
+        (5, True, [EpochEntry(2, 5), *THREE[1:]]),
         (10, True, THREE[1:]),
-        (12, True, [EpochStart(4, 12), THREE[2]]),
-        (50, True, [EpochStart(5, 50)]),
+        (12, True, [EpochEntry(4, 12), THREE[2]]),
+        (50, True, [EpochEntry(5, 50)]),
     ],
 )
-def test_truncation_from_the_start(start: int, changed: bool, expected: list[EpochStart]) -> None:
-    epochs = LeaderEpochs(THREE)
+def test_truncation_from_the_start(start: int, changed: bool, expected: list[EpochEntry]) -> None:
+    epochs = LeaderEpochCache(THREE)
     assert epochs.truncate_from_start(start) is changed
     assert epochs.entries == tuple(expected)

@@ -3,10 +3,10 @@
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
-from tallystick.storage.backlog import readable_bytes
-from tallystick.storage.log import Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.backlog import count_readable_bytes
+from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -15,7 +15,7 @@ NOW = 1_700_000_000_000
 def log_of(batches: int) -> Log:
     """Batches of three records each, four of them in a segment."""
     config = LogConfig(segment_bytes=600, index_interval_bytes=100)
-    hooks = LogHooks(space=Unlimited(), residents=Residents(files_max=2))
+    hooks = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache(files_max=2))
     log = create_log(MemoryFileSystem(), "d", TopicPartition("t", 0), config, hooks)
     records = [Record(offset=i, timestamp_ms=NOW, key=b"k", value=b"v" * 20, headers=()) for i in range(3)]
     for _ in range(batches):
@@ -38,10 +38,10 @@ def test_as_much_as_reading_finds_is_counted_from_every_offset() -> None:
     log = log_of(20)
     assert len(log.segments) > 3
     for offset in range(log.log_end_offset + 1):
-        assert readable_bytes(log, Offset(offset), 1 << 20) == read_from(log, offset), offset
+        assert count_readable_bytes(log, Offset(offset), 1 << 20) == read_from(log, offset), offset
 
 
 def test_counting_ends_when_it_is_enough() -> None:
     log = log_of(20)
-    total = readable_bytes(log, Offset(0), 1 << 20)
-    assert 1 <= readable_bytes(log, Offset(0), 1) < total
+    total = count_readable_bytes(log, Offset(0), 1 << 20)
+    assert 1 <= count_readable_bytes(log, Offset(0), 1) < total

@@ -8,31 +8,45 @@ import pytest
 from tests.support.compacted import Compacted
 
 from tallystick.broker.partitions.log_cleaner import _run_step
-from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
-from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
-from tallystick.storage.compaction.cleaner import CleanedGroup, clean
-from tallystick.storage.compaction.swap import Elsewhere, Here, Swap
+from tallystick.kernel.ids import (
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    EndTransactionMarker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
+from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
+from tallystick.storage.compaction.swap import BlockingStep, InlineStep, SegmentSwap
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import (
-    EPOCH_FILE,
+    LEADER_EPOCH_FILE,
     AppendOrigin,
     AppendResult,
+    DiskFull,
     Log,
     LogConfig,
-    LogFull,
     LogHooks,
-    Unlimited,
+    UnlimitedSpace,
 )
-from tallystick.storage.log_loader import Ended, create_log, open_log
-from tallystick.storage.reserve import Reserve
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.reserve import DiskReserve
 from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
-HOOKS = LogHooks(space=Unlimited(), residents=Residents())
+HOOKS = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -73,7 +87,9 @@ def batch(size: int = 50, *, transactional: bool = False) -> bytes:
     record = Record(offset=0, timestamp_ms=NOW, key=b"k", value=b"v" * size, headers=())
     if not transactional:
         return encode_batch([record], BatchMeta())
-    return encode_batch([record], BatchMeta(producer_id=7, epoch=0, base_sequence=0, transactional=True))
+    return encode_batch(
+        [record], BatchMeta(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+    )
 
 
 def append(
@@ -85,12 +101,12 @@ def append(
 
 
 def abort_marker() -> bytes:
-    marker = Marker(type=ControlType.ABORT, coordinator_epoch=0)
-    return encode_marker(marker, Identity(ProducerId(7), ProducerEpoch(1)), timestamp_ms=NOW)
+    marker = EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=0)
+    return encode_marker(marker, ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(1)), timestamp_ms=NOW)
 
 
 def reopen(fs: MemoryFileSystem, *, clean: bool = False, recovery_point: int = 0) -> Log:
-    ended = Ended(clean=clean, recovery_point=recovery_point)
+    ended = PriorShutdown(was_clean=clean, recovery_point=recovery_point)
     return open_log(fs, "d", TP, CONFIG, HOOKS, ended)[0]
 
 
@@ -104,7 +120,7 @@ def test_a_roll_without_descriptors_is_refused_and_tried_again(why: int, opens: 
     fs.why, fs.opens_left = why, opens
     try:
         append(log, batch(400))
-    except LogFull:
+    except DiskFull:
         assert len(log.segments) == 1
     assert log.failure is None
     fs.why = None
@@ -117,14 +133,14 @@ def test_a_roll_without_descriptors_takes_nothing_from_the_reserve() -> None:
     """What gives room back on a full disk would only have data refused for longer."""
     fs = NoDescriptors(capacity=1 << 20)
     fs.mkdir("data")
-    reserve = Reserve(fs, "data", 4000, chunk_bytes=1000)
+    reserve = DiskReserve(fs, "data", 4000, chunk_bytes=1000)
     assert reserve.restore()
-    log = create_log(fs, "d", TP, CONFIG, LogHooks(space=reserve, residents=Residents()))
+    log = create_log(fs, "d", TP, CONFIG, LogHooks(space_guard=reserve, segment_cache=OpenSegmentCache()))
     append(log, batch(400))
     fs.why = errno.EMFILE
-    with pytest.raises(LogFull):
+    with pytest.raises(DiskFull):
         append(log, batch(400), origin=AppendOrigin.DECISION)
-    assert reserve.whole
+    assert reserve.is_whole
 
 
 def aborted_log(fs: NoDescriptors) -> Log:
@@ -134,7 +150,7 @@ def aborted_log(fs: NoDescriptors) -> Log:
     fs.why = errno.EMFILE
     append(log, abort_marker(), origin=AppendOrigin.COORDINATOR)
     assert log.failure is None
-    assert [txn.last_offset for txn in log.aborted_between(0, 2)] == [1]
+    assert [txn.last_offset for txn in log.collect_aborted_txns(0, 2)] == [1]
     return log
 
 
@@ -144,13 +160,13 @@ def test_an_abort_without_descriptors_is_known_and_its_entry_is_written_with_the
     fs.why = None
     log.close(clean=True)
     again = reopen(fs, clean=True)
-    assert [txn.last_offset for txn in again.aborted_between(0, 2)] == [1]
+    assert [txn.last_offset for txn in again.collect_aborted_txns(0, 2)] == [1]
 
 
 def test_a_segment_is_not_closed_before_its_aborted_transactions_are_in_its_index() -> None:
     fs = NoDescriptors()
     log = aborted_log(fs)
-    with pytest.raises(LogFull):
+    with pytest.raises(DiskFull):
         append(log, batch(400))
     fs.why = None
     append(log, batch(400))
@@ -158,7 +174,7 @@ def test_a_segment_is_not_closed_before_its_aborted_transactions_are_in_its_inde
     log.sync()
     fs.crash()
     again = reopen(fs, recovery_point=int(log.recovery_point))
-    assert [txn.last_offset for txn in again.aborted_between(0, 2)] == [1]
+    assert [txn.last_offset for txn in again.collect_aborted_txns(0, 2)] == [1]
 
 
 def test_an_abort_whose_entry_was_not_written_is_found_again_after_a_crash() -> None:
@@ -168,7 +184,7 @@ def test_an_abort_whose_entry_was_not_written_is_found_again_after_a_crash() -> 
     end = log.sync()
     fs.crash()
     again = reopen(fs, recovery_point=int(end))
-    assert [txn.last_offset for txn in again.aborted_between(0, 2)] == [1]
+    assert [txn.last_offset for txn in again.collect_aborted_txns(0, 2)] == [1]
 
 
 def test_epochs_that_could_not_be_written_are_written_with_the_next_checkpoint() -> None:
@@ -179,7 +195,7 @@ def test_epochs_that_could_not_be_written_are_written_with_the_next_checkpoint()
     assert log.failure is None
     fs.why = None
     log.flush_indexes()
-    assert fs.read_bytes(f"d/{EPOCH_FILE}").decode().splitlines()[2:] == ["3 0"]
+    assert fs.read_bytes(f"d/{LEADER_EPOCH_FILE}").decode().splitlines()[2:] == ["3 0"]
 
 
 def test_a_sync_without_descriptors_is_tried_again_and_promises_nothing_before() -> None:
@@ -187,7 +203,7 @@ def test_a_sync_without_descriptors_is_tried_again_and_promises_nothing_before()
     log = make(fs)
     append(log, batch())
     fs.why = errno.EMFILE
-    with pytest.raises(LogFull):
+    with pytest.raises(DiskFull):
         log.sync()
     assert log.failure is None
     assert log.synced_end == 0
@@ -209,7 +225,7 @@ def test_the_group_commit_syncs_again_what_found_no_descriptor() -> None:
         def sync(self) -> Offset:
             try:
                 return super().sync()
-            except LogFull:
+            except DiskFull:
                 refusals.put(None)
                 raise
 
@@ -234,10 +250,10 @@ def test_every_step_of_an_exchange_may_be_begun_anew(opens: int) -> None:
     log.roll()
     log.reopen()
     before, failed = log.table(), 0
-    for group in clean(fs, log.request()):
+    for group in clean_log(fs, log.request()):
         if not isinstance(group, CleanedGroup):
             continue
-        for step in Swap(log.log, group).steps():
+        for step in SegmentSwap(log.log, group).iter_steps():
             fs.why, fs.opens_left = errno.EMFILE, opens
             try:
                 step.run()
@@ -261,10 +277,10 @@ def test_a_step_that_finds_no_descriptor_is_run_again_and_one_that_meets_a_broke
         if len(tries) == 1:
             raise OSError(why, "no sync")
 
-    for kind in (Here, Elsewhere):
+    for kind in (InlineStep, BlockingStep):
         asyncio.run(_run_step(kind(lambda: sync(errno.EMFILE))))
         assert tries == [errno.EMFILE] * 2
         tries.clear()
     with pytest.raises(OSError, match="no sync"):
-        asyncio.run(_run_step(Here(lambda: sync(errno.EIO))))
+        asyncio.run(_run_step(InlineStep(lambda: sync(errno.EIO))))
     assert tries == [errno.EIO]

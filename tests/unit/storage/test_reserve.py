@@ -5,17 +5,24 @@ from dataclasses import replace
 import pytest
 
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, LeaderEpoch, ProducerEpoch, ProducerId, TopicPartition
-from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
-from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogFull, LogHooks, TxnGuard
+from tallystick.kernel.ids import LeaderEpoch, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    EndTransactionMarker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
+from tallystick.storage.log import AppendOrigin, DiskFull, Log, LogConfig, LogHooks, TxnGuard
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.reserve import RESERVE_FILE, Reserve
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.reserve import RESERVE_FILE, DiskReserve
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 CHUNK = 1_000
 SIZE = 4 * CHUNK
-P1 = Identity(ProducerId(1), ProducerEpoch(0))
+P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
 
 
 class Disk:
@@ -24,9 +31,9 @@ class Disk:
     def __init__(self, capacity: int = 20_000) -> None:
         self.fs = MemoryFileSystem(capacity=capacity)
         self.fs.mkdir("data")
-        self.reserve = Reserve(self.fs, "data", SIZE, CHUNK)
+        self.reserve = DiskReserve(self.fs, "data", SIZE, CHUNK)
         assert self.reserve.restore()
-        hooks = LogHooks(space=self.reserve, residents=Residents())
+        hooks = LogHooks(space_guard=self.reserve, segment_cache=OpenSegmentCache())
         config = LogConfig(flush_policy="os")
         self.data = create_log(self.fs, "data/t-0", TopicPartition("t", 0), config, hooks)
         internal = replace(config, internal=True)
@@ -35,7 +42,7 @@ class Disk:
     def write(self, log: Log, size: int = 400, *, transactional: bool = False) -> None:
         record = Record(offset=0, timestamp_ms=1, key=None, value=b"x" * size, headers=())
         meta = (
-            BatchMeta(producer_id=1, epoch=0, base_sequence=0, transactional=True)
+            BatchMeta(producer_id=1, producer_epoch=0, base_sequence=0, is_transactional=True)
             if transactional
             else BatchMeta()
         )
@@ -49,7 +56,7 @@ class Disk:
     def fits(self, log: Log) -> bool:
         try:
             self.write(log)
-        except LogFull:
+        except DiskFull:
             return False
         return True
 
@@ -58,7 +65,7 @@ def test_data_meets_the_end_of_the_disk_before_the_reserve() -> None:
     """[RSV-1]"""
     disk = Disk()
     disk.fill()
-    assert disk.reserve.whole
+    assert disk.reserve.is_whole
     assert disk.fs.size(f"data/{RESERVE_FILE}") == SIZE
 
 
@@ -68,8 +75,8 @@ def test_internal_appends_use_the_reserve_and_data_waits() -> None:
     disk.fill()
     for _ in range(5):
         disk.write(disk.internal)
-    assert disk.reserve.held_bytes < SIZE
-    with pytest.raises(LogFull, match="reserve"):
+    assert disk.reserve.reserved_bytes < SIZE
+    with pytest.raises(DiskFull, match="reserve"):
         disk.write(disk.data, size=1)
 
 
@@ -78,11 +85,13 @@ def test_a_decided_transaction_is_finished_on_a_full_disk() -> None:
     disk = Disk()
     disk.write(disk.data, transactional=True)
     disk.fill()
-    left = disk.fs.room()
+    left = disk.fs.free_room()
     while left > 0:  # not a byte is left
         disk.fs.open_append("data/other").write([bytes(left)])
-        left = disk.fs.room()
-    marker = encode_marker(Marker(type=ControlType.COMMIT, coordinator_epoch=0), P1, timestamp_ms=2)
+        left = disk.fs.free_room()
+    marker = encode_marker(
+        EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=0), P1, timestamp_ms=2
+    )
     answer = disk.data.append(
         marker,
         origin=AppendOrigin.COORDINATOR,
@@ -91,7 +100,7 @@ def test_a_decided_transaction_is_finished_on_a_full_disk() -> None:
         guard=TxnGuard(transaction_version=1),
     )
     assert not isinstance(answer, Reject)
-    assert disk.data.producer_state.first_undecided_offset is None
+    assert disk.data.producer_state_manager.first_undecided_offset is None
 
 
 def test_with_the_reserve_used_up_internal_appends_are_refused_too() -> None:
@@ -99,7 +108,7 @@ def test_with_the_reserve_used_up_internal_appends_are_refused_too() -> None:
     disk.fill()
     while disk.fits(disk.internal):
         pass
-    assert disk.reserve.held_bytes == 0
+    assert disk.reserve.reserved_bytes == 0
 
 
 def test_the_reserve_is_made_whole_when_there_is_room_for_it_and_a_piece_more() -> None:
@@ -108,12 +117,12 @@ def test_the_reserve_is_made_whole_when_there_is_room_for_it_and_a_piece_more() 
     for _ in range(3):
         disk.write(disk.internal)
     assert not disk.reserve.restore()
-    missing = SIZE - disk.reserve.held_bytes
-    disk.fs.capacity += missing + CHUNK - disk.fs.room() - 1
+    missing = SIZE - disk.reserve.reserved_bytes
+    disk.fs.capacity += missing + CHUNK - disk.fs.free_room() - 1
     assert not disk.reserve.restore()
     disk.fs.capacity += 1
     assert disk.reserve.restore()
-    assert disk.reserve.whole
+    assert disk.reserve.is_whole
     disk.write(disk.data)
 
 
@@ -123,16 +132,16 @@ def test_a_restart_finds_what_is_left_of_the_reserve() -> None:
     disk.write(disk.internal)
     disk.write(disk.internal)
     disk.write(disk.internal)
-    again = Reserve(disk.fs, "data", SIZE, CHUNK)
-    assert again.held_bytes == disk.reserve.held_bytes < SIZE
+    again = DiskReserve(disk.fs, "data", SIZE, CHUNK)
+    assert again.reserved_bytes == disk.reserve.reserved_bytes < SIZE
     assert not again.may_write(1, internal=False)
     assert again.may_write(1, internal=True)
 
 
 def test_a_lowered_setting_gives_room_back() -> None:
     disk = Disk()
-    smaller = Reserve(disk.fs, "data", CHUNK, CHUNK)
-    assert smaller.whole
+    smaller = DiskReserve(disk.fs, "data", CHUNK, CHUNK)
+    assert smaller.is_whole
     assert smaller.restore()
     assert disk.fs.size(f"data/{RESERVE_FILE}") == CHUNK
 
@@ -140,7 +149,7 @@ def test_a_lowered_setting_gives_room_back() -> None:
 def test_without_a_reserve_nothing_is_held_back() -> None:
     fs = MemoryFileSystem(capacity=10)
     fs.mkdir("data")
-    reserve = Reserve(fs, "data", 0)
+    reserve = DiskReserve(fs, "data", 0)
     assert reserve.restore()
     assert reserve.may_write(1 << 40, internal=False)
     reserve.release(1)
@@ -150,17 +159,17 @@ def test_without_a_reserve_nothing_is_held_back() -> None:
 def test_a_large_append_is_given_as_many_pieces_as_it_needs() -> None:
     disk = Disk()
     disk.reserve.release(2 * CHUNK + 1)
-    assert disk.reserve.held_bytes == SIZE - 3 * CHUNK
+    assert disk.reserve.reserved_bytes == SIZE - 3 * CHUNK
 
 
 def test_room_is_made_before_what_cannot_be_tried_twice() -> None:
     fs = MemoryFileSystem(capacity=10_000)
     fs.mkdir("d")
-    reserve = Reserve(fs, "d", 4_000, chunk_bytes=1_000)
+    reserve = DiskReserve(fs, "d", 4_000, chunk_bytes=1_000)
     assert reserve.restore()
-    reserve.ensure(5_000)
-    assert reserve.held_bytes == 4_000  # there is room as it is
+    reserve.ensure_free(5_000)
+    assert reserve.reserved_bytes == 4_000  # there is room as it is
     fs.open_append("d/data").write([bytes(5_500)])
-    reserve.ensure(1_200)
-    assert reserve.held_bytes == 2_000
+    reserve.ensure_free(1_200)
+    assert reserve.reserved_bytes == 2_000
     assert fs.free_bytes("d") >= 1_200

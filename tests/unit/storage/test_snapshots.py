@@ -3,7 +3,7 @@
 import pytest
 
 from tallystick.storage.malformed import MalformedFile
-from tallystick.storage.snapshots import CachedBatch, ProducerEntry, decode_snapshot, encode_snapshot
+from tallystick.storage.snapshots import CachedBatch, ProducerSnapshotEntry, decode_snapshot, encode_snapshot
 
 # Written by ProducerStateManager.writeSnapshot of kafka-storage 4.3.1 for ENTRIES.
 WRITTEN_BY_KAFKA = bytes.fromhex(
@@ -13,29 +13,29 @@ WRITTEN_BY_KAFKA = bytes.fromhex(
     "00000000000000097fffffffffffffffffffffffffff000000000000018bcfe56b1500000002ffffffffffffffff"
 )
 ENTRIES = (
-    ProducerEntry(
+    ProducerSnapshotEntry(
         producer_id=7,
         epoch=3,
         last_batch=CachedBatch(2_147_483_643, 4, 51, 60, 1_700_000_000_123),  # wraps
         last_timestamp_ms=1_700_000_000_123,
         coordinator_epoch=5,
-        txn_first_offset=41,
+        current_txn_first_offset=41,
     ),
-    ProducerEntry(
+    ProducerSnapshotEntry(
         producer_id=8,
         epoch=0,
         last_batch=CachedBatch(19, 19, 80, 80, 1_700_000_000_456),
         last_timestamp_ms=1_700_000_000_456,
         coordinator_epoch=None,
-        txn_first_offset=None,
+        current_txn_first_offset=None,
     ),
-    ProducerEntry(
+    ProducerSnapshotEntry(
         producer_id=9,
         epoch=32_767,
         last_batch=None,
         last_timestamp_ms=1_700_000_000_789,
         coordinator_epoch=2,
-        txn_first_offset=None,
+        current_txn_first_offset=None,
     ),
 )
 

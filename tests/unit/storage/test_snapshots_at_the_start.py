@@ -5,22 +5,36 @@ from uuid import UUID
 
 import pytest
 
-from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
-from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
+from tallystick.kernel.ids import (
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    EndTransactionMarker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
 from tallystick.storage.fs import OutOfDescriptors, StorageFailure
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.log_start import delete_oldest_segments, delete_records_before
-from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
+from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 
 NOW: Final = 1_700_000_000_000
 TP: Final = TopicPartition("t", 0)
 TOPIC_ID: Final = UUID(int=7)
 CONFIG: Final = LogConfig()
 OPTIONS: Final = DirectoryOptions(cluster_id="AAAAAAAAAAAAAAAAAAAAAA")
-KEEPS: Final[tuple[Keep, ...]] = ("nothing", "prefix", "unordered", "everything")
-WRITER: Final = Identity(ProducerId(9), ProducerEpoch(0))
-ENDED: Final = Identity(ProducerId(9), ProducerEpoch(1))
+KEEPS: Final[tuple[SurvivingChanges, ...]] = ("nothing", "prefix", "unordered", "everything")
+WRITER: Final = ProducerIdAndEpoch(ProducerId(9), ProducerEpoch(0))
+ENDED: Final = ProducerIdAndEpoch(ProducerId(9), ProducerEpoch(1))
 
 
 def append_data(log: Log, meta: BatchMeta) -> None:
@@ -30,7 +44,9 @@ def append_data(log: Log, meta: BatchMeta) -> None:
 
 
 def abort(log: Log) -> None:
-    marker = encode_marker(Marker(type=ControlType.ABORT, coordinator_epoch=0), ENDED, timestamp_ms=NOW)
+    marker = encode_marker(
+        EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=0), ENDED, timestamp_ms=NOW
+    )
     result = log.append(marker, origin=AppendOrigin.COORDINATOR, now_ms=NOW, leader_epoch=LeaderEpoch(0))
     assert isinstance(result, AppendResult), result
 
@@ -39,7 +55,7 @@ def fill(fs: MemoryFileSystem) -> Log:
     """A transaction's data, its marker and other records, each in a segment of its own, and synced."""
     log_dir = LogDir.open(fs, "d", OPTIONS)
     log = log_dir.get_or_create(TP, CONFIG, TOPIC_ID)
-    in_transaction = BatchMeta(producer_id=9, epoch=0, base_sequence=0, transactional=True)
+    in_transaction = BatchMeta(producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=True)
     append_data(log, in_transaction)
     log.roll(NOW)
     abort(log)
@@ -60,11 +76,11 @@ def reopen(fs: MemoryFileSystem) -> Log:
 def assert_ended(log: Log) -> None:
     assert log.first_unstable_offset is None
     assert log.last_stable_offset == log.log_end_offset == 3
-    assert log.producer_state.active[9].epoch == ENDED.epoch
+    assert log.producer_state_manager.active_producers[9].epoch == ENDED.epoch
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-def test_the_end_of_a_transaction_outlives_the_segment_of_its_marker(keep: Keep) -> None:
+def test_the_end_of_a_transaction_outlives_the_segment_of_its_marker(keep: SurvivingChanges) -> None:
     """[LOG-10]: power fails after each effect of a deletion. Without the snapshot an older one would be read,
     in which the transaction is open, and the marker that ended it is gone."""
     for effects in range(1, 100):

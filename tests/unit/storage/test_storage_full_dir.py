@@ -7,11 +7,11 @@ import pytest
 
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.fs import LogFull, LogOffline
+from tallystick.storage.fs import DiskFull, LogOffline
 from tallystick.storage.log import AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.log_start import delete_oldest_segments, delete_records_before
-from tallystick.storage.reserve import Reserve
+from tallystick.storage.reserve import DiskReserve
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -31,25 +31,25 @@ def fill(log: Log) -> None:
         append(log)
 
 
-def full_directory() -> tuple[MemoryFileSystem, LogDir, Log, Reserve]:
+def full_directory() -> tuple[MemoryFileSystem, LogDir, Log, DiskReserve]:
     fs = MemoryFileSystem(capacity=1 << 20)
     fs.mkdir("d")
     fs.sync_dir("")
-    reserve = Reserve(fs, "d", 4_000, chunk_bytes=1_000)
+    reserve = DiskReserve(fs, "d", 4_000, chunk_bytes=1_000)
     assert reserve.restore()
-    directory = LogDir.open(fs, "d", DirectoryOptions(space=reserve))
+    directory = LogDir.open(fs, "d", DirectoryOptions(space_guard=reserve))
     log = directory.get_or_create(TP, CONFIG, ID)
     while len(log.segments) < 4:
         append(log)
     log.sync()
-    fs.capacity -= fs.room()
+    fs.capacity -= fs.free_room()
     return fs, directory, log, reserve
 
 
 def test_old_segments_can_be_deleted_on_a_full_disk() -> None:
     """The one way out of a full disk begins with a write: the log start offset."""
     fs, directory, log, reserve = full_directory()
-    with pytest.raises(LogFull):
+    with pytest.raises(DiskFull):
         fill(log)
     delete_oldest_segments(log, 2)
     assert len(log.segments) == 2
@@ -57,7 +57,7 @@ def test_old_segments_can_be_deleted_on_a_full_disk() -> None:
     append(log)
     start, end = log.log_start_offset, log.log_end_offset
     log.sync()
-    directory.abandon()
+    directory.close_without_sync()
     fs.crash()
     again = LogDir.open(fs, "d", DirectoryOptions()).get_or_create(TP, CONFIG, ID)
     assert (again.log_start_offset, again.log_end_offset) == (start, end)
@@ -69,7 +69,7 @@ def test_records_can_be_deleted_and_the_broker_stopped_on_a_full_disk() -> None:
     end = log.log_end_offset
     directory.close()
     again = LogDir.open(fs, "d", DirectoryOptions())
-    assert again.was_clean
+    assert again.had_clean_shutdown
     log = again.get_or_create(TP, CONFIG, ID)
     assert (log.log_start_offset, log.log_end_offset) == (3, end)
 
@@ -79,21 +79,21 @@ def test_a_topic_made_again_has_nothing_clean() -> None:
     fs = MemoryFileSystem()
     directory = LogDir.open(fs, "d", DirectoryOptions())
     directory.get_or_create(TP, CONFIG, ID)
-    directory.cleaned[TP] = 7
+    directory.cleaner_checkpoints[TP] = 7
     directory.checkpoint()
     directory.delete_topic(TP.topic, ID)
     log = directory.get_or_create(TP, CONFIG, UUID(int=6))
     append(log)
     log.sync()
     fs.crash()
-    assert LogDir.open(fs, "d", DirectoryOptions()).cleaned == {}
+    assert LogDir.open(fs, "d", DirectoryOptions()).cleaner_checkpoints == {}
 
 
 def test_whoever_owns_the_directory_is_told_when_a_log_goes_offline() -> None:
     """[LOG-4] Whatever was being done: an append, a roll for retention, a sync."""
     fs = MemoryFileSystem()
     told: list[tuple[Log, LogOffline]] = []
-    options = DirectoryOptions(offline=lambda log, failure: told.append((log, failure)))
+    options = DirectoryOptions(on_offline=lambda log, failure: told.append((log, failure)))
     log = LogDir.open(fs, "d", options).get_or_create(TP, CONFIG, ID)
     append(log)
     fs.sync_failure = OSError(errno.EIO, "input/output error")
@@ -107,7 +107,7 @@ def test_a_reserve_that_cannot_be_given_back_is_a_broken_disk() -> None:
     fs, directory, _, _ = full_directory()
     fs.capacity += 1_000
     internal = directory.get_or_create(TopicPartition("__t", 0), LogConfig(internal=True), UUID(int=6))
-    fs.capacity -= fs.room()
+    fs.capacity -= fs.free_room()
     fs.sync_failure = OSError(errno.EIO, "the disk is broken")
     with pytest.raises(LogOffline, match="reserve"):
         append(internal)

@@ -6,11 +6,18 @@ from collections.abc import Callable
 import pytest
 
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import (
+    LeaderEpoch,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+)
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,
-    Marker,
+    EndTransactionMarker,
     Record,
     encode_batch,
     encode_marker,
@@ -21,23 +28,23 @@ from tallystick.storage.log import (
     AppendOrigin,
     AppendResult,
     CorruptLog,
+    DiskFull,
     Log,
     LogConfig,
-    LogFull,
     LogHooks,
     StorageFailure,
-    Unlimited,
+    UnlimitedSpace,
 )
-from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
-from tallystick.storage.reserve import Reserve
-from tallystick.storage.segment_file import Residents
+from tallystick.storage.reserve import DiskReserve
 from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)
 CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
-HOOKS = LogHooks(space=Unlimited(), residents=Residents())
+HOOKS = LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache())
 
 
 class NoNewFiles(MemoryFileSystem):
@@ -56,7 +63,7 @@ def batch(size: int = 50, *, sequence: int = -1, count: int = 1, **meta: object)
         Record(offset=n, timestamp_ms=NOW, key=b"k", value=b"v" * size, headers=()) for n in range(count)
     ]
     if sequence >= 0:
-        meta |= {"producer_id": 7, "epoch": 0, "base_sequence": sequence}
+        meta |= {"producer_id": 7, "producer_epoch": 0, "base_sequence": sequence}
     return encode_batch(records, BatchMeta(**meta))  # type: ignore[arg-type]
 
 
@@ -69,8 +76,8 @@ def append(log: Log, data: bytes | None = None, *, epoch: int = 0, **kwargs: obj
 
 def marker(producer_id: int) -> bytes:
     return encode_marker(
-        Marker(type=ControlType.ABORT, coordinator_epoch=0),
-        Identity(ProducerId(producer_id), ProducerEpoch(1)),
+        EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=0),
+        ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(1)),
         timestamp_ms=NOW,
     )
 
@@ -81,7 +88,7 @@ def fill_segments(log: Log, count: int) -> None:
 
 
 def reopen(fs: MemoryFileSystem, config: LogConfig = CONFIG, **ended: int | bool) -> Log:
-    return open_log(fs, "d", TP, config, HOOKS, Ended(**{"clean": False, **ended}))[0]
+    return open_log(fs, "d", TP, config, HOOKS, PriorShutdown(**{"was_clean": False, **ended}))[0]
 
 
 def offsets(log: Log) -> list[int]:
@@ -121,12 +128,12 @@ def test_a_roll_that_found_no_room_leaves_no_segment_behind(refused: str) -> Non
     log = create_log(fs, "d", TP, CONFIG, HOOKS)
     append(log, batch(200))
     fs.refused = refused
-    with pytest.raises(LogFull):
+    with pytest.raises(DiskFull):
         append(log, batch(400))
     append(log)
     append(log)
     log.close(clean=True)
-    log = reopen(fs, clean=True, recovery_point=3)
+    log = reopen(fs, was_clean=True, recovery_point=3)
     assert offsets(log) == [0, 1, 2]
     assert log.log_end_offset == 3
 
@@ -137,11 +144,11 @@ def test_a_roll_that_found_no_room_leaves_no_segment_behind(refused: str) -> Non
 def full_disk(config: LogConfig, before: Callable[[Log], None]) -> tuple[MemoryFileSystem, Log]:
     fs = MemoryFileSystem(capacity=1 << 20)
     fs.mkdir("data")
-    reserve = Reserve(fs, "data", 4000, chunk_bytes=1000)
+    reserve = DiskReserve(fs, "data", 4000, chunk_bytes=1000)
     assert reserve.restore()
-    log = create_log(fs, "d", TP, config, LogHooks(space=reserve, residents=Residents()))
+    log = create_log(fs, "d", TP, config, LogHooks(space_guard=reserve, segment_cache=OpenSegmentCache()))
     before(log)
-    fs.capacity -= fs.room()
+    fs.capacity -= fs.free_room()
     return fs, log
 
 
@@ -165,7 +172,7 @@ def test_a_roll_without_a_descriptor_for_the_directory_is_refused_and_tried_agai
 
 def test_an_internal_topic_rolls_on_a_full_disk() -> None:
     def fill_one(log: Log) -> None:
-        while log.active.size + len(batch()) <= 600:
+        while log.active_segment.size + len(batch()) <= 600:
             append(log)
 
     _, log = full_disk(LogConfig(segment_bytes=600, internal=True), fill_one)
@@ -175,12 +182,12 @@ def test_an_internal_topic_rolls_on_a_full_disk() -> None:
 
 def test_a_marker_is_written_to_a_topic_of_data_on_a_full_disk() -> None:
     """A decided transaction can always be finished; its entry in the index of aborted ones, too [RSV-1]."""
-    _, log = full_disk(CONFIG, lambda log: append(log, batch(sequence=0, transactional=True)))
-    with pytest.raises(LogFull):
+    _, log = full_disk(CONFIG, lambda log: append(log, batch(sequence=0, is_transactional=True)))
+    with pytest.raises(DiskFull):
         append(log)
     append(log, marker(7), origin=AppendOrigin.COORDINATOR)
     assert log.last_stable_offset == log.high_watermark or log.first_unstable_offset is None
-    assert [txn.last_offset for txn in log.aborted_between(0, 2)] == [1]
+    assert [txn.last_offset for txn in log.collect_aborted_txns(0, 2)] == [1]
     assert log.failure is None
 
 
@@ -195,11 +202,11 @@ def damaged(at: int, data: bytes, *, without_index: bool) -> Log:
     end = log.log_end_offset
     log.close(clean=True)
     path = f"d/{0:020d}.log"
-    node = fs._node(path)
+    node = fs._get_node(path)
     node.data[at : at + len(data)] = data
     if without_index:
         fs.remove(f"d/{0:020d}.index")
-    return reopen(fs, clean=True, recovery_point=end)
+    return reopen(fs, was_clean=True, recovery_point=end)
 
 
 def test_damage_found_while_an_index_is_made_again_is_told_and_not_skipped() -> None:
@@ -224,11 +231,11 @@ def test_a_clean_stop_whose_last_segment_is_gone_is_refused() -> None:
     fs = MemoryFileSystem()
     log = create_log(fs, "d", TP, CONFIG, HOOKS)
     fill_segments(log, 3)
-    last, end = log.active.base_offset, log.log_end_offset
+    last, end = log.active_segment.base_offset, log.log_end_offset
     log.close(clean=True)
     fs.remove(f"d/{last:020d}.log")
     with pytest.raises(CorruptLog):
-        reopen(fs, clean=True, recovery_point=end)
+        reopen(fs, was_clean=True, recovery_point=end)
 
 
 # -- what must be known after a restart -------------------------------------------------------------------
@@ -241,7 +248,7 @@ def test_large_batches_are_known_after_a_restart_as_small_ones_are() -> None:
     for sequence in range(6):
         append(log, batch(300_000, sequence=sequence))
     log.close(clean=True)
-    log = reopen(fs, LogConfig(), clean=True, recovery_point=6)
+    log = reopen(fs, LogConfig(), was_clean=True, recovery_point=6)
     assert all(append(log, batch(300_000, sequence=sequence)).duplicate for sequence in range(1, 6))
 
 
@@ -254,7 +261,7 @@ def test_the_five_last_batches_are_known_across_a_roll_and_a_restart(clean: bool
         append(log, batch(sequence=sequence))
     log.roll(NOW)
     log.close(clean=clean)
-    log = reopen(fs, clean=clean, recovery_point=5)
+    log = reopen(fs, was_clean=clean, recovery_point=5)
     for sequence in range(5):
         result = append(log, batch(sequence=sequence))
         assert result.duplicate
@@ -270,11 +277,11 @@ def test_an_epoch_found_by_a_scan_is_still_known_after_a_clean_stop() -> None:
     log.sync()
     log.close(clean=False)
     # The crash came between the batch and the checkpoint.
-    fs._node("d/leader-epoch-checkpoint").data[:] = kept
+    fs._get_node("d/leader-epoch-checkpoint").data[:] = kept
     log = reopen(fs)
-    assert log.epochs.latest == 1
+    assert log.leader_epochs.latest_epoch == 1
     log.close(clean=True)
-    assert reopen(fs, clean=True, recovery_point=2).epochs.latest == 1
+    assert reopen(fs, was_clean=True, recovery_point=2).leader_epochs.latest_epoch == 1
 
 
 def test_an_epoch_that_wrote_nothing_is_not_given_out_twice() -> None:
@@ -284,10 +291,10 @@ def test_an_epoch_that_wrote_nothing_is_not_given_out_twice() -> None:
     append(log, epoch=0)
     log.begin_epoch(LeaderEpoch(1))
     log.close(clean=True)
-    log = reopen(fs, clean=True, recovery_point=1)
-    assert log.epochs.latest == 1
+    log = reopen(fs, was_clean=True, recovery_point=1)
+    assert log.leader_epochs.latest_epoch == 1
     log.close(clean=False)
-    assert reopen(fs, recovery_point=1).epochs.latest == 1
+    assert reopen(fs, recovery_point=1).leader_epochs.latest_epoch == 1
 
 
 def test_snapshots_of_earlier_stops_do_not_pile_up() -> None:
@@ -297,7 +304,7 @@ def test_snapshots_of_earlier_stops_do_not_pile_up() -> None:
         append(log)
         end = log.log_end_offset
         log.close(clean=True)
-        log = reopen(fs, LogConfig(), clean=True, recovery_point=end)
+        log = reopen(fs, LogConfig(), was_clean=True, recovery_point=end)
     assert sum(name.endswith(".snapshot") for name in fs.listdir("d")) <= 2
 
 
@@ -305,7 +312,7 @@ def test_the_last_stable_offset_is_not_below_the_start() -> None:
     """Source: UnifiedLog.maybeIncrementFirstUnstableOffset: deleted records are stable."""
     fs = MemoryFileSystem()
     log = create_log(fs, "d", TP, CONFIG, HOOKS)
-    append(log, batch(sequence=0, transactional=True))
+    append(log, batch(sequence=0, is_transactional=True))
     append(log)
     log.sync()
     assert delete_records_before(log, Offset(2)) is None
@@ -320,14 +327,14 @@ def test_records_missing_between_two_segments_are_told(policy: str) -> None:
     log = create_log(fs, "d", TP, config, HOOKS)
     fill_segments(log, 3)
     log.close(clean=False)
-    node = fs._node(f"d/{0:020d}.log")
+    node = fs._get_node(f"d/{0:020d}.log")
     size = len(batch())
     del node.data[2 * size :]
     if policy == "ack":
         with pytest.raises(CorruptLog, match=rf"0\.log: corrupt at byte {2 * size}"):
             reopen(fs, config)
         return
-    log, report = open_log(fs, "d", TP, config, HOOKS, Ended(clean=False))
+    log, report = open_log(fs, "d", TP, config, HOOKS, PriorShutdown(was_clean=False))
     assert offsets(log) == [0, 1]
     assert log.log_end_offset == 2
     assert any("set aside" in str(repair) for repair in report.repairs)

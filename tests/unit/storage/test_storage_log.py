@@ -19,20 +19,20 @@ from tallystick.protocol.records import (
     read_header,
 )
 from tallystick.storage.log import (
-    EPOCH_FILE,
+    LEADER_EPOCH_FILE,
     AppendResult,
     CorruptLog,
+    DiskFull,
     Log,
     LogConfig,
-    LogFull,
     LogHooks,
     LogOffline,
     StorageFailure,
-    Unlimited,
+    UnlimitedSpace,
 )
-from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
-from tallystick.storage.segment_file import Residents
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -41,7 +41,7 @@ SMALL = LogConfig(segment_bytes=600, index_interval_bytes=100)
 
 
 def hooks() -> LogHooks:
-    return LogHooks(space=Unlimited(), residents=Residents(files_max=2))
+    return LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache(files_max=2))
 
 
 def create(config: LogConfig = SMALL, fs: MemoryFileSystem | None = None) -> tuple[MemoryFileSystem, Log]:
@@ -50,7 +50,7 @@ def create(config: LogConfig = SMALL, fs: MemoryFileSystem | None = None) -> tup
 
 
 def reopen(fs: MemoryFileSystem, config: LogConfig = SMALL, **ended: int | bool) -> Log:
-    return open_log(fs, "d", TP, config, hooks(), Ended(**{"clean": False, **ended}))[0]
+    return open_log(fs, "d", TP, config, hooks(), PriorShutdown(**{"was_clean": False, **ended}))[0]
 
 
 def batch(
@@ -97,7 +97,7 @@ def test_offsets_and_epoch_are_given_by_the_log_and_the_callers_bytes_are_left_a
     result = log.read(2, 1000, upper=4)
     assert not isinstance(result, Reject)
     assert read_header(result.data).partition_leader_epoch == 3
-    assert log.epoch_end_offset(LeaderEpoch(3)) == (3, 4)
+    assert log.find_epoch_end(LeaderEpoch(3)) == (3, 4)
 
 
 def test_the_high_watermark_is_the_synced_end_under_ack_alone() -> None:
@@ -195,8 +195,8 @@ def test_under_ack_a_closed_segment_is_synced_before_the_next_exists() -> None:
         (LogConfig(message_timestamp_before_max_ms=5), batch(ts=NOW - 6), ErrorCode.INVALID_TIMESTAMP),
         (LogConfig(), batch(timestamp_type=TimestampType.LOG_APPEND_TIME), ErrorCode.INVALID_TIMESTAMP),
         (LogConfig(cleanup_policy=frozenset({"compact"})), batch(key=None), ErrorCode.INVALID_RECORD),
-        (LogConfig(), batch(control=True), ErrorCode.INVALID_RECORD),
-        (LogConfig(), batch(producer_id=1, epoch=0, base_sequence=3) * 2, ErrorCode.INVALID_RECORD),
+        (LogConfig(), batch(is_control=True), ErrorCode.INVALID_RECORD),
+        (LogConfig(), batch(producer_id=1, producer_epoch=0, base_sequence=3) * 2, ErrorCode.INVALID_RECORD),
     ],
 )
 def test_what_may_not_enter(config: LogConfig, data: bytes, code: ErrorCode) -> None:
@@ -223,12 +223,12 @@ def test_a_repeated_batch_is_answered_with_its_first_offset() -> None:
     _, log = create()
     append(log)
     for sequence in range(3):
-        append(log, batch(producer_id=4, epoch=0, base_sequence=sequence))
-    again = append(log, batch(producer_id=4, epoch=0, base_sequence=1))
+        append(log, batch(producer_id=4, producer_epoch=0, base_sequence=sequence))
+    again = append(log, batch(producer_id=4, producer_epoch=0, base_sequence=1))
     assert again.duplicate
     assert again.base_offset == 2
     assert log.log_end_offset == 4
-    data = batch(producer_id=4, epoch=0, base_sequence=7)
+    data = batch(producer_id=4, producer_epoch=0, base_sequence=7)
     assert refused(log, data) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
@@ -236,7 +236,7 @@ def test_an_open_transaction_holds_the_last_stable_offset_back() -> None:
     """[LOG-2]"""
     _, log = create()
     append(log)
-    append(log, batch(producer_id=4, epoch=0, base_sequence=0, transactional=True))
+    append(log, batch(producer_id=4, producer_epoch=0, base_sequence=0, is_transactional=True))
     log.sync()
     assert (log.high_watermark, log.last_stable_offset, log.first_unstable_offset) == (2, 1, 1)
 
@@ -247,7 +247,7 @@ def test_a_full_disk_refuses_and_leaves_the_log_as_it_was() -> None:
     log.sync()
     fs.capacity = sum(map(len, fs.files().values())) + 30
     before = fs.files()
-    with pytest.raises(LogFull):
+    with pytest.raises(DiskFull):
         append(log)
     assert fs.files() == before
     assert offsets(log) == [0]
@@ -258,17 +258,17 @@ def test_a_full_disk_refuses_and_leaves_the_log_as_it_was() -> None:
 
 def test_a_full_disk_at_a_roll_refuses_too() -> None:
     fs, log = create()
-    while log.active.size + len(batch()) <= 600:
+    while log.active_segment.size + len(batch()) <= 600:
         append(log)
     fs.capacity = sum(map(len, fs.files().values()))
-    with pytest.raises(LogFull):
+    with pytest.raises(DiskFull):
         append(log)
     fs.capacity = 1 << 40
     end = log.log_end_offset
     append(log)
     assert offsets(log) == list(range(end + 1))
     log.close(clean=True)
-    assert reopen(fs, clean=True).log_end_offset == end + 1
+    assert reopen(fs, was_clean=True).log_end_offset == end + 1
 
 
 def test_a_write_error_is_taken_back() -> None:
@@ -316,12 +316,12 @@ def test_time_finds_offsets() -> None:
         append(log, batch(2, ts=NOW + 10 * number))
     assert len(log.segments) > 2
     for number in range(12):
-        assert log.offset_for_timestamp(NOW + 10 * number) == (2 * number, NOW + 10 * number, 0)
-        found = log.offset_for_timestamp(NOW + 10 * number + 1)
+        assert log.find_offset_by_timestamp(NOW + 10 * number) == (2 * number, NOW + 10 * number, 0)
+        found = log.find_offset_by_timestamp(NOW + 10 * number + 1)
         assert found is not None
         assert found[0] == 2 * number + 1
-    assert log.offset_for_timestamp(NOW + 500) is None
-    assert log.max_timestamp() == (23, NOW + 111, 0)
+    assert log.find_offset_by_timestamp(NOW + 500) is None
+    assert log.find_max_timestamp() == (23, NOW + 111, 0)
 
 
 def test_deleting_records_moves_the_start_and_drops_whole_segments() -> None:
@@ -340,7 +340,7 @@ def test_deleting_records_moves_the_start_and_drops_whole_segments() -> None:
     refusal = log.read(8, 10, upper=20)
     assert isinstance(refusal, Reject)
     log.close(clean=True)
-    again = reopen(fs, clean=True, log_start_offset=9)
+    again = reopen(fs, was_clean=True, log_start_offset=9)
     assert (again.log_start_offset, again.log_end_offset) == (9, 20)
 
 
@@ -379,7 +379,9 @@ def test_what_lies_behind_a_hole_is_kept_beside_the_log() -> None:
     tail = bytearray(node.data[one:])
     tail[70] ^= 1
     node.data[one:] = tail
-    opened, report = open_log(fs, "d", TP, LogConfig(), hooks(), Ended(clean=False, recovery_point=1))
+    opened, report = open_log(
+        fs, "d", TP, LogConfig(), hooks(), PriorShutdown(was_clean=False, recovery_point=1)
+    )
     assert opened.log_end_offset == 1
     assert fs.read_bytes(f"d/00000000000000000000.log.cut-{one}") == tail
     assert "cut-" in str(report)
@@ -395,9 +397,9 @@ def test_missing_and_damaged_indexes_are_made_again() -> None:
     assert names
     for name in names:
         fs.remove(name)
-    log = reopen(fs, clean=True)
+    log = reopen(fs, was_clean=True)
     assert offsets(log) == list(range(20))
-    assert [log.offset_for_timestamp(NOW) is not None, log.log_end_offset] == [True, 20]
+    assert [log.find_offset_by_timestamp(NOW) is not None, log.log_end_offset] == [True, 20]
     for segment in log.segments:
         assert len(segment.index) >= 0
     assert {name: fs.files()[name] for name in names if name in fs.files()} == {
@@ -413,8 +415,8 @@ def test_epochs_survive_and_are_made_again() -> None:
     log.close(clean=False)
     fs.remove("d/leader-epoch-checkpoint")
     log = reopen(fs)
-    assert log.epoch_end_offset(LeaderEpoch(1)) == (1, 1)
-    assert log.epoch_end_offset(LeaderEpoch(4)) == (4, 2)
+    assert log.find_epoch_end(LeaderEpoch(1)) == (1, 1)
+    assert log.find_epoch_end(LeaderEpoch(4)) == (4, 2)
 
 
 def test_residents_bound_the_open_files() -> None:
@@ -440,7 +442,7 @@ class Defective(MemoryFileSystem):
     """Fails with what is no error of a disk, where the file of epochs is written."""
 
     def rename(self, old: str, new: str) -> None:
-        if new.endswith(EPOCH_FILE) and self.exists("d/broken"):
+        if new.endswith(LEADER_EPOCH_FILE) and self.exists("d/broken"):
             raise RuntimeError("a defect")
         super().rename(old, new)
 

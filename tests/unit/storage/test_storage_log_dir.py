@@ -12,7 +12,7 @@ from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage import log_dir
 from tallystick.storage.fs import RealFileSystem, StorageFailure
-from tallystick.storage.group_commit import HELPED_FROM, GroupCommit
+from tallystick.storage.group_commit import HELPED_LOGS_MIN, GroupCommit
 from tallystick.storage.log import AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import (
     DirectoryInUse,
@@ -68,7 +68,7 @@ def test_a_directory_keeps_its_cluster_and_its_topics() -> None:
         with pytest.raises(ForeignDirectory):
             LogDir.open(fs, "d", other)
     again = LogDir.open(fs, "d", DirectoryOptions())
-    assert again.partitions() == (TP,)
+    assert again.list_partitions() == (TP,)
     with pytest.raises(ForeignDirectory):
         again.get_or_create(TP, CONFIG, UUID(int=6))
 
@@ -81,12 +81,12 @@ def test_after_a_clean_stop_nothing_is_scanned() -> None:
         append(log)
     log_dir.close()
     again = LogDir.open(fs, "d", DirectoryOptions())
-    assert again.was_clean
+    assert again.had_clean_shutdown
     assert again.get_or_create(TP, CONFIG, ID).log_end_offset == 20
     assert again.reports[0][1].scanned_bytes == 0
-    again.abandon()
+    again.close_without_sync()
     killed = LogDir.open(fs, "d", DirectoryOptions())
-    assert not killed.was_clean
+    assert not killed.had_clean_shutdown
     killed.get_or_create(TP, CONFIG, ID)
     assert 0 < killed.reports[0][1].scanned_bytes <= 600, "from the recovery point on, no more"
 
@@ -97,17 +97,17 @@ def test_a_stop_is_clean_for_all_logs_or_for_none() -> None:
     log = log_dir.get_or_create(TP, CONFIG, ID)
     append(log)
     log.sync()
-    log_dir.abandon()
+    log_dir.close_without_sync()
     stopped = LogDir.open(fs, "d", DirectoryOptions())
     stopped.close()
     assert [name for name, _ in stopped.reports] == [TP], "nobody asked for it, and it was recovered"
     log_dir = LogDir.open(fs, "d", DirectoryOptions())
-    assert log_dir.was_clean
-    log_dir.abandon()
+    assert log_dir.had_clean_shutdown
+    log_dir.close_without_sync()
     damaged = fs._names["d/a-b-3/00000000000000000000.log"]
     damaged.data[70] ^= 1
     LogDir.open(fs, "d", DirectoryOptions()).close()
-    assert not LogDir.open(fs, "d", DirectoryOptions()).was_clean
+    assert not LogDir.open(fs, "d", DirectoryOptions()).had_clean_shutdown
 
 
 def test_a_deleted_partition_leaves_nothing_that_condemns_its_successor() -> None:
@@ -156,14 +156,14 @@ def test_one_round_of_syncs_serves_everyone_who_waits() -> None:
     commits.start()
     eventually(lambda: len(told) >= 3)
     commits.stop()
-    assert commits.rounds <= 2
+    assert commits.round_count <= 2
     assert {(log.topic_partition.partition, end) for log, end in told} == {(0, 10), (1, 10), (2, 10)}
     assert not [thread for thread in threading.enumerate() if thread.name == "group-commit"]
 
 
 def test_the_logs_of_a_round_are_synced_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     directory = LogDir.open(MemoryFileSystem(), "d", DirectoryOptions())
-    logs = [directory.get_or_create(TopicPartition("t", p), CONFIG, ID) for p in range(HELPED_FROM)]
+    logs = [directory.get_or_create(TopicPartition("t", p), CONFIG, ID) for p in range(HELPED_LOGS_MIN)]
     told: list[Log] = []
     commits = GroupCommit(lambda log, end: told.append(log), lambda log, exc: None)
     all_at_once = threading.Barrier(len(logs), timeout=30)

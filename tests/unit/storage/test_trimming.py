@@ -2,10 +2,10 @@
 
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, Unlimited
-from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, UnlimitedSpace
+from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
+from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_oldest_segments
-from tallystick.storage.segment_file import Residents
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -32,7 +32,9 @@ def test_files_are_renamed_and_handed_over() -> None:
     """Unlinking a file of a gigabyte takes tens of milliseconds: not in the thread of the log."""
     discarded: list[list[str]] = []
     hooks = LogHooks(
-        space=Unlimited(), residents=Residents(), discard=lambda log, paths: discarded.append(paths)
+        space_guard=UnlimitedSpace(),
+        segment_cache=OpenSegmentCache(),
+        discard_files=lambda log, paths: discarded.append(paths),
     )
     fs, log = full_log(hooks)
     start = log.segments[2].base_offset
@@ -45,20 +47,22 @@ def test_files_are_renamed_and_handed_over() -> None:
 
 
 def test_without_an_owner_who_takes_them_they_go_at_once() -> None:
-    fs, log = full_log(LogHooks(space=Unlimited(), residents=Residents()))
+    fs, log = full_log(LogHooks(space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache()))
     delete_oldest_segments(log, 2)
     assert deleted(fs) == []
     assert len([name for name in fs.listdir("d") if name.endswith(".log")]) == 2
 
 
 def test_what_was_not_removed_before_the_end_goes_at_the_next_start() -> None:
-    hooks = LogHooks(space=Unlimited(), residents=Residents(), discard=lambda log, paths: None)
+    hooks = LogHooks(
+        space_guard=UnlimitedSpace(), segment_cache=OpenSegmentCache(), discard_files=lambda log, paths: None
+    )
     fs, log = full_log(hooks)
     delete_oldest_segments(log, 2)
     start, end = log.log_start_offset, log.log_end_offset
     assert deleted(fs)
     log.close(clean=True)
-    ended = Ended(clean=True, recovery_point=end, log_start_offset=start)
+    ended = PriorShutdown(was_clean=True, recovery_point=end, log_start_offset=start)
     log, _ = open_log(fs, "d", TP, CONFIG, hooks, ended)
     assert deleted(fs) == []
     assert (log.log_start_offset, log.log_end_offset) == (start, end)

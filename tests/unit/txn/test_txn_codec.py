@@ -13,27 +13,27 @@ from txn_words import ident
 
 from tallystick.broker.txn import codec
 from tallystick.broker.txn.codec import (
+    check_version_downgrade,
     decode_batches,
     decode_record,
     encode_batch_of,
     encode_record,
-    iter_stored,
-    may_lower,
-    partition_of,
-    peek,
-    peek_completed,
+    iter_known_records,
+    partition_for,
+    peek_completion,
+    peek_state_and_producer_id,
 )
-from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, TxnRecord
+from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, TxnRecord
 from tallystick.broker.txn.machine.model import (
-    FORCED_OUTCOMES_KEPT,
-    Decided,
+    FORCED_OUTCOMES_MAX,
+    DecidedPhase,
     ForcedCause,
-    ForcedOutcome,
-    Idle,
-    Ongoing,
-    Outcome,
-    Phase,
+    IdlePhase,
+    OngoingPhase,
+    TransactionResult,
     TxnEntry,
+    TxnForcedOutcome,
+    TxnPhase,
 )
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
@@ -41,10 +41,10 @@ from tallystick.kernel.ids import (
     INT16_MAX,
     INT32_MAX,
     INT64_MAX,
-    Identity,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
@@ -72,12 +72,12 @@ def at(ms: int) -> TimestampMs:
     return TimestampMs(START + ms)
 
 
-def entry(phase: Phase, client: Identity, ms: int, **more: Any) -> TxnEntry:
+def entry(phase: TxnPhase, client: ProducerIdAndEpoch, ms: int, **more: Any) -> TxnEntry:
     stands = TxnEntry(
         transactional_id=T,
         phase=phase,
         client=client,
-        superseded=None,
+        previous_identity=None,
         timeout_ms=60_000,
         transaction_version=2,
         updated_ms=at(ms),
@@ -86,70 +86,74 @@ def entry(phase: Phase, client: Identity, ms: int, **more: Any) -> TxnEntry:
 
 
 def ongoing(
-    writer: Identity, ms: int, *partitions: TopicPartition, timeout_ms: int | None = 60_000
-) -> Ongoing:
-    return Ongoing(writer=writer, partitions=frozenset(partitions), started_ms=at(ms), timeout_ms=timeout_ms)
+    writer: ProducerIdAndEpoch, ms: int, *partitions: TopicPartition, timeout_ms: int | None = 60_000
+) -> OngoingPhase:
+    return OngoingPhase(
+        writer=writer, partitions=frozenset(partitions), started_ms=at(ms), timeout_ms=timeout_ms
+    )
 
 
-def decided(outcome: Outcome, marker: Identity, ms: int, *partitions: TopicPartition) -> Decided:
-    return Decided(
+def decided(
+    outcome: TransactionResult, marker: ProducerIdAndEpoch, ms: int, *partitions: TopicPartition
+) -> DecidedPhase:
+    return DecidedPhase(
         outcome=outcome,
-        marker=marker,
+        marker_identity=marker,
         partitions=frozenset(partitions),
         started_ms=at(ms),
         timeout_ms=60_000,
     )
 
 
-COMMIT, ABORT = Outcome.COMMIT, Outcome.ABORT
+COMMIT, ABORT = TransactionResult.COMMIT, TransactionResult.ABORT
 WRITTEN_BY_KAFKA: dict[str, TxnEntry] = {
-    "v2-Empty-1": entry(Idle(), ident(42, 0), 0, transaction_version=0),
+    "v2-Empty-1": entry(IdlePhase(), ident(42, 0), 0, transaction_version=0),
     "v2-Ongoing-2": entry(ongoing(ident(42, 0), 1, ORDERS_3), ident(42, 0), 1),
     "v2-Ongoing-3": entry(ongoing(ident(42, 0), 1, ORDERS_3, ORDERS_0), ident(42, 0), 2),
     "v2-PrepareCommit-4": entry(
-        decided(COMMIT, ident(42, 1), 1, ORDERS_0, ORDERS_3), ident(42, 1), 3, superseded=ident(42, 0)
+        decided(COMMIT, ident(42, 1), 1, ORDERS_0, ORDERS_3), ident(42, 1), 3, previous_identity=ident(42, 0)
     ),
     "v2-CompleteCommit-5": entry(
-        Idle(outcome=COMMIT, started_ms=at(1)), ident(42, 1), 4, superseded=ident(42, 0)
+        IdlePhase(outcome=COMMIT, started_ms=at(1)), ident(42, 1), 4, previous_identity=ident(42, 0)
     ),
     "v2-Ongoing-6": entry(ongoing(ident(42, 1), 5, ORDERS_0), ident(42, 1), 5),
     "v2-PrepareAbort-7": entry(
-        decided(ABORT, ident(42, 2), 5, ORDERS_0), ident(42, 2), 6, superseded=ident(42, 1)
+        decided(ABORT, ident(42, 2), 5, ORDERS_0), ident(42, 2), 6, previous_identity=ident(42, 1)
     ),
     "v2-CompleteAbort-8": entry(
-        Idle(outcome=ABORT, started_ms=at(5)), ident(42, 2), 7, superseded=ident(42, 1)
+        IdlePhase(outcome=ABORT, started_ms=at(5)), ident(42, 2), 7, previous_identity=ident(42, 1)
     ),
-    "v2-Empty-9": entry(Idle(), ident(42, 3), 8),
-    "rotated-Empty-10": entry(Idle(), ident(42, MAX - 1), 9, transaction_version=0),
+    "v2-Empty-9": entry(IdlePhase(), ident(42, 3), 8),
+    "rotated-Empty-10": entry(IdlePhase(), ident(42, MAX - 1), 9, transaction_version=0),
     "rotated-Ongoing-11": entry(ongoing(ident(42, MAX - 1), 10, ORDERS_0), ident(42, MAX - 1), 10),
     "rotated-PrepareCommit-12": entry(
-        decided(COMMIT, ident(42, MAX), 10, ORDERS_0), ident(43, 0), 11, superseded=ident(42, MAX - 1)
+        decided(COMMIT, ident(42, MAX), 10, ORDERS_0), ident(43, 0), 11, previous_identity=ident(42, MAX - 1)
     ),
     "rotated-CompleteCommit-13": entry(
-        Idle(outcome=COMMIT, started_ms=at(10)), ident(43, 0), 12, superseded=ident(42, MAX - 1)
+        IdlePhase(outcome=COMMIT, started_ms=at(10)), ident(43, 0), 12, previous_identity=ident(42, MAX - 1)
     ),
     "rotated-Ongoing-14": entry(ongoing(ident(43, 0), 13, ORDERS_0), ident(43, 0), 13),
-    "v1-Empty-15": entry(Idle(), ident(42, 7), 14, transaction_version=0),
+    "v1-Empty-15": entry(IdlePhase(), ident(42, 7), 14, transaction_version=0),
     "v1-Ongoing-16": entry(ongoing(ident(42, 7), 15, ORDERS_0), ident(42, 7), 15, transaction_version=0),
     "v1-PrepareCommit-17": entry(
         decided(COMMIT, ident(42, 7), 15, ORDERS_0), ident(42, 7), 16, transaction_version=0
     ),
     "v1-CompleteCommit-18": entry(
-        Idle(outcome=COMMIT, started_ms=at(15)), ident(42, 7), 17, transaction_version=0
+        IdlePhase(outcome=COMMIT, started_ms=at(15)), ident(42, 7), 17, transaction_version=0
     ),
-    "v0-Empty-19": entry(Idle(), ident(42, 7), 18, transaction_version=0),
+    "v0-Empty-19": entry(IdlePhase(), ident(42, 7), 18, transaction_version=0),
     "v0-Ongoing-20": entry(ongoing(ident(42, 7), 19, ORDERS_0), ident(42, 7), 19, transaction_version=0),
     "v0-PrepareAbort-21": entry(
         decided(ABORT, ident(42, 7), 19, ORDERS_0), ident(42, 7), 20, transaction_version=0
     ),
     "v0-CompleteAbort-22": entry(
-        Idle(outcome=ABORT, started_ms=at(19)), ident(42, 7), 21, transaction_version=0
+        IdlePhase(outcome=ABORT, started_ms=at(19)), ident(42, 7), 21, transaction_version=0
     ),
-    "2pc-Empty-23": entry(Idle(), ident(42, 7), 22, timeout_ms=None, transaction_version=0),
+    "2pc-Empty-23": entry(IdlePhase(), ident(42, 7), 22, timeout_ms=None, transaction_version=0),
     "2pc-Ongoing-24": entry(
         ongoing(ident(42, 7), 23, ORDERS_0, timeout_ms=None), ident(42, 7), 23, timeout_ms=None
     ),
-    "worn-Empty-26": entry(Idle(), ident(43, 0), 24, transaction_version=0),
+    "worn-Empty-26": entry(IdlePhase(), ident(43, 0), 24, transaction_version=0),
 }
 
 
@@ -188,7 +192,7 @@ def test_ended_transactions_are_written_as_kafka_writes_them(name: str) -> None:
 
 def test_an_id_that_never_got_a_pair_is_not_known() -> None:
     """KAFKA-14880. Kafka treats epoch -1 as it treats an id it has never seen: any pair will do."""
-    assert decode_record(KEY, STORIES["never-25"]) == EntryExpired(transactional_id=T)
+    assert decode_record(KEY, STORIES["never-25"]) == EntryRemoved(transactional_id=T)
 
 
 @pytest.mark.parametrize(
@@ -265,20 +269,20 @@ KEPT = entry(ongoing(ident(42, MAX - 1), 0, ORDERS_0), ident(73, MAX), 1)
                 KEPT,
                 phase=decided(COMMIT, ident(42, MAX), 0, ORDERS_0),
                 client=ident(85, 0),
-                superseded=ident(73, MAX),
+                previous_identity=ident(73, MAX),
             ),
             (42, MAX, 85, 0, 73),
         ),
         (
             replace(
                 KEPT,
-                phase=Idle(outcome=COMMIT, started_ms=at(0)),
+                phase=IdlePhase(outcome=COMMIT, started_ms=at(0)),
                 client=ident(85, 0),
-                superseded=ident(73, MAX),
+                previous_identity=ident(73, MAX),
             ),
             (85, 0, -1, -1, 73),
         ),
-        (replace(KEPT, phase=Idle(), client=ident(85, 1)), (85, 1, -1, -1, -1)),
+        (replace(KEPT, phase=IdlePhase(), client=ident(85, 1)), (85, 1, -1, -1, -1)),
     ],
     ids=["kept, another id", "kept, the same id", "decided", "complete", "empty"],
 )
@@ -295,16 +299,16 @@ def test_the_pairs_of_a_kept_transaction_are_where_kip_939_puts_them(
 def test_private_tags_are_written_for_what_kafkas_fields_do_not_say_alone() -> None:
     plain = fields(WRITTEN_BY_KAFKA["v2-CompleteCommit-5"])
     assert (plain.superseded, plain.forced_outcomes, plain.next_transaction_timeout_ms) == (None, (), -1)
-    taken_over = replace(WRITTEN_BY_KAFKA["v2-CompleteCommit-5"], superseded=None)
+    taken_over = replace(WRITTEN_BY_KAFKA["v2-CompleteCommit-5"], previous_identity=None)
     assert fields(taken_over).superseded == SupersededPair(producer_id=-1, producer_epoch=-1)
 
 
 def test_version_0_has_no_tags() -> None:
     """A level of 0 cannot keep a transaction, and forgets whose retry it would recognise."""
     stands = WRITTEN_BY_KAFKA["rotated-PrepareCommit-12"]
-    forced = ForcedOutcome(writer=ident(42, 1), cause=ForcedCause.TERMINATED, at_ms=at(0))
-    key, value = encode_record(EntryStored(entry=replace(stands, forced=(forced,))), 0)
-    plain = replace(stands, client=ident(42, MAX), superseded=None, transaction_version=0)
+    forced = TxnForcedOutcome(writer=ident(42, 1), cause=ForcedCause.TERMINATED, at_ms=at(0))
+    key, value = encode_record(EntryStored(entry=replace(stands, forced_outcomes=(forced,))), 0)
+    plain = replace(stands, client=ident(42, MAX), previous_identity=None, transaction_version=0)
     assert decode_record(key, value) == EntryStored(entry=plain)
     with pytest.raises(InvariantBroken, match="kept"):
         encode_record(EntryStored(entry=KEPT), 0)
@@ -314,7 +318,7 @@ def test_version_0_has_no_tags() -> None:
     "stored",
     [
         KEPT,
-        replace(KEPT, client=KEPT.shown, timeout_ms=None),
+        replace(KEPT, client=KEPT.described_identity, timeout_ms=None),
         WRITTEN_BY_KAFKA["2pc-Empty-23"],
         WRITTEN_BY_KAFKA["2pc-Ongoing-24"],
         WRITTEN_BY_KAFKA["rotated-PrepareCommit-12"],
@@ -324,18 +328,18 @@ def test_version_0_has_no_tags() -> None:
 def test_the_level_stays_while_an_entry_needs_it(stored: TxnEntry) -> None:
     """Refused below 2, and the reason names the ids."""
     for level in (0, 1):
-        refused = may_lower([WRITTEN_BY_KAFKA["v2-Ongoing-3"], stored], level)
+        refused = check_version_downgrade([WRITTEN_BY_KAFKA["v2-Ongoing-3"], stored], level)
         assert refused is not None
         assert refused.code is ErrorCode.INVALID_UPDATE_VERSION
         assert "pay-7" in refused.reason
-    assert may_lower([stored], 2) is None
+    assert check_version_downgrade([stored], 2) is None
 
 
 def test_ordinary_transactions_do_not_hold_the_level() -> None:
     ordinary = [entry for name, entry in WRITTEN_BY_KAFKA.items() if name.startswith(("v", "worn"))]
-    assert may_lower(ordinary, 0) is None
+    assert check_version_downgrade(ordinary, 0) is None
     many = [replace(KEPT, transactional_id=TransactionalId(f"t{i:02}")) for i in range(12)]
-    refused = may_lower(many, 1)
+    refused = check_version_downgrade(many, 1)
     assert refused is not None
     assert refused.reason.endswith("t08, t09 and 2 more")
 
@@ -346,33 +350,35 @@ producer_ids = st.integers(0, INT64_MAX).map(ProducerId) | st.sampled_from([Prod
 epochs = st.integers(0, MAX).map(ProducerEpoch) | st.sampled_from(
     [ProducerEpoch(e) for e in (0, 1, MAX - 1, MAX)]
 )
-identities = st.builds(Identity, producer_ids, epochs)
+identities = st.builds(ProducerIdAndEpoch, producer_ids, epochs)
 times = st.integers(0, INT64_MAX).map(TimestampMs)
 topics = st.sampled_from(["orders", "a", "__consumer_offsets"]) | st.text(min_size=1, max_size=249)
 topic_partitions = st.builds(TopicPartition, topics, st.integers(0, INT32_MAX))
 partition_sets = st.frozensets(topic_partitions, max_size=5)
 timeouts = st.none() | st.integers(1, INT32_MAX - 1)
-outcomes = st.sampled_from(Outcome)
+outcomes = st.sampled_from(TransactionResult)
 phases = st.one_of(
-    st.just(Idle()),
+    st.just(IdlePhase()),
     st.builds(
-        Idle,
+        IdlePhase,
         outcome=outcomes,
         started_ms=st.none() | times,
-        markers=st.dictionaries(topic_partitions, st.integers(0, INT64_MAX).map(Offset), max_size=4),
+        marker_offsets=st.dictionaries(topic_partitions, st.integers(0, INT64_MAX).map(Offset), max_size=4),
     ),
-    st.builds(Ongoing, writer=identities, partitions=partition_sets, started_ms=times, timeout_ms=timeouts),
     st.builds(
-        Decided,
+        OngoingPhase, writer=identities, partitions=partition_sets, started_ms=times, timeout_ms=timeouts
+    ),
+    st.builds(
+        DecidedPhase,
         outcome=outcomes,
-        marker=identities,
+        marker_identity=identities,
         partitions=partition_sets,
         started_ms=times,
         timeout_ms=timeouts,
     ),
 )
 forced_outcomes = st.builds(
-    ForcedOutcome,
+    TxnForcedOutcome,
     writer=identities,
     cause=st.sampled_from(ForcedCause),
     at_ms=times,
@@ -384,24 +390,24 @@ forced_outcomes = st.builds(
 def entries(draw: st.DrawFn) -> TxnEntry:
     phase = draw(phases)
     client = draw(identities)
-    if isinstance(phase, Ongoing | Decided) and draw(st.booleans()):
-        client = phase.writer if isinstance(phase, Ongoing) else phase.marker
+    if isinstance(phase, OngoingPhase | DecidedPhase) and draw(st.booleans()):
+        client = phase.writer if isinstance(phase, OngoingPhase) else phase.marker_identity
     before = ident(client.producer_id, max(client.epoch - 1, 0))
     return TxnEntry(
         transactional_id=draw(st.text(min_size=1, max_size=20).map(TransactionalId)),
         phase=phase,
         client=client,
-        superseded=draw(st.none() | st.just(before) | identities),
+        previous_identity=draw(st.none() | st.just(before) | identities),
         timeout_ms=draw(timeouts),
         transaction_version=draw(st.integers(0, 2)),
         updated_ms=draw(times),
-        forced=tuple(draw(st.lists(forced_outcomes, max_size=FORCED_OUTCOMES_KEPT))),
+        forced_outcomes=tuple(draw(st.lists(forced_outcomes, max_size=FORCED_OUTCOMES_MAX))),
     )
 
 
 records = st.one_of(
     st.builds(EntryStored, entry=entries()),
-    st.builds(EntryExpired, transactional_id=st.text(max_size=20).map(TransactionalId)),
+    st.builds(EntryRemoved, transactional_id=st.text(max_size=20).map(TransactionalId)),
 )
 
 
@@ -417,23 +423,23 @@ def usual_entries(draw: st.DrawFn) -> TxnEntry:
     """As nearly all are: nobody was replaced, nothing was forced."""
     entry = draw(entries())
     phase, timeout_ms = entry.phase, entry.timeout_ms
-    if not isinstance(phase, Idle):
+    if not isinstance(phase, IdlePhase):
         phase = replace(phase, timeout_ms=timeout_ms)
     version = draw(st.sampled_from([0, 1, 2]))
-    ended = not isinstance(phase, Ongoing) and phase.outcome is not None
+    ended = not isinstance(phase, OngoingPhase) and phase.outcome is not None
     client = draw(identities)
     before = ident(client.producer_id, client.epoch - 1) if client.epoch else None
-    if isinstance(phase, Ongoing):
+    if isinstance(phase, OngoingPhase):
         phase = replace(phase, writer=client)
-    elif isinstance(phase, Decided):
-        phase = replace(phase, marker=client)
+    elif isinstance(phase, DecidedPhase):
+        phase = replace(phase, marker_identity=client)
     return replace(
         entry,
         phase=phase,
         client=client,
-        superseded=before if ended and version == 2 else None,
+        previous_identity=before if ended and version == 2 else None,
         transaction_version=version,
-        forced=(),
+        forced_outcomes=(),
     )
 
 
@@ -441,12 +447,12 @@ def usual_entries(draw: st.DrawFn) -> TxnEntry:
 def test_the_quick_way_to_write_a_value_gives_the_same_bytes(entry: TxnEntry) -> None:
     """[WIRE-4]"""
     written = encode_record(EntryStored(entry=entry), 2)[1]
-    assert written == b"\0\1" + encode(codec._tagged_value(entry), codec.TAGGED_VALUE)
+    assert written == b"\0\1" + encode(codec._build_tagged_value(entry), codec.TAGGED_VALUE_VERSION)
 
 
 @given(usual_entries())
 def test_what_is_usual_is_written_the_quick_way(entry: TxnEntry) -> None:
-    assert codec._usual_value(entry) is not None
+    assert codec._encode_common_value(entry) is not None
 
 
 @given(records, st.integers(1, 2), st.randoms(use_true_random=False))
@@ -461,8 +467,8 @@ def test_damage_is_refused_or_read_and_never_anything_else(
         del damaged[random.randrange(1, len(damaged) + 1) :]
         try:
             decode_record(key, bytes(damaged))
-            peek(bytes(damaged))
-            peek_completed(bytes(damaged))
+            peek_state_and_producer_id(bytes(damaged))
+            peek_completion(bytes(damaged))
         except DecodeError:
             pass
 
@@ -473,17 +479,17 @@ def test_a_peek_sees_what_is_there(record: EntryStored, level: int) -> None:
     assume(level > 0 or not entry.is_kept)
     _, value = encode_record(record, level)
     assert value is not None
-    assert peek(value) == (entry.state, entry.shown.producer_id)
-    if isinstance(entry.phase, Idle):
-        named, markers = peek_completed(value)
-        assert entry.shown.producer_id in named
-        assert markers == (entry.phase.markers if level else {})
+    assert peek_state_and_producer_id(value) == (entry.state, entry.described_identity.producer_id)
+    if isinstance(entry.phase, IdlePhase):
+        named, markers = peek_completion(value)
+        assert entry.described_identity.producer_id in named
+        assert markers == (entry.phase.marker_offsets if level else {})
 
 
 @given(entries())
 def test_where_a_decided_transaction_is_marked_is_not_stored(stored: TxnEntry) -> None:
-    if isinstance(stored.phase, Decided):
-        half = replace(stored, phase=replace(stored.phase, written={ORDERS_0: Offset(1)}))
+    if isinstance(stored.phase, DecidedPhase):
+        half = replace(stored, phase=replace(stored.phase, marker_offsets={ORDERS_0: Offset(1)}))
         assert encode_record(EntryStored(entry=half), 2) == encode_record(EntryStored(entry=stored), 2)
 
 
@@ -498,7 +504,7 @@ def test_the_last_record_of_an_id_is_all_replay_needs(many: list[TxnRecord]) -> 
             for r in found
         )
 
-    latest = [decode_record(key, value) for key, value in dict(iter_stored(data)).items()]
+    latest = [decode_record(key, value) for key, value in dict(iter_known_records(data)).items()]
     assert state(latest) == state(many)
     assert len(latest) == len(state(many))
 
@@ -525,4 +531,4 @@ def test_one_step_is_one_batch_and_strangers_are_counted() -> None:
 def test_an_id_lives_in_the_partition_java_would_choose(text: str, java_hash: int) -> None:
     """Known values of String.hashCode; Kafka takes |the smallest int| as 0."""
     expected = 0 if java_hash == -(2**31) else abs(java_hash) % 50
-    assert partition_of(TransactionalId(text), 50) == expected
+    assert partition_for(TransactionalId(text), 50) == expected

@@ -6,32 +6,36 @@ import pytest
 from tests.support.txn_coordinator import P0, P1, MemoryTopic, T, World, commit, on_a_loop
 
 from tallystick.broker.coordinator.reload import BACKOFF_MS
-from tallystick.broker.txn.machine.consistency import Seen, SeenPartition, SeenProducer
-from tallystick.broker.txn.machine.model import Ongoing, Outcome
-from tallystick.broker.txn.unclean_start import CleanStart, UncleanStart
+from tallystick.broker.txn.machine.consistency import (
+    PartitionStartState,
+    PartitionStartStates,
+    ProducerStartState,
+)
+from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult
+from tallystick.broker.txn.start_comparison import CleanStartComparison, UncleanStartComparison
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
-    Identity,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
 )
 
 EIO = OSError("input/output error")
-STRANGER = Identity(ProducerId(77), ProducerEpoch(0))
+STRANGER = ProducerIdAndEpoch(ProducerId(77), ProducerEpoch(0))
 
 
-def seen(opened: Mapping[TopicPartition, tuple[Identity, ...]], end: int) -> Seen:
+def seen(opened: Mapping[TopicPartition, tuple[ProducerIdAndEpoch, ...]], end: int) -> PartitionStartStates:
     return {
-        at: SeenPartition(
+        at: PartitionStartState(
             log_end_offset=Offset(end),
             producers={
-                writer.producer_id: SeenProducer(
-                    epoch=writer.epoch, last_timestamp_ms=TimestampMs(0), first_offset=Offset(1)
+                writer.producer_id: ProducerStartState(
+                    epoch=writer.epoch, last_timestamp_ms=TimestampMs(0), open_since_offset=Offset(1)
                 )
                 for writer in writers
             },
@@ -40,24 +44,26 @@ def seen(opened: Mapping[TopicPartition, tuple[Identity, ...]], end: int) -> See
     }
 
 
-async def find_no_outcome(at: TopicPartition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
+async def find_no_outcome(
+    at: TopicPartition, marker: ProducerIdAndEpoch, since_ms: TimestampMs
+) -> TransactionResult | None:
     return None
 
 
-def unclean(world: World, found: Seen) -> UncleanStart:
-    return UncleanStart(found, world.markers, find_no_outcome)
+def unclean(world: World, found: PartitionStartStates) -> UncleanStartComparison:
+    return UncleanStartComparison(found, world.markers, find_no_outcome)
 
 
 def elsewhere(world: World) -> TransactionalId:
     """An id in the other partition of the log than T."""
-    place = world.coordinator.partition_of
+    place = world.coordinator.partition_for
     names = (TransactionalId(f"id-{number}") for number in range(100))
     return next(name for name in names if place(name) != place(T))
 
 
-async def start(world: World, comparison: UncleanStart | CleanStart) -> None:
+async def start(world: World, comparison: UncleanStartComparison | CleanStartComparison) -> None:
     """Restart while the partition of T cannot be read; a piece of it can."""
-    own = world.topic.partitions[world.coordinator.partition_of(T)]
+    own = world.topic.partitions[world.coordinator.partition_for(T)]
     own.unreadable = EIO
     await world.coordinator.stop()
     world.coordinator = world.new_coordinator()
@@ -66,8 +72,10 @@ async def start(world: World, comparison: UncleanStart | CleanStart) -> None:
     own.unreadable = None
 
 
-def hanging(comparison: UncleanStart | CleanStart) -> list[tuple[TopicPartition, Identity]]:
-    return [(found.partition, found.writer) for found in comparison.hanging]
+def hanging(
+    comparison: UncleanStartComparison | CleanStartComparison,
+) -> list[tuple[TopicPartition, ProducerIdAndEpoch]]:
+    return [(found.partition, found.writer) for found in comparison.hanging_transactions]
 
 
 @pytest.mark.parametrize("is_clean", [False, True], ids=["after a crash", "after a clean stop"])
@@ -78,15 +86,15 @@ async def test_a_transaction_does_not_hang_while_its_id_may_be_in_what_is_unread
         other = elsewhere(world)
         mine, theirs = await world.begin(P0), await world.begin(P1, name=other)
         found = seen({P0: (mine, STRANGER), P1: (theirs,)}, end=10)
-        comparison = CleanStart(found) if is_clean else unclean(world, found)
+        comparison = CleanStartComparison(found) if is_clean else unclean(world, found)
         await start(world, comparison)
-        assert isinstance(world.entry(other).phase, Ongoing), "served, whatever the other partition does"
-        refused = world.coordinator.entry(T)
+        assert isinstance(world.entry(other).phase, OngoingPhase), "served, whatever the other partition does"
+        refused = world.coordinator.get_entry(T)
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.NOT_COORDINATOR
         assert hanging(comparison) == []
         await world.pass_time(BACKOFF_MS)
-        assert isinstance(world.entry().phase, Ongoing)
+        assert isinstance(world.entry().phase, OngoingPhase)
         assert hanging(comparison) == [(P0, STRANGER)]
 
 
@@ -101,7 +109,7 @@ async def test_a_marker_that_was_lost_is_written_again_when_its_decision_is_read
         assert world.markers.written == []
         await world.pass_time(BACKOFF_MS)
         assert world.markers.partitions() == [P0]
-        assert world.markers.written[0][0].outcome is Outcome.COMMIT
+        assert world.markers.written[0][0].outcome is TransactionResult.COMMIT
         assert hanging(comparison) == []
 
 
@@ -113,6 +121,6 @@ async def test_a_partition_that_was_forgotten_is_added_again_before_its_id_is_se
         await start(world, comparison)
         await world.pass_time(BACKOFF_MS)
         phase = world.entry().phase
-        assert isinstance(phase, Ongoing)
+        assert isinstance(phase, OngoingPhase)
         assert phase.partitions == {P0, P1}
         assert hanging(comparison) == []

@@ -23,32 +23,32 @@ from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    WHILE_PENDING,
-    AddImplicitly,
+    PENDING_POLICIES,
+    AbortTimedOut,
     AddPartitions,
-    Command,
-    Ended,
+    AddPartitionsByLeader,
     EndTxn,
-    Expire,
-    Initialised,
+    EndTxnResult,
     InitProducerId,
+    InitProducerIdResult,
     MarkersWritten,
-    NoteForcedMarker,
-    PerPartition,
-    TimeOut,
+    PendingPolicy,
+    RecordForcedMarker,
+    RemoveExpiredId,
+    TxnCommand,
     VerifyPartitions,
-    WhilePending,
-    while_pending,
+    VerifyPartitionsResult,
+    find_pending_policy,
 )
-from tallystick.broker.txn.machine.model import Ongoing, TxnState
-from tallystick.broker.txn.marker_sender import Marked
-from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, SPARES
+from tallystick.broker.txn.machine.model import OngoingPhase, TxnState
+from tallystick.broker.txn.marker_sender import MarkerResult
+from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, POOL_SIZE
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
-    Identity,
     Offset,
     ProducerEpoch,
+    ProducerIdAndEpoch,
     TopicPartition,
     TransactionalId,
 )
@@ -70,7 +70,7 @@ async def test_nothing_is_answered_seen_or_sent_before_the_record_is_durable() -
         assert world.entry().state is TxnState.ONGOING
         assert not world.markers.written
         world.log.sync()
-        assert isinstance(await asked, Ended)
+        assert isinstance(await asked, EndTxnResult)
         assert world.entry().state is TxnState.PREPARE_COMMIT
         await world.settle()
         assert world.markers.partitions() == [P0]
@@ -82,7 +82,7 @@ async def test_the_answer_does_not_wait_for_the_markers() -> None:
     async with World() as world:
         who = await world.begin()
         world.markers.answers[P0] = asyncio.get_running_loop().create_future()
-        assert isinstance(await world.ask(commit(who)), Ended)
+        assert isinstance(await world.ask(commit(who)), EndTxnResult)
         assert world.entry().state is TxnState.PREPARE_COMMIT
 
 
@@ -99,7 +99,7 @@ async def test_the_completion_of_a_transaction_is_not_waited_for() -> None:
     async with World() as world:
         who = await world.begin()
         ended = await world.ask(commit(who))
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, EndTxnResult)
         world.log.hold()
         await world.settle()
         assert world.log.states()[-1] == "CompleteCommit"
@@ -120,31 +120,31 @@ async def test_markers_are_signed_with_the_leader_epoch_of_the_id_s_partition() 
         await world.settle()
         assert world.markers.partitions() == [P0, P1]
         assert {epoch for _, _, epoch in world.markers.written} == {7}
-        assert {send.marker for send, _, _ in world.markers.written} == {
-            Identity(who.producer_id, ProducerEpoch(who.epoch + 1))
+        assert {send.marker_identity for send, _, _ in world.markers.written} == {
+            ProducerIdAndEpoch(who.producer_id, ProducerEpoch(who.epoch + 1))
         }
 
 
 # ---- while a Step is pending
 
 
-def commands_of(row: WhilePending, who: Identity) -> list[Command]:
-    wanted: dict[type, list[Command]] = {
+def commands_of(row: PendingPolicy, who: ProducerIdAndEpoch) -> list[TxnCommand]:
+    wanted: dict[type, list[TxnCommand]] = {
         InitProducerId: [InitProducerId(timeout_ms=1000), InitProducerId(timeout_ms=0)],
         AddPartitions: [
             AddPartitions(identity=pair, partitions=frozenset({P1}), transaction_version=0)
             for pair in (who, other_than(who))
         ],
-        AddImplicitly: [add(who, P1)],
+        AddPartitionsByLeader: [add(who, P1)],
         VerifyPartitions: [VerifyPartitions(identity=who, partitions=frozenset({P0, P1}))],
         EndTxn: [commit(who, version=0), commit(who), commit(other_than(who))],
-        TimeOut: [TimeOut()],
-        MarkersWritten: [MarkersWritten(marker=who, offsets={})],
-        NoteForcedMarker: [NoteForcedMarker(writer=who, partition=P0)],
-        Expire: [Expire()],
+        AbortTimedOut: [AbortTimedOut()],
+        MarkersWritten: [MarkersWritten(marker_identity=who, offsets={})],
+        RecordForcedMarker: [RecordForcedMarker(writer=who, partition=P0)],
+        RemoveExpiredId: [RemoveExpiredId()],
     }
-    assert wanted.keys() == WHILE_PENDING.keys()
-    found = [command for kind in wanted.values() for command in kind if while_pending(command) is row]
+    assert wanted.keys() == PENDING_POLICIES.keys()
+    found = [command for kind in wanted.values() for command in kind if find_pending_policy(command) is row]
     assert found
     return found
 
@@ -156,7 +156,7 @@ async def test_what_is_refused_while_a_step_is_pending() -> None:
         who = await world.begin()
         world.log.hold()
         pending = world.ask(add(who, P2))
-        for command in commands_of(WhilePending.REFUSE, who):
+        for command in commands_of(PendingPolicy.REFUSE, who):
             assert code_of(await world.ask(command)) is ErrorCode.CONCURRENT_TRANSACTIONS
         world.log.sync()
         assert await pending == DONE
@@ -170,7 +170,7 @@ async def test_an_old_client_s_end_learns_first_that_its_pair_is_wrong() -> None
         who = await world.begin()
         world.log.hold()
         world.ask(add(who, P2))
-        for command in commands_of(WhilePending.IDENTITY_FIRST, who):
+        for command in commands_of(PendingPolicy.CHECK_IDENTITY, who):
             assert code_of(await world.ask(command)) is ErrorCode.CONCURRENT_TRANSACTIONS
         wrong = world.ask(commit(other_than(who), version=0))
         assert code_of(await wrong) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
@@ -183,10 +183,10 @@ async def test_a_verification_passes_and_sees_what_is_durable() -> None:
         who = await world.begin()
         world.log.hold()
         world.ask(add(who, P1))
-        for command in commands_of(WhilePending.PASS, who):
+        for command in commands_of(PendingPolicy.DECIDE_AT_ONCE, who):
             asked = world.ask(command)
             assert asked.done()
-            assert await asked == PerPartition(refused={P1: ErrorCode.TRANSACTION_ABORTABLE})
+            assert await asked == VerifyPartitionsResult(errors={P1: ErrorCode.TRANSACTION_ABORTABLE})
 
 
 @on_a_loop
@@ -196,7 +196,7 @@ async def test_what_the_coordinator_asks_of_itself_waits_its_turn() -> None:
         who = await world.begin()
         world.log.hold()
         first = world.ask(add(who, P1))
-        waiting = [world.ask(command) for command in commands_of(WhilePending.WAIT, who)]
+        waiting = [world.ask(command) for command in commands_of(PendingPolicy.WAIT, who)]
         await world.settle()
         assert not any(asked.done() for asked in waiting)
         world.log.sync()
@@ -205,7 +205,7 @@ async def test_what_the_coordinator_asks_of_itself_waits_its_turn() -> None:
             world.log.sync()
             await Turn()
         assert not [answer for answer in await asyncio.gather(*waiting) if isinstance(answer, Reject)]
-        assert [forced.writer for forced in world.entry().forced] == [who]
+        assert [forced.writer for forced in world.entry().forced_outcomes] == [who]
 
 
 @on_a_loop
@@ -225,7 +225,7 @@ async def test_implicit_adds_that_wait_share_one_append() -> None:
         world.log.sync()
         assert [await future for future in asked] == [DONE] * 37
         phase = world.entry().phase
-        assert isinstance(phase, Ongoing)
+        assert isinstance(phase, OngoingPhase)
         assert len(phase.partitions) == 38
 
 
@@ -251,10 +251,10 @@ async def test_the_next_transaction_waits_for_the_markers_of_the_last() -> None:
     """[TXN-5] KAFKA-18575, KAFKA-18654: neither 51 nor a lost partition."""
     async with World() as world:
         who = await world.begin()
-        slow: asyncio.Future[Marked] = asyncio.get_running_loop().create_future()
+        slow: asyncio.Future[MarkerResult] = asyncio.get_running_loop().create_future()
         world.markers.answers[P0] = slow
         ended = await world.ask(commit(who))
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, EndTxnResult)
         waiting = [world.ask(add(ended.client, P1)), world.ask(add(ended.client, P2))]
         await world.settle()
         assert not any(asked.done() for asked in waiting)
@@ -264,7 +264,7 @@ async def test_the_next_transaction_waits_for_the_markers_of_the_last() -> None:
         assert world.log.states()[-2:] == ["CompleteCommit", "Ongoing"]
         assert len(world.log.batches) == before + 2
         phase = world.entry().phase
-        assert isinstance(phase, Ongoing)
+        assert isinstance(phase, OngoingPhase)
         assert phase.partitions == {P1, P2}
 
 
@@ -275,7 +275,7 @@ async def test_it_waits_no_longer_than_its_time() -> None:
         who = await world.begin()
         world.markers.answers[P0] = asyncio.get_running_loop().create_future()
         ended = await world.ask(commit(who))
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, EndTxnResult)
         waiting = world.ask(add(ended.client, P1))
         await world.settle()
         await world.pass_time(4_999)
@@ -291,11 +291,11 @@ async def test_who_gave_up_waiting_for_markers_is_not_kept() -> None:
         who = await world.begin()
         world.markers.answers[P0] = asyncio.get_running_loop().create_future()
         ended = await world.ask(commit(who))
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, EndTxnResult)
         for _ in range(3):
             world.ask(add(ended.client, P1))
             await world.pass_time(world.settings.answer_timeout_ms)
-        assert len(world.coordinator._logic._held[T]) == 1
+        assert len(world.coordinator._logic._waiting_for_completion[T]) == 1
 
 
 @on_a_loop
@@ -307,7 +307,7 @@ async def test_who_gave_up_waiting_for_the_disk_is_not_kept() -> None:
         for _ in range(3):
             world.ask(add(who, P1))
             await world.pass_time(world.settings.answer_timeout_ms)
-        assert len(world.coordinator._runtime.lanes[T].queue) == 1
+        assert len(world.coordinator._runtime.command_queues[T].waiting) == 1
         world.log.sync()
 
 
@@ -323,7 +323,7 @@ async def test_an_older_pair_does_not_wait_for_markers() -> None:
 @on_a_loop
 async def test_other_ids_go_on_while_one_waits_for_the_disk() -> None:
     async with World(MemoryTopic(2)) as world:
-        place = world.coordinator.partition_of
+        place = world.coordinator.partition_for
         other = next(TransactionalId(name) for name in "abcdef" if place(TransactionalId(name)) != place(T))
         world.topic.partitions[place(T)].hold()
         asked = world.ask(InitProducerId(timeout_ms=1000))
@@ -358,7 +358,7 @@ def test_a_refused_append_changes_nothing(refused: ErrorCode | Exception, answer
             assert code_of(await world.ask(commit(who))) is answered
             assert world.entry() is before
             world.log.refusal = None
-            assert isinstance(await world.ask(commit(who)), Ended)
+            assert isinstance(await world.ask(commit(who)), EndTxnResult)
 
     run()
 
@@ -373,20 +373,20 @@ async def test_a_failed_sync_takes_the_partition_off_until_it_is_read_back() -> 
         await world.settle()
         world.log.sync(OSError("input/output error"))
         assert [await current, await queued] == [REFUSALS.lost, REFUSALS.lost]
-        assert world.coordinator.entry(T) == REFUSALS.lost
-        assert world.coordinator.entries() == REFUSALS.loading
+        assert world.coordinator.get_entry(T) == REFUSALS.lost
+        assert world.coordinator.list_entries() == REFUSALS.loading
         assert await world.ask(commit(who)) == REFUSALS.lost
         world.log.syncs = None
         await world.pass_time(BACKOFF_MS)
         phase = world.entry().phase
-        assert isinstance(phase, Ongoing)
+        assert isinstance(phase, OngoingPhase)
         assert phase.partitions == {P0, P1}
 
 
 @on_a_loop
 async def test_a_failed_append_takes_the_partition_offline_and_no_other() -> None:
     async with World(MemoryTopic(2)) as world:
-        place = world.coordinator.partition_of
+        place = world.coordinator.partition_for
         other = next(TransactionalId(name) for name in "abcdef" if place(TransactionalId(name)) != place(T))
         who = await world.begin()
         world.topic.partitions[place(T)].refusal = OSError("input/output error")
@@ -401,7 +401,7 @@ async def test_who_waits_for_markers_learns_that_the_partition_was_lost() -> Non
         who = await world.begin()
         world.markers.answers[P0] = asyncio.get_running_loop().create_future()
         ended = await world.ask(commit(who))
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, EndTxnResult)
         waiting = world.ask(add(ended.client, P1))
         assert not waiting.done()
         world.log.refusal = OSError("input/output error")
@@ -417,14 +417,14 @@ async def test_a_hanging_disk_does_not_make_anybody_wait_for_ever() -> None:
         who = await world.begin()
         world.log.hold()
         end = world.ask(commit(who))
-        queued = world.ask(NoteForcedMarker(writer=who, partition=P0))
+        queued = world.ask(RecordForcedMarker(writer=who, partition=P0))
         await world.pass_time(5_000)
-        assert [await end, await queued] == [REFUSALS.slow, REFUSALS.slow]
+        assert [await end, await queued] == [REFUSALS.timed_out, REFUSALS.timed_out]
         assert code_of(await world.ask(commit(who))) is ErrorCode.CONCURRENT_TRANSACTIONS
         world.log.sync()
         await world.settle()
         assert world.entry().state is TxnState.COMPLETE_COMMIT
-        assert not world.entry().forced
+        assert not world.entry().forced_outcomes
 
 
 # ---- producer ids
@@ -433,10 +433,10 @@ async def test_a_hanging_disk_does_not_make_anybody_wait_for_ever() -> None:
 @on_a_loop
 async def test_more_ids_at_once_than_are_at_hand() -> None:
     async with World() as world:
-        names = [TransactionalId(f"id-{number}") for number in range(4 * SPARES)]
+        names = [TransactionalId(f"id-{number}") for number in range(4 * POOL_SIZE)]
         asked = [world.ask(InitProducerId(timeout_ms=1000), name) for name in names]
         answers = await asyncio.gather(*asked)
-        ids = {answer.client.producer_id for answer in answers if isinstance(answer, Initialised)}
+        ids = {answer.client.producer_id for answer in answers if isinstance(answer, InitProducerIdResult)}
         assert len(ids) == len(names)
 
 
@@ -444,7 +444,7 @@ async def test_more_ids_at_once_than_are_at_hand() -> None:
 async def test_without_producer_ids_a_client_is_told_to_ask_again() -> None:
     async with World() as world:
         world.no_ids = OSError("disk full")
-        names = [TransactionalId(f"id-{number}") for number in range(SPARES + 1)]
+        names = [TransactionalId(f"id-{number}") for number in range(POOL_SIZE + 1)]
         answers = await asyncio.gather(*[world.ask(InitProducerId(timeout_ms=1000), name) for name in names])
         assert answers.count(NO_PRODUCER_ID) == 1
         world.no_ids = None
@@ -457,16 +457,16 @@ async def test_without_producer_ids_whatever_needs_none_is_decided() -> None:
     async with World() as world:
         who = await world.begin()
         world.no_ids = OSError("disk full")
-        names = [TransactionalId(f"id-{number}") for number in range(SPARES + 1)]
+        names = [TransactionalId(f"id-{number}") for number in range(POOL_SIZE + 1)]
         answers = [await world.ask(InitProducerId(timeout_ms=1000), name) for name in names]
         assert answers[-1] == NO_PRODUCER_ID
-        given = [answer.client.producer_id for answer in answers if isinstance(answer, Initialised)]
+        given = [answer.client.producer_id for answer in answers if isinstance(answer, InitProducerIdResult)]
         ended = await world.ask(commit(who))
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, EndTxnResult)
         assert ended.client.producer_id == who.producer_id
         world.no_ids = None
         later = await world.ask(InitProducerId(timeout_ms=1000), names[-1])
-        assert isinstance(later, Initialised)
+        assert isinstance(later, InitProducerIdResult)
         assert later.client.producer_id not in {who.producer_id, *given}
 
 
@@ -476,11 +476,11 @@ async def test_a_full_disk_uses_up_no_producer_ids() -> None:
     async with World() as world:
         who = await world.begin()
         world.no_ids, world.log.refusal = OSError("disk full"), FULL
-        for number in range(2 * SPARES):
+        for number in range(2 * POOL_SIZE):
             refused = await world.ask(InitProducerId(timeout_ms=1000), TransactionalId(f"id-{number}"))
             assert code_of(refused) is ErrorCode.NOT_COORDINATOR
         world.log.refusal = None
-        assert isinstance(await world.ask(commit(who)), Ended)
+        assert isinstance(await world.ask(commit(who)), EndTxnResult)
 
 
 @on_a_loop
@@ -488,11 +488,11 @@ async def test_who_waits_for_a_producer_id_learns_that_the_partition_was_lost_me
     async with World() as world:
         world.log.hold()
         world.no_ids = asyncio.Event()
-        names = [TransactionalId(f"id-{number}") for number in range(SPARES + 1)]
+        names = [TransactionalId(f"id-{number}") for number in range(POOL_SIZE + 1)]
         asked = [world.ask(InitProducerId(timeout_ms=1000), name) for name in names]
         world.log.sync(OSError("input/output error"))
         await world.settle()
-        assert [future.done() for future in asked] == [True] * SPARES + [False]
+        assert [future.done() for future in asked] == [True] * POOL_SIZE + [False]
         world.no_ids.set()
         assert set(await asyncio.gather(*asked)) == {REFUSALS.lost}
-        assert len(world.log.batches) == SPARES
+        assert len(world.log.batches) == POOL_SIZE

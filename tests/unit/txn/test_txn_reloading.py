@@ -12,8 +12,8 @@ from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.txn import logic
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.logic import REFUSALS
-from tallystick.broker.txn.machine.commands import DONE, Answer, Ended, EntryStored, InitProducerId
-from tallystick.broker.txn.machine.model import Idle, TxnEntry, TxnState
+from tallystick.broker.txn.machine.commands import DONE, EndTxnResult, EntryStored, InitProducerId, TxnAnswer
+from tallystick.broker.txn.machine.model import IdlePhase, TxnEntry, TxnState
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -43,7 +43,7 @@ def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
                 assert code_of(refused) is ErrorCode.UNKNOWN_SERVER_ERROR
             assert world.entry() is before
             assert (await world.init(U)).producer_id < ids, "the producer id was given back"
-            assert isinstance(await world.ask(commit(who)), Ended)
+            assert isinstance(await world.ask(commit(who)), EndTxnResult)
 
     run()
 
@@ -59,8 +59,8 @@ async def test_a_broken_invariant_takes_the_partition_off(monkeypatch: pytest.Mo
             patch.setattr(logic, "decide", fail)
             assert await world.ask(commit(who)) == REFUSALS.lost
         await world.pass_time(BACKOFF_MS)
-        assert isinstance(await world.ask(commit(who)), Ended)
-        assert (world.coordinator.offline_partitions, world.coordinator.reloads) == (0, 1)
+        assert isinstance(await world.ask(commit(who)), EndTxnResult)
+        assert (world.coordinator.offline_partition_count, world.coordinator.reload_count) == (0, 1)
 
 
 @on_a_loop
@@ -75,13 +75,13 @@ async def test_a_decision_nobody_heard_of_is_read_back_and_finished() -> None:
         await world.pass_time(BACKOFF_MS)
         assert world.markers.partitions() == [P0, P1]
         assert world.entry().state is TxnState.COMPLETE_COMMIT
-        assert isinstance(await world.ask(commit(who)), Ended)
+        assert isinstance(await world.ask(commit(who)), EndTxnResult)
 
 
 @on_a_loop
 async def test_ids_answer_loading_while_their_partition_is_read_back_and_others_go_on() -> None:
     async with World(MemoryTopic(2)) as world:
-        place = world.coordinator.partition_of
+        place = world.coordinator.partition_for
         other = next(TransactionalId(name) for name in "abcdef" if place(TransactionalId(name)) != place(T))
         who, log = await world.begin(), world.topic.partitions[place(T)]
         log.unheard = EIO
@@ -90,12 +90,12 @@ async def test_ids_answer_loading_while_their_partition_is_read_back_and_others_
         log.hold()
         await world.pass_time(BACKOFF_MS)
         assert await world.ask(commit(who)) == REFUSALS.loading
-        assert world.coordinator.entries() == REFUSALS.loading
+        assert world.coordinator.list_entries() == REFUSALS.loading
         await world.init(other)
         log.sync()
         log.syncs = None
         await world.settle()
-        assert isinstance(await world.ask(commit(who)), Ended)
+        assert isinstance(await world.ask(commit(who)), EndTxnResult)
 
 
 @on_a_loop
@@ -108,7 +108,7 @@ async def test_what_cannot_be_read_back_is_tried_again() -> None:
         assert await world.ask(commit(who)) == REFUSALS.lost
         world.log.refusal = world.log.unreadable = None
         await world.pass_time(2 * BACKOFF_MS)
-        assert isinstance(await world.ask(commit(who)), Ended)
+        assert isinstance(await world.ask(commit(who)), EndTxnResult)
 
 
 @on_a_loop
@@ -117,7 +117,7 @@ async def test_a_partition_that_could_not_be_read_at_the_start_is_tried_again() 
         await world.begin()
         world.log.unreadable = EIO
         await world.restart()
-        assert world.coordinator.entry(T) == REFUSALS.lost
+        assert world.coordinator.get_entry(T) == REFUSALS.lost
         world.log.unreadable = None
         await world.pass_time(BACKOFF_MS)
         assert world.entry().state is TxnState.ONGOING
@@ -183,10 +183,10 @@ def stored(world: World) -> dict[TransactionalId, TxnEntry]:
     return entries
 
 
-async def ask(world: World, what: str, name: TransactionalId) -> "asyncio.Future[Answer] | None":
+async def ask(world: World, what: str, name: TransactionalId) -> "asyncio.Future[TxnAnswer] | None":
     if what == "init":
         return world.ask(InitProducerId(timeout_ms=60_000), name)
-    entry = world.coordinator.entry(name)
+    entry = world.coordinator.get_entry(name)
     if not isinstance(entry, TxnEntry):
         return None
     return world.ask(add(entry.client, P0) if what == "add" else commit(entry.client), name)
@@ -219,7 +219,7 @@ async def play(events: list[object]) -> None:
             world.log.sync()
         world.log.syncs = None
         await world.pass_time(60_000)
-        found = world.coordinator.entries()
+        found = world.coordinator.list_entries()
         assert isinstance(found, tuple)
         assert {e.transactional_id: durable_view(e) for e in found} == stored(world)
         for future in asked:
@@ -232,9 +232,9 @@ async def finish(world: World) -> None:
     for name in stored(world):
         entry = world.entry(name)
         if entry.state is TxnState.ONGOING:
-            assert isinstance(await world.ask(commit(entry.client), name), Ended)
+            assert isinstance(await world.ask(commit(entry.client), name), EndTxnResult)
         await world.settle()
-        assert isinstance(world.entry(name).phase, Idle)
+        assert isinstance(world.entry(name).phase, IdlePhase)
         who = await world.init(name)
         assert await world.ask(add(who, P1), name) == DONE
 

@@ -5,10 +5,10 @@ import asyncio
 from txn_coordinator import MemoryMarkers, on_a_loop
 from txn_words import ident
 
-from tallystick.broker.txn.machine.commands import DONE, Answer, MarkersWritten, SendMarkers
-from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.txn.machine.commands import DONE, MarkerRequest, MarkersWritten, TxnAnswer
+from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.broker.txn.marker_sender import BACKOFF_MS, MarkerSender
-from tallystick.kernel.ids import Identity, TopicPartition, TransactionalId
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.testing import FakeClock
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -20,16 +20,16 @@ class Owner:
     def __init__(self) -> None:
         self.wakes: list[int] = []
 
-    def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
+    def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
         return True
 
-    def losses(self, transactional_id: TransactionalId) -> int:
+    def count_losses(self, transactional_id: TransactionalId) -> int:
         return 0
 
-    def markers_written(
+    def submit_markers_written(
         self, transactional_id: TransactionalId, command: MarkersWritten
-    ) -> "asyncio.Future[Answer]":
-        told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    ) -> "asyncio.Future[TxnAnswer]":
+        told: asyncio.Future[TxnAnswer] = asyncio.get_running_loop().create_future()
         told.set_result(DONE)
         return told
 
@@ -44,9 +44,9 @@ async def test_who_is_put_off_later_is_not_forgotten_when_the_first_is_due() -> 
     sender = MarkerSender(markers, owner, clock)
 
     async def send(number: int, partition: TopicPartition) -> None:
-        command = SendMarkers(
-            marker=ident(number, 1),
-            outcome=Outcome.COMMIT,
+        command = MarkerRequest(
+            marker_identity=ident(number, 1),
+            outcome=TransactionResult.COMMIT,
             partitions=frozenset({partition}),
             transaction_version=2,
         )

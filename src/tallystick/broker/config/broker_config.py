@@ -11,21 +11,21 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.config.kafka_names import NO_EFFECT, is_refused, refusals
+from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, is_refused, iter_problems
 from tallystick.broker.config.topic_config import (
     COMPRESSION_TYPES,
     DAY_MS,
+    DEFAULT_ONLY_SETTINGS,
     HOUR_MS,
-    ONLY_DEFAULTS,
     TopicConfig,
 )
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
-from tallystick.kernel.settings import BadConfig, Kind, Setting, build, setting, settings_of
+from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_config, setting, settings_of
 from tallystick.kernel.value import frozen
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
-WILDCARDS: Final = frozenset({"0.0.0.0", "::", ""})
+WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", ""})
 
 
 @frozen
@@ -61,7 +61,7 @@ class BrokerConfig:
     given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     # --------------------------------------------------------------- address and identity
-    node_id: int = setting(1, "Id of this broker.", kind=Kind.INT, low=0)
+    node_id: int = setting(1, "Id of this broker.", kind=SettingType.INT, low=0)
     log_dirs: str = setting("", "The data directory. One: a second has no replica to be for.")
     listeners: str = setting("PLAINTEXT://127.0.0.1:9092", "Address to listen on; port 0 takes a free one.")
     advertised_listeners: str | None = setting(
@@ -79,7 +79,7 @@ class BrokerConfig:
     log_flush_interval_ms: int | None = setting(
         None,
         "Time between syncs under `flush.policy=interval`; 1000 if not set.",
-        kind=Kind.LONG,
+        kind=SettingType.LONG,
         low=1,
         none="",
     )
@@ -91,17 +91,19 @@ class BrokerConfig:
 
     # ------------------------------------------------------------------------ sockets
     socket_request_max_bytes: int = setting(
-        FRAME_BYTES_MAX_DEFAULT, "Largest request read.", kind=Kind.INT, low=1024
+        FRAME_BYTES_MAX_DEFAULT, "Largest request read.", kind=SettingType.INT, low=1024
     )
     socket_listen_backlog_size: int = setting(
-        1024, "Connections the kernel holds until they are accepted. Kafka: 50.", kind=Kind.INT, low=1
+        1024, "Connections the kernel holds until they are accepted. Kafka: 50.", kind=SettingType.INT, low=1
     )
     connections_max_idle_ms: int = setting(
         600_000, "A connection that completes no request for this long is closed.", low=1
     )
-    max_connections: int = setting(INT32_MAX, "Connections at one time.", kind=Kind.INT, low=0, dynamic=True)
+    max_connections: int = setting(
+        INT32_MAX, "Connections at one time.", kind=SettingType.INT, low=0, dynamic=True
+    )
     max_connections_per_ip: int = setting(
-        INT32_MAX, "Connections at one time from one address.", kind=Kind.INT, low=0, dynamic=True
+        INT32_MAX, "Connections at one time from one address.", kind=SettingType.INT, low=0, dynamic=True
     )
     queued_max_request_bytes: int = setting(
         256 * MIB, "Memory for requests being received, all connections together. Kafka: no limit.", low=MIB
@@ -110,35 +112,54 @@ class BrokerConfig:
         256 * MIB, "Memory for fetched data that clients have not read yet. Not Kafka's.", low=MIB
     )
     request_timeout_ms: int = setting(
-        30_000, "How long the broker itself waits for an append to be durable.", kind=Kind.INT, low=1
+        30_000, "How long the broker itself waits for an append to be durable.", kind=SettingType.INT, low=1
     )
     event_loop: str = setting(
         "auto", "`auto` uses uvloop where it is installed. Not Kafka's.", choices=("auto", "asyncio")
     )
 
     # ------------------------------------------------------------------------- topics
-    num_partitions: int = setting(1, "Partitions of a topic made without a number.", kind=Kind.INT, low=1)
+    num_partitions: int = setting(
+        1, "Partitions of a topic made without a number.", kind=SettingType.INT, low=1
+    )
     default_replication_factor: int = setting(
-        1, "Replicas of a topic made without a number; one broker has one.", kind=Kind.INT, low=1, high=1
+        1,
+        "Replicas of a topic made without a number; one broker has one.",
+        kind=SettingType.INT,
+        low=1,
+        high=1,
     )
     auto_create_topics_enable: bool = setting(True, "Make a topic when a client asks for its metadata.")
     delete_topic_enable: bool = setting(True, "Whether DeleteTopics is allowed.")
     max_partitions: int = setting(
-        20_000, "Partitions of all topics together; each keeps files open. Not Kafka's.", kind=Kind.INT, low=1
+        20_000,
+        "Partitions of all topics together; each keeps files open. Not Kafka's.",
+        kind=SettingType.INT,
+        low=1,
     )
 
     # ----------------------------------------------------------- a topic's fall-backs
     compression_gzip_level: int = setting(
-        -1, "Fall-back of a topic's compression.gzip.level.", kind=Kind.INT, low=-1, high=9, dynamic=True
+        -1,
+        "Fall-back of a topic's compression.gzip.level.",
+        kind=SettingType.INT,
+        low=-1,
+        high=9,
+        dynamic=True,
     )
     compression_lz4_level: int = setting(
-        9, "Fall-back of a topic's compression.lz4.level.", kind=Kind.INT, low=1, high=17, dynamic=True
+        9, "Fall-back of a topic's compression.lz4.level.", kind=SettingType.INT, low=1, high=17, dynamic=True
     )
     compression_type: str = setting(
         "producer", "Fall-back of a topic's compression.type.", choices=COMPRESSION_TYPES, dynamic=True
     )
     compression_zstd_level: int = setting(
-        3, "Fall-back of a topic's compression.zstd.level.", kind=Kind.INT, low=-131072, high=22, dynamic=True
+        3,
+        "Fall-back of a topic's compression.zstd.level.",
+        kind=SettingType.INT,
+        low=-131072,
+        high=22,
+        dynamic=True,
     )
     log_cleanup_policy: tuple[str, ...] = setting(
         ("delete",), "Fall-back of a topic's cleanup.policy.", choices=("delete", "compact"), dynamic=True
@@ -159,10 +180,10 @@ class BrokerConfig:
         INT64_MAX, "Fall-back of a topic's flush.messages.", low=1, dynamic=True
     )
     log_index_interval_bytes: int = setting(
-        4096, "Fall-back of a topic's index.interval.bytes.", kind=Kind.INT, low=0, dynamic=True
+        4096, "Fall-back of a topic's index.interval.bytes.", kind=SettingType.INT, low=0, dynamic=True
     )
     log_index_size_max_bytes: int = setting(
-        10_485_760, "Fall-back of a topic's segment.index.bytes.", kind=Kind.INT, low=4, dynamic=True
+        10_485_760, "Fall-back of a topic's segment.index.bytes.", kind=SettingType.INT, low=4, dynamic=True
     )
     log_message_timestamp_after_max_ms: int = setting(
         HOUR_MS, "Fall-back of a topic's message.timestamp.after.max.ms.", low=0, dynamic=True
@@ -178,38 +199,40 @@ class BrokerConfig:
     )
     log_preallocate: bool = setting(False, "Fall-back of a topic's preallocate.", dynamic=True)
     log_retention_bytes: int | None = setting(
-        None, "Fall-back of a topic's retention.bytes.", kind=Kind.LONG, low=0, none="-1", dynamic=True
+        None, "Fall-back of a topic's retention.bytes.", kind=SettingType.LONG, low=0, none="-1", dynamic=True
     )
     log_retention_hours: int = setting(
-        168, "Fall-back of a topic's retention.ms, in hours.", kind=Kind.INT, low=-1
+        168, "Fall-back of a topic's retention.ms, in hours.", kind=SettingType.INT, low=-1
     )
     log_retention_minutes: int | None = setting(
-        None, "Fall-back of a topic's retention.ms, in minutes.", kind=Kind.INT, low=-1, none=""
+        None, "Fall-back of a topic's retention.ms, in minutes.", kind=SettingType.INT, low=-1, none=""
     )
     log_retention_ms: int | None = setting(
-        None, "Fall-back of a topic's retention.ms.", kind=Kind.LONG, low=-1, none="", dynamic=True
+        None, "Fall-back of a topic's retention.ms.", kind=SettingType.LONG, low=-1, none="", dynamic=True
     )
-    log_roll_hours: int = setting(168, "Fall-back of a topic's segment.ms, in hours.", kind=Kind.INT, low=1)
+    log_roll_hours: int = setting(
+        168, "Fall-back of a topic's segment.ms, in hours.", kind=SettingType.INT, low=1
+    )
     log_roll_ms: int | None = setting(
-        None, "Fall-back of a topic's segment.ms.", kind=Kind.LONG, low=1, none="", dynamic=True
+        None, "Fall-back of a topic's segment.ms.", kind=SettingType.LONG, low=1, none="", dynamic=True
     )
     log_roll_jitter_hours: int = setting(
-        0, "Fall-back of a topic's segment.jitter.ms, in hours.", kind=Kind.INT, low=0
+        0, "Fall-back of a topic's segment.jitter.ms, in hours.", kind=SettingType.INT, low=0
     )
     log_roll_jitter_ms: int | None = setting(
-        None, "Fall-back of a topic's segment.jitter.ms.", kind=Kind.LONG, low=0, none="", dynamic=True
+        None, "Fall-back of a topic's segment.jitter.ms.", kind=SettingType.LONG, low=0, none="", dynamic=True
     )
     log_segment_bytes: int = setting(
-        1_073_741_824, "Fall-back of a topic's segment.bytes.", kind=Kind.INT, low=MIB, dynamic=True
+        1_073_741_824, "Fall-back of a topic's segment.bytes.", kind=SettingType.INT, low=MIB, dynamic=True
     )
     log_segment_delete_delay_ms: int = setting(
         60_000, "Fall-back of a topic's file.delete.delay.ms.", low=0, dynamic=True
     )
     message_max_bytes: int = setting(
-        1_048_588, "Fall-back of a topic's max.message.bytes.", kind=Kind.INT, low=0, dynamic=True
+        1_048_588, "Fall-back of a topic's max.message.bytes.", kind=SettingType.INT, low=0, dynamic=True
     )
     min_insync_replicas: int = setting(
-        1, "Fall-back of a topic's min.insync.replicas.", kind=Kind.INT, low=1, dynamic=True
+        1, "Fall-back of a topic's min.insync.replicas.", kind=SettingType.INT, low=1, dynamic=True
     )
     unclean_leader_election_enable: bool = setting(
         False, "Fall-back of a topic's unclean.leader.election.enable.", dynamic=True
@@ -225,73 +248,73 @@ class BrokerConfig:
         128 * MIB, "Memory for the keys of one compaction; a child process has it.", low=MIB, dynamic=True
     )
     log_flush_offset_checkpoint_interval_ms: int = setting(
-        60_000, "Time between two writes of the recovery points.", kind=Kind.INT, low=0
+        60_000, "Time between two writes of the recovery points.", kind=SettingType.INT, low=0
     )
     producer_id_expiration_ms: int = setting(
         DAY_MS,
         "A producer that wrote nothing for this long is forgotten.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1,
         dynamic=True,
     )
     producer_id_expiration_check_interval_ms: int = setting(
-        600_000, "Time between two looks for such producers.", kind=Kind.INT, low=1
+        600_000, "Time between two looks for such producers.", kind=SettingType.INT, low=1
     )
 
     # ---------------------------------------------------------------------- fetching
-    fetch_max_bytes: int = setting(57_671_680, "Largest answer to one Fetch.", kind=Kind.INT, low=1024)
+    fetch_max_bytes: int = setting(57_671_680, "Largest answer to one Fetch.", kind=SettingType.INT, low=1024)
     max_incremental_fetch_session_cache_slots: int = setting(
-        1000, "Fetch sessions kept at one time.", kind=Kind.INT, low=0
+        1000, "Fetch sessions kept at one time.", kind=SettingType.INT, low=0
     )
     max_request_partition_size_limit: int = setting(
-        2000, "Partitions one DescribeTopicPartitions answer holds.", kind=Kind.INT, low=1
+        2000, "Partitions one DescribeTopicPartitions answer holds.", kind=SettingType.INT, low=1
     )
 
     # ------------------------------------------------------------------------ groups
     group_initial_rebalance_delay_ms: int = setting(
-        3_000, "How long a new group waits for more members.", kind=Kind.INT, low=0
+        3_000, "How long a new group waits for more members.", kind=SettingType.INT, low=0
     )
     group_max_session_timeout_ms: int = setting(
-        1_800_000, "Longest session timeout a member may ask for.", kind=Kind.INT, low=0
+        1_800_000, "Longest session timeout a member may ask for.", kind=SettingType.INT, low=0
     )
     group_min_session_timeout_ms: int = setting(
-        6_000, "Shortest session timeout a member may ask for.", kind=Kind.INT, low=0
+        6_000, "Shortest session timeout a member may ask for.", kind=SettingType.INT, low=0
     )
-    group_max_size: int = setting(INT32_MAX, "Members of one group.", kind=Kind.INT, low=1)
+    group_max_size: int = setting(INT32_MAX, "Members of one group.", kind=SettingType.INT, low=1)
     offset_metadata_max_bytes: int = setting(
-        4096, "Largest metadata of one committed offset.", kind=Kind.INT, low=0
+        4096, "Largest metadata of one committed offset.", kind=SettingType.INT, low=0
     )
     offsets_retention_check_interval_ms: int = setting(
         600_000, "Time between two looks for old offsets.", low=1
     )
     offsets_retention_minutes: int = setting(
-        10_080, "Offsets of an empty group are forgotten after this.", kind=Kind.INT, low=1
+        10_080, "Offsets of an empty group are forgotten after this.", kind=SettingType.INT, low=1
     )
     offsets_topic_num_partitions: int = setting(
-        50, "Partitions of __consumer_offsets; fixed once it exists.", kind=Kind.INT, low=1
+        50, "Partitions of __consumer_offsets; fixed once it exists.", kind=SettingType.INT, low=1
     )
     offsets_topic_segment_bytes: int = setting(
-        100 * MIB, "Segment size of __consumer_offsets.", kind=Kind.INT, low=MIB
+        100 * MIB, "Segment size of __consumer_offsets.", kind=SettingType.INT, low=MIB
     )
 
     # ------------------------------------------------------------------ transactions
     transaction_state_log_num_partitions: int = setting(
-        50, "Partitions of __transaction_state; fixed once it exists.", kind=Kind.INT, low=1
+        50, "Partitions of __transaction_state; fixed once it exists.", kind=SettingType.INT, low=1
     )
     transaction_state_log_segment_bytes: int = setting(
-        100 * MIB, "Segment size of __transaction_state.", kind=Kind.INT, low=MIB
+        100 * MIB, "Segment size of __transaction_state.", kind=SettingType.INT, low=MIB
     )
     transaction_max_timeout_ms: int = setting(
-        900_000, "Longest transaction.timeout.ms a producer may ask for.", kind=Kind.INT, low=1
+        900_000, "Longest transaction.timeout.ms a producer may ask for.", kind=SettingType.INT, low=1
     )
     transactional_id_expiration_ms: int = setting(
-        604_800_000, "A transactional id nobody used for this long is forgotten.", kind=Kind.INT, low=1
+        604_800_000, "A transactional id nobody used for this long is forgotten.", kind=SettingType.INT, low=1
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
-        10_000, "Time between two looks for transactions past their timeout.", kind=Kind.INT, low=1
+        10_000, "Time between two looks for transactions past their timeout.", kind=SettingType.INT, low=1
     )
     transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
-        3_600_000, "Time between two looks for unused transactional ids.", kind=Kind.INT, low=1
+        3_600_000, "Time between two looks for unused transactional ids.", kind=SettingType.INT, low=1
     )
     transaction_two_phase_commit_enable: bool = setting(
         False, "Whether producers may prepare transactions that never time out (KIP-939)."
@@ -330,28 +353,28 @@ class BrokerConfig:
             )
         if "," in self.log_dirs:
             yield f"log.dirs: {self.log_dirs!r} lists several, one data directory is supported"
-        yield from self._listener_problems()
+        yield from self._find_listener_problems()
         try:
             _ = self.metrics_endpoint
         except ValueError as exc:
             yield f"metrics.listener: {exc}"
 
-    def _listener_problems(self) -> Iterator[str]:
+    def _find_listener_problems(self) -> Iterator[str]:
         listen = None
         for name in ("listeners", "advertised_listeners"):
             text = getattr(self, name)
             if text is None:
                 continue
             try:
-                endpoint = _one_plaintext(text)
+                endpoint = _parse_plaintext_listener(text)
             except ValueError as exc:
                 yield f"{name.replace('_', '.')}: {exc}"
                 continue
             if name == "listeners":
                 listen = endpoint
-            elif endpoint.host in WILDCARDS:
+            elif endpoint.host in WILDCARD_HOSTS:
                 yield f"advertised.listeners: {text} is no address a client could connect to"
-        if listen is not None and listen.host in WILDCARDS and self.advertised_listeners is None:
+        if listen is not None and listen.host in WILDCARD_HOSTS and self.advertised_listeners is None:
             yield (
                 f"listeners: {self.listeners} listens everywhere, and clients must be told one address: "
                 "give --advertise HOST:PORT (advertised.listeners)"
@@ -362,12 +385,16 @@ class BrokerConfig:
         return None if self.metrics_listener is None else Endpoint.parse(self.metrics_listener)
 
     @property
-    def listen(self) -> Endpoint:
-        return _one_plaintext(self.listeners)
+    def listen_endpoint(self) -> Endpoint:
+        return _parse_plaintext_listener(self.listeners)
 
     @property
-    def advertise(self) -> Endpoint | None:
-        return None if self.advertised_listeners is None else _one_plaintext(self.advertised_listeners)
+    def advertised_endpoint(self) -> Endpoint | None:
+        return (
+            None
+            if self.advertised_listeners is None
+            else _parse_plaintext_listener(self.advertised_listeners)
+        )
 
     @property
     def flush_interval_ms(self) -> int:
@@ -377,36 +404,38 @@ class BrokerConfig:
     def parse(cls, given: Mapping[str, str]) -> "BrokerConfig":
         """Return the configuration for `given`, by dotted name. Raises BadConfig with all problems."""
         known = dict(given)
-        for old, new in RENAMED.items():
+        for old, new in RENAMED_SETTINGS.items():
             if old in known:
                 known.setdefault(new, known.pop(old))
         controllers = known.pop("controller.listener.names", "")
-        _without_controllers(known, controllers)
-        problems = list(refusals(known))
+        _remove_controller_listeners(known, controllers)
+        problems = list(iter_problems(known))
         effective = {
-            name: text for name, text in known.items() if name not in NO_EFFECT and not is_refused(name)
+            name: text
+            for name, text in known.items()
+            if name not in INEFFECTIVE_SETTINGS and not is_refused(name)
         }
         try:
-            made = build(cls, effective, given=MappingProxyType(effective))
+            made = build_config(cls, effective, given=MappingProxyType(effective))
         except BadConfig as exc:
             raise BadConfig("\n".join([*problems, str(exc)])) from None
         if problems:
             raise BadConfig("\n".join(problems))
         return made
 
-    def topic(self, overrides: Mapping[str, str] = MappingProxyType({})) -> TopicConfig:
+    def make_topic_config(self, overrides: Mapping[str, str] = MappingProxyType({})) -> TopicConfig:
         """Return a topic's configuration: its own `overrides` over this broker's fall-backs.
 
         Raises: BadConfig with all problems.
         """
         texts = {}
         for name, made in TOPIC_SETTINGS.items():
-            found = self.topic_fallback(made)
+            found = self.find_topic_fallback(made)
             if found is not None:
                 texts[name] = found[1]
-        return build(TopicConfig, texts | topic_overrides(overrides))
+        return build_config(TopicConfig, texts | drop_default_only_settings(overrides))
 
-    def topic_fallback(self, made: Setting) -> tuple[str, str] | None:
+    def find_topic_fallback(self, made: Setting) -> tuple[str, str] | None:
         """Return the broker setting that gives topic setting `made` its value, and that value's text.
 
         None when none of them is set: the topic setting's own default, which is Kafka's, applies.
@@ -414,34 +443,34 @@ class BrokerConfig:
         for synonym in made.synonyms:
             text = self.given.get(synonym.name)
             if text is not None and text != "":
-                return synonym.name, self.scaled(text, synonym.scale)
+                return synonym.name, self.scale_text(text, synonym.scale)
         return None
 
     @staticmethod
-    def scaled(text: str, scale: int) -> str:
+    def scale_text(text: str, scale: int) -> str:
         """Convert a broker setting's text to the unit of the topic setting that falls back to it."""
         value = text.strip()
         return value if scale == 1 or value.startswith("-") else str(int(value) * scale)
 
 
-def topic_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
+def drop_default_only_settings(overrides: Mapping[str, str]) -> dict[str, str]:
     """Return `overrides` without the settings that are accepted only as their default. Raises BadConfig."""
     wrong = [
-        f"{name}: only {ONLY_DEFAULTS[name]!r} is supported, there is one replica and no tiered storage"
+        f"{name}: only {DEFAULT_ONLY_SETTINGS[name]!r} is supported: one replica, no tiered storage"
         for name, text in overrides.items()
-        if name in ONLY_DEFAULTS and text != ONLY_DEFAULTS[name]
+        if name in DEFAULT_ONLY_SETTINGS and text != DEFAULT_ONLY_SETTINGS[name]
     ]
     if wrong:
         raise BadConfig("\n".join(wrong))
-    return {name: text for name, text in overrides.items() if name not in ONLY_DEFAULTS}
+    return {name: text for name, text in overrides.items() if name not in DEFAULT_ONLY_SETTINGS}
 
 
-def ineffective(given: Mapping[str, str]) -> list[str]:
+def list_ineffective(given: Mapping[str, str]) -> list[str]:
     """Return the names in `given` that are accepted and change nothing."""
-    return sorted(name for name in given if name in NO_EFFECT)
+    return sorted(name for name in given if name in INEFFECTIVE_SETTINGS)
 
 
-def _without_controllers(known: dict[str, str], controllers: str) -> None:
+def _remove_controller_listeners(known: dict[str, str], controllers: str) -> None:
     """Remove controller listeners: a KRaft server.properties has them, and there is no quorum here."""
     names = {name.strip().upper() for name in controllers.split(",") if name.strip()}
     for key in ("listeners", "advertised.listeners"):
@@ -454,7 +483,7 @@ def _without_controllers(known: dict[str, str], controllers: str) -> None:
             known[key] = ",".join(kept)
 
 
-def _one_plaintext(text: str) -> Endpoint:
+def _parse_plaintext_listener(text: str) -> Endpoint:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if len(parts) != 1:
         raise ValueError(f"{text!r} names {len(parts)} listeners, one is supported")
@@ -468,4 +497,4 @@ BROKER_SETTINGS: Final = settings_of(BrokerConfig)
 TOPIC_SETTINGS: Final = settings_of(TopicConfig)
 
 # Kafka's older name, which still works, and the newer one, which wins when both are given.
-RENAMED: Final = {"broker.id": "node.id", "log.dir": "log.dirs"}
+RENAMED_SETTINGS: Final = {"broker.id": "node.id", "log.dir": "log.dirs"}

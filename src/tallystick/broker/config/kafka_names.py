@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 # Quorum, replication, share and streams groups, thread pools, the tuning of tiered storage and of logins.
-_NO_EFFECT: Final = """
+_INEFFECTIVE_NAMES: Final = """
     add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
     alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
     auto.leader.rebalance.enable background.threads broker.heartbeat.interval.ms broker.session.timeout.ms
@@ -102,7 +102,7 @@ _NO_EFFECT: Final = """
 """
 
 # Names of Kafka 3 and of early releases of 4 that are still found in configuration files.
-FORMER: Final = frozenset(
+REMOVED_SETTINGS: Final = frozenset(
     {
         "group.share.enable",
         "inter.broker.protocol.version",
@@ -111,7 +111,7 @@ FORMER: Final = frozenset(
     }
 )
 
-NO_EFFECT: Final = FORMER | frozenset(_NO_EFFECT.split())
+INEFFECTIVE_SETTINGS: Final = REMOVED_SETTINGS | frozenset(_INEFFECTIVE_NAMES.split())
 
 _SECURITY: Final = "only PLAINTEXT without authentication or authorization is there"
 _PLUGIN: Final = "this broker loads no Java classes"
@@ -183,7 +183,7 @@ _SECURITY_DEFAULTS: Final = """
 """
 
 # Refused unless the text is Kafka's default, which requests nothing.
-REFUSED: Final[Mapping[str, tuple[str, str]]] = {
+REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "alter.config.policy.class.name": ("", _PLUGIN),
     "authorizer.class.name": ("", _SECURITY),
     "client.quota.callback.class": ("", _PLUGIN),
@@ -223,22 +223,24 @@ REFUSED_PREFIXES: Final[Mapping[str, str]] = {
 
 def is_refused(name: str) -> bool:
     """Return whether this is Kafka's name for a missing feature whose absence matters."""
-    return name in REFUSED or (name not in NO_EFFECT and name.startswith(tuple(REFUSED_PREFIXES)))
+    return name in REFUSED_SETTINGS or (
+        name not in INEFFECTIVE_SETTINGS and name.startswith(tuple(REFUSED_PREFIXES))
+    )
 
 
-def is_kafkas(name: str) -> bool:
+def is_kafka_name(name: str) -> bool:
     """Return whether this is Kafka's name for a feature that one broker without security does not have."""
-    return name in NO_EFFECT or is_refused(name)
+    return name in INEFFECTIVE_SETTINGS or is_refused(name)
 
 
-def refusals(given: Mapping[str, str]) -> Iterator[str]:
+def iter_problems(given: Mapping[str, str]) -> Iterator[str]:
     """Yield the problem of each setting in `given` that asks for an unsupported feature."""
     for name, text in given.items():
-        if name in REFUSED:
-            default, why = REFUSED[name]
+        if name in REFUSED_SETTINGS:
+            default, why = REFUSED_SETTINGS[name]
             if text.strip() != default:
                 yield f"{name}: {text!r} is not supported, only {default!r}: {why}"
-        elif name not in NO_EFFECT:
+        elif name not in INEFFECTIVE_SETTINGS:
             for prefix, why in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):
                     yield f"{name}: not supported: {why}"

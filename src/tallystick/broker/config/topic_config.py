@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.kernel.ids import INT64_MAX
-from tallystick.kernel.settings import Kind, Synonym, setting
+from tallystick.kernel.settings import SettingType, Synonym, setting
 from tallystick.kernel.value import frozen
 
 HOUR_MS: Final = 3_600_000
@@ -20,7 +20,7 @@ WEEK_MS: Final = 7 * DAY_MS
 COMPRESSION_TYPES: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
 
-def _from(name: str, scale: int = 1) -> Synonym:
+def _broker_synonym(name: str, scale: int = 1) -> Synonym:
     return Synonym(name=name, scale=scale)
 
 
@@ -32,175 +32,175 @@ class TopicConfig:
         ("delete",),
         "What happens to old records: `delete` drops whole segments, `compact` keeps the newest of each key.",
         choices=("delete", "compact"),
-        synonyms=(_from("log.cleanup.policy"),),
+        synonyms=(_broker_synonym("log.cleanup.policy"),),
     )
     compression_gzip_level: int = setting(
         -1,
         "Level when the broker compresses with gzip.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=-1,
         high=9,
-        synonyms=(_from("compression.gzip.level"),),
+        synonyms=(_broker_synonym("compression.gzip.level"),),
     )
     compression_lz4_level: int = setting(
         9,
         "Level when the broker compresses with lz4.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1,
         high=17,
-        synonyms=(_from("compression.lz4.level"),),
+        synonyms=(_broker_synonym("compression.lz4.level"),),
     )
     compression_type: str = setting(
         "producer",
         "Codec of the stored batches; `producer` keeps what the client sent.",
         choices=COMPRESSION_TYPES,
-        synonyms=(_from("compression.type"),),
+        synonyms=(_broker_synonym("compression.type"),),
     )
     compression_zstd_level: int = setting(
         3,
         "Level when the broker compresses with zstd.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=-131072,
         high=22,
-        synonyms=(_from("compression.zstd.level"),),
+        synonyms=(_broker_synonym("compression.zstd.level"),),
     )
     delete_retention_ms: int = setting(
         DAY_MS,
         "How long a tombstone stays readable in a compacted topic.",
         low=0,
-        synonyms=(_from("log.cleaner.delete.retention.ms"),),
+        synonyms=(_broker_synonym("log.cleaner.delete.retention.ms"),),
     )
     file_delete_delay_ms: int = setting(
         60_000,
         "Time between taking a segment out of the log and removing its files.",
         low=0,
-        synonyms=(_from("log.segment.delete.delay.ms"),),
+        synonyms=(_broker_synonym("log.segment.delete.delay.ms"),),
     )
     flush_messages: int = setting(
         INT64_MAX,
         "Kafka's forced flush by count. Accepted; `flush.policy` decides here.",
         low=1,
-        synonyms=(_from("log.flush.interval.messages"),),
+        synonyms=(_broker_synonym("log.flush.interval.messages"),),
     )
     flush_ms: int = setting(
         INT64_MAX,
         "Kafka's forced flush by time. Accepted; `flush.policy` decides here.",
         low=0,
-        synonyms=(_from("log.flush.interval.ms"),),
+        synonyms=(_broker_synonym("log.flush.interval.ms"),),
     )
     index_interval_bytes: int = setting(
         4096,
         "Bytes of log between two entries of the offset index.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=0,
-        synonyms=(_from("log.index.interval.bytes"),),
+        synonyms=(_broker_synonym("log.index.interval.bytes"),),
     )
     max_compaction_lag_ms: int = setting(
         INT64_MAX,
         "A record is compacted no later than this after it was written.",
         low=1,
-        synonyms=(_from("log.cleaner.max.compaction.lag.ms"),),
+        synonyms=(_broker_synonym("log.cleaner.max.compaction.lag.ms"),),
     )
     max_message_bytes: int = setting(
         1_048_588,
         "Largest record batch accepted, compressed as it was sent.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=0,
-        synonyms=(_from("message.max.bytes"),),
+        synonyms=(_broker_synonym("message.max.bytes"),),
     )
     message_timestamp_after_max_ms: int = setting(
         HOUR_MS,
         "How far a record's timestamp may be ahead of the broker's clock.",
         low=0,
-        synonyms=(_from("log.message.timestamp.after.max.ms"),),
+        synonyms=(_broker_synonym("log.message.timestamp.after.max.ms"),),
     )
     message_timestamp_before_max_ms: int = setting(
         INT64_MAX,
         "How far a record's timestamp may be behind the broker's clock.",
         low=0,
-        synonyms=(_from("log.message.timestamp.before.max.ms"),),
+        synonyms=(_broker_synonym("log.message.timestamp.before.max.ms"),),
     )
     message_timestamp_type: str = setting(
         "CreateTime",
         "Whose clock record timestamps are: the producer's or, with `LogAppendTime`, the broker's.",
         choices=("CreateTime", "LogAppendTime"),
-        synonyms=(_from("log.message.timestamp.type"),),
+        synonyms=(_broker_synonym("log.message.timestamp.type"),),
     )
     min_cleanable_dirty_ratio: float = setting(
         0.5,
         "Share of a compacted log that must be uncompacted before it is compacted.",
         low=0,
         high=1,
-        synonyms=(_from("log.cleaner.min.cleanable.ratio"),),
+        synonyms=(_broker_synonym("log.cleaner.min.cleanable.ratio"),),
     )
     min_compaction_lag_ms: int = setting(
         0,
         "A record is not compacted before it is this old.",
         low=0,
-        synonyms=(_from("log.cleaner.min.compaction.lag.ms"),),
+        synonyms=(_broker_synonym("log.cleaner.min.compaction.lag.ms"),),
     )
     min_insync_replicas: int = setting(
         1,
         "Copies an acks=all write needs. There is one copy here: above 1, such writes are refused.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1,
-        synonyms=(_from("min.insync.replicas"),),
+        synonyms=(_broker_synonym("min.insync.replicas"),),
     )
     preallocate: bool = setting(
         False,
         "Kafka's preallocation of segments. Accepted, without effect here.",
-        synonyms=(_from("log.preallocate"),),
+        synonyms=(_broker_synonym("log.preallocate"),),
     )
     retention_bytes: int | None = setting(
         None,
         "Size of a partition above which its oldest segments are dropped.",
-        kind=Kind.LONG,
+        kind=SettingType.LONG,
         low=0,
         none="-1",
-        synonyms=(_from("log.retention.bytes"),),
+        synonyms=(_broker_synonym("log.retention.bytes"),),
     )
     retention_ms: int | None = setting(
         WEEK_MS,
         "Age above which segments are dropped.",
-        kind=Kind.LONG,
+        kind=SettingType.LONG,
         low=0,
         none="-1",
         synonyms=(
-            _from("log.retention.ms"),
-            _from("log.retention.minutes", 60_000),
-            _from("log.retention.hours", HOUR_MS),
+            _broker_synonym("log.retention.ms"),
+            _broker_synonym("log.retention.minutes", 60_000),
+            _broker_synonym("log.retention.hours", HOUR_MS),
         ),
     )
     segment_bytes: int = setting(
         1_073_741_824,
         "Size at which a new segment is begun.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=1_048_576,
-        synonyms=(_from("log.segment.bytes"),),
+        synonyms=(_broker_synonym("log.segment.bytes"),),
     )
     segment_index_bytes: int = setting(
         10_485_760,
         "Largest size of a segment's index.",
-        kind=Kind.INT,
+        kind=SettingType.INT,
         low=4,
-        synonyms=(_from("log.index.size.max.bytes"),),
+        synonyms=(_broker_synonym("log.index.size.max.bytes"),),
     )
     segment_jitter_ms: int = setting(
         0,
         "Random part taken off segment.ms, so that segments do not all roll at once.",
         low=0,
-        synonyms=(_from("log.roll.jitter.ms"), _from("log.roll.jitter.hours", HOUR_MS)),
+        synonyms=(_broker_synonym("log.roll.jitter.ms"), _broker_synonym("log.roll.jitter.hours", HOUR_MS)),
     )
     segment_ms: int = setting(
         WEEK_MS,
         "Age at which a new segment is begun.",
         low=1,
-        synonyms=(_from("log.roll.ms"), _from("log.roll.hours", HOUR_MS)),
+        synonyms=(_broker_synonym("log.roll.ms"), _broker_synonym("log.roll.hours", HOUR_MS)),
     )
     unclean_leader_election_enable: bool = setting(
         False,
         "Kafka's election of a replica that is behind. Accepted: there is one copy here.",
-        synonyms=(_from("unclean.leader.election.enable"),),
+        synonyms=(_broker_synonym("unclean.leader.election.enable"),),
     )
 
     def problems(self) -> Iterator[str]:
@@ -213,7 +213,7 @@ class TopicConfig:
 
 
 # Settings of Kafka's TopicConfig for replication and tiered storage: only the default is accepted.
-ONLY_DEFAULTS: Final = {
+DEFAULT_ONLY_SETTINGS: Final = {
     "follower.replication.throttled.replicas": "",
     "leader.replication.throttled.replicas": "",
     "local.retention.bytes": "-2",
@@ -231,7 +231,7 @@ def is_harmful(name: str, value: str) -> bool:
     return name in ("retention.ms", "retention.bytes") and value.strip() != "-1"
 
 
-def internal_problems(configs: Mapping[str, str], config: TopicConfig) -> Iterator[str]:
+def find_internal_problems(configs: Mapping[str, str], config: TopicConfig) -> Iterator[str]:
     """Yield the problems of an internal topic's settings: its records are decisions and offsets [TXN-15].
 
     Kafka accepts such settings, and a prepared transaction is lost when its segment expires.

@@ -12,40 +12,42 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Durable = asyncio.Future[None]
+DurableFuture = asyncio.Future[None]
 
 
 @dataclass(slots=True)
-class _InFlight:
-    durable: Durable | None
+class _PendingAppend:
+    durable_future: DurableFuture | None
     apply: Callable[[], None]
-    applied: "asyncio.Future[bool]"
+    applied_future: "asyncio.Future[bool]"
 
-    def drop(self) -> None:
+    def abandon(self) -> None:
         """Give up on the append: an earlier one failed, and this one may fail for the same reason."""
-        if self.durable is not None:
-            self.durable.add_done_callback(_note_failure)
-        self.settle(False)
+        if self.durable_future is not None:
+            self.durable_future.add_done_callback(_retrieve_exception)
+        self.resolve(False)
 
-    def settle(self, applied: bool) -> None:
-        if not self.applied.done():
-            self.applied.set_result(applied)
+    def resolve(self, applied: bool) -> None:
+        if not self.applied_future.done():
+            self.applied_future.set_result(applied)
 
 
-class LogOrder:
+class AppendOrder:
     """The appends to one partition that are not applied yet. Lives on the loop; one instance per partition.
 
     Closes when an append fails or an event cannot be applied: `lost` is called, and nothing more is applied.
     """
 
-    __slots__ = ("_in_flight", "_lost", "closed")
+    __slots__ = ("_on_failure", "_pending_appends", "is_closed")
 
     def __init__(self, lost: Callable[[Exception], None]) -> None:
-        self._in_flight: deque[_InFlight] = deque()
-        self._lost = lost
-        self.closed = False
+        self._pending_appends: deque[_PendingAppend] = deque()
+        self._on_failure = lost
+        self.is_closed = False
 
-    def apply_in_turn(self, durable: Durable | None, apply: Callable[[], None]) -> "asyncio.Future[bool]":
+    def apply_when_durable(
+        self, durable: DurableFuture | None, apply: Callable[[], None]
+    ) -> "asyncio.Future[bool]":
         """Call `apply` once the append just made is durable and all earlier ones are applied.
 
         Cancelling the caller does not undo the append.
@@ -58,43 +60,43 @@ class LogOrder:
         Returns:
             A future of whether it was applied; False when the partition was lost before.
         """
-        entry = _InFlight(durable, apply, asyncio.get_running_loop().create_future())
-        if self.closed:
-            entry.drop()
-            return entry.applied
-        self._in_flight.append(entry)
+        entry = _PendingAppend(durable, apply, asyncio.get_running_loop().create_future())
+        if self.is_closed:
+            entry.abandon()
+            return entry.applied_future
+        self._pending_appends.append(entry)
         if durable is None:
-            self._drain()
+            self._apply_durable()
         else:
-            durable.add_done_callback(self._drain)
-        return entry.applied
+            durable.add_done_callback(self._apply_durable)
+        return entry.applied_future
 
     def close(self) -> None:
         """Apply nothing more, and resolve the futures of all waiting callers."""
-        self.closed = True
-        while self._in_flight:
-            self._in_flight.popleft().drop()
+        self.is_closed = True
+        while self._pending_appends:
+            self._pending_appends.popleft().abandon()
 
-    def _drain(self, _: Durable | None = None) -> None:
-        while self._in_flight:
-            entry = self._in_flight[0]
-            if entry.durable is not None and not entry.durable.done():
+    def _apply_durable(self, _: DurableFuture | None = None) -> None:
+        while self._pending_appends:
+            entry = self._pending_appends[0]
+            if entry.durable_future is not None and not entry.durable_future.done():
                 return
-            self._in_flight.popleft()
+            self._pending_appends.popleft()
             try:
-                if entry.durable is not None:
-                    entry.durable.result()
+                if entry.durable_future is not None:
+                    entry.durable_future.result()
                 entry.apply()
             except Exception as exc:
                 # It is unknown whether the append is durable, or an invariant is broken.
                 self.close()
-                entry.settle(False)
-                self._lost(exc)
+                entry.resolve(False)
+                self._on_failure(exc)
             else:
-                entry.settle(True)
+                entry.resolve(True)
 
 
-def _note_failure(durable: Durable) -> None:
+def _retrieve_exception(durable: DurableFuture) -> None:
     """Retrieve the outcome, so that asyncio does not report an unhandled exception."""
     if not durable.cancelled():
         durable.exception()

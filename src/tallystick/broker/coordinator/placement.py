@@ -3,7 +3,7 @@
 import struct
 
 
-def coordinator_partition(name: str, partition_count: int) -> int:
+def hash_to_partition(name: str, partition_count: int) -> int:
     """Return |Java's String.hashCode| mod N.
 
     Java hashes UTF-16 code units; |Integer.MIN_VALUE| is taken as 0, as in Kafka.

@@ -27,39 +27,39 @@ BACKOFF_MS: Final = 100
 BACKOFF_DOUBLINGS: Final = 8
 BACKOFF_MAX_MS: Final = 20_000
 # A partition that has served for this long counts as healthy: its next loss starts at the shortest backoff.
-STEADY_MS: Final = 60_000
+HEALTHY_AFTER_MS: Final = 60_000
 _NEVER: Final = -1
 
 
 @frozen
-class Refusals:
+class CoordinatorRefusals:
     """The coordinator's answers while it cannot decide."""
 
     stopped: Reject
     loading: Reject
     lost: Reject
-    slow: Reject
+    timed_out: Reject
 
     @classmethod
     @cache
-    def of(cls, topic: str) -> "Refusals":
+    def for_topic(cls, topic: str) -> "CoordinatorRefusals":
         """Return the refusals worded for a coordinator's topic."""
         return cls(
             stopped=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping"),
             loading=Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{topic} is being read"),
             lost=Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {topic} is offline"),
-            slow=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic} did not answer in time"),
+            timed_out=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic} did not answer in time"),
         )
 
 
-class Owner(Protocol):
+class ReloadOwner(Protocol):
     """The coordinator that owns the partitions."""
 
-    async def read_back(self, index: int) -> None:
+    async def load(self, index: int) -> None:
         """Read the whole log of the partition and load its state. Order: all that was read is durable."""
         ...
 
-    def resume(self, index: int) -> None:
+    def on_loaded(self, index: int) -> None:
         """Continue the unfinished work of a partition that serves again."""
         ...
 
@@ -68,115 +68,115 @@ class Owner(Protocol):
         ...
 
 
-class Reloads:
+class PartitionReloader:
     """The partitions that are off, and when each is read back. Lives on the loop, owned by its coordinator.
 
     losses  how often each partition was lost; work begun before a loss is void afterwards
     """
 
-    def __init__(self, topic: str, owner: Owner, clock: Clock, log: logging.Logger) -> None:
+    def __init__(self, topic: str, owner: ReloadOwner, clock: Clock, log: logging.Logger) -> None:
         self._topic = topic
         self._owner = owner
         self._clock = clock
         self._log = log
-        self._refusals = Refusals.of(topic)
-        self._due: dict[int, int] = {}  # when each lost partition is read again
-        self._reading: set[int] = set()
+        self._refusals = CoordinatorRefusals.for_topic(topic)
+        self._reload_at_ms: dict[int, int] = {}  # when each lost partition is read again
+        self._loading: set[int] = set()
         self._failures: Counter[int] = Counter()
-        self._back_ms: dict[int, int] = {}
+        self._serving_since_ms: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = False
-        self.losses: Counter[int] = Counter()
-        self.total = 0
+        self._is_stopped = False
+        self.loss_counts: Counter[int] = Counter()
+        self.reload_count = 0
 
     # ---- what is off
 
     def __bool__(self) -> bool:
-        return bool(self._due or self._reading)
+        return bool(self._reload_at_ms or self._loading)
 
-    def refusal(self, index: int) -> Reject | None:
+    def find_refusal(self, index: int) -> Reject | None:
         """Return the reason why the partition refuses commands now; None if it serves."""
-        if index in self._reading:
+        if index in self._loading:
             return self._refusals.loading
-        return self._refusals.lost if index in self._due else None
+        return self._refusals.lost if index in self._reload_at_ms else None
 
     def is_lost(self, index: int) -> bool:
         """Return whether the partition is off, whether or not it is being read back now."""
-        return index in self._due
+        return index in self._reload_at_ms
 
-    def is_reading(self, index: int) -> bool:
-        return index in self._reading
+    def is_partition_loading(self, index: int) -> bool:
+        return index in self._loading
 
     @property
-    def indexes(self) -> frozenset[int]:
+    def unavailable_indexes(self) -> frozenset[int]:
         """All partitions that are off."""
-        return frozenset((*self._reading, *self._due))
+        return frozenset((*self._loading, *self._reload_at_ms))
 
     @property
-    def lost(self) -> int:
+    def lost_count(self) -> int:
         """Number of partitions that are off, without those that the start has yet to read."""
-        return len(self._due)
+        return len(self._reload_at_ms)
 
     @property
     def is_loading(self) -> bool:
         """Whether a partition is being read or about to be; repeated failures do not count."""
-        return bool(self._reading) or any(self._failures[index] < 2 for index in self._due)
+        return bool(self._loading) or any(self._failures[index] < 2 for index in self._reload_at_ms)
 
     # ---- reading
 
-    def begin(self, indexes: Iterable[int]) -> None:
-        """Mark the partitions that a start will read with `read`."""
-        self._reading.update(indexes)
+    def mark_loading(self, indexes: Iterable[int]) -> None:
+        """Mark the partitions that a start will read with `load`."""
+        self._loading.update(indexes)
 
-    async def read(self, index: int) -> None:
+    async def load(self, index: int) -> None:
         """Read a partition at a start, or read it back; lose it if that fails. Never raises."""
-        self._reading.add(index)
-        losses = self.losses[index]
+        self._loading.add(index)
+        losses = self.loss_counts[index]
         try:
-            await self._owner.read_back(index)
+            await self._owner.load(index)
         except Exception as exc:
             # The log is unreadable or its content impossible: the other partitions must not wait for it.
-            self._reading.discard(index)
-            self._put_off(index, exc, "cannot be read")
+            self._loading.discard(index)
+            self._schedule_reload(index, exc, "cannot be read")
             return
-        self._reading.discard(index)
-        if self.losses[index] != losses:
+        self._loading.discard(index)
+        if self.loss_counts[index] != losses:
             return  # lost again meanwhile
-        if self._due.pop(index, None) is not None:
-            self.total += 1
-            self._back_ms[index] = self._clock.monotonic_ms()
+        if self._reload_at_ms.pop(index, None) is not None:
+            self.reload_count += 1
+            self._serving_since_ms[index] = self._clock.monotonic_ms()
             self._log.warning("%s-%d was read back and serves again", self._topic, index)
-        self._owner.resume(index)
+        self._owner.on_loaded(index)
 
-    def lose(self, index: int, cause: BaseException) -> None:
+    def mark_lost(self, index: int, cause: BaseException) -> None:
         """Declare the partition's state in memory invalid. Order: its waiting callers have been answered."""
-        self.losses[index] += 1
-        back_ms = self._back_ms.pop(index, None)
-        if back_ms is not None and self._clock.monotonic_ms() - back_ms >= STEADY_MS:
+        self.loss_counts[index] += 1
+        back_ms = self._serving_since_ms.pop(index, None)
+        if back_ms is not None and self._clock.monotonic_ms() - back_ms >= HEALTHY_AFTER_MS:
             del self._failures[index]
-        self._put_off(index, cause, "is off until it is read back")
+        self._schedule_reload(index, cause, "is off until it is read back")
 
-    def _put_off(self, index: int, cause: BaseException, said: str) -> None:
+    def _schedule_reload(self, index: int, cause: BaseException, said: str) -> None:
         if isinstance(cause, LogOffline):
-            self._due[index] = _NEVER
+            self._reload_at_ms[index] = _NEVER
             self._log.error("%s-%d is off: %r", self._topic, index, cause, exc_info=cause)
             return
         wait_ms = min(BACKOFF_MS << min(self._failures[index], BACKOFF_DOUBLINGS), BACKOFF_MAX_MS)
         self._failures[index] += 1
-        self._due[index] = self._clock.monotonic_ms() + wait_ms
+        self._reload_at_ms[index] = self._clock.monotonic_ms() + wait_ms
         self._log.error("%s-%d %s, in %d ms: %r", self._topic, index, said, wait_ms, cause, exc_info=cause)
-        if not self._stopped:
-            self._owner.wake_at(self._due[index])
+        if not self._is_stopped:
+            self._owner.wake_at(self._reload_at_ms[index])
 
     def run_due(self, now_ms: int) -> None:
         """Start to read back the partitions whose backoff has passed."""
-        waiting = {index: at_ms for index, at_ms in self._due.items() if at_ms != _NEVER}
+        waiting = {index: at_ms for index, at_ms in self._reload_at_ms.items() if at_ms != _NEVER}
         for index, at_ms in waiting.items():
-            if index in self._reading or self._stopped:
+            if index in self._loading or self._is_stopped:
                 continue
             if at_ms <= now_ms:
-                self._reading.add(index)
-                task = asyncio.get_running_loop().create_task(self.read(index))
+                self._loading.add(index)
+                task = asyncio.get_running_loop().create_task(self.load(index))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             else:
@@ -184,13 +184,13 @@ class Reloads:
 
     async def stop(self) -> None:
         """Cancel all reads and start no more."""
-        self._stopped = True
+        self._is_stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def last_offset_of(piece: bytes) -> Offset | None:
+def find_last_offset(piece: bytes) -> Offset | None:
     """Return the offset of the last record in whole batches."""
     last = None
     for _, header in iter_headers(piece):

@@ -18,74 +18,74 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from tallystick.broker.coordinator.reload import Refusals, Reloads, last_offset_of
-from tallystick.broker.coordinator.serving_time import ServingTimer
+from tallystick.broker.coordinator.reload import CoordinatorRefusals, PartitionReloader, find_last_offset
+from tallystick.broker.coordinator.timer import CoordinatorTimer
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 
-Key = TypeVar("Key", bound=Hashable)
-Command = TypeVar("Command")
-Answer = TypeVar("Answer")
-_Key = TypeVar("_Key", bound=Hashable, contravariant=True)
+KeyT = TypeVar("KeyT", bound=Hashable)
+CommandT = TypeVar("CommandT")
+AnswerT = TypeVar("AnswerT")
+_KeyT = TypeVar("_KeyT", bound=Hashable, contravariant=True)
 
 
 @dataclass(slots=True, eq=False)
-class Pending(Generic[Command, Answer]):
+class PendingCommand(Generic[CommandT, AnswerT]):
     """A command, and the future that its caller waits for."""
 
-    command: Command
-    future: "asyncio.Future[Answer | Reject]"
+    command: CommandT
+    future: "asyncio.Future[AnswerT | Reject]"
     has_deadline: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Write:
+class PendingWrite:
     """Records that were appended and are not durable yet.
 
     durable  done when the records are durable
     apply    applies the records, and answers the callers
     """
 
-    durable: "asyncio.Future[Any]"
+    durable_future: "asyncio.Future[Any]"
     apply: Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
-class Lane(Generic[Command, Answer]):
+class CommandQueue(Generic[CommandT, AnswerT]):
     """A key while a write is becoming durable.
 
     current  the commands that were written
     queue    the commands that are decided after them
     """
 
-    current: Sequence[Pending[Command, Answer]]
-    durable: "asyncio.Future[Any]"
-    queue: deque[Pending[Command, Answer]] = field(default_factory=deque)
+    in_flight: Sequence[PendingCommand[CommandT, AnswerT]]
+    durable_future: "asyncio.Future[Any]"
+    waiting: deque[PendingCommand[CommandT, AnswerT]] = field(default_factory=deque)
 
 
 class LogPartition(Protocol):
     """The parts of a coordinator topic's partition that the runtime uses."""
 
-    def durable(self, offset: Offset) -> "asyncio.Future[None] | None": ...
+    def when_durable(self, offset: Offset) -> "asyncio.Future[None] | None": ...
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]: ...
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]: ...
 
 
 class LogTopic(Protocol):
     """The coordinator's own topic."""
 
-    def existing(self) -> Sequence[LogPartition]: ...
+    def list_partitions(self) -> Sequence[LogPartition]: ...
 
 
-class CoordinatorLogic(Protocol[_Key, Command, Answer]):
+class CoordinatorLogic(Protocol[_KeyT, CommandT, AnswerT]):
     """State and decisions of one kind of coordinator."""
 
-    def partition_of(self, key: _Key) -> int:
+    def partition_for(self, key: _KeyT) -> int:
         """Return the partition of the coordinator's topic that keeps the key."""
         ...
 
-    def decide(self, key: _Key, group: Sequence[Pending[Command, Answer]]) -> Write | None:
+    def decide(self, key: _KeyT, group: Sequence[PendingCommand[CommandT, AnswerT]]) -> PendingWrite | None:
         """Decide commands that are carried out together, and append their records.
 
         Returns:
@@ -96,21 +96,23 @@ class CoordinatorLogic(Protocol[_Key, Command, Answer]):
         """
         ...
 
-    def meet(self, key: _Key, pending: Pending[Command, Answer], lane: Lane[Command, Answer]) -> None:
+    def enqueue_or_answer(
+        self, key: _KeyT, pending: PendingCommand[CommandT, AnswerT], lane: CommandQueue[CommandT, AnswerT]
+    ) -> None:
         """Take in a command that arrives while a write of its key is becoming durable."""
         ...
 
-    def next_group(
-        self, key: _Key, queue: deque[Pending[Command, Answer]]
-    ) -> Sequence[Pending[Command, Answer]]:
+    def take_next_commands(
+        self, key: _KeyT, queue: deque[PendingCommand[CommandT, AnswerT]]
+    ) -> Sequence[PendingCommand[CommandT, AnswerT]]:
         """Take the commands to decide next from the queue; none if the first ones were answered meanwhile."""
         ...
 
-    def became_idle(self, key: _Key) -> None:
+    def on_idle(self, key: _KeyT) -> None:
         """Note that no write of the key is in flight any more."""
         ...
 
-    def overdue(self, command: Command) -> Answer | Reject:
+    def build_timeout_answer(self, command: CommandT) -> AnswerT | Reject:
         """Return the answer to a command whose deadline has passed."""
         ...
 
@@ -118,27 +120,27 @@ class CoordinatorLogic(Protocol[_Key, Command, Answer]):
         """Return whether the state of the partition must not be used for decisions."""
         ...
 
-    def discard(self, index: int) -> None:
+    def unload(self, index: int) -> None:
         """Drop the state of a partition that was lost, and answer every caller that waits for it."""
         ...
 
-    async def read_back(self, index: int) -> None:
+    async def load(self, index: int) -> None:
         """Read the partition's log from its start, and load its state."""
         ...
 
-    def resume(self, index: int) -> None:
+    def on_loaded(self, index: int) -> None:
         """Continue the work that the log of a partition just read shows as unfinished."""
         ...
 
 
-class CoordinatorRuntime(Generic[Key, Command, Answer]):
+class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
     """Lanes, deadlines and partitions of one coordinator. Lives on the loop."""
 
     def __init__(
         self,
         name: str,
         topic: LogTopic,
-        logic: CoordinatorLogic[Key, Command, Answer],
+        logic: CoordinatorLogic[KeyT, CommandT, AnswerT],
         clock: Clock,
         log: logging.Logger,
         *,
@@ -152,159 +154,167 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
             tick: runs everything that is due; returns the monotonic time of the next deadline.
             answer_timeout_ms: how long a caller waits at most; read at each use.
         """
-        self.refusals = Refusals.of(name)
-        self.timer = ServingTimer(clock, tick, log)
-        self.partitions = Reloads(name, self, self.timer, log)
-        self.lanes: dict[Key, Lane[Command, Answer]] = {}
+        self.refusals = CoordinatorRefusals.for_topic(name)
+        self.timer = CoordinatorTimer(clock, tick, log)
+        self.reloader = PartitionReloader(name, self, self.timer, log)
+        self.command_queues: dict[KeyT, CommandQueue[CommandT, AnswerT]] = {}
         self.is_stopped = False
         self._topic = topic
         self._logic = logic
         self._answer_timeout_ms = answer_timeout_ms
-        self._deadlines: deque[tuple[int, Pending[Command, Answer]]] = deque()
-        self._paused: deque[tuple[Key, Pending[Command, Answer]]] | None = None
+        self._deadlines: deque[tuple[int, PendingCommand[CommandT, AnswerT]]] = deque()
+        self._paused_commands: deque[tuple[KeyT, PendingCommand[CommandT, AnswerT]]] | None = None
 
     # ---- life
 
-    def release(self) -> None:
+    def begin_shutdown(self) -> None:
         """Refuse new commands and those that wait undecided: the broker is stopping."""
         self.is_stopped = True
         self.timer.close()
-        for lane in self.lanes.values():
-            answer_all(lane.queue, self.refusals.stopped)
-        for _, pending in self._paused or ():
+        for lane in self.command_queues.values():
+            answer_all(lane.waiting, self.refusals.stopped)
+        for _, pending in self._paused_commands or ():
             answer(pending, self.refusals.stopped)
 
     async def stop(self) -> None:
         """Finish the appends in flight, for as long as a caller would wait; refuse the rest."""
-        self.release()
+        self.begin_shutdown()
         self.timer.cancel()
-        await self.partitions.stop()
-        writing = [lane.durable for lane in self.lanes.values()]
+        await self.reloader.stop()
+        writing = [lane.durable_future for lane in self.command_queues.values()]
         if writing:
             await asyncio.wait(writing, timeout=self._answer_timeout_ms() / 1_000)
-        for lane in self.lanes.values():
-            answer_all((*lane.current, *lane.queue), self.refusals.stopped)
+        for lane in self.command_queues.values():
+            answer_all((*lane.in_flight, *lane.waiting), self.refusals.stopped)
 
     # ---- partitions
 
-    def refusal(self, key: Key) -> Reject | None:
+    def find_refusal(self, key: KeyT) -> Reject | None:
         """Return why the key cannot be served now; None where it can."""
         if self.is_stopped:
             return self.refusals.stopped
-        return self.partitions.refusal(self._logic.partition_of(key)) if self.partitions else None
+        return self.reloader.find_refusal(self._logic.partition_for(key)) if self.reloader else None
 
-    async def read_back(self, index: int) -> None:
+    async def load(self, index: int) -> None:
         """See `CoordinatorLogic`."""
-        await self._logic.read_back(index)
+        await self._logic.load(index)
 
-    def resume(self, index: int) -> None:
+    def on_loaded(self, index: int) -> None:
         """See `CoordinatorLogic`."""
-        self._logic.resume(index)
+        self._logic.on_loaded(index)
 
     def wake_at(self, at_ms: int) -> None:
         """Call `tick` at this monotonic time or before."""
         self.timer.arm(at_ms)
 
-    async def replay(self, index: int, chunk_bytes: int) -> AsyncIterator[bytes]:
+    async def read_log(self, index: int, chunk_bytes: int) -> AsyncIterator[bytes]:
         """Yield a partition's log in pieces of whole batches; when it ends, all of them are durable."""
-        partition, end = self._topic.existing()[index], None
-        for piece in partition.read_all(chunk_bytes):
+        partition, end = self._topic.list_partitions()[index], None
+        for piece in partition.iter_batches(chunk_bytes):
             yield piece
-            end = last_offset_of(piece)
+            end = find_last_offset(piece)
             await asyncio.sleep(0)
-        durable = partition.durable(end) if end is not None and self.partitions.is_lost(index) else None
+        durable = partition.when_durable(end) if end is not None and self.reloader.is_lost(index) else None
         if durable is not None:
             await durable
 
-    def lose(self, index: int, cause: BaseException) -> None:
+    def fail_partition(self, index: int, cause: BaseException) -> None:
         """Drop a partition's state and have its log read back.
 
         Whether an append is durable is unknown, or an invariant is broken: nothing more is decided on this
         state, and no caller waits for it any longer.
         """
-        self._logic.discard(index)
-        for key in [key for key in self.lanes if self._logic.partition_of(key) == index]:
-            lane = self.lanes.pop(key)
-            answer_all((*lane.current, *lane.queue), self.refusals.lost)
-        self.partitions.lose(index, cause)
+        self._logic.unload(index)
+        for key in [key for key in self.command_queues if self._logic.partition_for(key) == index]:
+            lane = self.command_queues.pop(key)
+            answer_all((*lane.in_flight, *lane.waiting), self.refusals.lost)
+        self.reloader.mark_lost(index, cause)
 
     # ---- commands
 
-    def submit(self, key: Key, pending: Pending[Command, Answer]) -> "asyncio.Future[Answer | Reject]":
+    def submit(
+        self, key: KeyT, pending: PendingCommand[CommandT, AnswerT]
+    ) -> "asyncio.Future[AnswerT | Reject]":
         """Run a client's command. The future is done already where nothing had to be waited for."""
-        refusal = self.refusal(key)
+        refusal = self.find_refusal(key)
         if refusal is not None:
             answer(pending, refusal)
         else:
-            self.take_in(key, pending)
+            self.submit_internal(key, pending)
         return pending.future
 
-    def take_in(self, key: Key, pending: Pending[Command, Answer]) -> None:
-        """Run a command without asking `refusal`, as is done for the coordinator's own."""
-        if self._paused is not None:
-            self._paused.append((key, pending))
-            self.bound(pending)
+    def submit_internal(self, key: KeyT, pending: PendingCommand[CommandT, AnswerT]) -> None:
+        """Run a command without asking `find_refusal`, as is done for the coordinator's own."""
+        if self._paused_commands is not None:
+            self._paused_commands.append((key, pending))
+            self.set_deadline(pending)
         else:
-            self.admit(key, pending)
+            self.submit_unpaused(key, pending)
 
-    def admit(self, key: Key, pending: Pending[Command, Answer]) -> None:
-        """Do as `take_in`, even while commands are held up."""
-        lane = self.lanes.get(key)
+    def submit_unpaused(self, key: KeyT, pending: PendingCommand[CommandT, AnswerT]) -> None:
+        """Do as `submit_internal`, even while commands are held up."""
+        lane = self.command_queues.get(key)
         if lane is None:
-            self.run(key, (pending,))
+            self.decide_commands(key, (pending,))
         else:
-            self._logic.meet(key, pending, lane)
+            self._logic.enqueue_or_answer(key, pending, lane)
 
-    def run(self, key: Key, group: Sequence[Pending[Command, Answer]]) -> None:
+    def decide_commands(self, key: KeyT, group: Sequence[PendingCommand[CommandT, AnswerT]]) -> None:
         """Decide a group once. A broken invariant costs the partition it was found in, and no other."""
         logic = self._logic
-        if self.partitions and logic.is_lost(logic.partition_of(key)):
+        if self.reloader and logic.is_lost(logic.partition_for(key)):
             answer_all(group, self.refusals.lost)  # the partition was lost while the group waited
             return
         try:
             write = logic.decide(key, group)
         except Exception as exc:
-            self.lose(logic.partition_of(key), exc)
+            self.fail_partition(logic.partition_for(key), exc)
             answer_all(group, self.refusals.lost)
             return
         if write is not None:
-            lane = self.lanes[key] = Lane(group, write.durable)
+            lane = self.command_queues[key] = CommandQueue(group, write.durable_future)
             for pending in group:
-                self.bound(pending)
-            write.durable.add_done_callback(partial(self._on_durable, key, lane, write))
+                self.set_deadline(pending)
+            write.durable_future.add_done_callback(partial(self._on_durable, key, lane, write))
 
-    def drain(self, key: Key, queue: deque[Pending[Command, Answer]]) -> None:
+    def decide_queued(self, key: KeyT, queue: deque[PendingCommand[CommandT, AnswerT]]) -> None:
         """Decide queued commands in order, until one of them takes the lane."""
         while queue:
-            lane = self.lanes.get(key)
+            lane = self.command_queues.get(key)
             if lane is not None:
-                lane.queue.extend(queue)
+                lane.waiting.extend(queue)
                 return
-            group = self._logic.next_group(key, queue)
+            group = self._logic.take_next_commands(key, queue)
             if group:
-                self.run(key, group)
+                self.decide_commands(key, group)
 
     def _on_durable(
-        self, key: Key, lane: Lane[Command, Answer], write: Write, durable: "asyncio.Future[Any]"
+        self,
+        key: KeyT,
+        lane: CommandQueue[CommandT, AnswerT],
+        write: PendingWrite,
+        durable: "asyncio.Future[Any]",
     ) -> None:
-        if self.lanes.get(key) is not lane:
+        if self.command_queues.get(key) is not lane:
             if not durable.cancelled():
                 durable.exception()  # the partition was lost meanwhile; its callers are answered
             return
         try:
             durable.result()
-            del self.lanes[key]
+            del self.command_queues[key]
             write.apply()
         except (Exception, asyncio.CancelledError) as exc:
-            self.lose(self._logic.partition_of(key), exc)
-            answer_all((*lane.current, *lane.queue), self.refusals.lost)
+            self.fail_partition(self._logic.partition_for(key), exc)
+            answer_all((*lane.in_flight, *lane.waiting), self.refusals.lost)
             return
-        self.drain(key, lane.queue)
-        if key not in self.lanes:
-            self._logic.became_idle(key)
+        self.decide_queued(key, lane.waiting)
+        if key not in self.command_queues:
+            self._logic.on_idle(key)
 
     @asynccontextmanager
-    async def paused(self, waiting: Callable[[], Sequence["asyncio.Future[Any]"]]) -> AsyncIterator[bool]:
+    async def pause_commands(
+        self, waiting: Callable[[], Sequence["asyncio.Future[Any]"]]
+    ) -> AsyncIterator[bool]:
         """Hold up new commands; on entry, all pending ones are durable and applied.
 
         For a change of the rules that every decision rests on. One at a time.
@@ -315,19 +325,22 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         Yields:
             Whether everything settled within the answer timeout.
         """
-        self._paused = deque()
+        self._paused_commands = deque()
         try:
-            yield await self._settled(waiting)
+            yield await self._wait_for_writes(waiting)
         finally:
-            held, self._paused = self._paused, None
+            held, self._paused_commands = self._paused_commands, None
             for key, pending in held:
                 if not pending.future.done():
-                    self.admit(key, pending)
+                    self.submit_unpaused(key, pending)
 
-    async def _settled(self, waiting: Callable[[], Sequence["asyncio.Future[Any]"]]) -> bool:
+    async def _wait_for_writes(self, waiting: Callable[[], Sequence["asyncio.Future[Any]"]]) -> bool:
         try:
             async with asyncio.timeout(self._answer_timeout_ms() / 1_000):
-                while pending := [*(lane.durable for lane in self.lanes.values()), *waiting()]:
+                while pending := [
+                    *(lane.durable_future for lane in self.command_queues.values()),
+                    *waiting(),
+                ]:
                     await asyncio.wait(pending)
         except TimeoutError:
             return False
@@ -335,14 +348,16 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
 
     # ---- time
 
-    def enqueue(self, queue: deque[Pending[Command, Answer]], pending: Pending[Command, Answer]) -> None:
+    def enqueue(
+        self, queue: deque[PendingCommand[CommandT, AnswerT]], pending: PendingCommand[CommandT, AnswerT]
+    ) -> None:
         """Queue a command, for a bounded time; answered commands at the head leave the queue."""
         while queue and queue[0].future.done():
             queue.popleft()
         queue.append(pending)
-        self.bound(pending)
+        self.set_deadline(pending)
 
-    def bound(self, pending: Pending[Command, Answer]) -> None:
+    def set_deadline(self, pending: PendingCommand[CommandT, AnswerT]) -> None:
         """Set a deadline for the command's answer, unless it has one."""
         if pending.has_deadline:
             return
@@ -366,17 +381,17 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         while deadlines and deadlines[0][0] <= now_ms:
             _, pending = deadlines.popleft()
             if not pending.future.done():
-                answer(pending, self._logic.overdue(pending.command))
+                answer(pending, self._logic.build_timeout_answer(pending.command))
         return deadlines[0][0] if deadlines else None
 
 
-def answer(pending: Pending[Any, Answer], said: Answer | Reject) -> None:
+def answer(pending: PendingCommand[Any, AnswerT], said: AnswerT | Reject) -> None:
     """Answer a command, unless it has been answered: its deadline may have passed."""
     if not pending.future.done():
         pending.future.set_result(said)
 
 
-def answer_all(group: Iterable[Pending[Any, Answer]], said: Answer | Reject) -> None:
+def answer_all(group: Iterable[PendingCommand[Any, AnswerT]], said: AnswerT | Reject) -> None:
     """Answer several commands alike."""
     for pending in group:
         answer(pending, said)

@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE, NewTopic, Topics
+from tallystick.broker.partitions.topics import (
+    CONSUMER_OFFSETS_TOPIC,
+    TRANSACTION_STATE_TOPIC,
+    Topics,
+    TopicSpec,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 
@@ -12,31 +17,31 @@ from tallystick.kernel.errors import Reject
 class CoordinatorTopic:
     """`__consumer_offsets` or `__transaction_state`, as seen by its coordinator. Lives on the loop."""
 
-    def __init__(self, topics: Topics, wanted: Callable[[], NewTopic]) -> None:
+    def __init__(self, topics: Topics, wanted: Callable[[], TopicSpec]) -> None:
         """Create the view of a topic that need not exist yet.
 
         Args:
             wanted: how to create the topic, with the current settings.
         """
         self._topics = topics
-        self._wanted = wanted
+        self._define_topic = wanted
         self._name = wanted().name
 
     @property
     def partition_count(self) -> int:
         """Partitions of the existing topic, as placement depends on them; before that, the setting."""
         topic = self._topics.find(self._name)
-        return self._wanted().partitions if topic is None else topic.partitions
+        return self._define_topic().partitions if topic is None else topic.partitions
 
-    def existing(self) -> Sequence[Partition]:
+    def list_partitions(self) -> Sequence[Partition]:
         """Return all partitions by index; none when the topic does not exist yet."""
-        return self._topics.partitions(self._name)
+        return self._topics.list_partitions_of(self._name)
 
-    async def ensure(self) -> Reject | None:
+    async def ensure_exists(self) -> Reject | None:
         """Create the topic unless it exists; a full disk is a retriable refusal."""
         if self._topics.find(self._name) is not None:
             return None
-        made = await self._topics.create_if_absent(self._wanted())
+        made = await self._topics.create_if_absent(self._define_topic())
         if not isinstance(made, Reject):
             return None
         is_full = made.code is ErrorCode.KAFKA_STORAGE_ERROR
@@ -47,23 +52,25 @@ class ConsumerOffsetsTopic(CoordinatorTopic):
     """`__consumer_offsets`, as seen by the group coordinator. Lives on the loop."""
 
     def __init__(self, topics: Topics, config: Callable[[], BrokerConfig]) -> None:
-        super().__init__(topics, lambda: consumer_offsets_topic(config()))
+        super().__init__(topics, lambda: define_consumer_offsets_topic(config()))
 
-    async def partition(self, index: int) -> Partition | Reject:
+    async def ensure_partition(self, index: int) -> Partition | Reject:
         """Return one partition; create the topic if it does not exist."""
-        refused = await self.ensure()
+        refused = await self.ensure_exists()
         if refused is not None:
             return refused
-        partitions = self.existing()
+        partitions = self.list_partitions()
         if index >= len(partitions):
-            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {GROUP_OFFSETS}-{index}")
+            return Reject(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {CONSUMER_OFFSETS_TOPIC}-{index}"
+            )
         return partitions[index]
 
 
-def consumer_offsets_topic(config: BrokerConfig) -> NewTopic:
+def define_consumer_offsets_topic(config: BrokerConfig) -> TopicSpec:
     """Return how to create `__consumer_offsets`."""
-    return NewTopic(
-        GROUP_OFFSETS,
+    return TopicSpec(
+        CONSUMER_OFFSETS_TOPIC,
         config.offsets_topic_num_partitions,
         {
             "cleanup.policy": "compact",
@@ -73,13 +80,13 @@ def consumer_offsets_topic(config: BrokerConfig) -> NewTopic:
     )
 
 
-def transaction_state_topic(config: BrokerConfig) -> NewTopic:
+def define_transaction_state_topic(config: BrokerConfig) -> TopicSpec:
     """Return how to create `__transaction_state`.
 
     Source: TransactionStateManager.transactionTopicConfigs, apart from min.isr.
     """
-    return NewTopic(
-        TRANSACTION_STATE,
+    return TopicSpec(
+        TRANSACTION_STATE_TOPIC,
         config.transaction_state_log_num_partitions,
         {
             "cleanup.policy": "compact",

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 from uuid import UUID
 
-from tallystick.broker.coordinator.placement import coordinator_partition
+from tallystick.broker.coordinator.placement import hash_to_partition
 from tallystick.broker.group.machine.events import (
     DurableEvent,
     GroupRemoved,
@@ -25,11 +25,11 @@ from tallystick.broker.group.machine.events import (
 from tallystick.broker.group.machine.model import CommittedOffset, Generation, InstanceId
 from tallystick.kernel.ids import (
     GroupId,
-    Identity,
     LeaderEpoch,
     MemberId,
     Offset,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
 )
@@ -55,24 +55,24 @@ from tallystick.protocol.records.batch import MAGIC, BatchHeader
 
 _INT16: Final = struct.Struct(">h")
 
-OFFSET_KEY_TYPES: Final = (0, 1)  # 0 was written by very old brokers
-OFFSET_KEY: Final = 1
-GROUP_KEY: Final = 2
+OFFSET_KEY_VERSIONS: Final = (0, 1)  # 0 was written by very old brokers
+OFFSET_KEY_VERSION: Final = 1
+GROUP_KEY_VERSION: Final = 2
 
 # Only version 1 has a field for a commit's own expiry.
-OFFSET_VALUE_WITH_EXPIRY: Final = 1
-OFFSET_VALUE: Final = 4
-GROUP_VALUE: Final = 3
+EXPIRING_OFFSET_VALUE_VERSION: Final = 1
+OFFSET_VALUE_VERSION: Final = 4
+GROUP_VALUE_VERSION: Final = 3
 
 _ZERO_ID: Final = UUID(int=0)
 
 
-def partition_of(group_id: GroupId, partition_count: int) -> int:
+def partition_for(group_id: GroupId, partition_count: int) -> int:
     """Return the partition of `__consumer_offsets` that keeps a group."""
-    return coordinator_partition(group_id, partition_count)
+    return hash_to_partition(group_id, partition_count)
 
 
-def record_count(event: DurableEvent) -> int:
+def count_records(event: DurableEvent) -> int:
     """Return the number of records of an event."""
     match event:
         case GroupStored() | GroupRemoved():
@@ -86,7 +86,7 @@ def record_count(event: DurableEvent) -> int:
 
 
 def encode_batch_of(
-    events: Sequence[DurableEvent], now_ms: TimestampMs, producer: Identity | None = None
+    events: Sequence[DurableEvent], now_ms: TimestampMs, producer: ProducerIdAndEpoch | None = None
 ) -> bytes:
     """Encode all events as one batch, so that a crash keeps either all of them or none.
 
@@ -98,18 +98,21 @@ def encode_batch_of(
         Record(offset=index, timestamp_ms=now_ms, key=key, value=value)
         for index, (key, value) in enumerate(pair for event in events for pair in encode_event(event))
     ]
-    return encode_batch(records, BatchMeta() if producer is None else _meta_of(producer))
+    return encode_batch(records, BatchMeta() if producer is None else _build_batch_meta(producer))
 
 
-def _meta_of(producer: Identity) -> BatchMeta:
+def _build_batch_meta(producer: ProducerIdAndEpoch) -> BatchMeta:
     return BatchMeta(
-        producer_id=producer.producer_id, epoch=producer.epoch, base_sequence=0, transactional=True
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        base_sequence=0,
+        is_transactional=True,
     )
 
 
-def header_of(producer: Identity) -> BatchHeader:
+def build_batch_header(producer: ProducerIdAndEpoch) -> BatchHeader:
     """Return the header of such a batch with its producer's fields, before its records are known."""
-    meta = _meta_of(producer)
+    meta = _build_batch_meta(producer)
     return BatchHeader(
         base_offset=0,
         batch_length=0,
@@ -131,32 +134,35 @@ def encode_event(event: DurableEvent) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield key and value of each record of an event."""
     match event:
         case GroupStored(group_id=group_id):
-            yield _group_key(group_id), _INT16.pack(GROUP_VALUE) + encode(_group_value(event), GROUP_VALUE)
+            yield (
+                _encode_group_key(group_id),
+                _INT16.pack(GROUP_VALUE_VERSION) + encode(_build_group_value(event), GROUP_VALUE_VERSION),
+            )
         case GroupRemoved(group_id=group_id):
-            yield _group_key(group_id), None
+            yield _encode_group_key(group_id), None
         case OffsetsCommitted(group_id=group_id, offsets=offsets):
             for partition, offset in offsets.items():
                 expires = offset.expire_timestamp_ms is not None
-                version = OFFSET_VALUE_WITH_EXPIRY if expires else OFFSET_VALUE
-                value = _INT16.pack(version) + encode(_offset_value(offset), version)
-                yield _offset_key(group_id, partition), value
+                version = EXPIRING_OFFSET_VALUE_VERSION if expires else OFFSET_VALUE_VERSION
+                value = _INT16.pack(version) + encode(_build_offset_value(offset), version)
+                yield _encode_offset_key(group_id, partition), value
         case OffsetsDeleted(group_id=group_id, partitions=partitions):
             for partition in partitions:
-                yield _offset_key(group_id, partition), None
+                yield _encode_offset_key(group_id, partition), None
         case _:
             assert_never(event)
 
 
-def _group_key(group_id: GroupId) -> bytes:
-    return _INT16.pack(GROUP_KEY) + encode(GroupMetadataKey(group=group_id), GROUP_KEY)
+def _encode_group_key(group_id: GroupId) -> bytes:
+    return _INT16.pack(GROUP_KEY_VERSION) + encode(GroupMetadataKey(group=group_id), GROUP_KEY_VERSION)
 
 
-def _offset_key(group_id: GroupId, partition: TopicPartition) -> bytes:
+def _encode_offset_key(group_id: GroupId, partition: TopicPartition) -> bytes:
     key = OffsetCommitKey(group=group_id, topic=partition.topic, partition=partition.partition)
-    return _INT16.pack(OFFSET_KEY) + encode(key, OFFSET_KEY)
+    return _INT16.pack(OFFSET_KEY_VERSION) + encode(key, OFFSET_KEY_VERSION)
 
 
-def _offset_value(offset: CommittedOffset) -> OffsetCommitValue:
+def _build_offset_value(offset: CommittedOffset) -> OffsetCommitValue:
     return OffsetCommitValue(
         offset=offset.offset,
         leader_epoch=-1 if offset.leader_epoch is None else offset.leader_epoch,
@@ -167,12 +173,12 @@ def _offset_value(offset: CommittedOffset) -> OffsetCommitValue:
     )
 
 
-def _group_value(event: GroupStored) -> GroupMetadataValue:
+def _build_group_value(event: GroupStored) -> GroupMetadataValue:
     return GroupMetadataValue(
         protocol_type=event.protocol_type or "",
         generation=event.generation,
         protocol=event.protocol_name,
-        leader=event.leader,
+        leader=event.leader_id,
         current_state_timestamp=-1 if event.state_timestamp_ms is None else event.state_timestamp_ms,
         members=tuple(
             MemberMetadata(
@@ -194,14 +200,14 @@ def _group_value(event: GroupStored) -> GroupMetadataValue:
 
 
 @frozen
-class Replayed:
+class ReplayedEvent:
     """An event found in the log, and the offset of its first record."""
 
     event: DurableEvent | TransactionEnded
-    at: Offset
+    offset: Offset
 
 
-def decode_batches(data: bytes) -> Iterator[Replayed]:
+def decode_batches(data: bytes) -> Iterator[ReplayedEvent]:
     """Yield every event in whole batches, in order. The log has checked their CRCs.
 
     Raises:
@@ -212,18 +218,19 @@ def decode_batches(data: bytes) -> Iterator[Replayed]:
             marker = read_marker(data, at)
             if marker is not None:
                 ended = TransactionEnded(
-                    producer_id=ProducerId(header.producer_id), committed=marker.type is ControlType.COMMIT
+                    producer_id=ProducerId(header.producer_id),
+                    is_committed=marker.control_type is ControlType.COMMIT,
                 )
-                yield Replayed(ended, Offset(header.base_offset))
+                yield ReplayedEvent(ended, Offset(header.base_offset))
         else:
-            yield from _merge(_decode_record(record, header) for record in decode_records(data, at))
+            yield from _merge_commits(_decode_record(record, header) for record in decode_records(data, at))
 
 
-def _merge(found: Iterator[Replayed | None]) -> Iterator[Replayed]:
+def _merge_commits(found: Iterator[ReplayedEvent | None]) -> Iterator[ReplayedEvent]:
     """Join adjacent commits of one group, so that a request is applied at once, as it was live."""
-    held: Replayed | None = None
+    held: ReplayedEvent | None = None
     for entry in found:
-        joined = None if held is None or entry is None else _joined(held, entry)
+        joined = None if held is None or entry is None else _try_merge(held, entry)
         if joined is not None:
             held = joined
             continue
@@ -234,7 +241,7 @@ def _merge(found: Iterator[Replayed | None]) -> Iterator[Replayed]:
         yield held
 
 
-def _joined(first: Replayed, second: Replayed) -> Replayed | None:
+def _try_merge(first: ReplayedEvent, second: ReplayedEvent) -> ReplayedEvent | None:
     """Return both as one event; None unless they are adjacent commits of one writer to one group.
 
     Compaction leaves gaps between records, and a partition may occur twice: then they stay separate.
@@ -242,46 +249,46 @@ def _joined(first: Replayed, second: Replayed) -> Replayed | None:
     a, b = first.event, second.event
     if not isinstance(a, OffsetsCommitted) or not isinstance(b, OffsetsCommitted):
         return None
-    adjacent = first.at + len(a.offsets) == second.at and not a.offsets.keys() & b.offsets.keys()
+    adjacent = first.offset + len(a.offsets) == second.offset and not a.offsets.keys() & b.offsets.keys()
     if not adjacent or (a.group_id, a.producer_id) != (b.group_id, b.producer_id):
         return None
     merged = OffsetsCommitted(
         group_id=a.group_id, offsets={**a.offsets, **b.offsets}, producer_id=a.producer_id
     )
-    return Replayed(merged, first.at)
+    return ReplayedEvent(merged, first.offset)
 
 
-def _decode_record(record: Record, header: BatchHeader) -> Replayed | None:
+def _decode_record(record: Record, header: BatchHeader) -> ReplayedEvent | None:
     """Return the event of one record; None for a type that is not written here."""
     key = record.key
     if key is None or len(key) < _INT16.size:
         raise DecodeError(f"__consumer_offsets record {record.offset} has no key")
     (key_type,) = _INT16.unpack_from(key)
     at = Offset(record.offset)
-    if key_type in OFFSET_KEY_TYPES:
+    if key_type in OFFSET_KEY_VERSIONS:
         offset_key = decode(OffsetCommitKey, key[_INT16.size :], key_type)
         producer_id = ProducerId(header.producer_id) if header.is_transactional else None
-        return Replayed(_offset_event(offset_key, record.value, producer_id), at)
-    if key_type == GROUP_KEY:
+        return ReplayedEvent(_parse_offset_event(offset_key, record.value, producer_id), at)
+    if key_type == GROUP_KEY_VERSION:
         group_key = decode(GroupMetadataKey, key[_INT16.size :], key_type)
-        return Replayed(_group_event(GroupId(group_key.group), record.value), at)
+        return ReplayedEvent(_parse_group_event(GroupId(group_key.group), record.value), at)
     return None
 
 
-def _version_of(value: bytes) -> int:
+def _parse_version(value: bytes) -> int:
     if len(value) < _INT16.size:
         raise DecodeError(f"a value of {len(value)} bytes has no version")
     (version,) = _INT16.unpack_from(value)
     return int(version)
 
 
-def _offset_event(
+def _parse_offset_event(
     key: OffsetCommitKey, value: bytes | None, producer_id: ProducerId | None
 ) -> OffsetsCommitted | OffsetsDeleted:
     group_id, partition = GroupId(key.group), TopicPartition(key.topic, key.partition)
     if value is None:
         return OffsetsDeleted(group_id=group_id, partitions=(partition,))
-    read, _ = decode_prefix(OffsetCommitValue, value, _version_of(value), _INT16.size)
+    read, _ = decode_prefix(OffsetCommitValue, value, _parse_version(value), _INT16.size)
     offset = CommittedOffset(
         offset=Offset(read.offset),
         leader_epoch=None if read.leader_epoch < 0 else LeaderEpoch(read.leader_epoch),
@@ -293,23 +300,23 @@ def _offset_event(
     return OffsetsCommitted(group_id=group_id, offsets={partition: offset}, producer_id=producer_id)
 
 
-def _group_event(group_id: GroupId, value: bytes | None) -> GroupStored | GroupRemoved:
+def _parse_group_event(group_id: GroupId, value: bytes | None) -> GroupStored | GroupRemoved:
     if value is None:
         return GroupRemoved(group_id=group_id)
-    read, _ = decode_prefix(GroupMetadataValue, value, _version_of(value), _INT16.size)
+    read, _ = decode_prefix(GroupMetadataValue, value, _parse_version(value), _INT16.size)
     timestamp = read.current_state_timestamp
     return GroupStored(
         group_id=group_id,
         generation=Generation(read.generation),
         protocol_type=read.protocol_type or None,
         protocol_name=read.protocol,
-        leader=None if read.leader is None else MemberId(read.leader),
+        leader_id=None if read.leader is None else MemberId(read.leader),
         state_timestamp_ms=None if timestamp < 0 else TimestampMs(timestamp),
-        members=tuple(_stored_member(member) for member in read.members),
+        members=tuple(_parse_member(member) for member in read.members),
     )
 
 
-def _stored_member(read: MemberMetadata) -> StoredMember:
+def _parse_member(read: MemberMetadata) -> StoredMember:
     timeout_ms = read.rebalance_timeout
     return StoredMember(
         member_id=MemberId(read.member_id),

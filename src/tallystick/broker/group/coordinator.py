@@ -7,11 +7,16 @@ import asyncio
 from collections.abc import Callable
 from uuid import uuid4
 
-from tallystick.broker.group.logic import REFUSALS, GroupLogic, pending_of
-from tallystick.broker.group.machine.commands import Answer, Command, CommitTxnOffsets, Settle
-from tallystick.broker.group.machine.model import Group, GroupConfig, Ticket
+from tallystick.broker.group.group_writer import FindRefusal, refuse_nothing
+from tallystick.broker.group.logic import REFUSALS, GroupLogic, make_pending
+from tallystick.broker.group.machine.commands import (
+    AwaitPriorCommands,
+    CommitTxnOffsets,
+    GroupAnswer,
+    GroupCommand,
+)
+from tallystick.broker.group.machine.model import ClassicGroup, GroupConfig, Ticket
 from tallystick.broker.group.ports import OffsetsTopic
-from tallystick.broker.group.writing import Refusal, no_refusal
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -36,7 +41,7 @@ class GroupCoordinator:
         self._logic = GroupLogic(topic, config, clock, new_id, self.tick)
         self._runtime = self._logic.runtime
         self._groups = self._logic.groups
-        self.new_ticket: Callable[[], Ticket] = self._logic.parked.new_ticket
+        self.create_ticket: Callable[[], Ticket] = self._logic.parked_requests.create_ticket
 
     @property
     def config(self) -> GroupConfig:
@@ -52,87 +57,91 @@ class GroupCoordinator:
     def start(self) -> None:
         """Begin to replay the log, and start the timers. A group answers LOADING until it is replayed."""
         self._logic.timeouts.start()
-        load = self._load(len(self._topic.existing()))
-        self._logic.keep(asyncio.get_running_loop().create_task(load))
+        load = self._load(len(self._topic.list_partitions()))
+        self._logic.track_task(asyncio.get_running_loop().create_task(load))
 
-    def release(self) -> None:
+    def begin_shutdown(self) -> None:
         """Answer all parked requests and refuse new commands: the broker is stopping."""
-        self._runtime.release()
-        self._logic.parked.close(REFUSALS.stopped)
+        self._runtime.begin_shutdown()
+        self._logic.parked_requests.close(REFUSALS.stopped)
 
     async def stop(self) -> None:
         """Finish the appends in flight, answer their callers, end the tasks."""
-        self.release()
+        self.begin_shutdown()
         await self._runtime.stop()
         await self._logic.stop()
 
     async def _load(self, count: int) -> None:
         for index in range(count):
-            await self._runtime.partitions.read(index)
+            await self._runtime.reloader.load(index)
 
     # ---- reading
 
-    def partition_of(self, group_id: GroupId) -> int:
+    def partition_for(self, group_id: GroupId) -> int:
         """Return the partition of `__consumer_offsets` that keeps the group."""
-        return self._logic.partition_of(group_id)
+        return self._logic.partition_for(group_id)
 
-    def group(self, group_id: GroupId) -> Group | Reject | None:
+    def get_group(self, group_id: GroupId) -> ClassicGroup | Reject | None:
         """Return the group as of its last durable step, for reading."""
-        return self.unavailable(group_id) or self._groups.get(group_id)
+        return self.find_refusal(group_id) or self._groups.get(group_id)
 
-    def groups(self) -> tuple[Group, ...] | Reject:
+    def list_groups(self) -> tuple[ClassicGroup, ...] | Reject:
         """Return all groups; refuse with LOADING while some are not known yet."""
         if self._runtime.is_stopped:
             return REFUSALS.stopped
-        return REFUSALS.loading if self._runtime.partitions.is_loading else tuple(self._groups.values())
+        return REFUSALS.loading if self._runtime.reloader.is_loading else tuple(self._groups.values())
 
     @property
-    def offline_partitions(self) -> int:
+    def offline_partition_count(self) -> int:
         """Number of `__consumer_offsets` partitions to be read back; their groups are refused until then."""
-        return self._runtime.partitions.lost
+        return self._runtime.reloader.lost_count
 
     @property
-    def reloads(self) -> int:
+    def reload_count(self) -> int:
         """Number of times that such a partition was read back and served again."""
-        return self._runtime.partitions.total
+        return self._runtime.reloader.reload_count
 
-    def unavailable(self, group_id: GroupId) -> Reject | None:
+    def find_refusal(self, group_id: GroupId) -> Reject | None:
         """Return why the group cannot be served now; None: it can."""
-        return self._runtime.refusal(group_id)
+        return self._runtime.find_refusal(group_id)
 
-    async def settled(self, group_id: GroupId) -> Group | Reject | None:
+    async def get_settled_group(self, group_id: GroupId) -> ClassicGroup | Reject | None:
         """Return the group once all earlier commands are applied, for a stable read (KIP-447)."""
-        if group_id in self._runtime.lanes:
-            said = await self._logic.submit(group_id, Settle())
+        if group_id in self._runtime.command_queues:
+            said = await self._logic.submit(group_id, AwaitPriorCommands())
             if isinstance(said, Reject):
                 return said
-        return self.group(group_id)
+        return self.get_group(group_id)
 
-    def pending_producers(self, group_id: GroupId) -> frozenset[ProducerId]:
+    def list_pending_producers(self, group_id: GroupId) -> frozenset[ProducerId]:
         """Return the producers whose open transactions have offsets of the group."""
         group = self._groups.get(group_id)
         return frozenset() if group is None else frozenset(group.pending_offsets)
 
     # ---- commands
 
-    async def prepare(self) -> Reject | None:
+    async def ensure_topic(self) -> Reject | None:
         """Make sure that `__consumer_offsets` exists, so that FindCoordinator may name this broker."""
-        return REFUSALS.stopped if self._runtime.is_stopped else await self._topic.ensure()
+        return REFUSALS.stopped if self._runtime.is_stopped else await self._topic.ensure_exists()
 
-    def forget_topic(self, topic: str) -> None:
+    def delete_topic_offsets(self, topic: str) -> None:
         """Drop a deleted topic's offsets in every group, so that a new topic of the name inherits none."""
-        self._logic.forget_topic(topic)
+        self._logic.delete_topic_offsets(topic)
 
-    async def execute(self, group_id: GroupId, command: Command) -> Answer:
+    async def execute(self, group_id: GroupId, command: GroupCommand) -> GroupAnswer:
         """Run one command. Returns when it is durable and applied, or refused, or overdue.
 
         Cancelling the caller does not undo it.
         """
-        return await self._runtime.submit(group_id, pending_of(command))
+        return await self._runtime.submit(group_id, make_pending(command))
 
     async def commit_transactional(
-        self, group_id: GroupId, command: CommitTxnOffsets, guard: TxnGuard, refused: Refusal = no_refusal
-    ) -> Answer:
+        self,
+        group_id: GroupId,
+        command: CommitTxnOffsets,
+        guard: TxnGuard,
+        refused: FindRefusal = refuse_nothing,
+    ) -> GroupAnswer:
         """Append offsets as part of a transaction; they are pending until `write_marker` ends it.
 
         Order: the transaction includes the group's partition, and `guard` proves that to the log.
@@ -140,7 +149,7 @@ class GroupCoordinator:
         Args:
             refused: called when the command's turn has come; returns why its producer may not write any more.
         """
-        return await self._runtime.submit(group_id, pending_of(command, guard, refused))
+        return await self._runtime.submit(group_id, make_pending(command, guard, refused))
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
         """Append an end marker to a partition, and end the transaction in its groups.
@@ -155,12 +164,12 @@ class GroupCoordinator:
         """
         if self._runtime.is_stopped:
             return REFUSALS.stopped
-        if self._runtime.partitions.is_reading(index):
+        if self._runtime.reloader.is_partition_loading(index):
             return REFUSALS.loading
-        existing = self._topic.existing()
+        existing = self._topic.list_partitions()
         if index >= len(existing):
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no __consumer_offsets-{index}")
-        partition, offline = existing[index], self._runtime.partitions.is_lost(index)
+        partition, offline = existing[index], self._runtime.reloader.is_lost(index)
         try:
             appended = self._logic.writer.append_marker(index, partition, batch, guard)
             if isinstance(appended, Reject):
@@ -172,12 +181,12 @@ class GroupCoordinator:
                 return REFUSALS.lost
             # The groups are off, but the log need not be, and a transaction must be able to end. Reading
             # the log back will apply this marker.
-            durable = partition.durable(result.last_offset)
+            durable = partition.when_durable(result.last_offset)
             if durable is not None:
                 await durable
             return result
         except Exception as exc:
-            self._runtime.lose(index, exc)
+            self._runtime.fail_partition(index, exc)
             return REFUSALS.lost
 
     def tick(self) -> int:
@@ -188,6 +197,6 @@ class GroupCoordinator:
         """
         now_ms = self._runtime.timer.monotonic_ms()
         deadline_ms = self._runtime.answer_overdue(now_ms)
-        self._runtime.partitions.run_due(now_ms)
-        next_ms = self._logic.timeouts.run(now_ms)
+        self._runtime.reloader.run_due(now_ms)
+        next_ms = self._logic.timeouts.run_due(now_ms)
         return next_ms if deadline_ms is None else min(deadline_ms, next_ms)

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from tallystick.broker.group.machine.commands import Answer
+from tallystick.broker.group.machine.commands import GroupAnswer
 from tallystick.broker.group.machine.model import Ticket
 from tallystick.kernel.errors import Reject
 
-AnswerFuture = asyncio.Future[Answer]
+AnswerFuture = asyncio.Future[GroupAnswer]
 
 
 class ParkedRequests:
@@ -14,24 +14,24 @@ class ParkedRequests:
 
     def __init__(self) -> None:
         self._futures: dict[Ticket, AnswerFuture] = {}
-        self._tickets = 0
-        self._closing: Reject | None = None
+        self._last_ticket = 0
+        self._closing_answer: Reject | None = None
 
-    def new_ticket(self) -> Ticket:
+    def create_ticket(self) -> Ticket:
         """Return a ticket for a request that may be parked."""
-        self._tickets += 1
-        return Ticket(self._tickets)
+        self._last_ticket += 1
+        return Ticket(self._last_ticket)
 
     def park(self, ticket: Ticket, future: AnswerFuture) -> None:
         """Keep a request until its ticket is answered."""
         if future.done():
             return
-        if self._closing is not None:
-            future.set_result(self._closing)
+        if self._closing_answer is not None:
+            future.set_result(self._closing_answer)
         else:
             self._futures[ticket] = future
 
-    def answer(self, ticket: Ticket | None, answer: Answer) -> None:
+    def answer(self, ticket: Ticket | None, answer: GroupAnswer) -> None:
         """Answer a request, if it is parked."""
         future = None if ticket is None else self._futures.pop(ticket, None)
         if future is not None and not future.done():
@@ -39,6 +39,6 @@ class ParkedRequests:
 
     def close(self, answer: Reject) -> None:
         """Answer all parked requests, and those parked from now on."""
-        self._closing = answer
+        self._closing_answer = answer
         for ticket in list(self._futures):
             self.answer(ticket, answer)

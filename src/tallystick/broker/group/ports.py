@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from tallystick.broker.coordinator.log_order import Durable
+from tallystick.broker.coordinator.log_order import DurableFuture
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
@@ -17,15 +17,15 @@ class OffsetsPartition(Protocol):
     ) -> AppendResult | Reject:
         """Append one batch.
 
-        After a Reject or LogFull nothing was written; after another exception that is unknown.
+        After a Reject or DiskFull nothing was written; after another exception that is unknown.
         """
         ...
 
-    def durable(self, offset: Offset) -> Durable | None:
+    def when_durable(self, offset: Offset) -> DurableFuture | None:
         """Return a future, done when the record survives a power loss as far as `flush.policy` promises."""
         ...
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         """Yield all that is in the log now, in order, in pieces of whole batches."""
         ...
 
@@ -38,14 +38,14 @@ class OffsetsTopic(Protocol):
         """Partitions of the existing topic, as a group's partition depends on the count; else the setting."""
         ...
 
-    def existing(self) -> Sequence[OffsetsPartition]:
+    def list_partitions(self) -> Sequence[OffsetsPartition]:
         """Return all partitions by index; none when the topic does not exist yet."""
         ...
 
-    async def ensure(self) -> Reject | None:
+    async def ensure_exists(self) -> Reject | None:
         """Create the topic unless it exists."""
         ...
 
-    async def partition(self, index: int) -> OffsetsPartition | Reject:
+    async def ensure_partition(self, index: int) -> OffsetsPartition | Reject:
         """Return one partition; create the topic if it does not exist."""
         ...

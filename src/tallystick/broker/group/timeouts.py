@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tallystick.broker.coordinator.serving_time import ServingTimer
-from tallystick.broker.group.deadlines import Deadlines
-from tallystick.broker.group.machine.commands import Command, ExpireOffsets
-from tallystick.broker.group.machine.events import Event, MemberPending, SessionExtended
-from tallystick.broker.group.machine.expiry import due, next_deadline
-from tallystick.broker.group.machine.model import Group
+from tallystick.broker.coordinator.timer import CoordinatorTimer
+from tallystick.broker.group.deadlines import GroupDeadlines
+from tallystick.broker.group.machine.commands import ExpireOffsets, GroupCommand
+from tallystick.broker.group.machine.events import GroupEvent, MemberIdAssigned, SessionExtended
+from tallystick.broker.group.machine.expiry import find_due_timeouts, find_next_deadline
+from tallystick.broker.group.machine.model import ClassicGroup
 from tallystick.kernel.ids import GroupId
 
 EXPIRED_GROUPS_PER_TICK: Final = 64
@@ -20,9 +20,9 @@ class GroupTimeouts:
 
     def __init__(
         self,
-        groups: Mapping[GroupId, Group],
-        timer: ServingTimer,
-        submit: Callable[[GroupId, Command], object],
+        groups: Mapping[GroupId, ClassicGroup],
+        timer: CoordinatorTimer,
+        submit: Callable[[GroupId, GroupCommand], object],
         is_busy: Callable[[GroupId], bool],
         check_interval_ms: Callable[[], int],
     ) -> None:
@@ -38,65 +38,65 @@ class GroupTimeouts:
         self._submit = submit
         self._is_busy = is_busy
         self._check_interval_ms = check_interval_ms
-        self._deadlines = Deadlines()
-        self._expire_at_ms = 0
-        self._to_expire: deque[GroupId] = deque()
+        self._deadlines = GroupDeadlines()
+        self._next_expiry_ms = 0
+        self._groups_to_expire: deque[GroupId] = deque()
 
     def start(self) -> None:
         """Start the timer of offset expiration."""
-        self._expire_at_ms = self._timer.monotonic_ms() + self._check_interval_ms()
-        self._timer.arm(self._expire_at_ms)
+        self._next_expiry_ms = self._timer.monotonic_ms() + self._check_interval_ms()
+        self._timer.arm(self._next_expiry_ms)
 
-    def forget(self, group_id: GroupId) -> None:
+    def clear_backoff(self, group_id: GroupId) -> None:
         """Drop the backoff of a group."""
-        self._deadlines.forget(group_id)
+        self._deadlines.clear_backoff(group_id)
 
     def schedule(self, group_id: GroupId) -> None:
         """Schedule a look at the group for its next deadline."""
         group = self._groups.get(group_id)
-        deadline = next_deadline(group) if group is not None else None
+        deadline = find_next_deadline(group) if group is not None else None
         if deadline is not None:
-            self._wake(group_id, self._deadlines.after_backoff(group_id, deadline))
+            self._schedule_wake_up(group_id, self._deadlines.apply_backoff(group_id, deadline))
         else:
-            self._deadlines.forget(group_id)
+            self._deadlines.clear_backoff(group_id)
 
-    def plan(self, group_id: GroupId, events: Sequence[Event]) -> None:
+    def schedule_after(self, group_id: GroupId, events: Sequence[GroupEvent]) -> None:
         """Schedule the group after these events. Cost: linear in members, except for frequent events."""
         for event in events:
             match event:
                 case SessionExtended():
                     pass  # the deadline only moves later; the wake-up notices that
-                case MemberPending(deadline_ms=deadline):
-                    self._wake(group_id, deadline)
+                case MemberIdAssigned(deadline_ms=deadline):
+                    self._schedule_wake_up(group_id, deadline)
                 case _:
                     self.schedule(group_id)
                     return
 
-    def _wake(self, group_id: GroupId, at_ms: int) -> None:
-        if self._deadlines.wake(group_id, at_ms):
+    def _schedule_wake_up(self, group_id: GroupId, at_ms: int) -> None:
+        if self._deadlines.schedule(group_id, at_ms):
             self._timer.arm(at_ms)
 
-    def run(self, now_ms: int) -> int:
+    def run_due(self, now_ms: int) -> int:
         """Run everything that is due.
 
         Returns:
             Monotonic milliseconds of the next deadline.
         """
         for group_id in self._deadlines.take_due(now_ms):
-            self._look_at(group_id, now_ms)
+            self._submit_timeouts(group_id, now_ms)
         self._expire_some(now_ms)
-        if self._to_expire:
+        if self._groups_to_expire:
             return now_ms
         next_ms = self._deadlines.next_ms
-        return self._expire_at_ms if next_ms is None else min(next_ms, self._expire_at_ms)
+        return self._next_expiry_ms if next_ms is None else min(next_ms, self._next_expiry_ms)
 
-    def _look_at(self, group_id: GroupId, now_ms: int) -> None:
+    def _submit_timeouts(self, group_id: GroupId, now_ms: int) -> None:
         if self._is_busy(group_id):
             return  # the end of the write schedules the group again, sooner than its timeouts matter
         group = self._groups.get(group_id)
-        timeouts = due(group, now_ms) if group is not None else ()
+        timeouts = find_due_timeouts(group, now_ms) if group is not None else ()
         if timeouts:
-            self._deadlines.tried(group_id, now_ms)
+            self._deadlines.record_attempt(group_id, now_ms)
         for timeout in timeouts:
             self._submit(group_id, timeout)
         if not self._is_busy(group_id):
@@ -104,8 +104,8 @@ class GroupTimeouts:
 
     def _expire_some(self, now_ms: int) -> None:
         """Expire offsets every offsets.retention.check.interval.ms, in a few groups per tick."""
-        if now_ms >= self._expire_at_ms:
-            self._expire_at_ms = now_ms + self._check_interval_ms()
-            self._to_expire = deque(self._groups)
-        for _ in range(min(EXPIRED_GROUPS_PER_TICK, len(self._to_expire))):
-            self._submit(self._to_expire.popleft(), ExpireOffsets())
+        if now_ms >= self._next_expiry_ms:
+            self._next_expiry_ms = now_ms + self._check_interval_ms()
+            self._groups_to_expire = deque(self._groups)
+        for _ in range(min(EXPIRED_GROUPS_PER_TICK, len(self._groups_to_expire))):
+            self._submit(self._groups_to_expire.popleft(), ExpireOffsets())

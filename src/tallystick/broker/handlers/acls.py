@@ -19,18 +19,20 @@ from tallystick.protocol.messages.delete_acls import (
 )
 from tallystick.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 
-WHY: Final = "this broker has no authorizer: every client that can connect may do everything"
+NO_AUTHORIZER_REASON: Final = "this broker has no authorizer: every client that can connect may do everything"
 
 
 def describe(broker: Broker, request: DescribeAclsRequest, context: RequestContext) -> DescribeAclsResponse:
-    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=WHY)
+    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER_REASON)
 
 
 def create(broker: Broker, request: CreateAclsRequest, context: RequestContext) -> CreateAclsResponse:
-    refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=WHY)
+    refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER_REASON)
     return CreateAclsResponse(results=(refused,) * len(request.creations))
 
 
 def delete(broker: Broker, request: DeleteAclsRequest, context: RequestContext) -> DeleteAclsResponse:
-    refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=WHY)
+    refused = DeleteAclsFilterResult(
+        error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER_REASON
+    )
     return DeleteAclsResponse(filter_results=(refused,) * len(request.filters))

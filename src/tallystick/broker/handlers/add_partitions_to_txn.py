@@ -9,19 +9,19 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.listing import SLICE_ENTRIES, Pacer
+from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.txn_wire import (
-    NOT_ALLOWED,
-    code_for,
-    code_of,
+    NOT_AUTHORIZED,
+    downgrade_code,
     execute,
-    identity_of,
-    may_write,
+    get_error_code,
+    make_producer,
+    may_write_as,
 )
-from tallystick.broker.partitions.topics import INTERNAL, TRANSACTION_STATE
-from tallystick.broker.server.acl import CLUSTER, Operation, topic
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC
+from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation, topic_resource
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.txn.machine.commands import AddPartitions, PerPartition, VerifyPartitions
+from tallystick.broker.txn.machine.commands import AddPartitions, VerifyPartitions, VerifyPartitionsResult
 from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
@@ -36,25 +36,25 @@ from tallystick.protocol.messages.add_partitions_to_txn import (
 )
 
 # KIP-890: the first version that brokers send.
-BATCHED_FROM = 4
+BATCHED_SINCE = 4
 
-Codes = Mapping[TopicPartition, int]
+PartitionErrors = Mapping[TopicPartition, int]
 
 
 async def handle(
     broker: Broker, request: AddPartitionsToTxnRequest, context: RequestContext
 ) -> AddPartitionsToTxnResponse:
-    if context.api_version < BATCHED_FROM:
-        codes = await _add(broker, _only(request), context)
-        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _results(codes))
-    if not broker.authorizer.allows(context, Operation.CLUSTER_ACTION, CLUSTER):
+    if context.api_version < BATCHED_SINCE:
+        codes = await _add_partitions(broker, _convert_single(request), context)
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _build_results(codes))
+    if not broker.authorizer.allows(context, Operation.CLUSTER_ACTION, CLUSTER_RESOURCE):
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     results: list[AddPartitionsToTxnResult] = []
     for first in range(0, len(request.transactions), SLICE_ENTRIES):
         some = request.transactions[first : first + SLICE_ENTRIES]
-        answered = await asyncio.gather(*(_add(broker, each, context) for each in some))
+        answered = await asyncio.gather(*(_add_partitions(broker, each, context) for each in some))
         for each, codes in zip(some, answered, strict=True):
-            topics = await _results(codes)
+            topics = await _build_results(codes)
             results.append(
                 AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
             )
@@ -62,7 +62,7 @@ async def handle(
     return AddPartitionsToTxnResponse(results_by_transaction=tuple(results))
 
 
-def _only(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
+def _convert_single(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
     """Convert the single transaction of the older versions to the form of the newer ones."""
     return AddPartitionsToTxnTransaction(
         transactional_id=request.v3_and_below_transactional_id,
@@ -72,28 +72,30 @@ def _only(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
     )
 
 
-async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: RequestContext) -> Codes:
+async def _add_partitions(
+    broker: Broker, asked: AddPartitionsToTxnTransaction, context: RequestContext
+) -> PartitionErrors:
     """Add or verify the partitions of one transaction, and return a code for each."""
-    pacer = Pacer()
-    partitions = await _partitions(asked.topics, pacer)
-    from_client = context.api_version < BATCHED_FROM
-    if from_client and not may_write(broker, context, asked.transactional_id):
-        return dict.fromkeys(partitions, NOT_ALLOWED.code)
+    pacer = LoopYielder()
+    partitions = await _list_distinct_partitions(asked.topics, pacer)
+    from_client = context.api_version < BATCHED_SINCE
+    if from_client and not may_write_as(broker, context, asked.transactional_id):
+        return dict.fromkeys(partitions, NOT_AUTHORIZED.code)
     wrong: dict[TopicPartition, ErrorCode] = {}
     for partition in partitions:
-        await pacer.step()
-        if code := _refused(broker, partition, context, from_client=from_client):
+        await pacer.count_entry()
+        if code := _check_partition(broker, partition, context, from_client=from_client):
             wrong[partition] = code
     if not wrong:
         # A topic may have been deleted while the loop above yielded.
         wrong = {
             partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             for partition in partitions
-            if broker.topics.partition(partition.topic, partition.partition) is None
+            if broker.topics.find_partition(partition.topic, partition.partition) is None
         }
     if wrong or not partitions:
         return {name: wrong.get(name, ErrorCode.OPERATION_NOT_ATTEMPTED) for name in partitions}
-    identity = identity_of(asked.producer_id, asked.producer_epoch)
+    identity = make_producer(asked.producer_id, asked.producer_epoch)
     named = frozenset(partitions)
     command = (
         VerifyPartitions(identity=identity, partitions=named)
@@ -105,42 +107,45 @@ async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: Re
         )
     )
     answer = await execute(broker, asked.transactional_id, command)
-    if isinstance(answer, PerPartition):
-        return {name: code_for(context, answer.refused.get(name, ErrorCode.NONE)) for name in partitions}
-    return dict.fromkeys(partitions, code_of(context, answer))
+    if isinstance(answer, VerifyPartitionsResult):
+        return {name: downgrade_code(context, answer.errors.get(name, ErrorCode.NONE)) for name in partitions}
+    return dict.fromkeys(partitions, get_error_code(context, answer))
 
 
-async def _partitions(topics: Iterable[AddPartitionsToTxnTopic], pacer: Pacer) -> list[TopicPartition]:
+async def _list_distinct_partitions(
+    topics: Iterable[AddPartitionsToTxnTopic], pacer: LoopYielder
+) -> list[TopicPartition]:
     """List each partition once, in the order of the request."""
     named: dict[TopicPartition, None] = {}
     for each in topics:
-        await pacer.step()
+        await pacer.count_entry()
         for index in each.partitions:
             named[TopicPartition(each.name, index)] = None
-            await pacer.step()
+            await pacer.count_entry()
     return list(named)
 
 
-def _refused(
+def _check_partition(
     broker: Broker, partition: TopicPartition, context: RequestContext, *, from_client: bool
 ) -> ErrorCode:
     """Check one partition: only brokers may add internal topics, a client's offsets go through the group."""
     name = partition.topic
     if from_client and (
-        name in INTERNAL or not broker.authorizer.allows(context, Operation.WRITE, topic(name))
+        name in INTERNAL_TOPICS
+        or not broker.authorizer.allows(context, Operation.WRITE, topic_resource(name))
     ):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    if name == TRANSACTION_STATE:
+    if name == TRANSACTION_STATE_TOPIC:
         return ErrorCode.INVALID_TOPIC_EXCEPTION  # WriteTxnMarkers would refuse it when the transaction ends
-    known = broker.topics.partition(name, partition.partition) is not None
+    known = broker.topics.find_partition(name, partition.partition) is not None
     return ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-async def _results(codes: Codes) -> tuple[AddPartitionsToTxnTopicResult, ...]:
-    pacer = Pacer()
+async def _build_results(codes: PartitionErrors) -> tuple[AddPartitionsToTxnTopicResult, ...]:
+    pacer = LoopYielder()
     by_topic: dict[str, list[AddPartitionsToTxnPartitionResult]] = {}
     for name, code in codes.items():
-        await pacer.step()
+        await pacer.count_entry()
         result = AddPartitionsToTxnPartitionResult(partition_index=name.partition, partition_error_code=code)
         by_topic.setdefault(name.topic, []).append(result)
     return tuple(

@@ -4,8 +4,8 @@ Tools that balance a cluster send the whole assignment, most of it unchanged; an
 """
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.handlers.deduplicate import group_distinct
+from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -20,20 +20,22 @@ from tallystick.protocol.messages.alter_partition_reassignments import (
 
 async def handle(
     broker: Broker, request: AlterPartitionReassignmentsRequest, context: RequestContext
-) -> ListedByTopic:
-    return ListedByTopic(
+) -> SlicedTopicResponse:
+    return SlicedTopicResponse(
         lambda responses: AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change, responses=responses
         ),
         lambda name, partitions: ReassignableTopicResponse(name=name, partitions=partitions),
-        await merged(((each.name, each.partitions) for each in request.topics), lambda p: p.partition_index),
+        await group_distinct(
+            ((each.name, each.partitions) for each in request.topics), lambda p: p.partition_index
+        ),
         lambda name, wanted: _reassign(broker, name, wanted),
     )
 
 
 def _reassign(broker: Broker, topic: str, wanted: ReassignablePartition) -> ReassignablePartitionResponse:
     index = wanted.partition_index
-    if broker.topics.partition(topic, index) is None:
+    if broker.topics.find_partition(topic, index) is None:
         refused: Reject | None = Reject(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}"
         )

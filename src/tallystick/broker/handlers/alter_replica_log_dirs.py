@@ -4,7 +4,7 @@ from collections.abc import ItemsView
 from pathlib import Path
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.listing import ListedByTopic, Pacer
+from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.alter_replica_log_dirs import (
@@ -17,23 +17,23 @@ from tallystick.protocol.messages.alter_replica_log_dirs import (
 
 async def handle(
     broker: Broker, request: AlterReplicaLogDirsRequest, context: RequestContext
-) -> ListedByTopic:
+) -> SlicedTopicResponse:
     # The path as DescribeLogDirs reports it, or the absolute path.
     here = {broker.data_dir, broker.data_dir.absolute()}
     codes: dict[str, dict[int, ErrorCode]] = {}
     answers: dict[str, ItemsView[int, ErrorCode]] = {}
-    pacer = Pacer()
+    pacer = LoopYielder()
     for directory in request.dirs:
-        await pacer.step()
+        await pacer.count_entry()
         known = Path(directory.path) in here
         for topic in directory.topics:
-            await pacer.step()
+            await pacer.count_entry()
             of_topic = codes.setdefault(topic.name, {})
             answers[topic.name] = of_topic.items()
             for index in topic.partitions:
-                await pacer.step()
-                of_topic[index] = _code(broker, topic.name, index, known)
-    return ListedByTopic(
+                await pacer.count_entry()
+                of_topic[index] = _check_partition(broker, topic.name, index, known)
+    return SlicedTopicResponse(
         lambda results: AlterReplicaLogDirsResponse(results=results),
         lambda name, partitions: AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions),
         answers,
@@ -41,13 +41,13 @@ async def handle(
     )
 
 
-def _code(broker: Broker, topic: str, index: int, known_directory: bool) -> ErrorCode:
+def _check_partition(broker: Broker, topic: str, index: int, known_directory: bool) -> ErrorCode:
     """Check the directory first, then the partition, as Kafka does.
 
     Source: KIP-113; ReplicaManager.alterReplicaLogDirs.
     """
     if not known_directory:
         return ErrorCode.LOG_DIR_NOT_FOUND
-    if broker.topics.partition(topic, index) is None:
+    if broker.topics.find_partition(topic, index) is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     return ErrorCode.NONE

@@ -6,7 +6,7 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.dispatch import Handler
-from tallystick.broker.metadata.features import SUPPORTED
+from tallystick.broker.metadata.features import SUPPORTED_FEATURES
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey, ApiSpec
@@ -22,10 +22,10 @@ from tallystick.protocol.messages.api_versions import (
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
-def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
+def make_handler(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
     """Return the handler that advertises `specs`."""
     served = tuple(
-        ApiVersion(api_key=spec.key, min_version=_advertised_min(spec), max_version=spec.max_version)
+        ApiVersion(api_key=spec.key, min_version=_find_advertised_min(spec), max_version=spec.max_version)
         for spec in sorted(specs, key=lambda spec: spec.key)
     )
 
@@ -35,7 +35,7 @@ def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         return ApiVersionsResponse(
             api_keys=served,
-            supported_features=_supported(context.api_version),
+            supported_features=_list_supported_features(context.api_version),
             finalized_features_epoch=broker.features.epoch,
             finalized_features=tuple(
                 # A feature at level 0 is not finalized.
@@ -48,19 +48,19 @@ def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
     return handle
 
 
-def _supported(api_version: int) -> tuple[SupportedFeatureKey, ...]:
+def _list_supported_features(api_version: int) -> tuple[SupportedFeatureKey, ...]:
     """List the supported features; without those that start at level 0 before version 4 (KIP-1022).
 
     Older clients cannot read a range from 0 on.
     """
     return tuple(
         SupportedFeatureKey(name=name, min_version=levels.lowest, max_version=levels.highest)
-        for name, levels in SUPPORTED.items()
+        for name, levels in SUPPORTED_FEATURES.items()
         if levels.lowest > 0 or api_version >= 4
     )
 
 
-def _advertised_min(spec: ApiSpec) -> int:
+def _find_advertised_min(spec: ApiSpec) -> int:
     # KAFKA-18659: librdkafka before 2.11 concludes from a Produce range above 0 that the broker lacks message
     # format 2. As in Kafka, versions 0 to 2 are advertised, and refused.
     return 0 if spec.key is ApiKey.PRODUCE else spec.min_version

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self, TypeVar
 from uuid import UUID
 
-from tallystick.broker.group.machine.commands import Answer, OffsetToCommit, PerPartition
-from tallystick.broker.handlers.group_wire import code_of, find_topic
-from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.group.machine.commands import GroupAnswer, OffsetPartitionErrors, OffsetToCommit
+from tallystick.broker.handlers.group_wire import find_topic, get_error_code
+from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.partitions.topics import Topics
 from tallystick.kernel.codes import ErrorCode
@@ -24,26 +24,26 @@ from tallystick.protocol.messages.txn_offset_commit import (
 
 A = TypeVar("A")
 
-# Above the number of rows in a request of `dispatch.QUICK_BYTES`, up to which an OffsetCommit is pipelined:
-# a partition takes at least 14 bytes, a topic 6.
-ROWS_AT_ONCE: Final = 64 * KIB // 6
+# Above the number of rows in a request of `dispatch.INLINE_DECODE_BYTES_MAX`, up to which an OffsetCommit is
+# pipelined: a partition takes at least 14 bytes, a topic 6.
+ROWS_BEFORE_YIELD: Final = 64 * KIB // 6
 
 # Position of a partition in the request, since topics may be repeated, or named by unknown ids.
-Place = tuple[int, int]
+RowIndex = tuple[int, int]
 RequestTopic = OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic
 RequestPartition = OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition
 
 
 @frozen
-class Commit:
+class OffsetCommitPlan:
     """Rows of a request: those refused already, and the offsets to commit."""
 
-    refused: Mapping[Place, int]
-    partitions: Mapping[Place, TopicPartition]
+    refused_codes: Mapping[RowIndex, int]
+    partitions: Mapping[RowIndex, TopicPartition]
     offsets: Mapping[TopicPartition, OffsetToCommit]
 
     @classmethod
-    async def of(
+    async def build(
         cls,
         topics: Topics,
         rows: Sequence[RequestTopic],
@@ -56,16 +56,16 @@ class Commit:
         Yields to the event loop only in requests too large to be pipelined: a pipelined one reaches the log
         before the requests sent after it.
         """
-        refused: dict[Place, int] = {}
-        partitions: dict[Place, TopicPartition] = {}
+        refused: dict[RowIndex, int] = {}
+        partitions: dict[RowIndex, TopicPartition] = {}
         offsets: dict[TopicPartition, OffsetToCommit] = {}
-        pacer = Pacer(ROWS_AT_ONCE)
+        pacer = LoopYielder(ROWS_BEFORE_YIELD)
         for row, wanted in enumerate(rows):
-            await pacer.step()
+            await pacer.count_entry()
             found = _find_topic(topics, wanted.name, wanted.topic_id, by_id, may_read)
             asked_for: Sequence[RequestPartition] = wanted.partitions
             for column, asked in enumerate(asked_for):
-                await pacer.step()
+                await pacer.count_entry()
                 if isinstance(found, ErrorCode):
                     refused[row, column] = found
                 elif not 0 <= asked.partition_index < found.partitions:
@@ -73,16 +73,16 @@ class Commit:
                 else:
                     partition = TopicPartition(found.name, asked.partition_index)
                     partitions[row, column] = partition
-                    offsets[partition] = _offset_of(asked, found.topic_id)
+                    offsets[partition] = _parse_offset(asked, found.topic_id)
         # A topic may have been deleted, and its group's offsets with it, while the loop above yielded.
-        gone = {at for at, offset in offsets.items() if not _is_there(topics, offset)}
+        gone = {at for at, offset in offsets.items() if not _has_topic(topics, offset)}
         for place in [place for place, at in partitions.items() if at in gone]:
             refused[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             offsets.pop(partitions.pop(place), None)
         return cls(refused, partitions, offsets)
 
-    async def answers(
-        self, rows: Sequence[RequestTopic], answer: Answer | None, make: Callable[[int, int], A]
+    async def build_responses(
+        self, rows: Sequence[RequestTopic], answer: GroupAnswer | None, make: Callable[[int, int], A]
     ) -> list[tuple[A, ...]]:
         """Build the answers of the partitions of each row, yielding to the event loop in between.
 
@@ -90,25 +90,25 @@ class Commit:
             answer: to the command; None when there was nothing to commit.
             make: builds the answer of a partition from its index and its code.
         """
-        pacer = Pacer()
-        refused = answer.refused if isinstance(answer, PerPartition) else {}
-        whole = code_of(answer)
+        pacer = LoopYielder()
+        refused = answer.errors if isinstance(answer, OffsetPartitionErrors) else {}
+        whole = get_error_code(answer)
         answers = []
         for row, topic in enumerate(rows):
-            await pacer.step()
+            await pacer.count_entry()
             made = []
             asked_for: Sequence[RequestPartition] = topic.partitions
             for column, asked in enumerate(asked_for):
-                await pacer.step()
+                await pacer.count_entry()
                 partition = self.partitions.get((row, column))
-                code = self.refused[row, column] if partition is None else refused.get(partition, whole)
+                code = self.refused_codes[row, column] if partition is None else refused.get(partition, whole)
                 made.append(make(asked.partition_index, code))
             answers.append(tuple(made))
         return answers
 
 
-def _is_there(topics: Topics, offset: OffsetToCommit) -> bool:
-    return offset.topic_id is not None and topics.find_id(offset.topic_id) is not None
+def _has_topic(topics: Topics, offset: OffsetToCommit) -> bool:
+    return offset.topic_id is not None and topics.find_by_id(offset.topic_id) is not None
 
 
 def _find_topic(
@@ -122,7 +122,7 @@ def _find_topic(
     return found
 
 
-def _offset_of(asked: RequestPartition, topic_id: UUID) -> OffsetToCommit:
+def _parse_offset(asked: RequestPartition, topic_id: UUID) -> OffsetToCommit:
     epoch = asked.committed_leader_epoch
     return OffsetToCommit(
         offset=Offset(asked.committed_offset),

@@ -11,17 +11,17 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
-from tallystick.broker.config.kafka_names import is_kafkas
-from tallystick.broker.config.topic_config import ONLY_DEFAULTS
-from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.config.kafka_names import is_kafka_name
+from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
+from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.metadata.store import Topic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.settings import BadConfig, Setting, unknown
+from tallystick.kernel.settings import BadConfig, Setting, describe_unknown
 from tallystick.kernel.value import frozen
 
 
-class ResourceType(IntEnum):
+class ConfigResourceType(IntEnum):
     """Kind of resource that has settings, with the wire's numbers."""
 
     TOPIC = 2
@@ -31,7 +31,7 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
-class Source(IntEnum):
+class ConfigSource(IntEnum):
     """Origin of a value, with the wire's numbers."""
 
     TOPIC = 1
@@ -41,7 +41,7 @@ class Source(IntEnum):
     DEFAULT = 5
 
 
-class Operation(IntEnum):
+class AlterConfigOp(IntEnum):
     """Operation of IncrementalAlterConfigs on one setting."""
 
     SET = 0
@@ -51,33 +51,33 @@ class Operation(IntEnum):
 
 
 @frozen
-class Origin:
+class ConfigSynonym:
     """One origin of a setting, with its name and value there."""
 
     name: str
     value: str | None
-    source: Source
+    source: ConfigSource
 
 
 @frozen
-class Shown:
+class DescribedSetting:
     """A setting with all its origins, in order of precedence."""
 
     setting: Setting
-    origins: tuple[Origin, ...]
-    read_only: bool
+    synonyms: tuple[ConfigSynonym, ...]
+    is_read_only: bool
 
     @property
     def value(self) -> str | None:
-        return self.origins[0].value
+        return self.synonyms[0].value
 
     @property
-    def source(self) -> Source:
-        return self.origins[0].source
+    def source(self) -> ConfigSource:
+        return self.synonyms[0].source
 
 
 @frozen
-class Change:
+class ConfigChange:
     """One requested change of a setting."""
 
     name: str
@@ -86,75 +86,79 @@ class Change:
 
 
 @frozen
-class Alteration:
+class ConfigAlteration:
     """Changes requested for one resource."""
 
-    kind: int
+    resource_type: int
     name: str
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
 
 
 # Kafka's group settings are for the groups of KIP-848, KIP-932 and KIP-1071, which this broker does not have.
 GROUP_SETTINGS: Final[Mapping[str, Setting]] = {}
 # Limit of problems reported for one resource; suggesting a similar name takes a millisecond each.
-PROBLEMS_TOLD_MAX: Final = 10
-ASKED_TWICE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
+PROBLEMS_REPORTED_MAX: Final = 10
+REPEATED_RESOURCE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
 
 
-def topic_settings(broker: Broker, topic: Topic) -> Iterator[Shown]:
+def describe_topic_settings(broker: Broker, topic: Topic) -> Iterator[DescribedSetting]:
     """Yield every setting of a topic."""
     for made in TOPIC_SETTINGS.values():
         own = topic.configs.get(made.name)
-        nearest = () if own is None else (Origin(made.name, own, Source.TOPIC),)
-        yield Shown(made, (*nearest, *_fallbacks(broker, made)), read_only=False)
+        nearest = () if own is None else (ConfigSynonym(made.name, own, ConfigSource.TOPIC),)
+        yield DescribedSetting(made, (*nearest, *_iter_fallbacks(broker, made)), is_read_only=False)
 
 
-def new_topic_settings(broker: Broker, configs: Mapping[str, str]) -> Iterator[Shown]:
+def describe_new_topic_settings(broker: Broker, configs: Mapping[str, str]) -> Iterator[DescribedSetting]:
     """Yield every setting of a topic created with `configs`."""
     for made in TOPIC_SETTINGS.values():
         own = configs.get(made.name)
-        nearest = () if own is None else (Origin(made.name, own, Source.TOPIC),)
-        yield Shown(made, (*nearest, *_fallbacks(broker, made)), read_only=False)
+        nearest = () if own is None else (ConfigSynonym(made.name, own, ConfigSource.TOPIC),)
+        yield DescribedSetting(made, (*nearest, *_iter_fallbacks(broker, made)), is_read_only=False)
 
 
-def broker_settings(broker: Broker) -> Iterator[Shown]:
+def describe_broker_settings(broker: Broker) -> Iterator[DescribedSetting]:
     """Yield every setting of the broker."""
     for made in BROKER_SETTINGS.values():
-        yield Shown(made, tuple(_broker_origins(broker, made)), read_only=not made.dynamic)
+        yield DescribedSetting(
+            made, tuple(_iter_broker_synonyms(broker, made)), is_read_only=not made.dynamic
+        )
 
 
-def default_broker_settings(broker: Broker) -> Iterator[Shown]:
+def describe_default_settings(broker: Broker) -> Iterator[DescribedSetting]:
     """Yield the dynamic settings of all brokers; Kafka returns no more for the empty broker name."""
     for name, value in broker.dynamic_configs.get("", {}).items():
-        yield Shown(BROKER_SETTINGS[name], (Origin(name, value, Source.ALL_BROKERS),), read_only=False)
+        yield DescribedSetting(
+            BROKER_SETTINGS[name], (ConfigSynonym(name, value, ConfigSource.ALL_BROKERS),), is_read_only=False
+        )
 
 
-def _broker_origins(broker: Broker, made: Setting) -> Iterator[Origin]:
+def _iter_broker_synonyms(broker: Broker, made: Setting) -> Iterator[ConfigSynonym]:
     dynamic = broker.dynamic_configs
     layers = (
-        (Source.BROKER, dynamic.get(str(broker.config.node_id), {})),
-        (Source.ALL_BROKERS, dynamic.get("", {})),
-        (Source.STATIC, broker.static_config.given),
+        (ConfigSource.BROKER, dynamic.get(str(broker.config.node_id), {})),
+        (ConfigSource.ALL_BROKERS, dynamic.get("", {})),
+        (ConfigSource.STATIC, broker.static_config.given),
     )
     for source, layer in layers:
         if made.name in layer:
-            yield Origin(made.name, layer[made.name], source)
-    yield Origin(made.name, made.format(made.default), Source.DEFAULT)
+            yield ConfigSynonym(made.name, layer[made.name], source)
+    yield ConfigSynonym(made.name, made.format(made.default), ConfigSource.DEFAULT)
 
 
-def _fallbacks(broker: Broker, made: Setting) -> Iterator[Origin]:
+def _iter_fallbacks(broker: Broker, made: Setting) -> Iterator[ConfigSynonym]:
     """Yield a topic setting's synonyms, in the topic's own unit, and last the default."""
     for synonym in made.synonyms:
-        for origin in _broker_origins(broker, BROKER_SETTINGS[synonym.name]):
-            if origin.source is not Source.DEFAULT and origin.value:
-                value = BrokerConfig.scaled(origin.value, synonym.scale)
-                yield Origin(synonym.name, value, origin.source)
+        for origin in _iter_broker_synonyms(broker, BROKER_SETTINGS[synonym.name]):
+            if origin.source is not ConfigSource.DEFAULT and origin.value:
+                value = BrokerConfig.scale_text(origin.value, synonym.scale)
+                yield ConfigSynonym(synonym.name, value, origin.source)
     last = made.synonyms[-1].name if made.synonyms else made.name
-    yield Origin(last, made.format(made.default), Source.DEFAULT)
+    yield ConfigSynonym(last, made.format(made.default), ConfigSource.DEFAULT)
 
 
 def apply_changes(
-    current: Mapping[str, str], changes: Iterable[Change], settings: Mapping[str, Setting]
+    current: Mapping[str, str], changes: Iterable[ConfigChange], settings: Mapping[str, Setting]
 ) -> dict[str, str]:
     """Return `current` after the changes of IncrementalAlterConfigs.
 
@@ -164,18 +168,18 @@ def apply_changes(
     """
     changed, problems = dict(current), list[str]()
     for change in changes:
-        if len(problems) == PROBLEMS_TOLD_MAX:
+        if len(problems) == PROBLEMS_REPORTED_MAX:
             problems.append("and perhaps more")
             break
         made = settings.get(change.name)
-        if made is None and change.operation == Operation.DELETE:
+        if made is None and change.operation == AlterConfigOp.DELETE:
             changed.pop(change.name, None)  # as in Kafka: deleting an unknown setting succeeds
-        elif made is None and settings is TOPIC_SETTINGS and change.name in ONLY_DEFAULTS:
+        elif made is None and settings is TOPIC_SETTINGS and change.name in DEFAULT_ONLY_SETTINGS:
             changed[change.name] = change.value or ""  # validated with the topic's other settings
-        elif made is None and settings is BROKER_SETTINGS and is_kafkas(change.name):
+        elif made is None and settings is BROKER_SETTINGS and is_kafka_name(change.name):
             problems.append(f"{change.name}: has no effect in this broker and cannot be changed")
         elif made is None:
-            problems.append(unknown(change.name, settings))
+            problems.append(describe_unknown(change.name, settings))
         else:
             why = _apply_change(changed, made, change)
             if why is not None:
@@ -185,23 +189,23 @@ def apply_changes(
     return changed
 
 
-def _apply_change(changed: dict[str, str], made: Setting, change: Change) -> str | None:
+def _apply_change(changed: dict[str, str], made: Setting, change: ConfigChange) -> str | None:
     name, value = made.name, change.value
-    if change.operation == Operation.DELETE:
+    if change.operation == AlterConfigOp.DELETE:
         changed.pop(name, None)
         return None
     if value is None:
         return "there is no value"
-    if change.operation == Operation.SET:
+    if change.operation == AlterConfigOp.SET:
         changed[name] = value.strip()
         return None
-    if change.operation not in (Operation.APPEND, Operation.SUBTRACT):
+    if change.operation not in (AlterConfigOp.APPEND, AlterConfigOp.SUBTRACT):
         return f"operation {change.operation} is unknown"
     if not isinstance(made.default, tuple):
-        return f"{Operation(change.operation).name} is for lists, this is {made.allowed()}"
+        return f"{AlterConfigOp(change.operation).name} is for lists, this is {made.describe_allowed()}"
     listed = [part for part in changed.get(name, made.format(made.default) or "").split(",") if part]
     parts = [part.strip() for part in value.split(",") if part.strip()]
-    if change.operation == Operation.APPEND:
+    if change.operation == AlterConfigOp.APPEND:
         listed += [part for part in parts if part not in listed]
     else:
         listed = [part for part in listed if part not in parts]
@@ -209,50 +213,54 @@ def _apply_change(changed: dict[str, str], made: Setting, change: Change) -> str
     return None
 
 
-async def alterations(rows: Iterable[tuple[int, str, Iterable[Change]]]) -> list[Alteration]:
+async def collect_alterations(
+    rows: Iterable[tuple[int, str, Iterable[ConfigChange]]],
+) -> list[ConfigAlteration]:
     """Collect the alterations from rows of type, name and changes, yielding to the event loop in between."""
-    pacer, asked = Pacer(), list[Alteration]()
+    pacer, asked = LoopYielder(), list[ConfigAlteration]()
     for kind, name, changes in rows:
-        await pacer.step()
+        await pacer.count_entry()
         listed = []
         for change in changes:
             listed.append(change)
-            await pacer.step()
-        asked.append(Alteration(kind, name, tuple(listed)))
+            await pacer.count_entry()
+        asked.append(ConfigAlteration(kind, name, tuple(listed)))
     return asked
 
 
-async def alter(
-    broker: Broker, asked: Sequence[Alteration], *, replace: bool, validate_only: bool
+async def alter_configs(
+    broker: Broker, asked: Sequence[ConfigAlteration], *, replace: bool, validate_only: bool
 ) -> list[Reject | None]:
     """Change the settings of each resource; `replace` resets the settings that are not named (AlterConfigs).
 
     Returns: for each resource the reason of the refusal, or None if it succeeded.
     """
-    times = Counter((each.kind, each.name) for each in asked)
-    pacer, outcomes = Pacer(), list[Reject | None]()
+    times = Counter((each.resource_type, each.name) for each in asked)
+    pacer, outcomes = LoopYielder(), list[Reject | None]()
     for each in asked:
-        await pacer.step()
+        await pacer.count_entry()
         outcomes.append(
-            ASKED_TWICE
-            if times[each.kind, each.name] > 1
-            else await _alter(broker, each, replace=replace, validate_only=validate_only)
+            REPEATED_RESOURCE
+            if times[each.resource_type, each.name] > 1
+            else await _alter_resource(broker, each, replace=replace, validate_only=validate_only)
         )
     return outcomes
 
 
-async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_only: bool) -> Reject | None:
-    kind, name, changes = asked.kind, asked.name, asked.changes
-    malformed = _malformed(kind, name, changes)
+async def _alter_resource(
+    broker: Broker, asked: ConfigAlteration, *, replace: bool, validate_only: bool
+) -> Reject | None:
+    kind, name, changes = asked.resource_type, asked.name, asked.changes
+    malformed = _find_malformed(kind, name, changes)
     if malformed is not None:
         return Reject(ErrorCode.INVALID_REQUEST, malformed)
     try:
         match kind:
-            case ResourceType.TOPIC:
+            case ConfigResourceType.TOPIC:
                 return await _alter_topic(broker, name, changes, replace, validate_only)
-            case ResourceType.BROKER:
+            case ConfigResourceType.BROKER:
                 return await _alter_broker(broker, name, changes, replace, validate_only)
-            case ResourceType.GROUP:
+            case ConfigResourceType.GROUP:
                 # Groups of the classic protocol have no settings, so only a reset succeeds.
                 apply_changes({}, changes, GROUP_SETTINGS)
                 return None
@@ -262,28 +270,28 @@ async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_o
                 )
     except BadConfig as exc:
         # In Kafka the controller validates settings of topics and groups, a broker its own; the codes differ.
-        code = ErrorCode.INVALID_REQUEST if kind == ResourceType.BROKER else ErrorCode.INVALID_CONFIG
+        code = ErrorCode.INVALID_REQUEST if kind == ConfigResourceType.BROKER else ErrorCode.INVALID_CONFIG
         return Reject(code, str(exc))
 
 
-def _malformed(kind: int, name: str, changes: Sequence[Change]) -> str | None:
+def _find_malformed(kind: int, name: str, changes: Sequence[ConfigChange]) -> str | None:
     """Return the error in the form of a request, or None.
 
     Source: ConfigAdminManager.preprocess; ControllerApis.
     """
     times = Counter(change.name for change in changes)
-    if kind == ResourceType.TOPIC and not name:
+    if kind == ConfigResourceType.TOPIC and not name:
         return "settings of all topics are the broker's"
-    if kind == ResourceType.GROUP and not name:
+    if kind == ConfigResourceType.GROUP and not name:
         return "there are no settings for all groups; name a group"
     if len(times) < len(changes):
         return f"settings are given twice: {', '.join(sorted(n for n, count in times.items() if count > 1))}"
-    empty = [c.name for c in changes if c.value is None and c.operation != Operation.DELETE]
+    empty = [c.name for c in changes if c.value is None and c.operation != AlterConfigOp.DELETE]
     return f"there is no value for {', '.join(empty)}" if empty else None
 
 
 async def _alter_topic(
-    broker: Broker, name: str, changes: Sequence[Change], replace: bool, validate_only: bool
+    broker: Broker, name: str, changes: Sequence[ConfigChange], replace: bool, validate_only: bool
 ) -> Reject | None:
     topic = broker.topics.find(name)
     if topic is None:
@@ -294,11 +302,11 @@ async def _alter_topic(
 
     if validate_only:
         return broker.topics.check_configs(name, change(topic.configs))
-    return await broker.topics.alter(name, change)
+    return await broker.topics.alter_configs(name, change)
 
 
 async def _alter_broker(
-    broker: Broker, name: str, changes: Sequence[Change], replace: bool, validate_only: bool
+    broker: Broker, name: str, changes: Sequence[ConfigChange], replace: bool, validate_only: bool
 ) -> Reject | None:
     if name not in ("", str(broker.config.node_id)):
         return Reject(ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}")
@@ -311,7 +319,7 @@ async def _alter_broker(
         return configs
 
     if validate_only:
-        broker.check_dynamic(name, change(broker.dynamic_configs.get(name, {})))
+        broker.check_dynamic_configs(name, change(broker.dynamic_configs.get(name, {})))
     else:
-        await broker.alter(name, change)
+        await broker.alter_dynamic_configs(name, change)
     return None

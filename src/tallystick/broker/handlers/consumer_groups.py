@@ -10,8 +10,8 @@ Source: KIP-848; KafkaApis.handleConsumerGroupHeartbeat and handleConsumerGroupD
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.consumer_group_describe import (
@@ -24,7 +24,7 @@ from tallystick.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
 )
 
-WHY: Final = (
+UNSUPPORTED_REASON: Final = (
     "this broker does not have the consumer group protocol; set group.protocol=classic on the consumer"
 )
 
@@ -33,17 +33,22 @@ def heartbeat(
     broker: Broker, request: ConsumerGroupHeartbeatRequest, context: RequestContext
 ) -> ConsumerGroupHeartbeatResponse:
     return ConsumerGroupHeartbeatResponse(
-        error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=WHY, member_epoch=0, heartbeat_interval_ms=0
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        error_message=UNSUPPORTED_REASON,
+        member_epoch=0,
+        heartbeat_interval_ms=0,
     )
 
 
-def describe(broker: Broker, request: ConsumerGroupDescribeRequest, context: RequestContext) -> Listed:
-    return Listed(
+def describe(
+    broker: Broker, request: ConsumerGroupDescribeRequest, context: RequestContext
+) -> SlicedListResponse:
+    return SlicedListResponse(
         lambda groups: ConsumerGroupDescribeResponse(groups=groups),
-        distinct(request.group_ids),
+        deduplicate(request.group_ids),
         lambda group_id: DescribedGroup(
             error_code=ErrorCode.UNSUPPORTED_VERSION,
-            error_message=WHY,
+            error_message=UNSUPPORTED_REASON,
             group_id=group_id,
             group_state="",
             group_epoch=0,

@@ -3,8 +3,8 @@
 from collections import Counter
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.listing import Pacer
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
+from tallystick.broker.handlers.sliced_response import LoopYielder
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -19,10 +19,10 @@ from tallystick.protocol.messages.create_partitions import (
 async def handle(
     broker: Broker, request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:
-    pacer, results = Pacer(), list[CreatePartitionsTopicResult]()
+    pacer, results = LoopYielder(), list[CreatePartitionsTopicResult]()
     asked = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
-        await pacer.step()
+        await pacer.count_entry()
         if asked[topic.name] > 1:
             refused: Reject | None = Reject(
                 ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is asked for twice"
@@ -43,13 +43,13 @@ async def handle(
 
 
 def _check(broker: Broker, wanted: CreatePartitionsTopic) -> Reject | None:
-    if wanted.name in (GROUP_OFFSETS, TRANSACTION_STATE):
+    if wanted.name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
         # The number of partitions decides which one a group or transactional id belongs to.
         return Reject(ErrorCode.INVALID_REQUEST, f"the partitions of {wanted.name!r} are fixed")
     refused = broker.topics.check_growth(wanted.name, wanted.count)
     if refused is not None or wanted.assignments is None:
         return refused
-    added = wanted.count - len(broker.topics.partitions(wanted.name))
+    added = wanted.count - len(broker.topics.list_partitions_of(wanted.name))
     node = broker.config.node_id
     if len(wanted.assignments) != added or any(a.broker_ids != (node,) for a in wanted.assignments):
         return Reject(

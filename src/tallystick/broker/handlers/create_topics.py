@@ -3,10 +3,10 @@
 from collections import Counter
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.config_view import new_topic_settings
-from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.handlers.config_view import describe_new_topic_settings
+from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.metadata.store import Topic
-from tallystick.broker.partitions.topics import INTERNAL, NewTopic
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TopicSpec
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -24,28 +24,28 @@ async def handle(
     broker: Broker, request: CreateTopicsRequest, context: RequestContext
 ) -> CreateTopicsResponse:
     counts = Counter(topic.name for topic in request.topics)
-    pacer, results = Pacer(), list[CreatableTopicResult]()
+    pacer, results = LoopYielder(), list[CreatableTopicResult]()
     for topic in {topic.name: topic for topic in request.topics}.values():
-        await pacer.step()
+        await pacer.count_entry()
         if counts[topic.name] > 1:
             twice = Reject(ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice")
-            results.append(_refused(topic, twice))
+            results.append(_refused_result(topic, twice))
         else:
             results.append(await _create(broker, topic, request.validate_only))
     return CreateTopicsResponse(topics=tuple(results))
 
 
 async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) -> CreatableTopicResult:
-    wanted = _wanted(broker, topic)
+    wanted = _make_topic_spec(broker, topic)
     if isinstance(wanted, Reject):
-        return _refused(topic, wanted)
-    if wanted.name in INTERNAL:
+        return _refused_result(topic, wanted)
+    if wanted.name in INTERNAL_TOPICS:
         # Kafka creates it as requested. Wrong settings could destroy transaction outcomes [TXN-15].
         own = f"topic {wanted.name!r} is the broker's own, it is made when the first client needs it"
-        return _refused(topic, Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, own))
-    made = broker.topics.check_new(wanted) if validate_only else await broker.topics.create(wanted)
+        return _refused_result(topic, Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, own))
+    made = broker.topics.check_creation(wanted) if validate_only else await broker.topics.create(wanted)
     if isinstance(made, Reject):
-        return _refused(topic, made)
+        return _refused_result(topic, made)
     return CreatableTopicResult(
         name=wanted.name,
         topic_id=made.topic_id if isinstance(made, Topic) else NIL,
@@ -55,17 +55,17 @@ async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) ->
             CreatableTopicConfigs(
                 name=shown.setting.name,
                 value=shown.value,
-                read_only=shown.read_only,
+                read_only=shown.is_read_only,
                 config_source=shown.source,
                 is_sensitive=False,
             )
-            for shown in new_topic_settings(broker, wanted.configs)
+            for shown in describe_new_topic_settings(broker, wanted.configs)
         ),
     )
 
 
-def _wanted(broker: Broker, topic: CreatableTopic) -> NewTopic | Reject:
-    partitions = _partitions(broker, topic)
+def _make_topic_spec(broker: Broker, topic: CreatableTopic) -> TopicSpec | Reject:
+    partitions = _count_partitions(broker, topic)
     if isinstance(partitions, Reject):
         return partitions
     configs: dict[str, str] = {}
@@ -73,17 +73,17 @@ def _wanted(broker: Broker, topic: CreatableTopic) -> NewTopic | Reject:
         if config.value is None:
             return Reject(ErrorCode.INVALID_CONFIG, f"{config.name}: there is no value")
         configs[config.name] = config.value
-    return NewTopic(topic.name, partitions, configs)
+    return TopicSpec(topic.name, partitions, configs)
 
 
-def _partitions(broker: Broker, topic: CreatableTopic) -> int | Reject:
+def _count_partitions(broker: Broker, topic: CreatableTopic) -> int | Reject:
     """Return the number of partitions to create, by count or by assignment; -1 is the broker's default.
 
     KIP-464 gives -1 that meaning from version 4 on. Kafka's controller does not look at the version, and
     clients with an older one rely on that.
     """
     if topic.assignments:
-        return _assigned(broker, topic)
+        return _count_assigned(broker, topic)
     if topic.replication_factor not in (-1, 1):
         return Reject(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -98,7 +98,7 @@ def _partitions(broker: Broker, topic: CreatableTopic) -> int | Reject:
     return topic.num_partitions
 
 
-def _assigned(broker: Broker, topic: CreatableTopic) -> int | Reject:
+def _count_assigned(broker: Broker, topic: CreatableTopic) -> int | Reject:
     if topic.num_partitions != -1 or topic.replication_factor != -1:
         return Reject(
             ErrorCode.INVALID_REQUEST, "with an assignment, partitions and replication factor must be -1"
@@ -117,7 +117,7 @@ def _assigned(broker: Broker, topic: CreatableTopic) -> int | Reject:
     return len(indexes)
 
 
-def _refused(topic: CreatableTopic, refused: Reject) -> CreatableTopicResult:
+def _refused_result(topic: CreatableTopic, refused: Reject) -> CreatableTopicResult:
     return CreatableTopicResult(
         name=topic.name, error_code=refused.code, error_message=refused.reason, configs=None
     )

@@ -5,9 +5,9 @@ Offsets that are part of an open transaction are pending.
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import DeleteGroup
-from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.handlers.group_wire import code_of, log_who_holds
-from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.group_wire import get_error_code, log_blocking_transactions
+from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId
@@ -21,18 +21,18 @@ from tallystick.protocol.messages.delete_groups import (
 async def handle(
     broker: Broker, request: DeleteGroupsRequest, context: RequestContext
 ) -> DeleteGroupsResponse:
-    pacer, results = Pacer(), list[DeletableGroupResult]()
-    for name in distinct(request.groups_names):
-        await pacer.step()
+    pacer, results = LoopYielder(), list[DeletableGroupResult]()
+    for name in deduplicate(request.groups_names):
+        await pacer.count_entry()
         code = await _delete(broker, GroupId(name))
         results.append(DeletableGroupResult(group_id=name, error_code=code))
     return DeleteGroupsResponse(results=tuple(results))
 
 
 async def _delete(broker: Broker, group_id: GroupId) -> int:
-    command = DeleteGroup(discards_pending=broker.config.delete_open_transactions)
-    code = code_of(await broker.groups.execute(group_id, command))
+    command = DeleteGroup(may_discard_pending=broker.config.delete_open_transactions)
+    code = get_error_code(await broker.groups.execute(group_id, command))
     if code == ErrorCode.POLICY_VIOLATION:
-        log_who_holds(broker, group_id, "DeleteGroups")
+        log_blocking_transactions(broker, group_id, "DeleteGroups")
         broker.metrics.deletions_refused.add()
     return code

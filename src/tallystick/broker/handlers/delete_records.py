@@ -6,10 +6,10 @@ The records of an open transaction may still be committed.
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.handlers.listing import ListedByTopic, partitions_in_slices
-from tallystick.broker.handlers.open_transactions import refuse_deletion
-from tallystick.broker.partitions.topics import INTERNAL
+from tallystick.broker.handlers.deduplicate import group_distinct
+from tallystick.broker.handlers.open_transactions import check_records_deletion
+from tallystick.broker.handlers.sliced_response import SlicedTopicResponse, answer_in_slices
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset
@@ -25,12 +25,14 @@ from tallystick.storage.fs import StorageFailure
 HIGH_WATERMARK: Final = -1
 
 
-async def handle(broker: Broker, request: DeleteRecordsRequest, context: RequestContext) -> ListedByTopic:
-    named = await merged(
+async def handle(
+    broker: Broker, request: DeleteRecordsRequest, context: RequestContext
+) -> SlicedTopicResponse:
+    named = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
-    results = await partitions_in_slices(named, lambda name, wanted: _delete(broker, name, wanted))
-    return ListedByTopic(
+    results = await answer_in_slices(named, lambda name, wanted: _delete(broker, name, wanted))
+    return SlicedTopicResponse(
         lambda topics: DeleteRecordsResponse(topics=topics),
         lambda name, partitions: DeleteRecordsTopicResult(name=name, partitions=partitions),
         results,
@@ -40,29 +42,29 @@ async def handle(broker: Broker, request: DeleteRecordsRequest, context: Request
 
 def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
     index, offset = wanted.partition_index, wanted.offset
-    known, partition = broker.topics.find(topic), broker.topics.partition(topic, index)
+    known, partition = broker.topics.find(topic), broker.topics.find_partition(topic, index)
     if known is None or partition is None:
-        return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    if topic in INTERNAL:
-        return _refused(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
+        return _refused_result(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if topic in INTERNAL_TOPICS:
+        return _refused_result(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
     # As in Kafka's Partition.deleteRecordsOnLeader: only topics with the delete policy lose records.
-    if "delete" not in broker.topics.config_of(known).cleanup_policy:
-        return _refused(index, ErrorCode.POLICY_VIOLATION)
+    if "delete" not in broker.topics.resolve_config(known).cleanup_policy:
+        return _refused_result(index, ErrorCode.POLICY_VIOLATION)
     log = partition.log
     target = log.high_watermark if offset == HIGH_WATERMARK else Offset(offset)
     if not 0 <= target <= log.high_watermark:
-        return _refused(index, ErrorCode.OFFSET_OUT_OF_RANGE)
-    refused = refuse_deletion(broker, [(partition, target)])
+        return _refused_result(index, ErrorCode.OFFSET_OUT_OF_RANGE)
+    refused = check_records_deletion(broker, [(partition, target)])
     if refused is not None:
-        return _refused(index, refused.code)
+        return _refused_result(index, refused.code)
     try:
         refused = partition.delete_records_before(target)
     except (StorageFailure, OSError):
-        return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
+        return _refused_result(index, ErrorCode.KAFKA_STORAGE_ERROR)
     if refused is not None:
-        return _refused(index, refused.code)
+        return _refused_result(index, refused.code)
     return DeleteRecordsPartitionResult(partition_index=index, low_watermark=log.log_start_offset)
 
 
-def _refused(index: int, code: ErrorCode) -> DeleteRecordsPartitionResult:
+def _refused_result(index: int, code: ErrorCode) -> DeleteRecordsPartitionResult:
     return DeleteRecordsPartitionResult(partition_index=index, low_watermark=-1, error_code=code)

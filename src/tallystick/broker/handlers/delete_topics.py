@@ -5,10 +5,10 @@ from itertools import chain
 from uuid import UUID
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.listing import Pacer
-from tallystick.broker.handlers.open_transactions import refuse_topic_deletion
+from tallystick.broker.handlers.open_transactions import check_topic_deletion
+from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import INTERNAL
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -24,23 +24,23 @@ from tallystick.protocol.primitives import NIL
 async def handle(
     broker: Broker, request: DeleteTopicsRequest, context: RequestContext
 ) -> DeleteTopicsResponse:
-    pacer = Pacer()
+    pacer = LoopYielder()
     named = (DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names)
     wanted: dict[tuple[str | None, UUID], DeleteTopicState] = {}
     for topic in chain(named, request.topics):
         wanted[topic.name, topic.topic_id] = topic
-        await pacer.step()
+        await pacer.count_entry()
     results = []
     for topic in wanted.values():
         results.append(await _delete(broker, topic))
-        await pacer.step()
+        await pacer.count_entry()
     return DeleteTopicsResponse(responses=tuple(results))
 
 
 async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicResult:
     name = wanted.name
     if name is None:
-        topic = broker.topics.find_id(wanted.topic_id)
+        topic = broker.topics.find_by_id(wanted.topic_id)
         if topic is None:
             return DeletableTopicResult(
                 name=None, topic_id=wanted.topic_id, error_code=ErrorCode.UNKNOWN_TOPIC_ID
@@ -54,7 +54,7 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
             error_message="a topic is named by its name or by its id, not by both",
         )
     known = broker.topics.find(name)
-    refused = await _refusal(broker, name)
+    refused = await _check_deletion(broker, name)
     return DeletableTopicResult(
         name=name,
         topic_id=NIL if known is None else known.topic_id,
@@ -63,17 +63,17 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
     )
 
 
-async def _refusal(broker: Broker, name: str) -> Reject | None:
+async def _check_deletion(broker: Broker, name: str) -> Reject | None:
     # KIP-322: the error code of a broker that does not delete topics.
     if not broker.config.delete_topic_enable:
         return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
-    if name in INTERNAL:
+    if name in INTERNAL_TOPICS:
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
 
     def in_doubt(partitions: Sequence[Partition]) -> Reject | None:
-        return refuse_topic_deletion(broker, partitions)
+        return check_topic_deletion(broker, partitions)
 
     refused = await broker.topics.delete(name, in_doubt)
     if refused is None or broker.topics.is_deleting(name):
-        broker.groups.forget_topic(name)
+        broker.groups.delete_topic_offsets(name)
     return refused

@@ -1,7 +1,7 @@
 """DescribeCluster: the cluster's one broker (KIP-700)."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
+from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_cluster import (
@@ -39,6 +39,6 @@ def handle(
             ),
         ),
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_REQUESTED
         ),
     )

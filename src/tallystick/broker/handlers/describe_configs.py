@@ -4,14 +4,14 @@ from collections.abc import Iterable
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.config_view import (
-    ResourceType,
-    Shown,
-    broker_settings,
-    default_broker_settings,
-    topic_settings,
+    ConfigResourceType,
+    DescribedSetting,
+    describe_broker_settings,
+    describe_default_settings,
+    describe_topic_settings,
 )
-from tallystick.broker.handlers.listing import Listed
-from tallystick.broker.partitions.topics import check_name
+from tallystick.broker.handlers.sliced_response import SlicedListResponse
+from tallystick.broker.partitions.topics import check_topic_name
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -25,10 +25,10 @@ from tallystick.protocol.messages.describe_configs import (
 )
 
 
-def handle(broker: Broker, request: DescribeConfigsRequest, context: RequestContext) -> Listed:
+def handle(broker: Broker, request: DescribeConfigsRequest, context: RequestContext) -> SlicedListResponse:
     # If a resource is requested twice with different keys, the last request counts.
     wanted = {(each.resource_type, each.resource_name): each for each in request.resources}
-    return Listed(
+    return SlicedListResponse(
         lambda results: DescribeConfigsResponse(results=results),
         tuple(wanted.values()),
         lambda resource: _describe(broker, resource, request),
@@ -38,7 +38,7 @@ def handle(broker: Broker, request: DescribeConfigsRequest, context: RequestCont
 def _describe(
     broker: Broker, resource: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> DescribeConfigsResult:
-    found = _settings(broker, resource)
+    found = _describe_settings(broker, resource)
     if isinstance(found, Reject):
         return DescribeConfigsResult(
             error_code=found.code,
@@ -51,43 +51,45 @@ def _describe(
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
         configs=tuple(
-            _result(shown, request) for shown in found if keys is None or shown.setting.name in keys
+            _build_result(shown, request) for shown in found if keys is None or shown.setting.name in keys
         ),
     )
 
 
-def _settings(broker: Broker, resource: DescribeConfigsResource) -> Iterable[Shown] | Reject:
+def _describe_settings(
+    broker: Broker, resource: DescribeConfigsResource
+) -> Iterable[DescribedSetting] | Reject:
     name = resource.resource_name
     match resource.resource_type:
-        case ResourceType.TOPIC:
+        case ConfigResourceType.TOPIC:
             topic = broker.topics.find(name)
             if topic is not None:
-                return topic_settings(broker, topic)
-            return check_name(name) or Reject(
+                return describe_topic_settings(broker, topic)
+            return check_topic_name(name) or Reject(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}"
             )
-        case ResourceType.BROKER if name == "":
-            return default_broker_settings(broker)
-        case ResourceType.BROKER if name == str(broker.config.node_id):
-            return broker_settings(broker)
-        case ResourceType.BROKER:
+        case ConfigResourceType.BROKER if name == "":
+            return describe_default_settings(broker)
+        case ConfigResourceType.BROKER if name == str(broker.config.node_id):
+            return describe_broker_settings(broker)
+        case ConfigResourceType.BROKER:
             return Reject(
                 ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}"
             )
-        case ResourceType.GROUP if name == "":
+        case ConfigResourceType.GROUP if name == "":
             return Reject(ErrorCode.INVALID_REQUEST, "a group's name must not be empty")
-        case ResourceType.GROUP | ResourceType.CLIENT_METRICS | ResourceType.BROKER_LOGGER:
+        case ConfigResourceType.GROUP | ConfigResourceType.CLIENT_METRICS | ConfigResourceType.BROKER_LOGGER:
             return ()
         case other:
             return Reject(ErrorCode.INVALID_REQUEST, f"resource type {other} is unknown")
 
 
-def _result(shown: Shown, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
-    synonyms = shown.origins if request.include_synonyms else ()
+def _build_result(shown: DescribedSetting, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
+    synonyms = shown.synonyms if request.include_synonyms else ()
     return DescribeConfigsResourceResult(
         name=shown.setting.name,
         value=shown.value,
-        read_only=shown.read_only,
+        read_only=shown.is_read_only,
         config_source=shown.source,
         is_sensitive=False,
         synonyms=tuple(

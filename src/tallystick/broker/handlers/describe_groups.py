@@ -2,10 +2,10 @@
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.model import GroupState
-from tallystick.broker.group.machine.queries import describe
-from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.handlers.group_wire import GROUP_OPERATIONS, NOT_ASKED
-from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.group.machine.queries import describe_group
+from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.group_wire import GROUP_OPERATIONS, OPERATIONS_NOT_REQUESTED
+from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -18,24 +18,24 @@ from tallystick.protocol.messages.describe_groups import (
 )
 
 
-def handle(broker: Broker, request: DescribeGroupsRequest, context: RequestContext) -> Listed:
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
-    return Listed(
+def handle(broker: Broker, request: DescribeGroupsRequest, context: RequestContext) -> SlicedListResponse:
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
+    return SlicedListResponse(
         lambda groups: DescribeGroupsResponse(groups=groups),
-        distinct(request.groups),
+        deduplicate(request.groups),
         lambda name: _describe(broker, name, operations, context.api_version),
     )
 
 
 def _describe(broker: Broker, name: str, operations: int, version: int) -> DescribedGroup:
-    group = broker.groups.group(GroupId(name))
+    group = broker.groups.get_group(GroupId(name))
     if isinstance(group, Reject):
-        return _absent(name, "", operations, group)
+        return _describe_absent(name, "", operations, group)
     if group is None:
         # KIP-1043: up to version 5 an unknown group is "Dead", without an error.
         missing = Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
-        return _absent(name, GroupState.DEAD.value, operations, missing if version >= 6 else None)
-    described = describe(group)
+        return _describe_absent(name, GroupState.DEAD.value, operations, missing if version >= 6 else None)
+    described = describe_group(group)
     return DescribedGroup(
         group_id=name,
         group_state=described.state.value,
@@ -56,7 +56,7 @@ def _describe(broker: Broker, name: str, operations: int, version: int) -> Descr
     )
 
 
-def _absent(name: str, state: str, operations: int, refused: Reject | None) -> DescribedGroup:
+def _describe_absent(name: str, state: str, operations: int, refused: Reject | None) -> DescribedGroup:
     missing = refused is not None and refused.code is ErrorCode.GROUP_ID_NOT_FOUND
     return DescribedGroup(
         error_code=ErrorCode.NONE if refused is None else refused.code,
@@ -65,5 +65,5 @@ def _absent(name: str, state: str, operations: int, refused: Reject | None) -> D
         group_state=state,
         protocol_type="",
         protocol_data="",
-        authorized_operations=operations if refused is None else NOT_ASKED,
+        authorized_operations=operations if refused is None else OPERATIONS_NOT_REQUESTED,
     )

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.handlers.listing import ListedByTopic, Pacer
+from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
+from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.protocol.messages.describe_log_dirs import (
@@ -16,13 +16,17 @@ from tallystick.protocol.messages.describe_log_dirs import (
 )
 
 
-async def handle(broker: Broker, request: DescribeLogDirsRequest, context: RequestContext) -> ListedByTopic:
+async def handle(
+    broker: Broker, request: DescribeLogDirsRequest, context: RequestContext
+) -> SlicedTopicResponse:
     wanted: Mapping[str, Collection[int]]
     if request.topics is None:
         wanted = {topic.name: range(topic.partitions) for topic in broker.topics}
     else:
-        wanted = await merged(((topic.topic, topic.partitions) for topic in request.topics), itself)
-    total_bytes, usable_bytes = broker.files.volume_bytes()
+        wanted = await group_distinct(
+            ((topic.topic, topic.partitions) for topic in request.topics), identity_key
+        )
+    total_bytes, usable_bytes = broker.data_directory.measure_volume()
 
     def answer(topics: tuple[DescribeLogDirsTopic, ...]) -> DescribeLogDirsResponse:
         result = DescribeLogDirsResult(
@@ -30,10 +34,10 @@ async def handle(broker: Broker, request: DescribeLogDirsRequest, context: Reque
         )
         return DescribeLogDirsResponse(results=(result,))
 
-    return ListedByTopic(
+    return SlicedTopicResponse(
         answer,
         lambda name, partitions: DescribeLogDirsTopic(name=name, partitions=partitions),
-        await _found(broker, wanted),
+        await _find_partitions(broker, wanted),
         lambda _, found: DescribeLogDirsPartition(
             partition_index=found[0],
             partition_size=found[1].log.size_bytes,
@@ -43,16 +47,16 @@ async def handle(broker: Broker, request: DescribeLogDirsRequest, context: Reque
     )
 
 
-async def _found(
+async def _find_partitions(
     broker: Broker, wanted: Mapping[str, Collection[int]]
 ) -> dict[str, list[tuple[int, Partition]]]:
     """Look up the partitions, by topic; unknown ones are left out."""
-    pacer, found = Pacer(), dict[str, list[tuple[int, Partition]]]()
+    pacer, found = LoopYielder(), dict[str, list[tuple[int, Partition]]]()
     for name, indexes in wanted.items():
-        await pacer.step()
+        await pacer.count_entry()
         for index in indexes:
-            await pacer.step()
-            partition = broker.topics.partition(name, index)
+            await pacer.count_entry()
+            partition = broker.topics.find_partition(name, index)
             if partition is not None:
                 found.setdefault(name, []).append((index, partition))
     return found

@@ -6,8 +6,8 @@ Topics and settings are in SQLite and not in a metadata log, so offsets and epoc
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.handlers.deduplicate import group_distinct
+from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_quorum import (
@@ -24,15 +24,17 @@ from tallystick.protocol.messages.describe_quorum import (
 _LISTENER: Final = "PLAINTEXT"
 
 
-async def handle(broker: Broker, request: DescribeQuorumRequest, context: RequestContext) -> ListedByTopic:
+async def handle(
+    broker: Broker, request: DescribeQuorumRequest, context: RequestContext
+) -> SlicedTopicResponse:
     host, port = broker.address.host, broker.address.port
     listener = DescribeQuorumListener(name=_LISTENER, host=host, port=port)
     nodes = (DescribeQuorumNode(node_id=broker.config.node_id, listeners=(listener,)),)
     named = ((topic.topic_name, topic.partitions) for topic in request.topics)
-    return ListedByTopic(
+    return SlicedTopicResponse(
         lambda topics: DescribeQuorumResponse(topics=topics, nodes=nodes),
         lambda name, partitions: DescribeQuorumTopic(topic_name=name, partitions=partitions),
-        await merged(named, lambda partition: partition.partition_index),
+        await group_distinct(named, lambda partition: partition.partition_index),
         lambda name, partition: _describe(broker, name, partition.partition_index),
     )
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.metadata import TOPIC_OPERATIONS
-from tallystick.broker.partitions.topics import INTERNAL, check_name
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS, check_topic_name
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_topic_partitions import (
@@ -16,56 +16,58 @@ from tallystick.protocol.messages.describe_topic_partitions import (
 )
 from tallystick.protocol.primitives import NIL
 
-_NONE_NODES: Final = ()
+_NO_NODES: Final = ()
 
 
 def handle(
     broker: Broker, request: DescribeTopicPartitionsRequest, context: RequestContext
 ) -> DescribeTopicPartitionsResponse:
-    wanted = {topic.name for topic in request.topics} or set(broker.topics.names())
+    wanted = {topic.name for topic in request.topics} or set(broker.topics.list_names())
     cursor = request.cursor
     limit = broker.config.max_request_partition_size_limit
     if cursor is not None and cursor.partition_index < 0:
         # As in Kafka. A negative index would count from the end.
-        return _page([_refused(name, ErrorCode.INVALID_REQUEST) for name in sorted(wanted)[:limit]], None)
+        return _build_page(
+            [_refused_topic(name, ErrorCode.INVALID_REQUEST) for name in sorted(wanted)[:limit]], None
+        )
     names = sorted(name for name in wanted if cursor is None or name >= cursor.topic_name)
     room = min(max(request.response_partition_limit, 1), limit)
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in names:
         if len(topics) == limit:  # unknown topics have no partitions to count
-            return _page(topics, Cursor(topic_name=name, partition_index=0))
+            return _build_page(topics, Cursor(topic_name=name, partition_index=0))
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
-        count = len(broker.topics.partitions(name))
+        count = len(broker.topics.list_partitions_of(name))
         if count > first and room == 0:
-            return _page(topics, Cursor(topic_name=name, partition_index=first))
+            return _build_page(topics, Cursor(topic_name=name, partition_index=first))
         last = min(count, first + room)
         topics.append(_describe(broker, name, range(first, last)))
         room -= max(0, last - first)
         if last < count:
-            return _page(topics, Cursor(topic_name=name, partition_index=last))
-    return _page(topics, None)
+            return _build_page(topics, Cursor(topic_name=name, partition_index=last))
+    return _build_page(topics, None)
 
 
-def _page(
+def _build_page(
     topics: list[DescribeTopicPartitionsResponseTopic], following: Cursor | None
 ) -> DescribeTopicPartitionsResponse:
     return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=following)
 
 
-def _refused(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
+def _refused_topic(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=NIL)
 
 
 def _describe(broker: Broker, name: str, indexes: range) -> DescribeTopicPartitionsResponseTopic:
     topic = broker.topics.find(name)
     if topic is None:
-        refused = check_name(name)
-        return _refused(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code)
-    node, partitions = broker.config.node_id, broker.topics.partitions(name)
+        refused = check_topic_name(name)
+        return _refused_topic(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code)
+    node, partitions = broker.config.node_id, broker.topics.list_partitions_of(name)
     return DescribeTopicPartitionsResponseTopic(
         name=name,
         topic_id=topic.topic_id,
-        is_internal=name in INTERNAL,
+        is_internal=name in INTERNAL_TOPICS,
         partitions=tuple(
             DescribeTopicPartitionsResponsePartition(
                 partition_index=index,
@@ -73,8 +75,8 @@ def _describe(broker: Broker, name: str, indexes: range) -> DescribeTopicPartiti
                 leader_epoch=partitions[index].leader_epoch,
                 replica_nodes=(node,),
                 isr_nodes=(node,),
-                eligible_leader_replicas=_NONE_NODES,
-                last_known_elr=_NONE_NODES,
+                eligible_leader_replicas=_NO_NODES,
+                last_known_elr=_NO_NODES,
             )
             for index in indexes
         ),

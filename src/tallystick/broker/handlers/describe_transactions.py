@@ -3,12 +3,19 @@
 from collections.abc import Callable
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.handlers.listing import Listed
-from tallystick.broker.handlers.txn_wire import NO_NAME, NOT_ALLOWED
-from tallystick.broker.server.acl import Operation, topic, transactional_id
+from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.sliced_response import SlicedListResponse
+from tallystick.broker.handlers.txn_wire import EMPTY_TRANSACTIONAL_ID, NOT_AUTHORIZED
+from tallystick.broker.server.acl import Operation, topic_resource, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.txn.machine.model import NO_PARTITIONS, Decided, Idle, Ongoing, Partitions, TxnEntry
+from tallystick.broker.txn.machine.model import (
+    NO_PARTITIONS,
+    DecidedPhase,
+    IdlePhase,
+    OngoingPhase,
+    Partitions,
+    TxnEntry,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX, TransactionalId
@@ -25,31 +32,33 @@ NEVER_TIMES_OUT = INT32_MAX
 NO_START = -1
 
 
-def handle(broker: Broker, request: DescribeTransactionsRequest, context: RequestContext) -> Listed:
+def handle(
+    broker: Broker, request: DescribeTransactionsRequest, context: RequestContext
+) -> SlicedListResponse:
     def may_see(name: str) -> bool:
-        return broker.authorizer.allows(context, Operation.DESCRIBE, topic(name))
+        return broker.authorizer.allows(context, Operation.DESCRIBE, topic_resource(name))
 
     def describe(name: str) -> TransactionState:
-        entry = _find(broker, name, context)
-        return _refused(name, entry) if isinstance(entry, Reject) else _described(entry, may_see)
+        entry = _find_entry(broker, name, context)
+        return _refused_state(name, entry) if isinstance(entry, Reject) else _describe_entry(entry, may_see)
 
-    return Listed(
+    return SlicedListResponse(
         lambda states: DescribeTransactionsResponse(transaction_states=states),
-        distinct(request.transactional_ids),
+        deduplicate(request.transactional_ids),
         describe,
     )
 
 
-def _find(broker: Broker, name: str, context: RequestContext) -> TxnEntry | Reject:
-    if not broker.authorizer.allows(context, Operation.DESCRIBE, transactional_id(name)):
-        return NOT_ALLOWED
+def _find_entry(broker: Broker, name: str, context: RequestContext) -> TxnEntry | Reject:
+    if not broker.authorizer.allows(context, Operation.DESCRIBE, transactional_id_resource(name)):
+        return NOT_AUTHORIZED
     if not name:
-        return NO_NAME
+        return EMPTY_TRANSACTIONAL_ID
     missing = Reject(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"transactional id {name!r} is not known")
-    return broker.transactions.entry(TransactionalId(name)) or missing
+    return broker.transactions.get_entry(TransactionalId(name)) or missing
 
 
-def _refused(name: str, refused: Reject) -> TransactionState:
+def _refused_state(name: str, refused: Reject) -> TransactionState:
     return TransactionState(
         error_code=refused.code,
         transactional_id=name,
@@ -61,10 +70,10 @@ def _refused(name: str, refused: Reject) -> TransactionState:
     )
 
 
-def _described(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionState:
+def _describe_entry(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionState:
     """Describe an entry, with the producer id and epoch of the data, not those of the client (KIP-939)."""
-    phase, shown, before = entry.phase, entry.shown, entry.superseded
-    timeout_ms = entry.timeout_ms if isinstance(phase, Idle) else phase.timeout_ms
+    phase, shown, before = entry.phase, entry.described_identity, entry.previous_identity
+    timeout_ms = entry.timeout_ms if isinstance(phase, IdlePhase) else phase.timeout_ms
     return TransactionState(
         transactional_id=entry.transactional_id,
         transaction_state=entry.state.label,
@@ -72,7 +81,7 @@ def _described(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionSt
         transaction_start_time_ms=NO_START if phase.started_ms is None else phase.started_ms,
         producer_id=shown.producer_id,
         producer_epoch=shown.epoch,
-        topics=_topics(_open_in(entry), may_see),
+        topics=_group_by_topic(_list_unmarked_partitions(entry), may_see),
         superseded=None
         if before is None
         else SupersededPair(producer_id=before.producer_id, producer_epoch=before.epoch),
@@ -85,24 +94,24 @@ def _described(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionSt
                 topic=None if each.partition is None else each.partition.topic,
                 partition_id=-1 if each.partition is None else each.partition.partition,
             )
-            for each in entry.forced
+            for each in entry.forced_outcomes
             if each.partition is None or may_see(each.partition.topic)
         ),
     )
 
 
-def _open_in(entry: TxnEntry) -> Partitions:
+def _list_unmarked_partitions(entry: TxnEntry) -> Partitions:
     """Return the partitions without a marker yet."""
     match entry.phase:
-        case Ongoing(partitions=partitions):
+        case OngoingPhase(partitions=partitions):
             return partitions
-        case Decided() as decided:
-            return decided.unmarked
-        case Idle():
+        case DecidedPhase() as decided:
+            return decided.unmarked_partitions
+        case IdlePhase():
             return NO_PARTITIONS
 
 
-def _topics(partitions: Partitions, may_see: Callable[[str], bool]) -> tuple[TopicData, ...]:
+def _group_by_topic(partitions: Partitions, may_see: Callable[[str], bool]) -> tuple[TopicData, ...]:
     by_topic: dict[str, list[int]] = {}
     for name in sorted(partitions):
         by_topic.setdefault(name.topic, []).append(name.partition)

@@ -13,15 +13,15 @@ from typing import Final, TypeVar
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.handlers.listing import Sliced
+from tallystick.broker.handlers.sliced_response import SlicedResponse
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.server.server import Alone, Answer, Buffer, CloseConnection, Peer
+from tallystick.broker.server.server import Buffer, CloseConnection, ExclusiveResponse, Peer, ResponseBuffers
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import KIB, REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION
 from tallystick.kernel.value import frozen
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
-from tallystick.protocol.apis import API, ApiKey, ApiSpec
+from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.wire import struct_spec
@@ -30,12 +30,12 @@ _log = logging.getLogger("tallystick.broker.dispatch")
 
 Q = TypeVar("Q")
 
-Body = list[Buffer] | None  # a response without length and header; None: no response (acks=0)
-RawHandler = Callable[[Broker, memoryview, RequestContext], Body | Awaitable[Body]]
+ResponseBody = list[Buffer] | None  # a response without length and header; None: no response (acks=0)
+RawHandler = Callable[[Broker, memoryview, RequestContext], ResponseBody | Awaitable[ResponseBody]]
 Handler = Callable[[Broker, Q, RequestContext], object]
 
 # A request up to this size is decoded on the event loop, within a few milliseconds.
-QUICK_BYTES: Final = 64 * KIB
+INLINE_DECODE_BYTES_MAX: Final = 64 * KIB
 
 _HEADER_START: Final = Struct(">hhi")
 _ANSWER_START: Final = Struct(">ii")
@@ -54,36 +54,38 @@ class HandlerEntry:
     spec: ApiSpec
     run: RawHandler
     pipelined_bytes_max: int = 0
-    cancellable: bool = False
+    is_cancellable: bool = False
     carries_records: bool = False
 
 
-def message(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> HandlerEntry:
+def message_entry(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> HandlerEntry:
     """Wrap a handler of messages: decode its request and encode its response.
 
-    `handle` returns the response, a `Sliced`, or an awaitable of one of them.
+    `handle` returns the response, a `SlicedResponse`, or an awaitable of one of them.
     """
-    spec = API[api]
+    spec = API_SPECS[api]
     request: type[Q] = spec.request
 
-    def run(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
-        if len(body) > QUICK_BYTES:
-            return _run_beside(broker, request, handle, body, context)
+    def run(
+        broker: Broker, body: memoryview, context: RequestContext
+    ) -> ResponseBody | Awaitable[ResponseBody]:
+        if len(body) > INLINE_DECODE_BYTES_MAX:
+            return _decode_in_thread(broker, request, handle, body, context)
         # As in Kafka, bytes after the request are ignored: librdkafka 2.16 sends three of them after a
         # Metadata v13 for all topics.
         value, _ = decode_prefix(request, body, context.api_version)
         response = handle(broker, value, context)
         if isawaitable(response):
-            return _encoded(response, context.api_version)
-        if isinstance(response, Sliced) and not response.is_short:
-            return _in_slices(response, context.api_version)
-        return _at_once(response, context.api_version)
+            return _encode_when_done(response, context.api_version)
+        if isinstance(response, SlicedResponse) and not response.is_short:
+            return _encode_in_slices(response, context.api_version)
+        return _encode_now(response, context.api_version)
 
     # A smaller request must not overtake one that is being decoded in a thread.
-    return HandlerEntry(spec, run, QUICK_BYTES if pipelined else 0)
+    return HandlerEntry(spec, run, INLINE_DECODE_BYTES_MAX if pipelined else 0)
 
 
-def raw(
+def raw_entry(
     api: ApiKey,
     run: RawHandler,
     *,
@@ -92,74 +94,74 @@ def raw(
     carries_records: bool = False,
 ) -> HandlerEntry:
     """Wrap a handler of bytes. The body is a view of the connection's buffer, valid until `run` returns."""
-    return HandlerEntry(API[api], run, INT32_MAX if pipelined else 0, cancellable, carries_records)
+    return HandlerEntry(API_SPECS[api], run, INT32_MAX if pipelined else 0, cancellable, carries_records)
 
 
-async def _run_beside(
+async def _decode_in_thread(
     broker: Broker, request: type[Q], handle: Handler[Q], body: memoryview, context: RequestContext
-) -> Body:
+) -> ResponseBody:
     """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
-    version, room = context.api_version, request_bytes_max(broker.config)
-    with broker.request_memory.taken(context.client_host, len(body)):
-        async with broker.decoding:
+    version, room = context.api_version, limit_request_bytes(broker.config)
+    with broker.request_memory.acquired(context.client_host, len(body)):
+        async with broker.decode_lock:
             value, _ = await asyncio.to_thread(decode_prefix, request, body, version, room=room)
     response = handle(broker, value, context)
     if isawaitable(response):
         response = await response
-    if isinstance(response, Sliced):
-        return await _in_slices(response, version)
+    if isinstance(response, SlicedResponse):
+        return await _encode_in_slices(response, version)
     return list(await asyncio.to_thread(encode_parts, response, version))
 
 
-async def _encoded(response: Awaitable[object], version: int) -> Body:
+async def _encode_when_done(response: Awaitable[object], version: int) -> ResponseBody:
     ready = await response
-    if isinstance(ready, Sliced) and not ready.is_short:
-        return await _in_slices(ready, version)
-    return _at_once(ready, version)
+    if isinstance(ready, SlicedResponse) and not ready.is_short:
+        return await _encode_in_slices(ready, version)
+    return _encode_now(ready, version)
 
 
-def _at_once(response: object, version: int) -> Body:
-    if isinstance(response, Sliced):
-        response = response.whole()
+def _encode_now(response: object, version: int) -> ResponseBody:
+    if isinstance(response, SlicedResponse):
+        response = response.build()
     return list(encode_parts(response, version))
 
 
-async def _in_slices(listed: Sliced, version: int) -> Body:
+async def _encode_in_slices(listed: SlicedResponse, version: int) -> ResponseBody:
     parts: list[Buffer] = []
-    for part in listed.slices(version):
+    for part in listed.iter_slices(version):
         parts.append(part)
         await asyncio.sleep(0)  # yield to other connections
     return parts
 
 
-def request_bytes_max(config: BrokerConfig) -> int:
+def limit_request_bytes(config: BrokerConfig) -> int:
     """Return the size limit of a request that carries no records."""
     return max(REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION * config.max_partitions)
 
 
-class Dispatcher:
+class RequestDispatcher:
     """Router of the frames of all connections. Lives on the event loop."""
 
     def __init__(self, broker: Broker, handlers: Mapping[ApiKey, HandlerEntry]) -> None:
         self._broker = broker
         self._handlers: dict[int, HandlerEntry] = {int(key): entry for key, entry in handlers.items()}
 
-    def pipelined(self, frame: memoryview) -> bool:
+    def is_pipelined(self, frame: memoryview) -> bool:
         entry = self._handlers.get(int.from_bytes(frame[:2], "big", signed=True))
         return entry is not None and len(frame) <= entry.pipelined_bytes_max
 
-    def frame_bytes_max(self, api_key: int) -> int:
+    def get_frame_bytes_max(self, api_key: int) -> int:
         """Return the size limit of a request of an API; a larger one is not even received."""
         entry, config = self._handlers.get(api_key), self._broker.config
         if entry is not None and entry.carries_records:
             return config.socket_request_max_bytes
-        return min(request_bytes_max(config), config.socket_request_max_bytes)
+        return min(limit_request_bytes(config), config.socket_request_max_bytes)
 
-    def cancellable(self, frame: memoryview) -> bool:
+    def is_cancellable(self, frame: memoryview) -> bool:
         entry = self._handlers.get(int.from_bytes(frame[:2], "big", signed=True))
-        return entry is not None and entry.cancellable
+        return entry is not None and entry.is_cancellable
 
-    def dispatch(self, frame: memoryview, peer: Peer) -> Answer | Awaitable[Answer]:
+    def dispatch(self, frame: memoryview, peer: Peer) -> ResponseBuffers | Awaitable[ResponseBuffers]:
         """Answer one request.
 
         Raises: CloseConnection, with a text for the log, when there is no response to send.
@@ -173,7 +175,7 @@ class Dispatcher:
         spec = entry.spec
         if not spec.min_version <= version <= spec.max_version:
             if key == ApiKey.API_VERSIONS:
-                return _unsupported_api_versions(spec, correlation_id)
+                return _answer_unsupported_versions(spec, correlation_id)
             raise CloseConnection(
                 f"{spec.name} version {version} is not served, {spec.min_version} to {spec.max_version} are"
             )
@@ -187,35 +189,35 @@ class Dispatcher:
         try:
             body = entry.run(self._broker, frame[at:], context)
         except DecodeError as exc:
-            raise _unreadable(spec, context, exc) from exc
+            raise _close_on_decode_error(spec, context, exc) from exc
         except CloseConnection:
             raise
         except Exception:
-            body = _failed(spec, context, peer)
+            body = _answer_failure(spec, context, peer)
         if isinstance(body, list) or body is None:
-            return _framed(spec, context, body)
-        later = self._later(spec, context, body, peer)
-        return Alone(later) if isinstance(body, Alone) else later
+            return _build_frame(spec, context, body)
+        later = self._answer_later(spec, context, body, peer)
+        return ExclusiveResponse(later) if isinstance(body, ExclusiveResponse) else later
 
-    async def _later(
-        self, spec: ApiSpec, context: RequestContext, body: Awaitable[Body], peer: Peer
-    ) -> Answer:
+    async def _answer_later(
+        self, spec: ApiSpec, context: RequestContext, body: Awaitable[ResponseBody], peer: Peer
+    ) -> ResponseBuffers:
         try:
             ready = await body
         except DecodeError as exc:
-            raise _unreadable(spec, context, exc) from exc
+            raise _close_on_decode_error(spec, context, exc) from exc
         except CloseConnection:
             raise
         except Exception:
-            ready = _failed(spec, context, peer)
-        return _framed(spec, context, ready)
+            ready = _answer_failure(spec, context, peer)
+        return _build_frame(spec, context, ready)
 
 
-def _unreadable(spec: ApiSpec, context: RequestContext, why: DecodeError) -> CloseConnection:
+def _close_on_decode_error(spec: ApiSpec, context: RequestContext, why: DecodeError) -> CloseConnection:
     return CloseConnection(f"{spec.name} version {context.api_version} cannot be read: {why}")
 
 
-def _framed(spec: ApiSpec, context: RequestContext, body: Body) -> Answer:
+def _build_frame(spec: ApiSpec, context: RequestContext, body: ResponseBody) -> ResponseBuffers:
     if body is None:
         return None
     tags = b"\0" if spec.response_header_version(context.api_version) else b""
@@ -223,7 +225,7 @@ def _framed(spec: ApiSpec, context: RequestContext, body: Body) -> Answer:
     return [_ANSWER_START.pack(size, context.correlation_id) + tags, *body]
 
 
-def _unsupported_api_versions(spec: ApiSpec, correlation_id: int) -> Answer:
+def _answer_unsupported_versions(spec: ApiSpec, correlation_id: int) -> ResponseBuffers:
     """Answer with version 0, whatever version was requested, and the served range (KIP-511)."""
     response = ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
@@ -233,7 +235,7 @@ def _unsupported_api_versions(spec: ApiSpec, correlation_id: int) -> Answer:
     return [_ANSWER_START.pack(4 + len(body), correlation_id) + body]
 
 
-def _failed(spec: ApiSpec, context: RequestContext, peer: Peer) -> Body:
+def _answer_failure(spec: ApiSpec, context: RequestContext, peer: Peer) -> ResponseBody:
     """Log a handler's exception, and answer UNKNOWN_SERVER_ERROR if the response has an error code."""
     _log.exception("%s: %s version %d failed", peer, spec.name, context.api_version)
     names = {field.name for field in struct_spec(spec.response).fields}

@@ -3,8 +3,8 @@
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
+from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.elect_leaders import (
@@ -20,18 +20,18 @@ _NOT_NEEDED: Final = "the broker leads the partition; it has the only replica"
 
 async def handle(
     broker: Broker, request: ElectLeadersRequest, context: RequestContext
-) -> ElectLeadersResponse | ListedByTopic:
+) -> ElectLeadersResponse | SlicedTopicResponse:
     kind, wanted = request.election_type, request.topic_partitions
     known = kind in (_PREFERRED, _UNCLEAN)
     code = ErrorCode.NONE if known or wanted == () else ErrorCode.INVALID_REQUEST
     if wanted is None:
         # For all topics, Kafka lists each with the partitions that needed an election: none here.
-        every = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.names() if known)
+        every = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.list_names() if known)
         return ElectLeadersResponse(error_code=code, replica_election_results=every)
-    return ListedByTopic(
+    return SlicedTopicResponse(
         lambda results: ElectLeadersResponse(error_code=code, replica_election_results=results),
         lambda name, elected: ReplicaElectionResult(topic=name, partition_result=elected),
-        await merged(((topic.topic, topic.partitions) for topic in wanted), itself),
+        await group_distinct(((topic.topic, topic.partitions) for topic in wanted), identity_key),
         lambda name, index: _elect(broker, name, index, kind),
     )
 
@@ -39,7 +39,7 @@ async def handle(
 def _elect(broker: Broker, topic: str, index: int, kind: int) -> PartitionResult:
     if kind not in (_PREFERRED, _UNCLEAN):
         code, why = ErrorCode.INVALID_REQUEST, f"election type {kind} is unknown"
-    elif broker.topics.partition(topic, index) is None:
+    elif broker.topics.find_partition(topic, index) is None:
         code, why = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}"
     else:
         code, why = ErrorCode.ELECTION_NOT_NEEDED, _NOT_NEEDED

@@ -4,37 +4,45 @@ from collections.abc import Awaitable
 from functools import partial
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.txn_wire import NOT_ALLOWED, answered, code_of, identity_of, may_write
+from tallystick.broker.handlers.txn_wire import (
+    NOT_AUTHORIZED,
+    execute_and_respond,
+    get_error_code,
+    make_producer,
+    may_write_as,
+)
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.txn.machine.commands import Answer, Ended, EndTxn
-from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION, Outcome
-from tallystick.kernel.ids import Identity
+from tallystick.broker.txn.machine.commands import EndTxn, EndTxnResult, TxnAnswer
+from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION, TransactionResult
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 
 # KIP-890: the first version whose clients take a new producer id and epoch from the response.
-BUMPING_FROM = 5
+EPOCH_BUMP_SINCE = 5
 
 
 def handle(
     broker: Broker, request: EndTxnRequest, context: RequestContext
 ) -> EndTxnResponse | Awaitable[EndTxnResponse]:
-    respond = partial(_response, context, identity_of(request.producer_id, request.producer_epoch))
-    if not may_write(broker, context, request.transactional_id):
-        return respond(NOT_ALLOWED)
-    return answered(broker, request.transactional_id, _command(request, context), respond)
+    respond = partial(_build_response, context, make_producer(request.producer_id, request.producer_epoch))
+    if not may_write_as(broker, context, request.transactional_id):
+        return respond(NOT_AUTHORIZED)
+    return execute_and_respond(broker, request.transactional_id, _make_command(request, context), respond)
 
 
-def _command(request: EndTxnRequest, context: RequestContext) -> EndTxn:
+def _make_command(request: EndTxnRequest, context: RequestContext) -> EndTxn:
     return EndTxn(
-        identity=identity_of(request.producer_id, request.producer_epoch),
-        outcome=Outcome.COMMIT if request.committed else Outcome.ABORT,
-        transaction_version=EPOCH_BUMP_VERSION if context.api_version >= BUMPING_FROM else 0,
+        identity=make_producer(request.producer_id, request.producer_epoch),
+        outcome=TransactionResult.COMMIT if request.committed else TransactionResult.ABORT,
+        transaction_version=EPOCH_BUMP_VERSION if context.api_version >= EPOCH_BUMP_SINCE else 0,
     )
 
 
-def _response(context: RequestContext, asked_by: Identity, answer: Answer) -> EndTxnResponse:
-    if not isinstance(answer, Ended) or answer.client == asked_by:
+def _build_response(
+    context: RequestContext, asked_by: ProducerIdAndEpoch, answer: TxnAnswer
+) -> EndTxnResponse:
+    if not isinstance(answer, EndTxnResult) or answer.client == asked_by:
         # A client that receives a producer id and epoch restarts its sequence numbers, so unchanged ones are
         # left out.
-        return EndTxnResponse(error_code=code_of(context, answer))
+        return EndTxnResponse(error_code=get_error_code(context, answer))
     return EndTxnResponse(producer_id=answer.client.producer_id, producer_epoch=answer.client.epoch)

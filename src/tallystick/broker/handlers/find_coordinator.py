@@ -3,9 +3,9 @@
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.handlers.listing import Listed, Pacer
-from tallystick.broker.server.acl import Operation, group, transactional_id
+from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedListResponse
+from tallystick.broker.server.acl import Operation, group_resource, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -18,10 +18,10 @@ from tallystick.protocol.messages.find_coordinator import (
 GROUP: Final = 0
 TRANSACTION: Final = 1
 
-NO_SUCH_TYPE: Final = Reject(
+UNKNOWN_KEY_TYPE: Final = Reject(
     ErrorCode.INVALID_REQUEST, "only coordinators of groups and transactions can be looked up here"
 )
-_NOT_ALLOWED: Final = {
+_NOT_AUTHORIZED: Final = {
     GROUP: Reject(ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group authorization failed."),
     TRANSACTION: Reject(
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Transactional Id authorization failed."
@@ -31,22 +31,22 @@ _NOT_ALLOWED: Final = {
 
 async def handle(
     broker: Broker, request: FindCoordinatorRequest, context: RequestContext
-) -> FindCoordinatorResponse | Listed:
+) -> FindCoordinatorResponse | SlicedListResponse:
     batched = context.api_version >= 4  # KIP-699
-    keys = distinct(request.coordinator_keys) if batched else (request.key,)
-    pacer, refusals = Pacer(), dict[str, Reject | None]()
+    keys = deduplicate(request.coordinator_keys) if batched else (request.key,)
+    pacer, refusals = LoopYielder(), dict[str, Reject | None]()
     for key in keys:
-        await pacer.step()
-        refusals[key] = _refusal(broker, context, request.key_type, key)
+        await pacer.count_entry()
+        refusals[key] = _check_key(broker, context, request.key_type, key)
     # The coordinator's topic is created on demand, but not for a client without the right to use it.
-    unready = await _prepare(broker, request.key_type) if None in refusals.values() else None
+    unready = await _create_coordinator_topic(broker, request.key_type) if None in refusals.values() else None
     if batched:
-        return Listed(
+        return SlicedListResponse(
             lambda found: FindCoordinatorResponse(coordinators=found),
             keys,
-            lambda key: _coordinator(broker, key, refusals[key] or unready),
+            lambda key: _build_coordinator(broker, key, refusals[key] or unready),
         )
-    only = _coordinator(broker, request.key, refusals[request.key] or unready)
+    only = _build_coordinator(broker, request.key, refusals[request.key] or unready)
     return FindCoordinatorResponse(
         error_code=only.error_code,
         error_message=only.error_message,
@@ -56,21 +56,23 @@ async def handle(
     )
 
 
-def _refusal(broker: Broker, context: RequestContext, key_type: int, key: str) -> Reject | None:
-    if key_type not in _NOT_ALLOWED:
-        return NO_SUCH_TYPE
-    resource = group(key) if key_type == GROUP else transactional_id(key)
-    return None if broker.authorizer.allows(context, Operation.DESCRIBE, resource) else _NOT_ALLOWED[key_type]
+def _check_key(broker: Broker, context: RequestContext, key_type: int, key: str) -> Reject | None:
+    if key_type not in _NOT_AUTHORIZED:
+        return UNKNOWN_KEY_TYPE
+    resource = group_resource(key) if key_type == GROUP else transactional_id_resource(key)
+    return (
+        None if broker.authorizer.allows(context, Operation.DESCRIBE, resource) else _NOT_AUTHORIZED[key_type]
+    )
 
 
-async def _prepare(broker: Broker, key_type: int) -> Reject | None:
+async def _create_coordinator_topic(broker: Broker, key_type: int) -> Reject | None:
     """Create the coordinator's topic if needed; return why it cannot coordinate, or None."""
     coordinator = broker.groups if key_type == GROUP else broker.transactions
-    refused = await coordinator.prepare()
+    refused = await coordinator.ensure_topic()
     return refused and Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refused.reason)
 
 
-def _coordinator(broker: Broker, key: str, refused: Reject | None) -> Coordinator:
+def _build_coordinator(broker: Broker, key: str, refused: Reject | None) -> Coordinator:
     if refused is not None:
         return Coordinator(
             key=key,

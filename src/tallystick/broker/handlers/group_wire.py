@@ -17,36 +17,38 @@ _log = logging.getLogger("tallystick.groups")
 
 # KIP-430, without an authorizer all operations: READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8, 10, 11))
-NOT_ASKED: Final = -(2**31)
+OPERATIONS_NOT_REQUESTED: Final = -(2**31)
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1
 
 
-def member_id_of(text: str | None) -> MemberId | None:
+def parse_member_id(text: str | None) -> MemberId | None:
     return MemberId(text) if text else None
 
 
-def instance_id_of(text: str | None) -> InstanceId | None:
+def parse_instance_id(text: str | None) -> InstanceId | None:
     return None if text is None else InstanceId(text)
 
 
-def code_of(answer: object) -> int:
+def get_error_code(answer: object) -> int:
     """Return the error code of an answer that holds nothing else."""
     return answer.code if isinstance(answer, Reject) else ErrorCode.NONE
 
 
 def find_topic(topics: Topics, name: str, topic_id: uuid.UUID, *, by_id: bool) -> Topic | ErrorCode:
     """Find the topic of a request, by name or by id."""
-    topic = topics.find_id(topic_id) if by_id and topic_id != NIL else None if by_id else topics.find(name)
+    topic = topics.find_by_id(topic_id) if by_id and topic_id != NIL else None if by_id else topics.find(name)
     if topic is not None:
         return topic
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def log_who_holds(broker: Broker, group_id: GroupId, api: str) -> None:
+def log_blocking_transactions(broker: Broker, group_id: GroupId, api: str) -> None:
     """Log the transactions that a deletion was refused for; the response has no field for a text."""
     broker.metrics.deletions_refused.add()
-    whose = ", ".join(_transaction_of(broker, found) for found in broker.groups.pending_producers(group_id))
+    whose = ", ".join(
+        _describe_transaction(broker, found) for found in broker.groups.list_pending_producers(group_id)
+    )
     _log.warning(
         "%s of group %s was refused: offsets are part of the open transactions of %s; commit or abort them"
         " first, or set delete.open.transactions=true",
@@ -56,6 +58,6 @@ def log_who_holds(broker: Broker, group_id: GroupId, api: str) -> None:
     )
 
 
-def _transaction_of(broker: Broker, producer_id: ProducerId) -> str:
-    entry = broker.transactions.find_writer(producer_id)
+def _describe_transaction(broker: Broker, producer_id: ProducerId) -> str:
+    entry = broker.transactions.find_by_producer_id(producer_id)
     return f"producer id {producer_id}" if entry is None else repr(entry.transactional_id)

@@ -2,7 +2,7 @@
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import Heartbeat
-from tallystick.broker.handlers.group_wire import code_of, instance_id_of
+from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
@@ -14,9 +14,9 @@ async def handle(broker: Broker, request: HeartbeatRequest, context: RequestCont
         return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     command = Heartbeat(
         member_id=MemberId(request.member_id),
-        instance_id=instance_id_of(request.group_instance_id),
+        instance_id=parse_instance_id(request.group_instance_id),
         generation=request.generation_id,
     )
-    code = code_of(await broker.groups.execute(GroupId(request.group_id), command))
+    code = get_error_code(await broker.groups.execute(GroupId(request.group_id), command))
     # Sessions start when loading ends, so a heartbeat during loading succeeds.
     return HeartbeatResponse(error_code=0 if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else code)

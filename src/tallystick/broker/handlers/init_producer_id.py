@@ -8,50 +8,56 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.txn_wire import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
-    NOT_ALLOWED,
-    answered,
-    code_of,
-    identity_of,
-    may_write,
+    NOT_AUTHORIZED,
+    execute_and_respond,
+    get_error_code,
+    make_producer,
+    may_write_as,
 )
-from tallystick.broker.server.acl import CLUSTER, Operation, ResourceType, transactional_id
+from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation, ResourceType, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.txn.machine.commands import Answer, Initialised, InitProducerId
-from tallystick.broker.txn.machine.producer_epochs import first_pair
+from tallystick.broker.txn.machine.commands import InitProducerId, InitProducerIdResult, TxnAnswer
+from tallystick.broker.txn.machine.producer_epochs import start_producer_id
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
-_NO_IDEMPOTENT_WRITE: Final = Reject(
+_NOT_AUTHORIZED: Final = Reject(
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "neither IDEMPOTENT_WRITE nor WRITE on any topic"
 )
-_NO_PAIR: Final = Reject(ErrorCode.INVALID_REQUEST, "a producer id without its epoch, or the reverse")
+_INCOMPLETE_PRODUCER: Final = Reject(
+    ErrorCode.INVALID_REQUEST, "a producer id without its epoch, or the reverse"
+)
 
 
 def handle(
     broker: Broker, request: InitProducerIdRequest, context: RequestContext
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     """Check the rights, then the producer id and epoch, then ask the coordinator: Kafka's order of errors."""
-    refused = _refusal(broker, request, context)
+    refused = _check_request(broker, request, context)
     if refused is not None:
-        return _response(context, refused)
+        return _build_response(context, refused)
     if request.transactional_id is None:
-        return _without_transactions(broker, context)
-    respond = partial(_response, context)
-    return answered(broker, request.transactional_id, _command(request), respond)
+        return _init_idempotent(broker, context)
+    respond = partial(_build_response, context)
+    return execute_and_respond(broker, request.transactional_id, _make_command(request), respond)
 
 
-async def _without_transactions(broker: Broker, context: RequestContext) -> InitProducerIdResponse:
+async def _init_idempotent(broker: Broker, context: RequestContext) -> InitProducerIdResponse:
     """Allocate a new producer id; as in Kafka, also if an idempotent producer sends its old one (KIP-360)."""
-    return _response(context, Initialised(client=first_pair(await broker.new_producer_id())))
+    return _build_response(
+        context, InitProducerIdResult(client=start_producer_id(await broker.generate_producer_id()))
+    )
 
 
-def _response(context: RequestContext, answer: Answer) -> InitProducerIdResponse:
-    if not isinstance(answer, Initialised):
+def _build_response(context: RequestContext, answer: TxnAnswer) -> InitProducerIdResponse:
+    if not isinstance(answer, InitProducerIdResult):
         return InitProducerIdResponse(
-            error_code=code_of(context, answer), producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH
+            error_code=get_error_code(context, answer),
+            producer_id=NO_PRODUCER_ID,
+            producer_epoch=NO_PRODUCER_EPOCH,
         )
-    client, ongoing = answer.client, answer.ongoing
+    client, ongoing = answer.client, answer.ongoing_identity
     return InitProducerIdResponse(
         producer_id=client.producer_id,
         producer_epoch=client.epoch,
@@ -60,35 +66,36 @@ def _response(context: RequestContext, answer: Answer) -> InitProducerIdResponse
     )
 
 
-def _refusal(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Reject | None:
+def _check_request(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Reject | None:
     """Check what needs no coordinator.
 
     Keeping a prepared transaction needs WRITE alone, because it does not promise that the transaction waits.
     """
     may, name = broker.authorizer, request.transactional_id
     if name is None:
-        allowed = may.allows(context, Operation.IDEMPOTENT_WRITE, CLUSTER) or may.allows_any(
+        allowed = may.allows(context, Operation.IDEMPOTENT_WRITE, CLUSTER_RESOURCE) or may.allows_any(
             context, Operation.WRITE, ResourceType.TOPIC
         )
     else:
-        allowed = may_write(broker, context, name) and (
-            not request.enable_2pc or may.allows(context, Operation.TWO_PHASE_COMMIT, transactional_id(name))
+        allowed = may_write_as(broker, context, name) and (
+            not request.enable_2pc
+            or may.allows(context, Operation.TWO_PHASE_COMMIT, transactional_id_resource(name))
         )
     if not allowed:
-        return _NO_IDEMPOTENT_WRITE if name is None else NOT_ALLOWED
+        return _NOT_AUTHORIZED if name is None else NOT_AUTHORIZED
     is_pair = request.producer_id >= 0 and request.producer_epoch >= 0
-    return None if is_pair or _knows_none(request) else _NO_PAIR
+    return None if is_pair or _has_no_producer(request) else _INCOMPLETE_PRODUCER
 
 
-def _knows_none(request: InitProducerIdRequest) -> bool:
+def _has_no_producer(request: InitProducerIdRequest) -> bool:
     return (request.producer_id, request.producer_epoch) == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
-def _command(request: InitProducerIdRequest) -> InitProducerId:
-    known = None if _knows_none(request) else identity_of(request.producer_id, request.producer_epoch)
+def _make_command(request: InitProducerIdRequest) -> InitProducerId:
+    known = None if _has_no_producer(request) else make_producer(request.producer_id, request.producer_epoch)
     return InitProducerId(
         timeout_ms=request.transaction_timeout_ms,
-        expected=known,
+        expected_identity=known,
         enable_2pc=request.enable_2pc,
         keep_prepared=request.keep_prepared_txn,
     )

@@ -1,9 +1,9 @@
 """LeaveGroup: removes members at once, without waiting for their session timeouts."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.group.machine.commands import Leave, LeavingMember, Left
-from tallystick.broker.handlers.group_wire import code_of, instance_id_of, member_id_of
-from tallystick.broker.handlers.listing import in_slices
+from tallystick.broker.group.machine.commands import LeaveGroup, LeaveGroupResult, LeavingMember
+from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id, parse_member_id
+from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
@@ -21,23 +21,23 @@ async def handle(broker: Broker, request: LeaveGroupRequest, context: RequestCon
     leaving = (
         (LeavingMember(member_id=MemberId(request.member_id)),)
         if single
-        else await in_slices(
+        else await collect_in_slices(
             LeavingMember(
-                member_id=member_id_of(member.member_id),
-                instance_id=instance_id_of(member.group_instance_id),
+                member_id=parse_member_id(member.member_id),
+                instance_id=parse_instance_id(member.group_instance_id),
                 reason=member.reason,
             )
             for member in request.members
         )
     )
-    answer = await broker.groups.execute(GroupId(request.group_id), Leave(members=leaving))
-    if not isinstance(answer, Left):
-        return LeaveGroupResponse(error_code=code_of(answer))
-    codes = [ErrorCode.NONE if outcome is None else outcome for outcome in answer.outcomes]
+    answer = await broker.groups.execute(GroupId(request.group_id), LeaveGroup(members=leaving))
+    if not isinstance(answer, LeaveGroupResult):
+        return LeaveGroupResponse(error_code=get_error_code(answer))
+    codes = [ErrorCode.NONE if outcome is None else outcome for outcome in answer.errors]
     if single:
         return LeaveGroupResponse(error_code=codes[0])
     return LeaveGroupResponse(
-        members=await in_slices(
+        members=await collect_in_slices(
             MemberResponse(
                 member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=code
             )

@@ -1,7 +1,7 @@
 """ListConfigResources: lists the topics and the broker; no client metrics or group settings exist here."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.config_view import ResourceType
+from tallystick.broker.handlers.config_view import ConfigResourceType
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.list_config_resources import (
@@ -15,15 +15,15 @@ def handle(
     broker: Broker, request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
     # Version 0 lists client metrics only (KIP-714), and there are none.
-    wanted = set(request.resource_types) or set(ResourceType)
+    wanted = set(request.resource_types) or set(ConfigResourceType)
     if context.api_version == 0:
-        wanted = {ResourceType.CLIENT_METRICS}
-    if not wanted <= set(ResourceType):
+        wanted = {ConfigResourceType.CLIENT_METRICS}
+    if not wanted <= set(ConfigResourceType):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     found = []
-    if ResourceType.TOPIC in wanted:
-        found += [(name, ResourceType.TOPIC) for name in broker.topics.names()]
-    for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+    if ConfigResourceType.TOPIC in wanted:
+        found += [(name, ConfigResourceType.TOPIC) for name in broker.topics.list_names()]
+    for kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
         if kind in wanted:
             found.append((str(broker.config.node_id), kind))
     return ListConfigResourcesResponse(

@@ -2,7 +2,7 @@
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.queries import GROUP_TYPE, list_groups
-from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
@@ -10,12 +10,12 @@ from tallystick.protocol.messages.list_groups import ListedGroup, ListGroupsRequ
 
 def handle(
     broker: Broker, request: ListGroupsRequest, context: RequestContext
-) -> ListGroupsResponse | Listed:
-    groups = broker.groups.groups()
+) -> ListGroupsResponse | SlicedListResponse:
+    groups = broker.groups.list_groups()
     if isinstance(groups, Reject):
         return ListGroupsResponse(error_code=groups.code)
     listed = list_groups(groups, frozenset(request.states_filter), frozenset(request.types_filter))
-    return Listed(
+    return SlicedListResponse(
         lambda found: ListGroupsResponse(groups=found),
         tuple(listed),
         lambda group: ListedGroup(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.server.acl import Operation, transactional_id
+from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
@@ -22,37 +22,37 @@ from tallystick.protocol.messages.list_transactions import (
 
 NO_START: Final = -1
 # About a millisecond of work, after which other requests get their turn.
-LISTED_PER_SLICE: Final = 512
+ENTRIES_PER_SLICE: Final = 512
 
 _STATES: Final = {state.label: state for state in TxnState}
 
-Wanted = Callable[[TxnEntry], bool]
+TxnPredicate = Callable[[TxnEntry], bool]
 
 
 async def handle(
     broker: Broker, request: ListTransactionsRequest, context: RequestContext
 ) -> ListTransactionsResponse:
     """List the matching transactions; as in Kafka, omit silently those the client may not describe."""
-    entries = broker.transactions.entries()
+    entries = broker.transactions.list_entries()
     if isinstance(entries, Reject):
         return ListTransactionsResponse(error_code=entries.code)
-    unknown = distinct(name for name in request.state_filters if name not in _STATES)
+    unknown = deduplicate(name for name in request.state_filters if name not in _STATES)
     found = []
     try:
-        wanted = _filter(request, broker.clock.now_ms())
+        wanted = _make_filter(request, broker.clock.now_ms())
         for number, entry in enumerate(entries, 1):
-            if number % LISTED_PER_SLICE == 0:
+            if number % ENTRIES_PER_SLICE == 0:
                 await asyncio.sleep(0)
             if wanted(entry) and broker.authorizer.allows(
-                context, Operation.DESCRIBE, transactional_id(entry.transactional_id)
+                context, Operation.DESCRIBE, transactional_id_resource(entry.transactional_id)
             ):
-                found.append(_listed(entry))
+                found.append(_list_entry(entry))
     except BadPattern:
         return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
     return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=tuple(found))
 
 
-def _filter(request: ListTransactionsRequest, now_ms: TimestampMs) -> Wanted:
+def _make_filter(request: ListTransactionsRequest, now_ms: TimestampMs) -> TxnPredicate:
     """Combine the filters of the request.
 
     Raises: BadPattern; the returned filter raises it, too.
@@ -66,7 +66,7 @@ def _filter(request: ListTransactionsRequest, now_ms: TimestampMs) -> Wanted:
         started_ms = entry.phase.started_ms
         return (
             (not states or entry.state in states)
-            and (not producer_ids or entry.shown.producer_id in producer_ids)
+            and (not producer_ids or entry.described_identity.producer_id in producer_ids)
             # KIP-994: as in Kafka, an id that never had a transaction passes every duration filter.
             and (
                 longer_than_ms < 0
@@ -78,9 +78,9 @@ def _filter(request: ListTransactionsRequest, now_ms: TimestampMs) -> Wanted:
     return wanted
 
 
-def _listed(entry: TxnEntry) -> TransactionState:
+def _list_entry(entry: TxnEntry) -> TransactionState:
     return TransactionState(
         transactional_id=entry.transactional_id,
-        producer_id=entry.shown.producer_id,
+        producer_id=entry.described_identity.producer_id,
         transaction_state=entry.state.label,
     )

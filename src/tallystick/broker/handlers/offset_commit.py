@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import CommitOffsets, OffsetToCommit
-from tallystick.broker.handlers.committing import Commit
-from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
-from tallystick.broker.handlers.listing import in_slices
+from tallystick.broker.handlers.committing import OffsetCommitPlan
+from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
+from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.protocol.messages.offset_commit import (
@@ -23,31 +23,33 @@ async def handle(
     broker: Broker, request: OffsetCommitRequest, context: RequestContext
 ) -> OffsetCommitResponse:
     """Refuse unknown partitions one by one, and commit the others by one command."""
-    commit = await Commit.of(broker.topics, request.topics, by_id=context.api_version >= TOPIC_IDS_SINCE)
+    commit = await OffsetCommitPlan.build(
+        broker.topics, request.topics, by_id=context.api_version >= TOPIC_IDS_SINCE
+    )
     answer = None
     if commit.offsets:
-        command = _command(request, context, commit.offsets)
+        command = _make_command(request, context, commit.offsets)
         answer = await broker.groups.execute(GroupId(request.group_id), command)
-    answers = await commit.answers(
+    answers = await commit.build_responses(
         request.topics,
         answer,
         lambda index, code: OffsetCommitResponsePartition(partition_index=index, error_code=code),
     )
     return OffsetCommitResponse(
-        topics=await in_slices(
+        topics=await collect_in_slices(
             OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
             for topic, partitions in zip(request.topics, answers, strict=True)
         )
     )
 
 
-def _command(
+def _make_command(
     request: OffsetCommitRequest, context: RequestContext, offsets: Mapping[TopicPartition, OffsetToCommit]
 ) -> CommitOffsets:
     generation, retention_ms = request.generation_id_or_member_epoch, request.retention_time_ms
     return CommitOffsets(
-        member_id=member_id_of(request.member_id),
-        instance_id=instance_id_of(request.group_instance_id),
+        member_id=parse_member_id(request.member_id),
+        instance_id=parse_instance_id(request.group_instance_id),
         generation=None if generation < 0 else generation,
         retention_ms=None if retention_ms < 0 else retention_ms,
         offsets=offsets,

@@ -4,10 +4,10 @@ Pending offsets of open transactions are refused (ADR 0023).
 """
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.group.machine.commands import DeleteOffsets, PerPartition
-from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.handlers.group_wire import code_of, log_who_holds
-from tallystick.broker.handlers.listing import ListedByTopic, Pacer
+from tallystick.broker.group.machine.commands import DeleteOffsets, OffsetPartitionErrors
+from tallystick.broker.handlers.deduplicate import group_distinct
+from tallystick.broker.handlers.group_wire import get_error_code, log_blocking_transactions
+from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
@@ -22,34 +22,36 @@ from tallystick.protocol.messages.offset_delete import (
 
 async def handle(
     broker: Broker, request: OffsetDeleteRequest, context: RequestContext
-) -> OffsetDeleteResponse | ListedByTopic:
+) -> OffsetDeleteResponse | SlicedTopicResponse:
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    named = await merged(
+    named = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
-    pacer, known = Pacer(), list[TopicPartition]()
+    pacer, known = LoopYielder(), list[TopicPartition]()
     for topic, partitions in named.items():
         for partition in partitions:
-            await pacer.step()
-            if broker.topics.partition(topic, partition.partition_index) is not None:
+            await pacer.count_entry()
+            if broker.topics.find_partition(topic, partition.partition_index) is not None:
                 known.append(TopicPartition(topic, partition.partition_index))
     group_id = GroupId(request.group_id)
-    command = DeleteOffsets(partitions=tuple(known), discards_pending=broker.config.delete_open_transactions)
+    command = DeleteOffsets(
+        partitions=tuple(known), may_discard_pending=broker.config.delete_open_transactions
+    )
     answer = await broker.groups.execute(group_id, command)
-    if not isinstance(answer, PerPartition):
-        return OffsetDeleteResponse(error_code=code_of(answer))
-    if ErrorCode.POLICY_VIOLATION in answer.refused.values():
-        log_who_holds(broker, group_id, "OffsetDelete")
+    if not isinstance(answer, OffsetPartitionErrors):
+        return OffsetDeleteResponse(error_code=get_error_code(answer))
+    if ErrorCode.POLICY_VIOLATION in answer.errors.values():
+        log_blocking_transactions(broker, group_id, "OffsetDelete")
         broker.metrics.deletions_refused.add()
-    codes: dict[TopicPartition, int] = {**dict.fromkeys(known, ErrorCode.NONE), **answer.refused}
+    codes: dict[TopicPartition, int] = {**dict.fromkeys(known, ErrorCode.NONE), **answer.errors}
 
     def row(topic: str, partition: OffsetDeleteRequestPartition) -> OffsetDeleteResponsePartition:
         index = partition.partition_index
         code = codes.get(TopicPartition(topic, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return OffsetDeleteResponsePartition(partition_index=index, error_code=code)
 
-    return ListedByTopic(
+    return SlicedTopicResponse(
         lambda topics: OffsetDeleteResponse(topics=topics),
         lambda name, rows: OffsetDeleteResponseTopic(name=name, partitions=rows),
         named,

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.group.machine.model import Group
-from tallystick.broker.group.machine.queries import committed, fetch_offset
-from tallystick.broker.handlers.distinct import itself, merged
+from tallystick.broker.group.machine.model import ClassicGroup
+from tallystick.broker.group.machine.queries import find_committed_offset, list_committed_offsets
+from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
 from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
-from tallystick.broker.handlers.listing import Pacer, in_slices
+from tallystick.broker.handlers.sliced_response import LoopYielder, collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -27,23 +27,23 @@ from tallystick.protocol.primitives import NIL
 
 
 @frozen
-class _Read:
+class _GroupOffsetsReader:
     """Fetch of one group's offsets. `by_id`: the response names topics by id."""
 
     broker: Broker
-    group: Group | None
+    group: ClassicGroup | None
     require_stable: bool
     by_id: bool
 
-    def partition(self, topic: str, topic_id: UUID | None, index: int) -> OffsetFetchResponsePartition:
-        found = fetch_offset(
+    def read_partition(self, topic: str, topic_id: UUID | None, index: int) -> OffsetFetchResponsePartition:
+        found = find_committed_offset(
             self.group,
             TopicPartition(topic, index),
             topic_id=topic_id,
             require_stable=self.require_stable,
         )
         if found is None or isinstance(found, Reject):
-            return no_offset(index, ErrorCode.NONE if found is None else found.code)
+            return missing_offset(index, ErrorCode.NONE if found is None else found.code)
         return OffsetFetchResponsePartition(
             partition_index=index,
             committed_offset=found.offset,
@@ -51,95 +51,103 @@ class _Read:
             metadata=found.metadata,
         )
 
-    async def asked(
-        self, topics: Iterable[OffsetFetchRequestTopic], pacer: Pacer
+    async def read_requested(
+        self, topics: Iterable[OffsetFetchRequestTopic], pacer: LoopYielder
     ) -> tuple[OffsetFetchResponseTopic, ...]:
-        named = await merged(
-            (((topic.name, topic.topic_id), topic.partition_indexes) for topic in topics), itself
+        named = await group_distinct(
+            (((topic.name, topic.topic_id), topic.partition_indexes) for topic in topics), identity_key
         )
         answered = list[OffsetFetchResponseTopic]()
         for (asked_name, asked_id), indexes in named.items():
-            await pacer.step()
+            await pacer.count_entry()
             found = find_topic(self.broker.topics, asked_name, asked_id, by_id=self.by_id)
             if self.by_id and isinstance(found, ErrorCode):
-                rows = await _paced((no_offset(index, found) for index in indexes), pacer)
+                rows = await _collect_paced((missing_offset(index, found) for index in indexes), pacer)
             else:
                 # An offset may outlive its topic's metadata for a moment; it is found by name.
                 known = None if isinstance(found, ErrorCode) else found
                 name, topic_id = (known.name, known.topic_id) if known else (asked_name, None)
-                rows = await _paced((self.partition(name, topic_id, index) for index in indexes), pacer)
+                rows = await _collect_paced(
+                    (self.read_partition(name, topic_id, index) for index in indexes), pacer
+                )
             answered.append(OffsetFetchResponseTopic(name=asked_name, topic_id=asked_id, partitions=rows))
         return tuple(answered)
 
-    def all(self) -> Iterable[OffsetFetchResponseTopic]:
+    def read_all(self) -> Iterable[OffsetFetchResponseTopic]:
         by_topic: dict[str, list[int]] = {}
-        for partition in committed(self.group):
+        for partition in list_committed_offsets(self.group):
             by_topic.setdefault(partition.topic, []).append(partition.partition)
         for name, indexes in by_topic.items():
             topic = self.broker.topics.find(name)
             if topic is None and self.by_id:
                 continue  # the response cannot name a topic without an id
             topic_id = topic.topic_id if topic is not None else None
-            rows = tuple(self.partition(name, topic_id, index) for index in indexes)
+            rows = tuple(self.read_partition(name, topic_id, index) for index in indexes)
             yield OffsetFetchResponseTopic(name=name, topic_id=topic_id or NIL, partitions=rows)
 
 
-def no_offset(index: int, code: int) -> OffsetFetchResponsePartition:
+def missing_offset(index: int, code: int) -> OffsetFetchResponsePartition:
     return OffsetFetchResponsePartition(
         partition_index=index, committed_offset=NO_OFFSET, metadata="", error_code=code
     )
 
 
 async def handle(broker: Broker, request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
-    pacer = Pacer()
+    pacer = LoopYielder()
     if context.api_version >= 8:
         groups = []
-        for asked in _distinct(request.groups):
-            await pacer.step()
-            groups.append(await _group(broker, asked, request, context, pacer))
+        for asked in _deduplicate(request.groups):
+            await pacer.count_entry()
+            groups.append(await _fetch_group(broker, asked, request, context, pacer))
         return OffsetFetchResponse(groups=tuple(groups))
     wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
-    group = await _group(broker, wanted, request, context, pacer)
+    group = await _fetch_group(broker, wanted, request, context, pacer)
     topics = group.topics
     if group.error_code and context.api_version < 2:
         # Version 1 has no error code for the group, so each partition gets it.
         topics = tuple(
             OffsetFetchResponseTopic(
                 name=topic.name,
-                partitions=tuple(no_offset(index, group.error_code) for index in topic.partition_indexes),
+                partitions=tuple(
+                    missing_offset(index, group.error_code) for index in topic.partition_indexes
+                ),
             )
             for topic in request.topics or ()
         )
     return OffsetFetchResponse(topics=topics, error_code=group.error_code)
 
 
-def _distinct(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFetchRequestGroup]:
+def _deduplicate(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFetchRequestGroup]:
     return {group.group_id: group for group in groups}.values()
 
 
-async def _paced(
-    rows: Iterable[OffsetFetchResponsePartition], pacer: Pacer
+async def _collect_paced(
+    rows: Iterable[OffsetFetchResponsePartition], pacer: LoopYielder
 ) -> tuple[OffsetFetchResponsePartition, ...]:
     made = []
     for row in rows:
         made.append(row)
-        await pacer.step()
+        await pacer.count_entry()
     return tuple(made)
 
 
-async def _group(
+async def _fetch_group(
     broker: Broker,
     wanted: OffsetFetchRequestGroup,
     request: OffsetFetchRequest,
     context: RequestContext,
-    pacer: Pacer,
+    pacer: LoopYielder,
 ) -> OffsetFetchResponseGroup:
     group_id = GroupId(wanted.group_id)
     # KIP-447: a stable read sees every commit that was accepted before it.
     stable = request.require_stable
-    group = await broker.groups.settled(group_id) if stable else broker.groups.group(group_id)
+    group = await broker.groups.get_settled_group(group_id) if stable else broker.groups.get_group(group_id)
     if isinstance(group, Reject):
         return OffsetFetchResponseGroup(group_id=group_id, error_code=group.code)
-    read = _Read(broker, group, stable, context.api_version >= 10)
-    topics = await (in_slices(read.all()) if wanted.topics is None else read.asked(wanted.topics, pacer))
+    read = _GroupOffsetsReader(broker, group, stable, context.api_version >= 10)
+    topics = await (
+        collect_in_slices(read.read_all())
+        if wanted.topics is None
+        else read.read_requested(wanted.topics, pacer)
+    )
     return OffsetFetchResponseGroup(group_id=group_id, topics=topics)

@@ -1,8 +1,8 @@
 """OffsetForLeaderEpoch: returns the end offset of a leader epoch, for log truncation detection (KIP-320)."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.handlers.deduplicate import group_distinct
+from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.partitions.visibility import check_leader_epoch
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -18,23 +18,25 @@ from tallystick.protocol.messages.offset_for_leader_epoch import (
 
 async def handle(
     broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext
-) -> ListedByTopic:
-    return ListedByTopic(
+) -> SlicedTopicResponse:
+    return SlicedTopicResponse(
         lambda topics: OffsetForLeaderEpochResponse(topics=topics),
         lambda name, partitions: OffsetForLeaderTopicResult(topic=name, partitions=partitions),
-        await merged(((topic.topic, topic.partitions) for topic in request.topics), lambda p: p.partition),
-        lambda name, wanted: _answer(broker, name, wanted),
+        await group_distinct(
+            ((topic.topic, topic.partitions) for topic in request.topics), lambda p: p.partition
+        ),
+        lambda name, wanted: _find_epoch_end(broker, name, wanted),
     )
 
 
-def _answer(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
-    partition = broker.topics.partition(topic, wanted.partition)
+def _find_epoch_end(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+    partition = broker.topics.find_partition(topic, wanted.partition)
     if partition is None:
         return EpochEndOffset(partition=wanted.partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     refused = check_leader_epoch(wanted.current_leader_epoch, partition.leader_epoch)
     if refused is not None:
         return EpochEndOffset(partition=wanted.partition, error_code=refused.code)
-    found = partition.epoch_end_offset(LeaderEpoch(wanted.leader_epoch))
+    found = partition.find_epoch_end(LeaderEpoch(wanted.leader_epoch))
     if found is None:
         return EpochEndOffset(partition=wanted.partition)
     return EpochEndOffset(partition=wanted.partition, leader_epoch=found[0], end_offset=found[1])

@@ -9,16 +9,16 @@ from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, Offset, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import Offset, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import frozen
 
 _log = logging.getLogger("tallystick.broker")
 
-NAMED_MAX: Final = 10
+LISTED_MAX: Final = 10
 
 
 @frozen
-class _Open:
+class _OpenTxn:
     """An open transaction that has records among those to delete.
 
     entry  of the id that owns the producer id; None: no id owns it, or the ids are not loaded yet
@@ -26,14 +26,14 @@ class _Open:
 
     partition: Partition
     first_offset: int
-    writer: Identity
+    writer: ProducerIdAndEpoch
     entry: TxnEntry | None
 
     @property
     def is_ordinary(self) -> bool:
         """Whether its client or its timeout may end it at any time, without a promise to another system."""
         entry = self.entry
-        if entry is None or not entry.will_end(self.writer, self.partition.topic_partition):
+        if entry is None or not entry.is_current_transaction(self.writer, self.partition.topic_partition):
             return False
         return not (entry.is_two_phase or entry.is_kept)
 
@@ -43,7 +43,7 @@ class _Open:
         return f"{whose} in {self.partition.topic_partition} since offset {self.first_offset}"
 
 
-def refuse_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Reject | None:
+def check_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Reject | None:
     """Refuse to delete records of a transaction that may be promised to a database [TXN-10].
 
     An ordinary transaction loses its records with the topic, and is completed without it: Kafka deletes
@@ -54,15 +54,17 @@ def refuse_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Re
     Rejects with: POLICY_VIOLATION.
     """
     doomed = [(partition, Offset(partition.log.log_end_offset)) for partition in partitions]
-    found = [each for partition, end in doomed for each in _open_below(broker, partition, end)]
+    found = [each for partition, end in doomed for each in _iter_open_below(broker, partition, end)]
     lost = [str(each) for each in found if each.is_ordinary]
-    refused = _refusal(broker, [str(each) for each in found if not each.is_ordinary])
+    refused = _reject_if_any(broker, [str(each) for each in found if not each.is_ordinary])
     if refused is None and lost:
-        _log.warning("a deleted topic has records of open transactions, which lose them: %s", _named(lost))
+        _log.warning(
+            "a deleted topic has records of open transactions, which lose them: %s", _join_limited(lost)
+        )
     return refused
 
 
-def refuse_deletion(broker: Broker, doomed: Iterable[tuple[Partition, Offset]]) -> Reject | None:
+def check_records_deletion(broker: Broker, doomed: Iterable[tuple[Partition, Offset]]) -> Reject | None:
     """Refuse to delete records of an open transaction, and name its transactional id [TXN-10].
 
     `delete.open.transactions` allows it. Stricter than Kafka: docs/adr/0008.
@@ -72,20 +74,22 @@ def refuse_deletion(broker: Broker, doomed: Iterable[tuple[Partition, Offset]]) 
 
     Rejects with: POLICY_VIOLATION.
     """
-    return _refusal(
-        broker, [str(each) for partition, end in doomed for each in _open_below(broker, partition, end)]
+    return _reject_if_any(
+        broker, [str(each) for partition, end in doomed for each in _iter_open_below(broker, partition, end)]
     )
 
 
-def _named(found: Sequence[str]) -> str:
-    return ", ".join(found[:NAMED_MAX]) + (f" and {len(found) - NAMED_MAX} more" * (len(found) > NAMED_MAX))
+def _join_limited(found: Sequence[str]) -> str:
+    return ", ".join(found[:LISTED_MAX]) + (
+        f" and {len(found) - LISTED_MAX} more" * (len(found) > LISTED_MAX)
+    )
 
 
-def _refusal(broker: Broker, found: Sequence[str]) -> Reject | None:
+def _reject_if_any(broker: Broker, found: Sequence[str]) -> Reject | None:
     if not found or broker.config.delete_open_transactions:
         return None
     reason = (
-        f"open transactions would lose records: {_named(found)}; commit or abort them first,"
+        f"open transactions would lose records: {_join_limited(found)}; commit or abort them first,"
         " or set delete.open.transactions=true"
     )
     # The response of DeleteRecords has no field for a text.
@@ -94,10 +98,14 @@ def _refusal(broker: Broker, found: Sequence[str]) -> Reject | None:
     return Reject(ErrorCode.POLICY_VIOLATION, reason)
 
 
-def _open_below(broker: Broker, partition: Partition, end: Offset) -> Iterator[_Open]:
-    producers = partition.log.producer_state
-    for first_offset, producer_id in producers.open_transactions():
+def _iter_open_below(broker: Broker, partition: Partition, end: Offset) -> Iterator[_OpenTxn]:
+    producers = partition.log.producer_state_manager
+    for first_offset, producer_id in producers.iter_open_transactions():
         if first_offset >= end:
             return
-        writer = Identity(ProducerId(producer_id), ProducerEpoch(producers.active[producer_id].epoch))
-        yield _Open(partition, first_offset, writer, broker.transactions.find_writer(writer.producer_id))
+        writer = ProducerIdAndEpoch(
+            ProducerId(producer_id), ProducerEpoch(producers.active_producers[producer_id].epoch)
+        )
+        yield _OpenTxn(
+            partition, first_offset, writer, broker.transactions.find_by_producer_id(writer.producer_id)
+        )

@@ -1,8 +1,8 @@
 """SyncGroup: stores the leader's assignment, and returns each member its own."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.group.machine.commands import Sync, Synced
-from tallystick.broker.handlers.group_wire import code_of, instance_id_of
+from tallystick.broker.group.machine.commands import SyncGroup, SyncGroupResult
+from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
@@ -16,20 +16,20 @@ async def handle(broker: Broker, request: SyncGroupRequest, context: RequestCont
     if context.api_version >= 5 and not names_protocol:
         # KIP-559: from version 5 on the member sends the protocol that it expects.
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
-    command = Sync(
+    command = SyncGroup(
         member_id=MemberId(request.member_id),
-        instance_id=instance_id_of(request.group_instance_id),
+        instance_id=parse_instance_id(request.group_instance_id),
         generation=request.generation_id,
         protocol_type=request.protocol_type,
         protocol_name=request.protocol_name,
         assignments={MemberId(given.member_id): given.assignment for given in request.assignments},
-        ticket=broker.groups.new_ticket(),
+        ticket=broker.groups.create_ticket(),
     )
     answer = await broker.groups.execute(GroupId(request.group_id), command)
-    if isinstance(answer, Synced):
+    if isinstance(answer, SyncGroupResult):
         return SyncGroupResponse(
             protocol_type=answer.protocol_type,
             protocol_name=answer.protocol_name,
             assignment=answer.assignment,
         )
-    return SyncGroupResponse(error_code=code_of(answer), assignment=b"")
+    return SyncGroupResponse(error_code=get_error_code(answer), assignment=b"")

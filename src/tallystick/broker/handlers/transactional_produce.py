@@ -14,20 +14,20 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.verification import (
-    Asker,
-    Turn,
-    ask,
-    begin,
-    drop_refused,
-    producer_of,
-    refusals,
-    refuse_replaced,
+    AppendTurn,
+    VerificationContext,
+    begin_verification,
+    check_not_replaced,
+    collect_refusals,
+    drop_verification,
+    get_producer,
+    request_verification,
 )
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.server import acl
 from tallystick.broker.server.acl import Operation
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.txn.machine.commands import DONE, Answer
+from tallystick.broker.txn.machine.commands import DONE, TxnAnswer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TopicPartition, TransactionalId
@@ -35,7 +35,7 @@ from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchHeader
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
-from tallystick.storage.producers import Verification
+from tallystick.storage.producer_state import VerificationStateEntry
 
 ABORTABLE_SINCE: Final = 11  # KIP-890: the client knows TRANSACTION_ABORTABLE
 IMPLICIT_SINCE: Final = 12  # KIP-890: the broker adds partitions to the transaction
@@ -50,7 +50,7 @@ OUT_OF_MEMORY: Final = Reject(
 )
 # A producer does not expect these codes from a partition leader. It gets NOT_ENOUGH_REPLICAS instead, after
 # which it sends the batch again without refreshing its metadata.
-_NOT_READY: Final = frozenset(
+_COORDINATOR_NOT_READY: Final = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -60,17 +60,17 @@ _NOT_READY: Final = frozenset(
 
 
 @dataclass(slots=True)
-class Pending:
-    """One partition of the response; `durable` is set while its batch is not on the disk."""
+class ProducePartitionStatus:
+    """One partition of the response; `when_durable` is set while its batch is not on the disk."""
 
     index: int
     partition: Partition | None
     result: AppendResult | Reject
-    durable: "asyncio.Future[None] | None" = None
+    durable_future: "asyncio.Future[None] | None" = None
 
 
 @dataclass(slots=True, kw_only=True)
-class InTransaction(Pending):
+class TransactionalAppend(ProducePartitionStatus):
     """A transactional batch until it is appended or refused.
 
     `records` is a view of the request, and a copy once it has to wait, because the request's buffer is
@@ -83,53 +83,55 @@ class InTransaction(Pending):
 
 
 @frozen
-class _Held:
+class _WaitingBatch:
     """A batch that waits for the coordinator, or behind one that does."""
 
-    batch: InTransaction
-    verification: Verification | None
-    turn: Turn
+    batch: TransactionalAppend
+    verification: VerificationStateEntry | None
+    turn: AppendTurn
 
 
-def unauthorized(reason: str) -> Reject:
+def reject_unauthorized(reason: str) -> Reject:
     return Reject(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
 
 
 def append_transactional(
-    broker: Broker, transactional_id: str, batches: Sequence[InTransaction], context: RequestContext
-) -> "Waiting | None":
+    broker: Broker, transactional_id: str, batches: Sequence[TransactionalAppend], context: RequestContext
+) -> "WaitingBatches | None":
     """Append or refuse the batches that need not wait, and return those that must wait, if any."""
-    refused = _refusal(broker, transactional_id, batches, context)
+    refused = _check_request(broker, transactional_id, batches, context)
     implicit = context.api_version >= IMPLICIT_SINCE
-    held: list[tuple[InTransaction, Verification | None]] = []
+    held: list[tuple[TransactionalAppend, VerificationStateEntry | None]] = []
     for batch in batches:
         # Checked first: a batch that can never be appended must not take memory while it waits.
-        too_large = _too_large(batch)
-        verification = refused or too_large or begin(broker, batch.target, batch.header, implicit=implicit)
+        too_large = _check_size(batch)
+        verification = (
+            refused or too_large or begin_verification(broker, batch.target, batch.header, implicit=implicit)
+        )
         if isinstance(verification, Reject):
             batch.result = verification
-        elif verification is None and batch.header.producer_id not in batch.target.lines:
+        elif verification is None and batch.header.producer_id not in batch.target.append_turns:
             _append(batch, NO_GUARD)
         else:
             held.append((batch, verification))
     if not held:
         return None
-    asker = Asker(
+    asker = VerificationContext(
         transactional_id=TransactionalId(transactional_id),
-        implicit=implicit,
+        is_implicit=implicit,
         knows_abortable=context.api_version >= ABORTABLE_SINCE,
     )
-    waiting = Waiting(broker, asker, held)
-    if waiting.settle_now():
+    waiting = WaitingBatches(broker, asker, held)
+    if waiting.try_append_now():
         return None
     if broker.request_memory.is_short_for(context.client_host):
-        waiting.give_up(OUT_OF_MEMORY)
+        waiting.reject_all(OUT_OF_MEMORY)
         return None
-    waiting.keep(context.client_host)
+    waiting.retain_records(context.client_host)
     return waiting
 
 
-def _too_large(batch: InTransaction) -> Reject | None:
+def _check_size(batch: TransactionalAppend) -> Reject | None:
     limit = batch.target.log.config.max_message_bytes
     if len(batch.records) <= limit:
         return None
@@ -139,16 +141,18 @@ def _too_large(batch: InTransaction) -> Reject | None:
     )
 
 
-def _refusal(
-    broker: Broker, transactional_id: str, batches: Sequence[InTransaction], context: RequestContext
+def _check_request(
+    broker: Broker, transactional_id: str, batches: Sequence[TransactionalAppend], context: RequestContext
 ) -> Reject | None:
     """Return why all transactional batches of the request are refused, or None.
 
     Kafka then refuses the other batches, too; no client mixes transactional batches with others.
     """
-    if not broker.authorizer.allows(context, Operation.WRITE, acl.transactional_id(transactional_id)):
-        return unauthorized(f"no right to write as {transactional_id!r}")
-    producers = {producer_of(batch.header) for batch in batches}
+    if not broker.authorizer.allows(
+        context, Operation.WRITE, acl.transactional_id_resource(transactional_id)
+    ):
+        return reject_unauthorized(f"no right to write as {transactional_id!r}")
+    producers = {get_producer(batch.header) for batch in batches}
     if len(producers) > 1:
         return Reject(
             ErrorCode.INVALID_PRODUCER_ID_MAPPING,
@@ -157,104 +161,114 @@ def _refusal(
     return None
 
 
-class Waiting:
-    """Batches of one request that wait. Used once: `settle_now`, and if that fails `settle`."""
+class WaitingBatches:
+    """Batches of one request that wait. Used once.
+
+    `try_append_now`, and if that fails `append_when_verified`.
+    """
 
     def __init__(
-        self, broker: Broker, asker: Asker, held: Sequence[tuple[InTransaction, Verification | None]]
+        self,
+        broker: Broker,
+        asker: VerificationContext,
+        held: Sequence[tuple[TransactionalAppend, VerificationStateEntry | None]],
     ) -> None:
         self._broker = broker
-        self._asker = asker
-        self._asked = frozenset(batch.target.topic_partition for batch, guard in held if guard is not None)
+        self._verification_context = asker
+        self._partitions_to_verify = frozenset(
+            batch.target.topic_partition for batch, guard in held if guard is not None
+        )
         # No question is needed if all batches merely wait behind earlier ones.
-        self._answer: asyncio.Future[Answer] | None = None
-        if self._asked:
-            self._answer = ask(broker, asker, producer_of(held[0][0].header), self._asked)
-        self._kept: tuple[str, int] | None = None  # host, bytes
-        self._held = [
-            _Held(batch, verification, Turn(batch.target, batch.header.producer_id))
+        self._answer: asyncio.Future[TxnAnswer] | None = None
+        if self._partitions_to_verify:
+            self._answer = request_verification(
+                broker, asker, get_producer(held[0][0].header), self._partitions_to_verify
+            )
+        self._memory_charge: tuple[str, int] | None = None  # host, bytes
+        self._batches = [
+            _WaitingBatch(batch, verification, AppendTurn(batch.target, batch.header.producer_id))
             for batch, verification in held
         ]
 
-    def settle_now(self) -> bool:
+    def try_append_now(self) -> bool:
         """Append if the coordinator has answered and no earlier batch is waiting; return whether it did."""
         answered = self._answer is None or self._answer.done()
-        if not answered or not all(held.turn.has_come for held in self._held):
+        if not answered or not all(held.turn.has_arrived for held in self._batches):
             return False
         try:
-            refused = self._refused(DONE if self._answer is None else self._answer.result())
-            for held in self._held:
+            refused = self._collect_refusals(DONE if self._answer is None else self._answer.result())
+            for held in self._batches:
                 self._append_in_turn(held, refused)
         finally:
-            self._leave()
+            self._release()
         return True
 
-    async def settle(self, limit_s: float) -> None:
+    async def append_when_verified(self, limit_s: float) -> None:
         """Append in turn when the answer arrives. A batch not appended within `limit_s` stays UNVERIFIED."""
         try:
             async with asyncio.timeout(limit_s):
-                refused = self._refused(DONE if self._answer is None else await self._answer)
-                for held in self._held:
-                    await held.turn.come()
+                refused = self._collect_refusals(DONE if self._answer is None else await self._answer)
+                for held in self._batches:
+                    await held.turn.wait()
                     self._append_in_turn(held, refused)
         except TimeoutError:
             pass
         finally:
-            self._leave()
+            self._release()
 
-    def keep(self, host: str) -> None:
+    def retain_records(self, host: str) -> None:
         """Copy the records out of the request's buffer, and account their memory to that host."""
-        for held in self._held:
+        for held in self._batches:
             if isinstance(held.batch.records, memoryview):
                 held.batch.records = bytes(held.batch.records)
-        self._kept = (host, sum(len(held.batch.records) for held in self._held))
-        self._broker.request_memory.take(*self._kept)
+        self._memory_charge = (host, sum(len(held.batch.records) for held in self._batches))
+        self._broker.request_memory.acquire(*self._memory_charge)
 
-    def give_up(self, refused: Reject) -> None:
+    def reject_all(self, refused: Reject) -> None:
         """Refuse all batches now; the producer sends them again."""
-        for held in self._held:
+        for held in self._batches:
             held.batch.result = refused
-        self._leave()
+        self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         """Give up the turns and the memory of this request."""
-        for held in self._held:
-            held.turn.leave()
-        if self._kept is not None:
-            self._broker.request_memory.give(*self._kept)
-            self._kept = None
+        for held in self._batches:
+            held.turn.release()
+        if self._memory_charge is not None:
+            self._broker.request_memory.release(*self._memory_charge)
+            self._memory_charge = None
 
-    def _refused(self, answer: Answer) -> Mapping[TopicPartition, Reject]:
-        found = refusals(answer, self._asker, self._asked)
+    def _collect_refusals(self, answer: TxnAnswer) -> Mapping[TopicPartition, Reject]:
+        found = collect_refusals(answer, self._verification_context, self._partitions_to_verify)
         self._broker.metrics.verification_failures.add(by=len(found))
-        return {partition: self._towards_producer(refused) for partition, refused in found.items()}
+        return {partition: self._translate_for_producer(refused) for partition, refused in found.items()}
 
-    def _towards_producer(self, refused: Reject) -> Reject:
+    def _translate_for_producer(self, refused: Reject) -> Reject:
         # Older clients do not know that CONCURRENT_TRANSACTIONS is retriable.
-        later = refused.code in _NOT_READY or (
-            refused.code is ErrorCode.CONCURRENT_TRANSACTIONS and not self._asker.implicit
+        later = refused.code in _COORDINATOR_NOT_READY or (
+            refused.code is ErrorCode.CONCURRENT_TRANSACTIONS and not self._verification_context.is_implicit
         )
         return Reject(ErrorCode.NOT_ENOUGH_REPLICAS, refused.reason) if later else refused
 
-    def _append_in_turn(self, held: _Held, refused: Mapping[TopicPartition, Reject]) -> None:
+    def _append_in_turn(self, held: _WaitingBatch, refused: Mapping[TopicPartition, Reject]) -> None:
         batch = held.batch
         name = batch.target.topic_partition
-        reject = refused.get(name) or refuse_replaced(self._broker, batch.header)
+        reject = refused.get(name) or check_not_replaced(self._broker, batch.header)
         if reject is not None:
             batch.result = reject
-            drop_refused(batch.target, batch.header, held.verification, reject)
-        elif self._broker.topics.partition(name.topic, name.partition) is not batch.target:
+            drop_verification(batch.target, batch.header, held.verification, reject)
+        elif self._broker.topics.find_partition(name.topic, name.partition) is not batch.target:
             batch.result = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
         else:
             # The state may have changed since the question: the log checks again, with the guard [PRD-7].
             _append(batch, TxnGuard(held.verification))
-        held.turn.leave()
+        held.turn.release()
 
 
-def _append(batch: InTransaction, guard: TxnGuard) -> None:
+def _append(batch: TransactionalAppend, guard: TxnGuard) -> None:
     try:
         batch.result = batch.target.append(batch.records, guard=guard)
     except StorageFailure as exc:
         batch.result = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
     if isinstance(batch.result, AppendResult):
-        batch.durable = batch.target.durable(batch.result.last_offset)
+        batch.durable_future = batch.target.when_durable(batch.result.last_offset)

@@ -10,22 +10,22 @@ from functools import partial
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.group.codec import header_of
-from tallystick.broker.group.machine.commands import Answer, CommitTxnOffsets, OffsetToCommit
+from tallystick.broker.group.codec import build_batch_header
+from tallystick.broker.group.machine.commands import CommitTxnOffsets, GroupAnswer, OffsetToCommit
 from tallystick.broker.handlers import verification
-from tallystick.broker.handlers.committing import Commit, Place
-from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
-from tallystick.broker.handlers.listing import in_slices
-from tallystick.broker.partitions.topics import GROUP_OFFSETS
-from tallystick.broker.server.acl import Operation, group, topic, transactional_id
+from tallystick.broker.handlers.committing import OffsetCommitPlan, RowIndex
+from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
+from tallystick.broker.handlers.sliced_response import collect_in_slices
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC
+from tallystick.broker.server.acl import Operation, group_resource, topic_resource, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     GroupId,
-    Identity,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TopicPartition,
     TransactionalId,
 )
@@ -41,7 +41,9 @@ ABORTABLE_SINCE: Final = 4  # KIP-890
 IMPLICIT_SINCE: Final = 5  # KIP-890
 TOPIC_IDS_SINCE: Final = 6  # KIP-1319, and with it GROUP_ID_NOT_FOUND
 
-NO_PAIR: Final = Reject(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "a -1 in it: no transaction has that pair")
+INCOMPLETE_PRODUCER: Final = Reject(
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING, "a -1 in it: no transaction has that pair"
+)
 NO_GROUP: Final = Reject(ErrorCode.INVALID_GROUP_ID, "a group id must not be empty")
 
 
@@ -50,14 +52,16 @@ async def handle(
 ) -> TxnOffsetCommitResponse:
     """Refuse unknown and unauthorized partitions one by one, and commit the others by one command."""
     version = context.api_version
-    forbidden = _forbidden(broker, request, context)
+    forbidden = _check_authorized(broker, request, context)
     if forbidden is not None:
-        return await _response(request, Commit(dict.fromkeys(_places(request), forbidden), {}, {}), None)
-    commit = await Commit.of(
+        return await _build_response(
+            request, OffsetCommitPlan(dict.fromkeys(_list_rows(request), forbidden), {}, {}), None
+        )
+    commit = await OffsetCommitPlan.build(
         broker.topics,
         request.topics,
         by_id=version >= TOPIC_IDS_SINCE,
-        may_read=lambda name: broker.authorizer.allows(context, Operation.READ, topic(name)),
+        may_read=lambda name: broker.authorizer.allows(context, Operation.READ, topic_resource(name)),
     )
     answer = await _commit(broker, request, version, commit.offsets) if commit.offsets else None
     if (
@@ -66,15 +70,17 @@ async def handle(
         and answer.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     ):
         answer = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, answer.reason)
-    return await _response(request, commit, answer)
+    return await _build_response(request, commit, answer)
 
 
-def _forbidden(broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext) -> ErrorCode | None:
+def _check_authorized(
+    broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext
+) -> ErrorCode | None:
     """Check the rights on transactional id and group; WRITE on the id covers its producer ids."""
     allows = broker.authorizer.allows
-    if not allows(context, Operation.WRITE, transactional_id(request.transactional_id)):
+    if not allows(context, Operation.WRITE, transactional_id_resource(request.transactional_id)):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    if not allows(context, Operation.READ, group(request.group_id)):
+    if not allows(context, Operation.READ, group_resource(request.group_id)):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     return None
 
@@ -84,21 +90,21 @@ async def _commit(
     request: TxnOffsetCommitRequest,
     version: int,
     offsets: Mapping[TopicPartition, OffsetToCommit],
-) -> Answer:
+) -> GroupAnswer:
     group_id = GroupId(request.group_id)
     if not group_id:
         return NO_GROUP
     if request.producer_id < 0 or request.producer_epoch < 0:
-        return NO_PAIR
+        return INCOMPLETE_PRODUCER
     # Checked first: an unavailable group must not add a partition to the transaction.
-    refused = await broker.groups.prepare() or broker.groups.unavailable(group_id)
+    refused = await broker.groups.ensure_topic() or broker.groups.find_refusal(group_id)
     if refused is not None:
         return refused
-    partition = broker.topics.partition(GROUP_OFFSETS, broker.groups.partition_of(group_id))
+    partition = broker.topics.find_partition(CONSUMER_OFFSETS_TOPIC, broker.groups.partition_for(group_id))
     if partition is None:
-        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{GROUP_OFFSETS} was deleted")
-    identity = Identity(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
-    header = header_of(identity)
+        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC} was deleted")
+    identity = ProducerIdAndEpoch(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
+    header = build_batch_header(identity)
     guard = await verification.open_transaction(
         broker,
         partition,
@@ -112,32 +118,32 @@ async def _commit(
     generation = request.generation_id_or_member_epoch
     command = CommitTxnOffsets(
         identity=identity,
-        member_id=member_id_of(request.member_id),
-        instance_id=instance_id_of(request.group_instance_id),
+        member_id=parse_member_id(request.member_id),
+        instance_id=parse_instance_id(request.group_instance_id),
         generation=None if generation < 0 else generation,
         offsets=offsets,
         knows_group_id_not_found=version >= TOPIC_IDS_SINCE,
     )
-    replaced = partial(verification.refuse_replaced, broker, header)
+    replaced = partial(verification.check_not_replaced, broker, header)
     return await broker.groups.commit_transactional(group_id, command, guard, replaced)
 
 
-def _places(request: TxnOffsetCommitRequest) -> list[Place]:
+def _list_rows(request: TxnOffsetCommitRequest) -> list[RowIndex]:
     return [
         (row, column) for row, asked in enumerate(request.topics) for column in range(len(asked.partitions))
     ]
 
 
-async def _response(
-    request: TxnOffsetCommitRequest, commit: Commit, answer: Answer | None
+async def _build_response(
+    request: TxnOffsetCommitRequest, commit: OffsetCommitPlan, answer: GroupAnswer | None
 ) -> TxnOffsetCommitResponse:
-    answers = await commit.answers(
+    answers = await commit.build_responses(
         request.topics,
         answer,
         lambda index, code: TxnOffsetCommitResponsePartition(partition_index=index, error_code=code),
     )
     return TxnOffsetCommitResponse(
-        topics=await in_slices(
+        topics=await collect_in_slices(
             TxnOffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=partitions)
             for asked, partitions in zip(request.topics, answers, strict=True)
         )

@@ -5,12 +5,12 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.server.acl import Operation, transactional_id
+from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.txn.machine.commands import Answer, Command
+from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TransactionalId
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TransactionalId
 from tallystick.protocol.apis import ApiKey
 
 R = TypeVar("R")
@@ -20,7 +20,7 @@ NO_PRODUCER_EPOCH: Final = -1
 
 # By API and code: the first version that knows the code, and the code that older versions get instead.
 # Source: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE); KafkaApis.handle*.
-_OLDER: Final[Mapping[int, Mapping[ErrorCode, tuple[int, ErrorCode]]]] = MappingProxyType(
+_OLDER_CODES: Final[Mapping[int, Mapping[ErrorCode, tuple[int, ErrorCode]]]] = MappingProxyType(
     {
         ApiKey.INIT_PRODUCER_ID: {
             ErrorCode.PRODUCER_FENCED: (4, ErrorCode.INVALID_PRODUCER_EPOCH),
@@ -41,48 +41,52 @@ _OLDER: Final[Mapping[int, Mapping[ErrorCode, tuple[int, ErrorCode]]]] = Mapping
     }
 )
 
-NOT_ALLOWED: Final = Reject(
+NOT_AUTHORIZED: Final = Reject(
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Transactional Id authorization failed."
 )
-NO_NAME: Final = Reject(ErrorCode.INVALID_REQUEST, "a transactional id must not be empty")
+EMPTY_TRANSACTIONAL_ID: Final = Reject(ErrorCode.INVALID_REQUEST, "a transactional id must not be empty")
 
 
-def code_for(context: RequestContext, code: ErrorCode) -> ErrorCode:
+def downgrade_code(context: RequestContext, code: ErrorCode) -> ErrorCode:
     """Return the code, or its substitute if the request's version does not know it."""
-    known_from, instead = _OLDER[context.api_key].get(code, (0, code))
+    known_from, instead = _OLDER_CODES[context.api_key].get(code, (0, code))
     return code if context.api_version >= known_from else instead
 
 
-def code_of(context: RequestContext, answer: Answer) -> ErrorCode:
+def get_error_code(context: RequestContext, answer: TxnAnswer) -> ErrorCode:
     """Return the error code of an answer, in terms of the request's version."""
-    return code_for(context, answer.code) if isinstance(answer, Reject) else ErrorCode.NONE
+    return downgrade_code(context, answer.code) if isinstance(answer, Reject) else ErrorCode.NONE
 
 
-def may_write(broker: Broker, context: RequestContext, name: str) -> bool:
+def may_write_as(broker: Broker, context: RequestContext, name: str) -> bool:
     """Return whether the client has WRITE on the transactional id, as all steps of a transaction need."""
-    return broker.authorizer.allows(context, Operation.WRITE, transactional_id(name))
+    return broker.authorizer.allows(context, Operation.WRITE, transactional_id_resource(name))
 
 
-def identity_of(producer_id: int, producer_epoch: int) -> Identity:
+def make_producer(producer_id: int, producer_epoch: int) -> ProducerIdAndEpoch:
     """Build the producer id and epoch of a request; with a -1 no producer has them, so they are refused."""
-    return Identity(ProducerId(producer_id), ProducerEpoch(producer_epoch))
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(producer_epoch))
 
 
-async def execute(broker: Broker, name: str, command: Command) -> Answer:
+async def execute(broker: Broker, name: str, command: TxnCommand) -> TxnAnswer:
     """Run a command in the coordinator, for the transactional id of a request."""
-    return await broker.transactions.execute(TransactionalId(name), command) if name else NO_NAME
+    return (
+        await broker.transactions.execute(TransactionalId(name), command) if name else EMPTY_TRANSACTIONAL_ID
+    )
 
 
-def answered(broker: Broker, name: str, command: Command, respond: Callable[[Answer], R]) -> R | Awaitable[R]:
+def execute_and_respond(
+    broker: Broker, name: str, command: TxnCommand, respond: Callable[[TxnAnswer], R]
+) -> R | Awaitable[R]:
     """Run a command as `execute` does and convert its answer.
 
     At once, without a task, unless the coordinator has to wait.
     """
     if not name:
-        return respond(NO_NAME)
+        return respond(EMPTY_TRANSACTIONAL_ID)
     answer = broker.transactions.submit(TransactionalId(name), command)
-    return respond(answer.result()) if answer.done() else _later(answer, respond)
+    return respond(answer.result()) if answer.done() else _respond_later(answer, respond)
 
 
-async def _later(answer: Awaitable[Answer], respond: Callable[[Answer], R]) -> R:
+async def _respond_later(answer: Awaitable[TxnAnswer], respond: Callable[[TxnAnswer], R]) -> R:
     return respond(await answer)

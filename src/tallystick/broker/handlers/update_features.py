@@ -3,8 +3,8 @@
 from itertools import islice
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.metadata.features import SUPPORTED, FeatureUpdate, UpgradeType
-from tallystick.broker.server.acl import CLUSTER, Operation
+from tallystick.broker.metadata.features import SUPPORTED_FEATURES, FeatureUpdate, UpgradeType
+from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -15,35 +15,37 @@ from tallystick.protocol.messages.update_features import (
     UpdateFeaturesResponse,
 )
 
-NOT_ALLOWED = Reject(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+NOT_AUTHORIZED = Reject(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
 
 
 async def handle(
     broker: Broker, request: UpdateFeaturesRequest, context: RequestContext
 ) -> UpdateFeaturesResponse:
     """Update the features. Up to version 1 only a response without an error lists the features."""
-    refused = await _refusal(broker, request, context)
+    refused = await _check_request(broker, request, context)
     if refused is not None:
         return UpdateFeaturesResponse(error_code=refused.code, error_message=refused.reason)
     if context.api_version >= 2:
         return UpdateFeaturesResponse()
     return UpdateFeaturesResponse(
-        results=tuple(UpdatableFeatureResult(feature=name) for name in _by_name(request))
+        results=tuple(UpdatableFeatureResult(feature=name) for name in _group_by_name(request))
     )
 
 
-async def _refusal(broker: Broker, request: UpdateFeaturesRequest, context: RequestContext) -> Reject | None:
-    if not broker.authorizer.allows(context, Operation.ALTER, CLUSTER):
-        return NOT_ALLOWED
-    named = _by_name(request)
-    if len(named) > len(SUPPORTED):
+async def _check_request(
+    broker: Broker, request: UpdateFeaturesRequest, context: RequestContext
+) -> Reject | None:
+    if not broker.authorizer.allows(context, Operation.ALTER, CLUSTER_RESOURCE):
+        return NOT_AUTHORIZED
+    named = _group_by_name(request)
+    if len(named) > len(SUPPORTED_FEATURES):
         # At least one of them is unknown, so all are refused: the rest need not be validated.
-        named = dict(islice(named.items(), len(SUPPORTED) + 1))
-    updates = [_update(update, context.api_version) for update in named.values()]
+        named = dict(islice(named.items(), len(SUPPORTED_FEATURES) + 1))
+    updates = [_parse_update(update, context.api_version) for update in named.values()]
     return await broker.features.update(updates, validate_only=request.validate_only)
 
 
-def _by_name(request: UpdateFeaturesRequest) -> dict[str, FeatureUpdateKey]:
+def _group_by_name(request: UpdateFeaturesRequest) -> dict[str, FeatureUpdateKey]:
     """Map updates by feature; the last one of a feature counts, as in the map that Kafka builds.
 
     Source: QuorumController.updateFeatures.
@@ -51,7 +53,7 @@ def _by_name(request: UpdateFeaturesRequest) -> dict[str, FeatureUpdateKey]:
     return {update.feature: update for update in request.feature_updates}
 
 
-def _update(update: FeatureUpdateKey, version: int) -> FeatureUpdate:
+def _parse_update(update: FeatureUpdateKey, version: int) -> FeatureUpdate:
     kind: UpgradeType | None
     # KIP-778: version 1 replaced allow_downgrade by the upgrade type.
     if version == 0:

@@ -10,8 +10,8 @@ stable offset would never advance (KAFKA-14402). So before the first batch of a 
 
 A batch whose transaction is open in its partition, at the same epoch, needs no question.
 
-Batches of one producer are appended to a partition in the order of their arrival: a `Turn` is a batch's place
-behind those that still wait for their answer.
+Batches of one producer are appended to a partition in the order of their arrival: an `AppendTurn` is a
+batch's place behind those that still wait for their answer.
 
 Source: KIP-890; AddPartitionsToTxnManager, ReplicaManager.handleProduceAppend.
 """
@@ -22,20 +22,31 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.txn.machine.commands import AddImplicitly, Answer, PerPartition, VerifyPartitions
+from tallystick.broker.txn.machine.commands import (
+    AddPartitionsByLeader,
+    TxnAnswer,
+    VerifyPartitions,
+    VerifyPartitionsResult,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition, TransactionalId
+from tallystick.kernel.ids import (
+    ProducerEpoch,
+    ProducerId,
+    ProducerIdAndEpoch,
+    TopicPartition,
+    TransactionalId,
+)
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchHeader
 from tallystick.storage.log import NO_GUARD, TxnGuard
-from tallystick.storage.producers import Verification
+from tallystick.storage.producer_state import VerificationStateEntry
 
-_FOR_GOOD: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH})
+_PERMANENT_CODES: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
 @frozen(kw_only=True)
-class Asker:
+class VerificationContext:
     """The writer, and the capabilities of its protocol version.
 
     implicit         the partition is added on the client's behalf: Produce 12+, TxnOffsetCommit 5+
@@ -43,48 +54,48 @@ class Asker:
     """
 
     transactional_id: TransactionalId
-    implicit: bool
+    is_implicit: bool
     knows_abortable: bool = True
 
 
-class Turn:
+class AppendTurn:
     """Place of a batch in its partition, behind earlier ones of the same producer."""
 
-    __slots__ = ("_ahead", "_left", "_line", "_producer_id")
+    __slots__ = ("_finished", "_last_by_producer", "_predecessor", "_producer_id")
 
     def __init__(self, partition: Partition, producer_id: int) -> None:
-        self._line = partition.lines
+        self._last_by_producer = partition.append_turns
         self._producer_id = producer_id
-        self._ahead = self._line.get(producer_id)
-        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line[producer_id] = self._left
+        self._predecessor = self._last_by_producer.get(producer_id)
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_by_producer[producer_id] = self._finished
 
     @property
-    def has_come(self) -> bool:
-        return self._ahead is None or self._ahead.done()
+    def has_arrived(self) -> bool:
+        return self._predecessor is None or self._predecessor.done()
 
-    async def come(self) -> None:
+    async def wait(self) -> None:
         """Wait until all batches ahead have left."""
-        if self._ahead is not None:
-            await asyncio.wait((self._ahead,))
+        if self._predecessor is not None:
+            await asyncio.wait((self._predecessor,))
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Let the next batch go, once all batches ahead have left: this one is appended or refused."""
-        if self._ahead is not None and not self._ahead.done():
-            self._ahead.add_done_callback(lambda _: self._step_out())
+        if self._predecessor is not None and not self._predecessor.done():
+            self._predecessor.add_done_callback(lambda _: self._finish())
         else:
-            self._step_out()
+            self._finish()
 
-    def _step_out(self) -> None:
-        if not self._left.done():
-            self._left.set_result(None)
-            if self._line.get(self._producer_id) is self._left:
-                del self._line[self._producer_id]
+    def _finish(self) -> None:
+        if not self._finished.done():
+            self._finished.set_result(None)
+            if self._last_by_producer.get(self._producer_id) is self._finished:
+                del self._last_by_producer[self._producer_id]
 
 
-def begin(
+def begin_verification(
     broker: Broker, partition: Partition, header: BatchHeader, *, implicit: bool
-) -> Verification | Reject | None:
+) -> VerificationStateEntry | Reject | None:
     """Return the guard to ask with, or None if no question is needed.
 
     No question is needed if the transaction is open here, or if the client is an older one and
@@ -96,10 +107,10 @@ def begin(
         verification = partition.begin_verification(header, supports_epoch_bump=implicit)
         if verification is not None:
             return verification
-    return refuse_replaced(broker, header)
+    return check_not_replaced(broker, header)
 
 
-def refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
+def check_not_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
     """Refuse data of the previous writer of a kept transaction [TXN-13].
 
     KIP-939 fences the old incarnation of a client at the coordinator alone: partitions that have its
@@ -108,23 +119,23 @@ def refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
     (docs/adr/0018). Called immediately before the append: the writer of a waiting batch may have been
     replaced meanwhile.
     """
-    entry = broker.transactions.find_writer(ProducerId(header.producer_id))
-    if entry is None or not entry.is_kept or entry.shown.epoch != header.producer_epoch:
+    entry = broker.transactions.find_by_producer_id(ProducerId(header.producer_id))
+    if entry is None or not entry.is_kept or entry.described_identity.epoch != header.producer_epoch:
         return None
     return Reject(
         ErrorCode.INVALID_PRODUCER_EPOCH,
-        f"{entry.transactional_id!r} kept the transaction of {entry.shown} for {entry.client}",
+        f"{entry.transactional_id!r} kept the transaction of {entry.described_identity} for {entry.client}",
     )
 
 
-def refuse_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
+def check_not_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
     """Refuse a batch outside of transactions whose producer id belongs to a transactional id.
 
     No client of that id sends one: it refuses to write without a transaction. Kafka accepts it, so a client
     that guesses the number fences the owner from the partition. Here the consistency check after a crash
     would even conclude that a decision was lost (`txn/machine/consistency.py`).
     """
-    entry = broker.transactions.find_writer(ProducerId(header.producer_id))
+    entry = broker.transactions.find_by_producer_id(ProducerId(header.producer_id))
     if entry is None:
         return None
     return Reject(
@@ -133,22 +144,25 @@ def refuse_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
     )
 
 
-def ask(
-    broker: Broker, asker: Asker, identity: Identity, partitions: frozenset[TopicPartition]
-) -> asyncio.Future[Answer]:
+def request_verification(
+    broker: Broker,
+    asker: VerificationContext,
+    identity: ProducerIdAndEpoch,
+    partitions: frozenset[TopicPartition],
+) -> asyncio.Future[TxnAnswer]:
     """Ask the coordinator to add the partitions to the transaction, or to verify that it includes them.
 
     One command, and at most one append, for all of them. The coordinator answers in bounded time, and at once
-    if it need not wait for the disk; `refusals` reads the answer.
+    if it need not wait for the disk; `collect_refusals` reads the answer.
     """
-    command = AddImplicitly if asker.implicit else VerifyPartitions
+    command = AddPartitionsByLeader if asker.is_implicit else VerifyPartitions
     return broker.transactions.submit(
         asker.transactional_id, command(identity=identity, partitions=partitions)
     )
 
 
-def refusals(
-    answer: Answer, asker: Asker, partitions: frozenset[TopicPartition]
+def collect_refusals(
+    answer: TxnAnswer, asker: VerificationContext, partitions: frozenset[TopicPartition]
 ) -> Mapping[TopicPartition, Reject]:
     """Return the refused partitions, with the codes that producers know.
 
@@ -156,16 +170,18 @@ def refusals(
     CONCURRENT_TRANSACTIONS, and the codes of a coordinator that is not ready.
     """
     if isinstance(answer, Reject):
-        return dict.fromkeys(partitions, _translated(answer, asker))
-    if isinstance(answer, PerPartition):
+        return dict.fromkeys(partitions, _translate_refusal(answer, asker))
+    if isinstance(answer, VerifyPartitionsResult):
         return {
-            partition: _translated(Reject(code, f"the transaction does not include {partition}"), asker)
-            for partition, code in answer.refused.items()
+            partition: _translate_refusal(
+                Reject(code, f"the transaction does not include {partition}"), asker
+            )
+            for partition, code in answer.errors.items()
         }
     return {}
 
 
-def _translated(refused: Reject, asker: Asker) -> Reject:
+def _translate_refusal(refused: Reject, asker: VerificationContext) -> Reject:
     """Translate a refusal for the producer.
 
     A fenced producer gets INVALID_PRODUCER_EPOCH from partition leaders, after which it may abort and
@@ -192,39 +208,41 @@ async def open_transaction(
 ) -> TxnGuard | Reject:
     """Make sure that a batch may open its transaction in one partition, and return the guard for the append.
 
-    Args: as in `Asker`.
+    Args: as in `VerificationContext`.
 
-    Rejects with: as `refusals`.
+    Rejects with: as `collect_refusals`.
     """
-    asker = Asker(transactional_id=transactional_id, implicit=implicit, knows_abortable=knows_abortable)
-    verification = begin(broker, partition, header, implicit=asker.implicit)
+    asker = VerificationContext(
+        transactional_id=transactional_id, is_implicit=implicit, knows_abortable=knows_abortable
+    )
+    verification = begin_verification(broker, partition, header, implicit=asker.is_implicit)
     if isinstance(verification, Reject):
         return verification
     if verification is None:
         return NO_GUARD
     name = partition.topic_partition
-    answer = await ask(broker, asker, producer_of(header), frozenset({name}))
-    refused = refusals(answer, asker, frozenset({name}))
+    answer = await request_verification(broker, asker, get_producer(header), frozenset({name}))
+    refused = collect_refusals(answer, asker, frozenset({name}))
     broker.metrics.verification_failures.add(by=len(refused))
     reject = refused.get(name)
     if reject is not None:
-        drop_refused(partition, header, verification, reject)
+        drop_verification(partition, header, verification, reject)
         return reject
     return TxnGuard(verification)
 
 
-def drop_refused(
-    partition: Partition, header: BatchHeader, verification: Verification | None, refused: Reject
+def drop_verification(
+    partition: Partition, header: BatchHeader, verification: VerificationStateEntry | None, refused: Reject
 ) -> None:
     """Drop the guard if the coordinator will never accept this producer id and epoch.
 
     Otherwise any client could fill the memory with invented ids. After other refusals the guard stays: a
     later batch must not overtake the lowest sequence that was asked for, however often it is refused for now.
     """
-    if verification is not None and refused.code in _FOR_GOOD:
-        partition.log.producer_state.drop_verification(header.producer_id, verification)
+    if verification is not None and refused.code in _PERMANENT_CODES:
+        partition.log.producer_state_manager.drop_verification(header.producer_id, verification)
 
 
-def producer_of(header: BatchHeader) -> Identity:
+def get_producer(header: BatchHeader) -> ProducerIdAndEpoch:
     """Return the producer id and epoch of a transactional batch."""
-    return Identity(ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))
+    return ProducerIdAndEpoch(ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable
-from tallystick.broker.metadata.worker import Worker
+from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.value import frozen
@@ -33,7 +33,9 @@ class LevelRange:
 
 
 # A new data directory begins at the highest level.
-SUPPORTED: Final[Mapping[str, LevelRange]] = MappingProxyType({TRANSACTION_VERSION: LevelRange(0, 2)})
+SUPPORTED_FEATURES: Final[Mapping[str, LevelRange]] = MappingProxyType(
+    {TRANSACTION_VERSION: LevelRange(0, 2)}
+)
 
 
 class UpgradeType(IntEnum):
@@ -59,7 +61,7 @@ def check_update(finalized: Mapping[str, int], update: FeatureUpdate) -> Reject 
     Source: FeatureControlManager.updateFeature.
     """
     why = None
-    supported = SUPPORTED.get(update.feature)
+    supported = SUPPORTED_FEATURES.get(update.feature)
     now = finalized.get(update.feature, 0)
     if update.upgrade_type is None:
         why = "the upgrade type is none that this broker knows"
@@ -78,13 +80,13 @@ def check_update(finalized: Mapping[str, int], update: FeatureUpdate) -> Reject 
     )
 
 
-Lowering = Callable[[int], AbstractAsyncContextManager[Reject | None]]
+DowngradeGate = Callable[[int], AbstractAsyncContextManager[Reject | None]]
 
 
-class Features:
+class FinalizedFeatures:
     """Finalized levels of this broker. Owned by it; lives on the loop."""
 
-    def __init__(self, store: MetadataStore, worker: Worker, lowering: Lowering) -> None:
+    def __init__(self, store: MetadataStore, worker: BlockingWorker, lowering: DowngradeGate) -> None:
         """Load the levels.
 
         Args:
@@ -96,16 +98,16 @@ class Features:
         """
         self._store = store
         self._worker = worker
-        self._lowering = lowering
+        self._downgrade_gate = lowering
         self._lock = asyncio.Lock()
-        self.epoch, stored = store.features()
+        self.epoch, stored = store.load_features()
         for name, level in stored.items():
-            if name not in SUPPORTED or level not in SUPPORTED[name]:
+            if name not in SUPPORTED_FEATURES or level not in SUPPORTED_FEATURES[name]:
                 raise MetadataUnusable(
                     f"feature {name} is finalized at {level}, which this version does not have"
                 )
         self.finalized: Mapping[str, int] = MappingProxyType(
-            {name: stored.get(name, levels.highest) for name, levels in SUPPORTED.items()}
+            {name: stored.get(name, levels.highest) for name, levels in SUPPORTED_FEATURES.items()}
         )
 
     @property
@@ -126,7 +128,7 @@ class Features:
                     return refused
             levels = {**self.finalized, **{update.feature: update.level for update in updates}}
             level = levels[TRANSACTION_VERSION]
-            held = self._lowering(level) if level < self.transaction_version else nullcontext(None)
+            held = self._downgrade_gate(level) if level < self.transaction_version else nullcontext(None)
             async with held as refused:
                 if refused is None and levels != self.finalized and not validate_only:
                     epoch = self.epoch + 1

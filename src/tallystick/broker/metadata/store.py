@@ -56,15 +56,15 @@ class Topic:
     configs: Mapping[str, str] = field(default_factory=dict)
 
 
-def _nothing() -> None:
+def _make_no_room() -> None:
     """Do nothing: there is room, or there is no reserve to take it from."""
 
 
 class MetadataStore:
     """The metadata file. Owned by the broker, used by one thread at a time; a method is one transaction."""
 
-    def __init__(self, path: Path, cluster_id: str, make_room: Callable[[], None] = _nothing) -> None:
-        """Open the file, or create it for `cluster_id`. Raises: MetadataUnusable.
+    def __init__(self, path: Path, cluster_id: str, make_room: Callable[[], None] = _make_no_room) -> None:
+        """Open the file, or create it for `load_cluster_id`. Raises: MetadataUnusable.
 
         Args:
             make_room: called before each write: a topic can be deleted on a full disk, too [RSV-1].
@@ -93,9 +93,9 @@ class MetadataStore:
                 self._set("cluster.id", cluster_id)
                 self._db.execute(f"PRAGMA user_version = {_FORMAT}")
 
-    def _transaction(self) -> "_Transaction":
+    def _transaction(self) -> "_SqliteTransaction":
         self._make_room()
-        return _Transaction(self._db)
+        return _SqliteTransaction(self._db)
 
     def _get(self, name: str) -> str | None:
         row = self._db.execute("SELECT value FROM cluster WHERE name = ?", (name,)).fetchone()
@@ -106,10 +106,10 @@ class MetadataStore:
 
     # ------------------------------------------------------------------------ reading
 
-    def cluster_id(self) -> str:
+    def load_cluster_id(self) -> str:
         return self._get("cluster.id") or ""
 
-    def topics(self) -> list[Topic]:
+    def load_topics(self) -> list[Topic]:
         configs: dict[str, dict[str, str]] = {}
         for topic, name, value in self._db.execute("SELECT topic, name, value FROM topic_config"):
             configs.setdefault(topic, {})[name] = value
@@ -119,19 +119,19 @@ class MetadataStore:
             for name, topic_id, partitions in rows
         ]
 
-    def deleted_topics(self) -> list[Topic]:
+    def load_deleted_topics(self) -> list[Topic]:
         """Return deleted topics whose files may still exist."""
         rows = self._db.execute("SELECT name, id, partitions FROM deleted_topic")
         return [Topic(name, uuid.UUID(bytes=topic_id), partitions) for name, topic_id, partitions in rows]
 
-    def broker_configs(self) -> dict[str, dict[str, str]]:
+    def load_broker_configs(self) -> dict[str, dict[str, str]]:
         """Return dynamic settings by broker id as text; the empty text is the default of all brokers."""
         configs: dict[str, dict[str, str]] = {}
         for broker, name, value in self._db.execute("SELECT broker, name, value FROM broker_config"):
             configs.setdefault(broker, {})[name] = value
         return configs
 
-    def features(self) -> tuple[int, dict[str, int]]:
+    def load_features(self) -> tuple[int, dict[str, int]]:
         """Return the epoch of the finalized feature levels, and those that were ever set."""
         rows = self._db.execute("SELECT name, value FROM cluster WHERE name LIKE 'feature.%'")
         levels = {name.removeprefix("feature."): int(value) for name, value in rows}
@@ -187,7 +187,7 @@ class MetadataStore:
             for name, level in levels.items():
                 self._set(f"feature.{name}", str(level))
 
-    def take_producer_ids(self) -> range:
+    def allocate_producer_ids(self) -> range:
         """Return a block of producer ids that is never handed out twice [MET-2]."""
         with self._transaction():
             first = int(self._get("producer.id.next") or "0")
@@ -201,29 +201,29 @@ class MetadataStore:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-def is_in_doubt(exc: BaseException) -> bool:
+def is_commit_in_doubt(exc: BaseException) -> bool:
     """Return whether a change that failed so may still be in the file, for the next process to find.
 
     SQLite rolls a change back in memory when the sync of the write-ahead log fails; its frames stay in the
     file, and recovery applies them.
     """
-    return _code(exc) == sqlite3.SQLITE_IOERR
+    return _sqlite_error_code(exc) == sqlite3.SQLITE_IOERR
 
 
-def is_refused(exc: BaseException) -> bool:
+def is_rolled_back(exc: BaseException) -> bool:
     """Return whether a change was rolled back for lack of space, descriptors or memory.
 
     A later attempt may succeed.
     """
-    return _code(exc) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM)
+    return _sqlite_error_code(exc) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM)
 
 
-def _code(exc: BaseException) -> int | None:
+def _sqlite_error_code(exc: BaseException) -> int | None:
     code = getattr(exc, "sqlite_errorcode", None)
     return None if code is None else int(code) & 0xFF
 
 
-class _Transaction:
+class _SqliteTransaction:
     """Context manager of a transaction: BEGIN, then COMMIT or, on any exception, ROLLBACK."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -241,7 +241,7 @@ class _Transaction:
                 self._db.execute("ROLLBACK")
 
 
-class ProducerIds:
+class ProducerIdBlock:
     """The current block of producer ids; the caller fetches the next one when it is empty."""
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class ProducerIds:
     def refill(self, block: range) -> None:
         self._block = iter(block)
 
-    def take(self) -> ProducerId | None:
+    def claim_next(self) -> ProducerId | None:
         """Return the next id, or None when a block must be taken first."""
         for producer_id in self._block:
             return ProducerId(producer_id)

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Worker:
+class BlockingWorker:
     """Thread that runs calls one after another, off the loop."""
 
     def __init__(self) -> None:

@@ -16,25 +16,33 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from tallystick.broker.metrics.registry import Counter, Reading, Registry, Sample, counter, gauge, of_kafka
+from tallystick.broker.metrics.registry import (
+    Counter,
+    MetricReading,
+    MetricsRegistry,
+    Sample,
+    counter,
+    gauge,
+    kafka_metric,
+)
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
-from tallystick.broker.txn.machine.consistency import Loss
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from tallystick.broker.txn.machine.consistency import LostCommittedRecords
 from tallystick.broker.txn.machine.model import (
-    Decided,
+    DecidedPhase,
     ForcedCause,
-    ForcedOutcome,
-    Ongoing,
+    OngoingPhase,
     TxnEntry,
+    TxnForcedOutcome,
     TxnState,
 )
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TimestampMs
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
 from tallystick.kernel.value import frozen
-from tallystick.storage.producers import LATE_TRANSACTION_BUFFER_MS, ProducerState
+from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
 
 # Partitions, transactions or ids looked at before the walk yields to the loop.
-SLICE: Final = 256
+SLICE_PARTITIONS: Final = 256
 
 _REPLICAS: Final = "kafka.server:type=ReplicaManager,name="
 _STATES: Final = "kafka.coordinator.transaction:type=TransactionStateManager,name="
@@ -42,24 +50,24 @@ _PARTITION: Final = "kafka.cluster:type=Partition,name="
 _BY_PARTITION: Final = ("topic", "partition")
 
 # ---- partitions
-PARTITIONS: Final = of_kafka(f"{_REPLICAS}PartitionCount", "Partitions, internal topics included.")
-PRODUCER_IDS: Final = of_kafka(
+PARTITIONS: Final = kafka_metric(f"{_REPLICAS}PartitionCount", "Partitions, internal topics included.")
+PRODUCER_IDS: Final = kafka_metric(
     f"{_REPLICAS}ProducerIdCount", "Producer ids known in partitions, one counted in each."
 )
-LSO_LAG: Final = of_kafka(
+LSO_LAG: Final = kafka_metric(
     f"{_PARTITION}LastStableOffsetLag",
     "Offsets that read_committed clients cannot see yet: high watermark minus last stable offset.",
     _BY_PARTITION,
 )
-OPEN_DURATION: Final = of_kafka(
+OPEN_DURATION: Final = kafka_metric(
     f"{_PARTITION}MaxActiveTransactionDuration",
     "Age in ms of the oldest transaction open in a partition (KIP-664).",
     _BY_PARTITION,
 )
-LSO_LAG_MAX: Final = of_kafka(
+LSO_LAG_MAX: Final = kafka_metric(
     f"{_REPLICAS}MaxLastStableOffsetLag", "The greatest LastStableOffsetLag of any partition (KIP-664)."
 )
-LATE: Final = of_kafka(
+LATE: Final = kafka_metric(
     f"{_REPLICAS}PartitionsWithLateTransactionsCount",
     "Partitions where a transaction is open that was last written to more than transaction.max.timeout.ms "
     "and 5 minutes ago, without those of two-phase commit.",
@@ -81,11 +89,11 @@ HELD_BACK_PARTITIONS: Final = gauge(
 )
 
 # ---- coordinator
-OPEN_TIME_MAX: Final = of_kafka(
+OPEN_TIME_MAX: Final = kafka_metric(
     f"{_STATES}ActiveTransactionOpenTimeMaxMs",
     "Age in ms of the oldest open transaction, two-phase ones included (KIP-939).",
 )
-IDS: Final = gauge("transactional_ids", "Transactional ids by state.", ("state",))
+TRANSACTIONAL_IDS: Final = gauge("transactional_ids", "Transactional ids by state.", ("state",))
 IN_DOUBT: Final = gauge(
     "in_doubt_transactions",
     "Open transactions of two-phase commit; the broker cannot tell which of them are prepared.",
@@ -128,13 +136,13 @@ RESERVE_MISSING: Final = gauge(
 )
 
 # ---- topics
-TOPICS_TO_DELETE: Final = of_kafka(
+TOPICS_TO_DELETE: Final = kafka_metric(
     "kafka.controller:type=KafkaController,name=TopicsToDeleteCount",
     "Topics that are deleted and whose names are not free yet: their directories cannot be given up.",
 )
 
 # ---- counters
-VERIFICATION_FAILURES: Final = of_kafka(
+VERIFICATION_FAILURES: Final = kafka_metric(
     "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
     "Batches refused because the coordinator did not have their partition in a transaction.",
 )
@@ -159,7 +167,7 @@ FAMILIES: Final = (
     *(HELD_BACK, HELD_BACK_PARTITIONS),
     *(
         OPEN_TIME_MAX,
-        IDS,
+        TRANSACTIONAL_IDS,
         IN_DOUBT,
         IN_DOUBT_OPEN_TIME_MAX,
         KEPT,
@@ -177,62 +185,62 @@ class BrokerMetrics:
     """The registry, and the counters that other components add to. Created by the broker."""
 
     def __init__(self) -> None:
-        self.registry = Registry()
+        self.registry = MetricsRegistry()
         self.verification_failures: Counter = self.registry.counter(VERIFICATION_FAILURES)
         self.forced_outcomes: Counter = self.registry.counter(
             FORCED, *((cause.name.lower(),) for cause in ForcedCause)
         )
         self.deletions_refused: Counter = self.registry.counter(DELETIONS_REFUSED)
 
-    def forced(self, outcome: ForcedOutcome) -> None:
+    def count_forced_outcome(self, outcome: TxnForcedOutcome) -> None:
         """Count a transaction that was ended, and not by its client."""
         self.forced_outcomes.add(outcome.cause.name.lower())
 
 
-class Coordinator(Protocol):
+class CoordinatorGauges(Protocol):
     """The parts of either coordinator that metrics read."""
 
     @property
-    def offline_partitions(self) -> int: ...
+    def offline_partition_count(self) -> int: ...
 
     @property
-    def reloads(self) -> int: ...
+    def reload_count(self) -> int: ...
 
 
-class Transactions(Coordinator, Protocol):
+class TxnCoordinatorGauges(CoordinatorGauges, Protocol):
     """The parts of the transaction coordinator that the walk reads."""
 
-    def entries(self) -> tuple[TxnEntry, ...] | Reject:
+    def list_entries(self) -> tuple[TxnEntry, ...] | Reject:
         """Return every transactional id; a Reject while they are being loaded."""
         ...
 
-    def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
+    def find_by_producer_id(self, producer_id: ProducerId) -> TxnEntry | None:
         """Return the entry whose open or decided transaction has this producer id."""
         ...
 
 
-class Found(Protocol):
+class UncleanStartGauges(Protocol):
     """The parts of the comparison at the start that the walk reads."""
 
     @property
-    def hanging(self) -> Sequence[object]: ...
+    def hanging_transactions(self) -> Sequence[object]: ...
 
     @property
-    def losses(self) -> Sequence[Loss]: ...
+    def lost_records(self) -> Sequence[LostCommittedRecords]: ...
 
 
-class Reserved(Protocol):
+class ReserveGauges(Protocol):
     """The parts of the reserve that the walk reads."""
 
     @property
-    def held_bytes(self) -> int: ...
+    def reserved_bytes(self) -> int: ...
 
     @property
     def size_bytes(self) -> int: ...
 
 
 @frozen(kw_only=True)
-class Observed:
+class GaugeSources:
     """Sources of the gauges.
 
     held_back      bytes that retention would delete from a partition if no transaction were open
@@ -242,59 +250,62 @@ class Observed:
     now_ms: Callable[[], TimestampMs]
     transaction_max_timeout_ms: Callable[[], int]
     partitions: Callable[[], list[Partition]]
-    transactions: Transactions
-    groups: Coordinator
+    transactions: TxnCoordinatorGauges
+    groups: CoordinatorGauges
     held_back: Callable[[Partition], int]
-    reserve: Reserved
-    unclean_start: Found | None = None
+    reserve: ReserveGauges
+    unclean_start: UncleanStartGauges | None = None
     topics_to_delete: Callable[[], int] = lambda: 0
 
 
-def read_gauges(of: Observed) -> Iterator[Reading | None]:
+def read_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
     """Read all gauges in one walk; a `Source` of the registry."""
-    yield from _coordinator(of)
+    yield from _read_coordinator_gauges(of)
     walk = _PartitionWalk(of)
     for done, partition in enumerate(of.partitions(), 1):
-        yield from walk.look_at(partition)
-        if done % SLICE == 0:
+        yield from walk.add_partition(partition)
+        if done % SLICE_PARTITIONS == 0:
             yield None
-    yield from walk.readings()
+    yield from walk.iter_readings()
     found, reserve = of.unclean_start, of.reserve
-    losses = () if found is None else found.losses
-    yield OFFLINE, [((), of.transactions.offline_partitions)]
-    yield OFFSETS_OFFLINE, [((), of.groups.offline_partitions)]
-    reloads = {TRANSACTION_STATE: of.transactions.reloads, GROUP_OFFSETS: of.groups.reloads}
+    losses = () if found is None else found.lost_records
+    yield OFFLINE, [((), of.transactions.offline_partition_count)]
+    yield OFFSETS_OFFLINE, [((), of.groups.offline_partition_count)]
+    reloads = {
+        TRANSACTION_STATE_TOPIC: of.transactions.reload_count,
+        CONSUMER_OFFSETS_TOPIC: of.groups.reload_count,
+    }
     yield RELOADS, [((topic,), count) for topic, count in reloads.items()]
-    yield HANGING_AT_START, [((), 0 if found is None else len(found.hanging))]
+    yield HANGING_AT_START, [((), 0 if found is None else len(found.hanging_transactions))]
     yield LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
-    yield RESERVE, [((), reserve.held_bytes)]
-    yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.held_bytes))]
+    yield RESERVE, [((), reserve.reserved_bytes)]
+    yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.reserved_bytes))]
     yield TOPICS_TO_DELETE, [((), of.topics_to_delete())]
 
 
-def _coordinator(of: Observed) -> Iterator[Reading | None]:
-    entries = of.transactions.entries()
+def _read_coordinator_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
+    entries = of.transactions.list_entries()
     if isinstance(entries, Reject):
         return  # better no value than a wrong one
     now_ms = of.now_ms()
-    states: Tally[str] = Tally({state.label: 0 for state in TxnState if state not in _IN_MEMORY})
+    states: Tally[str] = Tally({state.label: 0 for state in TxnState if state not in _MEMORY_ONLY_STATES})
     open_ms = in_doubt_ms = unmarked_ms = in_doubt = kept = 0
     for done, entry in enumerate(entries, 1):
         states[entry.state.label] += 1
         match entry.phase:
-            case Ongoing(started_ms=started_ms):
+            case OngoingPhase(started_ms=started_ms):
                 open_ms = max(open_ms, now_ms - started_ms)
                 kept += entry.is_kept
                 if entry.is_two_phase:
                     in_doubt += 1
                     in_doubt_ms = max(in_doubt_ms, now_ms - started_ms)
-            case Decided():
+            case DecidedPhase():
                 unmarked_ms = max(unmarked_ms, now_ms - entry.updated_ms)
             case _:
                 pass
-        if done % SLICE == 0:
+        if done % SLICE_PARTITIONS == 0:
             yield None
-    yield IDS, [((state,), count) for state, count in states.items()]
+    yield TRANSACTIONAL_IDS, [((state,), count) for state, count in states.items()]
     for family, value in (
         (OPEN_TIME_MAX, open_ms),
         (IN_DOUBT, in_doubt),
@@ -305,52 +316,52 @@ def _coordinator(of: Observed) -> Iterator[Reading | None]:
         yield family, [((), value)]
 
 
-_IN_MEMORY: Final = frozenset({TxnState.DEAD, TxnState.PREPARE_EPOCH_FENCE})
+_MEMORY_ONLY_STATES: Final = frozenset({TxnState.DEAD, TxnState.PREPARE_EPOCH_FENCE})
 
 
 class _PartitionWalk:
     """Totals of the partitions looked at so far."""
 
-    def __init__(self, of: Observed) -> None:
-        self._of = of
-        self._coordinator_knows = not isinstance(of.transactions.entries(), Reject)
+    def __init__(self, of: GaugeSources) -> None:
+        self._sources = of
+        self._is_coordinator_loaded = not isinstance(of.transactions.list_entries(), Reject)
         self._late_ms = of.transaction_max_timeout_ms() + LATE_TRANSACTION_BUFFER_MS
         self._lags: list[Sample] = []
         self._durations: list[Sample] = []
-        self._late = self._late_two_phase = self._hanging = 0
+        self._late_count = self._late_two_phase_count = self._hanging_count = 0
         self._producer_ids = self._lag_max = 0
         self._held_back = self._held_back_partitions = 0
 
-    def look_at(self, partition: Partition) -> Iterator[None]:
+    def add_partition(self, partition: Partition) -> Iterator[None]:
         """Add a partition. Cost: constant where no transaction is open, else linear in those."""
         log = partition.log
         labels = (log.topic_partition.topic, str(log.topic_partition.partition))
-        producers = log.producer_state
-        self._producer_ids += len(producers.active)
+        producers = log.producer_state_manager
+        self._producer_ids += len(producers.active_producers)
         lag = log.high_watermark - log.last_stable_offset
         self._lags.append((labels, lag))
         self._lag_max = max(self._lag_max, lag)
         if producers.first_undecided_offset is None:
             self._durations.append((labels, 0))
             return
-        held_back = self._of.held_back(partition)
+        held_back = self._sources.held_back(partition)
         self._held_back += held_back
         self._held_back_partitions += held_back > 0
-        yield from self._look_at_open(partition, labels)
+        yield from self._add_open_transactions(partition, labels)
 
-    def _look_at_open(self, partition: Partition, labels: tuple[str, ...]) -> Iterator[None]:
-        producers, now_ms = partition.log.producer_state, self._of.now_ms()
+    def _add_open_transactions(self, partition: Partition, labels: tuple[str, ...]) -> Iterator[None]:
+        producers, now_ms = partition.log.producer_state_manager, self._sources.now_ms()
         oldest_ms, late, late_two_phase = 0, False, False
         # Copied: between two slices transactions may end, and the dictionary must not change meanwhile.
-        remaining = iter(list(producers.open_transactions()))
-        while some := list(islice(remaining, SLICE)):
+        remaining = iter(list(producers.iter_open_transactions()))
+        while some := list(islice(remaining, SLICE_PARTITIONS)):
             for first_offset, producer_id in some:
-                state = producers.active.get(producer_id)
-                if state is None or state.txn_first_offset != first_offset:
+                state = producers.active_producers.get(producer_id)
+                if state is None or state.current_txn_first_offset != first_offset:
                     continue
-                entry = self._coordinators(partition, state)
-                self._hanging += self._coordinator_knows and entry is None
-                started_ms = _started_ms(entry, state)
+                entry = self._find_coordinator_entry(partition, state)
+                self._hanging_count += self._is_coordinator_loaded and entry is None
+                started_ms = _find_start_ms(entry, state)
                 if started_ms >= 0:
                     oldest_ms = max(oldest_ms, now_ms - started_ms)
                 if 0 < state.last_timestamp_ms < now_ms - self._late_ms:
@@ -358,37 +369,41 @@ class _PartitionWalk:
                     late, late_two_phase = late or not two_phase, late_two_phase or two_phase
             yield None
         self._durations.append((labels, oldest_ms))
-        self._late += late
-        self._late_two_phase += late_two_phase
+        self._late_count += late
+        self._late_two_phase_count += late_two_phase
 
-    def _coordinators(self, partition: Partition, state: ProducerState) -> TxnEntry | None:
+    def _find_coordinator_entry(self, partition: Partition, state: ProducerStateEntry) -> TxnEntry | None:
         """Return the coordinator's entry for a transaction open here; None: it has no such transaction."""
-        writer = Identity(ProducerId(state.producer_id), ProducerEpoch(state.epoch))
-        entry = self._of.transactions.find_writer(writer.producer_id)
-        return entry if entry is not None and entry.will_end(writer, partition.topic_partition) else None
+        writer = ProducerIdAndEpoch(ProducerId(state.producer_id), ProducerEpoch(state.epoch))
+        entry = self._sources.transactions.find_by_producer_id(writer.producer_id)
+        return (
+            entry
+            if entry is not None and entry.is_current_transaction(writer, partition.topic_partition)
+            else None
+        )
 
-    def readings(self) -> Iterator[Reading]:
+    def iter_readings(self) -> Iterator[MetricReading]:
         yield PARTITIONS, [((), len(self._lags))]
         yield PRODUCER_IDS, [((), self._producer_ids)]
         yield LSO_LAG, self._lags
         yield OPEN_DURATION, self._durations
         yield LSO_LAG_MAX, [((), self._lag_max)]
-        yield LATE, [((), self._late)]
-        yield LATE_TWO_PHASE, [((), self._late_two_phase)]
-        if self._coordinator_knows:
-            yield HANGING, [((), self._hanging)]
+        yield LATE, [((), self._late_count)]
+        yield LATE_TWO_PHASE, [((), self._late_two_phase_count)]
+        if self._is_coordinator_loaded:
+            yield HANGING, [((), self._hanging_count)]
         yield HELD_BACK, [((), self._held_back)]
         yield HELD_BACK_PARTITIONS, [((), self._held_back_partitions)]
 
 
-def _started_ms(entry: TxnEntry | None, state: ProducerState) -> int:
+def _find_start_ms(entry: TxnEntry | None, state: ProducerStateEntry) -> int:
     """Return when a transaction began, by the coordinator's clock; below 0 where batches have no time.
 
     Without an entry, it is the time of its first batch that is still remembered: the age is no less than
     that.
     """
-    if entry is not None and isinstance(entry.phase, Ongoing | Decided):
+    if entry is not None and isinstance(entry.phase, OngoingPhase | DecidedPhase):
         return entry.phase.started_ms
-    first_offset = state.txn_first_offset or 0
+    first_offset = state.current_txn_first_offset or 0
     times = [b.timestamp_ms for b in state.batches if b.first_offset >= first_offset and b.timestamp_ms >= 0]
     return times[0] if times else state.last_timestamp_ms

@@ -20,7 +20,7 @@ PATH: Final = "/metrics"
 REQUEST_BYTES_MAX: Final = 8 * KIB
 CONNECTIONS_MAX: Final = 16
 # Limit for the request to arrive, and again for the peer to read the answer.
-PATIENCE_S: Final = 10.0
+REQUEST_TIMEOUT_S: Final = 10.0
 _HEAD_END: Final = b"\r\n\r\n"
 # Python's `http` has these, but importing it costs half a millisecond of every start.
 _REASONS: Final = {
@@ -38,7 +38,7 @@ class MetricsServer:
     """The metrics endpoint. Lives on the loop that starts it; owned by the service."""
 
     def __init__(
-        self, listen: Endpoint, scrape: Callable[[], Iterator[str]], patience_s: float = PATIENCE_S
+        self, listen: Endpoint, scrape: Callable[[], Iterator[str]], patience_s: float = REQUEST_TIMEOUT_S
     ) -> None:
         """Create a server that is not listening.
 
@@ -50,13 +50,13 @@ class MetricsServer:
         self._scrape = scrape
         self._patience_s = patience_s
         self._server: asyncio.Server | None = None
-        self._scraping = asyncio.Lock()
-        self._answering: set[asyncio.Task[None]] = set()
+        self._scrape_lock = asyncio.Lock()
+        self._connection_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> Endpoint:
         """Listen, and return the bound address, with the chosen port if it was 0. Raises: OSError."""
         host, port = self._listen.host or None, self._listen.port
-        self._server = await asyncio.start_server(self._connected, host, port, limit=REQUEST_BYTES_MAX)
+        self._server = await asyncio.start_server(self._on_connected, host, port, limit=REQUEST_BYTES_MAX)
         address = self._server.sockets[0].getsockname()
         return Endpoint(str(address[0]), int(address[1]))
 
@@ -64,23 +64,23 @@ class MetricsServer:
         """Close at once: a scraper without an answer retries."""
         if self._server is not None:
             self._server.close()
-        for task in self._answering:
+        for task in self._connection_tasks:
             task.cancel()
-        await asyncio.gather(*self._answering, return_exceptions=True)
+        await asyncio.gather(*self._connection_tasks, return_exceptions=True)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._answering) >= CONNECTIONS_MAX:
+    def _on_connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connection_tasks) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
         task = asyncio.create_task(self._serve(reader, writer), name="metrics")
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+        self._connection_tasks.add(task)
+        task.add_done_callback(self._connection_tasks.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         transport = writer.transport
         transport.set_write_buffer_limits(high=0)  # `drain` then waits until the kernel has all of it
         try:
-            answer = await self._answer(reader)
+            answer = await self._build_response(reader)
             if answer is not None:
                 writer.writelines(answer)
                 async with asyncio.timeout(self._patience_s):
@@ -92,37 +92,37 @@ class MetricsServer:
             if not transport.is_closing():
                 transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> list[bytes] | None:
+    async def _build_response(self, reader: asyncio.StreamReader) -> list[bytes] | None:
         """Return the whole answer; None for a peer that left without a request."""
         try:
             async with asyncio.timeout(self._patience_s):
                 head = await reader.readuntil(_HEAD_END)
         except TimeoutError:
-            return _plain(408)
+            return _plain_response(408)
         except asyncio.LimitOverrunError:
-            return _plain(431)
+            return _plain_response(431)
         except asyncio.IncompleteReadError:
             return None
-        status = _judge(head)
+        status = _check_request(head)
         if status != 200:
-            return _plain(status)
+            return _plain_response(status)
         try:
-            body = await self._body()
+            body = await self._scrape_body()
         except Exception:
             _log.exception("a scrape failed")
-            return _plain(500)
-        return [_head(status, CONTENT_TYPE, sum(map(len, body))), *body]
+            return _plain_response(500)
+        return [_response_head(status, CONTENT_TYPE, sum(map(len, body))), *body]
 
-    async def _body(self) -> list[bytes]:
+    async def _scrape_body(self) -> list[bytes]:
         pieces = []
-        async with self._scraping:
+        async with self._scrape_lock:
             for piece in self._scrape():
                 pieces.append(piece.encode())
                 await asyncio.sleep(0)  # yield to other tasks
         return pieces
 
 
-def _judge(head: bytes) -> int:
+def _check_request(head: bytes) -> int:
     """Return the HTTP status for a request; only its first line matters."""
     words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -133,12 +133,12 @@ def _judge(head: bytes) -> int:
     return 200 if method == "GET" else 405
 
 
-def _plain(status: int) -> list[bytes]:
+def _plain_response(status: int) -> list[bytes]:
     text = f"{status} {_REASONS[status]}\n".encode()
-    return [_head(status, "text/plain; charset=utf-8", len(text)), text]
+    return [_response_head(status, "text/plain; charset=utf-8", len(text)), text]
 
 
-def _head(status: int, content_type: str, length: int) -> bytes:
+def _response_head(status: int, content_type: str, length: int) -> bytes:
     allow = "Allow: GET\r\n" if status == 405 else ""
     return (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"

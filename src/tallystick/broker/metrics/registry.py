@@ -1,10 +1,10 @@
 """Metric values: their names, and the text that a scraper reads.
 
 A gauge is read at each scrape. A counter is a number that is incremented where the event happens. Both are
-registered in one `Registry`, whose text comes in pieces: the loop does other work between two of them, so
-that a scrape of a broker with many partitions takes longer and blocks nothing.
+registered in one `MetricsRegistry`, whose text comes in pieces: the loop does other work between two of
+them, so that a scrape of a broker with many partitions takes longer and blocks nothing.
 
-A metric that Kafka has, or that a KIP describes, keeps Kafka's MBean name as metadata. `prometheus_name`
+A metric that Kafka has, or that a KIP describes, keeps Kafka's MBean name as metadata. `to_prometheus_name`
 derives its name here, in the way Kafka's metrics are most often exported, so that an alert written for Kafka
 works. All other names begin with `tallystick_`. See docs/notes/performance.md.
 
@@ -20,7 +20,7 @@ from tallystick.kernel.value import frozen
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Samples in one piece of the text.
-_PIECE_SAMPLES: Final = 256
+_CHUNK_SAMPLES: Final = 256
 
 _METERS: Final = ("PerSec", "Rate")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -34,7 +34,7 @@ class MetricType(StrEnum):
 
 
 @frozen(kw_only=True)
-class Family:
+class MetricFamily:
     """One metric with all its label values.
 
     mbean   Kafka's name for it; empty where Kafka has no such metric
@@ -54,7 +54,7 @@ class Family:
         check(total is (self.type is MetricType.COUNTER), f"{self.name}: counters, and only they, are totals")
 
 
-def prometheus_name(mbean: str) -> str:
+def to_prometheus_name(mbean: str) -> str:
     """Convert an MBean name to a metric name.
 
     `kafka.server:type=ReplicaManager,name=PartitionCount` is kafka_server_replicamanager_partitioncount. A
@@ -69,20 +69,20 @@ def prometheus_name(mbean: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in name.lower())
 
 
-def of_kafka(mbean: str, text: str, labels: tuple[str, ...] = ()) -> Family:
+def kafka_metric(mbean: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a metric under Kafka's name; labels are the MBean's keys besides type and name."""
     kind = MetricType.COUNTER if mbean.endswith(_METERS) else MetricType.GAUGE
-    return Family(name=prometheus_name(mbean), type=kind, help=text, mbean=mbean, labels=labels)
+    return MetricFamily(name=to_prometheus_name(mbean), type=kind, help=text, mbean=mbean, labels=labels)
 
 
-def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
+def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a gauge that Kafka does not have."""
-    return Family(name=f"tallystick_{name}", type=MetricType.GAUGE, help=text, labels=labels)
+    return MetricFamily(name=f"tallystick_{name}", type=MetricType.GAUGE, help=text, labels=labels)
 
 
-def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
+def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a counter that Kafka does not have."""
-    return Family(name=f"tallystick_{name}_total", type=MetricType.COUNTER, help=text, labels=labels)
+    return MetricFamily(name=f"tallystick_{name}_total", type=MetricType.COUNTER, help=text, labels=labels)
 
 
 class Counter:
@@ -90,7 +90,7 @@ class Counter:
 
     __slots__ = ("_values", "family")
 
-    def __init__(self, family: Family, *known: tuple[str, ...]) -> None:
+    def __init__(self, family: MetricFamily, *known: tuple[str, ...]) -> None:
         """Create a counter. `known`: label values shown as 0 before anything was counted."""
         self.family = family
         self._values: dict[tuple[str, ...], int] = dict.fromkeys(known or ([] if family.labels else [()]), 0)
@@ -106,25 +106,25 @@ class Counter:
         return iter(list(self._values.items()))
 
 
-Reading = tuple[Family, Iterable[Sample]]
+MetricReading = tuple[MetricFamily, Iterable[Sample]]
 # Reads gauges. It yields None after some work without a reading, so that the loop can run.
-Source = Callable[[], Iterator[Reading | None]]
+ReadingSource = Callable[[], Iterator[MetricReading | None]]
 
 
-class Registry:
+class MetricsRegistry:
     """Every metric of one broker. Owned by it, used on its loop."""
 
     def __init__(self) -> None:
         self._counters: list[Counter] = []
-        self._sources: list[Source] = []
+        self._sources: list[ReadingSource] = []
 
-    def counter(self, family: Family, *known: tuple[str, ...]) -> Counter:
+    def counter(self, family: MetricFamily, *known: tuple[str, ...]) -> Counter:
         """Create a counter, and include it in scrapes."""
         made = Counter(family, *known)
         self._counters.append(made)
         return made
 
-    def read_from(self, source: Source) -> None:
+    def add_source(self, source: ReadingSource) -> None:
         """Read `source` at every scrape."""
         self._sources.append(source)
 
@@ -134,16 +134,16 @@ class Registry:
         Cost: a piece is a few hundred samples, or as much of a source's work.
         """
         for made in self._counters:
-            yield from _text(made.family, made.samples())
+            yield from _format_family(made.family, made.samples())
         for source in self._sources:
             for reading in source():
                 if reading is None:
                     yield ""
                 else:
-                    yield from _text(*reading)
+                    yield from _format_family(*reading)
 
 
-def _text(family: Family, samples: Iterable[Sample]) -> Iterator[str]:
+def _format_family(family: MetricFamily, samples: Iterable[Sample]) -> Iterator[str]:
     described = f"{family.help} MBean {family.mbean}" if family.mbean else family.help
     escaped = described.replace("\\", r"\\").replace("\n", r"\n")
     lines = [f"# HELP {family.name} {escaped}\n# TYPE {family.name} {family.type}\n"]
@@ -152,7 +152,7 @@ def _text(family: Family, samples: Iterable[Sample]) -> Iterator[str]:
             f'{label}="{text.translate(_ESCAPES)}"' for label, text in zip(family.labels, values, strict=True)
         )
         lines.append(f"{family.name}{{{labels}}} {value}\n" if labels else f"{family.name} {value}\n")
-        if len(lines) > _PIECE_SAMPLES:
+        if len(lines) > _CHUNK_SAMPLES:
             yield "".join(lines)
             lines.clear()
     yield "".join(lines)

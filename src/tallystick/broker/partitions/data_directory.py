@@ -17,21 +17,26 @@ from typing import Any, Final, Protocol, TypeVar, cast, get_args
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.topic_config import TopicConfig
 from tallystick.broker.metadata.store import FILE_NAME, MetadataStore, Topic
-from tallystick.broker.partitions.descriptors import RESIDENTS_MAX
-from tallystick.broker.partitions.log_cleaner import Child, Cleaning, CleaningConfig, start_child
+from tallystick.broker.partitions.descriptors import OPEN_SEGMENTS_MAX
+from tallystick.broker.partitions.log_cleaner import (
+    CleanerProcess,
+    CleaningConfig,
+    LogCleaner,
+    start_cleaner_process,
+)
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, INTERNAL
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, INTERNAL_TOPICS
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import Codec, TimestampType
-from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure, is_broken
+from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure, is_disk_failure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import Log
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.reserve import Reserve
+from tallystick.storage.reserve import DiskReserve
 from tallystick.storage.validation import FlushPolicy, LogConfig
 
 T = TypeVar("T")
@@ -43,7 +48,7 @@ _METADATA_BYTES: Final = 256 * 1024
 # Upper bound of an empty partition: its files, and the blocks of their names.
 _PARTITION_BYTES: Final = 64 * 1024
 # Concurrent syncs of different files share the slow part of the disk's work.
-_THREADS: Final = 8
+_THREAD_COUNT: Final = 8
 # Interval of progress reports while a start reads logs.
 _PROGRESS_MS: Final = 5_000
 # Interval of attempts to restore a reserve that was used.
@@ -75,15 +80,15 @@ class Syncer(Protocol):
         ...
 
 
-def at_the_same_time(calls: Sequence[Callable[[], None]]) -> None:
+def run_in_threads(calls: Sequence[Callable[[], None]]) -> None:
     """Run all calls in threads, and return when all have ended. Raises what the first of them raised."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="start") as threads:
+    with ThreadPoolExecutor(_THREAD_COUNT, thread_name_prefix="start") as threads:
         for done in [threads.submit(call) for call in calls]:
             done.result()
 
 
 @frozen(kw_only=True)
-class Disk:
+class StorageEnvironment:
     """The machine that a data directory stands on: the real one, or a simulation.
 
     run_all   runs independent calls that wait for the disk
@@ -94,12 +99,12 @@ class Disk:
     """
 
     fs: FileSystem = field(default_factory=RealFileSystem)
-    run_all: Callable[[Sequence[Callable[[], None]]], None] = at_the_same_time
-    syncer: Callable[[Callable[[Log, Offset], None], Callable[[Log, StorageFailure], None]], Syncer] = (
+    run_concurrently: Callable[[Sequence[Callable[[], None]]], None] = run_in_threads
+    make_syncer: Callable[[Callable[[Log, Offset], None], Callable[[Log, StorageFailure], None]], Syncer] = (
         GroupCommit
     )
-    metadata: Callable[[Path, str, Callable[[], None]], MetadataStore] = MetadataStore
-    cleaner: Callable[[], Awaitable[Child]] = start_child
+    open_metadata: Callable[[Path, str, Callable[[], None]], MetadataStore] = MetadataStore
+    start_cleaner: Callable[[], Awaitable[CleanerProcess]] = start_cleaner_process
 
 
 class DataDirectory:
@@ -111,24 +116,24 @@ class DataDirectory:
         config: BrokerConfig,
         clock: Clock,
         failed: Callable[[Exception], None],
-        disk: Disk | None = None,
+        disk: StorageEnvironment | None = None,
         *,
-        residents_max: int = RESIDENTS_MAX,
+        residents_max: int = OPEN_SEGMENTS_MAX,
     ) -> None:
         self._path = path
-        self._residents_max = residents_max
-        self._disk = disk or Disk()
+        self._open_segments_max = residents_max
+        self._disk = disk or StorageEnvironment()
         self._config = config
         self._clock = clock
-        self._failed = failed
+        self._on_failure = failed
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[TopicPartition, Partition] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self._in_threads: set[asyncio.Future[Any]] = set()  # work that must end before the release
-        self._checkpointing: asyncio.Task[None] | None = None
+        self._thread_futures: set[asyncio.Future[Any]] = set()  # work that must end before the release
+        self._checkpoint_task: asyncio.Task[None] | None = None
         self._epochs_to_begin: list[Callable[[], None]] = []
-        self._told_ms = clock.monotonic_ms()
-        self._commit = self._disk.syncer(self._synced_in_thread, self._failed_in_thread)
+        self._progress_logged_ms = clock.monotonic_ms()
+        self._syncer = self._disk.make_syncer(self._on_synced_in_thread, self._on_sync_failed_in_thread)
 
     def open(self) -> MetadataStore:
         """Lock the directory and open its metadata. Blocking.
@@ -136,52 +141,57 @@ class DataDirectory:
         Raises: DirectoryInUse, ForeignDirectory, DataDirectoryUnusable, MetadataUnusable, OSError.
         """
         fs = self._disk.fs
-        self._reserve = Reserve(fs, str(self._path), self._config.log_reserve_bytes)
+        self._reserve = DiskReserve(fs, str(self._path), self._config.log_reserve_bytes)
         options = DirectoryOptions(
             node_id=self._config.node_id,
-            space=self._reserve,
-            request_sync=self._commit.request,
-            offline=self._failed_in_thread,
-            discard=self._discard,
-            residents_max=self._residents_max,
+            space_guard=self._reserve,
+            request_sync=self._syncer.request,
+            on_offline=self._on_sync_failed_in_thread,
+            discard_files=self._remove_files_later,
+            open_segments_max=self._open_segments_max,
         )
-        self._dir = LogDir.open(fs, str(self._path), options)
-        if not self._dir.was_clean and (left := self._dir.partitions()):
+        self._log_dir = LogDir.open(fs, str(self._path), options)
+        if not self._log_dir.had_clean_shutdown and (left := self._log_dir.list_partitions()):
             _log.warning(
                 "the last stop was not clean: %d logs are read from where they were last synced", len(left)
             )
-        self._cleaning = Cleaning(
-            self._dir.logs, self._dir.cleaned, self._cleaning_config, self._clock, self._disk.cleaner
+        self._log_cleaner = LogCleaner(
+            self._log_dir.logs,
+            self._log_dir.cleaner_checkpoints,
+            self._make_cleaning_config,
+            self._clock,
+            self._disk.start_cleaner,
         )
         if not self._reserve.restore():
             _log.error("the disk is too full for log.reserve.bytes: data is refused until there is room")
-        file, cluster_id = self._path / FILE_NAME, self._dir.meta.cluster_id
-        left = self._dir.partitions()
+        file, cluster_id = self._path / FILE_NAME, self._log_dir.meta.cluster_id
+        left = self._log_dir.list_partitions()
         if left and not fs.exists(str(file)):
-            self._dir.abandon()
+            self._log_dir.close_without_sync()
             raise DataDirectoryUnusable(
                 f"{file} is gone, and {len(left)} partitions are there, {left[0]} first"
             )
-        store = self._disk.metadata(file, cluster_id, lambda: self._reserve.ensure(_METADATA_BYTES))
-        if store.cluster_id() != cluster_id:
-            self._dir.abandon()
+        store = self._disk.open_metadata(file, cluster_id, lambda: self._reserve.ensure_free(_METADATA_BYTES))
+        if store.load_cluster_id() != cluster_id:
+            self._log_dir.close_without_sync()
             raise DataDirectoryUnusable(
-                f"{file} belongs to cluster {store.cluster_id()}, meta.properties beside it to {cluster_id}"
+                f"{file} belongs to cluster {store.load_cluster_id()}, "
+                f"meta.properties beside it to {cluster_id}"
             )
-        self._commit.start()
+        self._syncer.start()
         return store
 
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
         """Open or create one log. Blocking. Raises: CorruptLog, ForeignDirectory, OSError."""
         name = TopicPartition(topic.name, index)
-        if topic.name in INTERNAL:
-            self._reserve.ensure(_PARTITION_BYTES)
-        log = self._dir.get_or_create(name, self.log_config(topic.name, config), topic.topic_id)
-        self._say_progress()
-        latest = log.epochs.latest
+        if topic.name in INTERNAL_TOPICS:
+            self._reserve.ensure_free(_PARTITION_BYTES)
+        log = self._log_dir.get_or_create(name, self.make_log_config(topic.name, config), topic.topic_id)
+        self._log_progress()
+        latest = log.leader_epochs.latest_epoch
         # KIP-320: after a crash under `os` or `interval` records may be gone that a client has seen; a new
         # leader epoch lets it detect the truncation. A clean stop loses nothing.
-        epoch = 0 if latest is None else latest if self._dir.was_clean else latest + 1
+        epoch = 0 if latest is None else latest if self._log_dir.had_clean_shutdown else latest + 1
         if latest is not None and epoch > latest:
             self._epochs_to_begin.append(partial(log.begin_epoch, LeaderEpoch(epoch)))
         synced = self._config.flush_policy == "ack"
@@ -190,13 +200,13 @@ class DataDirectory:
             leader_epoch=LeaderEpoch(epoch),
             config=config,
             clock=self._clock,
-            request_sync=self._commit.request if synced else None,
-            offline=self._failed,
+            request_sync=self._syncer.request if synced else None,
+            offline=self._on_failure,
         )
         self._partitions[name] = partition
         return partition
 
-    def begin_epochs(self) -> None:
+    def begin_leader_epochs(self) -> None:
         """Put the new leader epochs on the disk before a client sees one, so that none is reused. Blocking.
 
         Two syncs each, which would take longer one after another than all the rest of a start.
@@ -204,123 +214,129 @@ class DataDirectory:
         """
         calls, self._epochs_to_begin = self._epochs_to_begin, []
         if calls:
-            self._disk.run_all(calls)
+            self._disk.run_concurrently(calls)
 
-    def _say_progress(self) -> None:
-        now_ms, done = self._clock.monotonic_ms(), len(self._dir.reports)
-        if self._dir.was_clean or now_ms - self._told_ms < _PROGRESS_MS:
+    def _log_progress(self) -> None:
+        now_ms, done = self._clock.monotonic_ms(), len(self._log_dir.reports)
+        if self._log_dir.had_clean_shutdown or now_ms - self._progress_logged_ms < _PROGRESS_MS:
             return
-        self._told_ms = now_ms
-        size = sum(report.scanned_bytes for _, report in self._dir.reports)
-        _log.info("recovery: %d of %d logs, %d MB read", done, len(self._dir.partitions()), size // MIB)
+        self._progress_logged_ms = now_ms
+        size = sum(report.scanned_bytes for _, report in self._log_dir.reports)
+        _log.info(
+            "recovery: %d of %d logs, %d MB read", done, len(self._log_dir.list_partitions()), size // MIB
+        )
 
-    async def make_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
+    async def create_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
         """Create one log, with its syncs in a thread, and open it. Raises as `open_partition`."""
         name = TopicPartition(topic.name, index)
-        if self._dir.is_new(name):
-            log_config, topic_id = self.log_config(topic.name, config), topic.topic_id
-            made = await self._in_thread(lambda: self._dir.make(name, log_config, topic_id))
-            self._dir.adopt(made, topic_id)
+        if self._log_dir.is_new(name):
+            log_config, topic_id = self.make_log_config(topic.name, config), topic.topic_id
+            made = await self._run_in_thread(lambda: self._log_dir.create_log(name, log_config, topic_id))
+            self._log_dir.add_log(made, topic_id)
         return self.open_partition(topic, index, config)
 
-    def find_foreign(self, topic: Topic) -> tuple[TopicPartition, ...]:
+    def find_foreign_partitions(self, topic: Topic) -> tuple[TopicPartition, ...]:
         """Return directories under the topic's name that are not its own. Raises: StorageFailure, OSError."""
-        return self._dir.find_foreign(topic.name, topic.topic_id)
+        return self._log_dir.find_foreign_partitions(topic.name, topic.topic_id)
 
-    def hand_over(self, deleted: Topic, to: Topic) -> tuple[TopicPartition, ...]:
+    def transfer_directories(self, deleted: Topic, to: Topic) -> tuple[TopicPartition, ...]:
         """Give a topic the directories that a deleted topic of its name still owns.
 
         Raises: StorageFailure, OSError.
         """
-        return self._dir.hand_over(deleted.name, deleted.topic_id, to.topic_id)
+        return self._log_dir.transfer_directories(deleted.name, deleted.topic_id, to.topic_id)
 
-    async def give_up(self, topic: Topic) -> None:
+    async def rename_for_deletion(self, topic: Topic) -> None:
         """Free the names of a deleted topic's directories; may be repeated after a failure.
 
         All work on its logs ends before the first of them is renamed, in a thread.
         Raises: StorageFailure, OSError.
         """
-        for name in self._names_of(topic):
-            await self._cleaning.cancel(name)
-            self._forget(name)
-        await self._in_thread(lambda: self._dir.give_up(topic.name, topic.topic_id))
+        for name in self._list_partitions(topic):
+            await self._log_cleaner.abort_cleaning(name)
+            self._close_for_deletion(name)
+        await self._run_in_thread(lambda: self._log_dir.rename_for_deletion(topic.name, topic.topic_id))
 
-    def give_up_now(self, topic: Topic) -> None:
-        """Do as `give_up`, blocking: the broker is starting."""
-        for name in self._names_of(topic):
-            self._forget(name)
-        self._dir.give_up(topic.name, topic.topic_id)
+    def rename_for_deletion_now(self, topic: Topic) -> None:
+        """Do as `rename_for_deletion`, blocking: the broker is starting."""
+        for name in self._list_partitions(topic):
+            self._close_for_deletion(name)
+        self._log_dir.rename_for_deletion(topic.name, topic.topic_id)
 
-    def _names_of(self, topic: Topic) -> list[TopicPartition]:
+    def _list_partitions(self, topic: Topic) -> list[TopicPartition]:
         """Return all partitions created for the topic: after a failed creation, maybe more than it has."""
-        foreign = self.find_foreign(topic)
-        return [name for name in self._dir.partitions() if name.topic == topic.name and name not in foreign]
+        foreign = self.find_foreign_partitions(topic)
+        return [
+            name
+            for name in self._log_dir.list_partitions()
+            if name.topic == topic.name and name not in foreign
+        ]
 
-    def _forget(self, name: TopicPartition) -> None:
+    def _close_for_deletion(self, name: TopicPartition) -> None:
         self._partitions.pop(name, None)
-        self._dir.forget(name)
+        self._log_dir.close_for_deletion(name)
 
     @property
-    def has_given_up(self) -> bool:
+    def has_pending_removals(self) -> bool:
         """Whether files of deleted partitions still exist."""
-        return self._dir.has_given_up
+        return self._log_dir.has_pending_removals
 
-    async def remove_given_up(self) -> None:
+    async def remove_deleted_logs(self) -> None:
         """Remove the files of deleted partitions, in a thread. Raises: OSError."""
-        await self._in_thread(self._dir.remove_given_up)
+        await self._run_in_thread(self._log_dir.remove_deleted_logs)
 
-    def failed(self, cause: Exception) -> None:
+    def report_failure(self, cause: Exception) -> None:
         """Report to the broker that the disk failed."""
-        self._failed(cause)
+        self._on_failure(cause)
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
+    async def _run_in_thread(self, call: Callable[[], T]) -> T:
         """Wait for `call` in a thread; `stop` waits for it even if the caller was cancelled."""
         future = self._loop.run_in_executor(None, call)
-        self._in_threads.add(future)
-        future.add_done_callback(self._in_threads.discard)
+        self._thread_futures.add(future)
+        future.add_done_callback(self._thread_futures.discard)
         return await asyncio.shield(future)
 
-    def log_config(self, topic: str, config: TopicConfig) -> LogConfig:
-        return storage_config(topic, config, self._config)
+    def make_log_config(self, topic: str, config: TopicConfig) -> LogConfig:
+        return make_log_config(topic, config, self._config)
 
     def reconfigure(self, config: BrokerConfig) -> None:
         self._config = config
 
     def report_recovery(self) -> None:
         """Log the findings of recovery, and the directories of no known topic, which are left alone."""
-        for name, report in self._dir.reports:
+        for name, report in self._log_dir.reports:
             if report.repairs:
                 _log.warning("%s: %s", name, report)
-        strangers = [str(name) for name in self._dir.partitions() if name not in self._partitions]
+        strangers = [str(name) for name in self._log_dir.list_partitions() if name not in self._partitions]
         if strangers:
             _log.warning("no topic owns these directories, they are left alone: %s", ", ".join(strangers))
 
     @property
-    def was_clean(self) -> bool:
+    def had_clean_shutdown(self) -> bool:
         """Whether the last process here stopped cleanly; False for a fresh directory."""
-        return self._dir.was_clean
+        return self._log_dir.had_clean_shutdown
 
     @property
-    def reserve(self) -> Reserve:
+    def reserve(self) -> DiskReserve:
         return self._reserve
 
-    def volume_bytes(self) -> tuple[int, int]:
+    def measure_volume(self) -> tuple[int, int]:
         """Return the size of the volume, and its free bytes."""
         volume = os.statvfs(self._path)
         return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
 
     # ---------------------------------------------------------------- the group commit's thread
 
-    def _synced_in_thread(self, log: Log, end: Offset) -> None:
-        self._loop.call_soon_threadsafe(self._synced, log)
+    def _on_synced_in_thread(self, log: Log, end: Offset) -> None:
+        self._loop.call_soon_threadsafe(self._on_synced, log)
 
-    def _failed_in_thread(self, log: Log, failure: StorageFailure) -> None:
-        self._loop.call_soon_threadsafe(self._failed, failure)
+    def _on_sync_failed_in_thread(self, log: Log, failure: StorageFailure) -> None:
+        self._loop.call_soon_threadsafe(self._on_failure, failure)
 
-    def _synced(self, log: Log) -> None:
+    def _on_synced(self, log: Log) -> None:
         partition = self._partitions.get(log.topic_partition)
         if partition is not None and partition.log is log:
-            partition.advanced()
+            partition.notify_waiters()
 
     # -------------------------------------------------------------------------- timers
 
@@ -328,13 +344,13 @@ class DataDirectory:
         """Start the periodic work."""
         config = self._config
         if config.flush_policy == "interval":
-            self._every(config.flush_interval_ms, self._request_syncs)
-        self._every(config.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
-        self._every(config.producer_id_expiration_check_interval_ms, self._expire_producers)
-        self._every(RESERVE_CHECK_MS, self._restore_reserve)
-        self._cleaning.start()
+            self._schedule_every(config.flush_interval_ms, self._request_syncs)
+        self._schedule_every(config.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
+        self._schedule_every(config.producer_id_expiration_check_interval_ms, self._expire_producers)
+        self._schedule_every(RESERVE_CHECK_MS, self._restore_reserve)
+        self._log_cleaner.start()
 
-    def _cleaning_config(self) -> CleaningConfig:
+    def _make_cleaning_config(self) -> CleaningConfig:
         config = self._config
         return CleaningConfig(
             enabled=config.log_cleaner_enable,
@@ -344,30 +360,30 @@ class DataDirectory:
         )
 
     def _restore_reserve(self) -> None:
-        if not self._reserve.whole and self._reserve.restore():
+        if not self._reserve.is_whole and self._reserve.restore():
             _log.info("the reserve is whole again, data is accepted")
 
-    def _every(self, period_ms: int, work: Callable[[], None]) -> None:
+    def _schedule_every(self, period_ms: int, work: Callable[[], None]) -> None:
         def due() -> None:
             self._timers.discard(timer)
             try:
                 work()
             except (StorageFailure, OSError) as exc:
-                self._housekeeping_failed(exc)
+                self._on_housekeeping_failed(exc)
             finally:
-                self._every(period_ms, work)
+                self._schedule_every(period_ms, work)
 
         timer = self._loop.call_later(max(period_ms, 1) / 1000, due)
         self._timers.add(timer)
 
-    def _discard(self, log: Log, paths: list[str]) -> None:
+    def _remove_files_later(self, log: Log, paths: list[str]) -> None:
         """Remove files of deleted segments after a delay, in a thread; a restart removes the rest."""
 
         def due() -> None:
             self._timers.discard(timer)
-            removal = self._loop.run_in_executor(None, _remove, log, paths)
-            self._in_threads.add(removal)
-            removal.add_done_callback(self._in_threads.discard)
+            removal = self._loop.run_in_executor(None, _remove_files, log, paths)
+            self._thread_futures.add(removal)
+            removal.add_done_callback(self._thread_futures.discard)
 
         timer = self._loop.call_later(log.config.file_delete_delay_ms / 1000, due)
         self._timers.add(timer)
@@ -375,47 +391,49 @@ class DataDirectory:
     def _request_syncs(self) -> None:
         for partition in self._partitions.values():
             if partition.log.synced_end < partition.log.log_end_offset:
-                self._commit.request(partition.log)
+                self._syncer.request(partition.log)
 
     def _checkpoint(self) -> None:
-        if self._checkpointing is None or self._checkpointing.done():
-            self._checkpointing = self._loop.create_task(self._write_checkpoint(), name="checkpoint")
+        if self._checkpoint_task is None or self._checkpoint_task.done():
+            self._checkpoint_task = self._loop.create_task(self._write_checkpoint(), name="checkpoint")
 
     async def _write_checkpoint(self) -> None:
         try:
             for name in list(self._partitions):
-                self._dir.flush_indexes(name)
+                self._log_dir.flush_indexes(name)
                 await asyncio.sleep(0)  # yield to other tasks
-            await self._in_thread(self._dir.checkpoint)
+            await self._run_in_thread(self._log_dir.checkpoint)
         except (StorageFailure, OSError) as exc:
-            self._housekeeping_failed(exc)
+            self._on_housekeeping_failed(exc)
 
-    def _housekeeping_failed(self, exc: Exception) -> None:
+    def _on_housekeeping_failed(self, exc: Exception) -> None:
         _log.error("housekeeping failed: %s", exc)
-        if is_broken(exc):
-            self._failed(exc)
+        if is_disk_failure(exc):
+            self._on_failure(exc)
 
     def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()
         for partition in self._partitions.values():
-            partition.log.producer_state.expire(now_ms, self._config.producer_id_expiration_ms)
+            partition.log.producer_state_manager.remove_expired(
+                now_ms, self._config.producer_id_expiration_ms
+            )
 
     async def stop(self, *, clean: bool) -> None:
         """End the background work, then close every log. Raises: StorageFailure, OSError."""
-        await self._cleaning.stop()
+        await self._log_cleaner.stop()
         for timer in self._timers:
             timer.cancel()
-        if self._checkpointing is not None:
-            await asyncio.gather(self._checkpointing, return_exceptions=True)
-        await asyncio.gather(*self._in_threads, return_exceptions=True)
-        self._commit.stop()
+        if self._checkpoint_task is not None:
+            await asyncio.gather(self._checkpoint_task, return_exceptions=True)
+        await asyncio.gather(*self._thread_futures, return_exceptions=True)
+        self._syncer.stop()
         if clean:
-            self._dir.close()
+            self._log_dir.close()
         else:
-            self._dir.abandon()
+            self._log_dir.close_without_sync()
 
 
-def _remove(log: Log, paths: list[str]) -> None:
+def _remove_files(log: Log, paths: list[str]) -> None:
     for path in paths:
         try:
             log.fs.remove(path)
@@ -425,7 +443,7 @@ def _remove(log: Log, paths: list[str]) -> None:
             _log.warning("%s is left until the next start: %s", path, exc)
 
 
-def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> LogConfig:
+def make_log_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> LogConfig:
     """Return a topic's settings in the form that its logs use."""
     levels = {
         "gzip": None if config.compression_gzip_level < 0 else config.compression_gzip_level,
@@ -449,7 +467,7 @@ def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> Log
         message_timestamp_after_max_ms=config.message_timestamp_after_max_ms,
         compression_type=_CODECS[config.compression_type],
         compression_level=levels.get(config.compression_type),
-        flush_policy=_flush_policy(broker.flush_policy),
+        flush_policy=_parse_flush_policy(broker.flush_policy),
         flush_interval_ms=broker.flush_interval_ms,
         min_compaction_lag_ms=config.min_compaction_lag_ms,
         max_compaction_lag_ms=config.max_compaction_lag_ms,
@@ -459,11 +477,11 @@ def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> Log
         producer_id_expiration_ms=broker.producer_id_expiration_ms,
         verification_required=broker.transaction_partition_verification_enable,
         # Beginning a transaction is refused on a full disk: the reserve is for ends [TXN-14].
-        internal=topic == GROUP_OFFSETS,
+        internal=topic == CONSUMER_OFFSETS_TOPIC,
     )
 
 
-def _flush_policy(text: str) -> FlushPolicy:
+def _parse_flush_policy(text: str) -> FlushPolicy:
     if text not in get_args(FlushPolicy):
         raise ValueError(f"flush.policy {text!r} is unknown")
     return cast(FlushPolicy, text)

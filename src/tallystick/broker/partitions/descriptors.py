@@ -16,36 +16,36 @@ from typing import Final
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import frozen
 
-FIXED: Final = 96
-RESIDENTS_MAX: Final = 256
-PER_PARTITION: Final = 2
+FIXED_DESCRIPTORS: Final = 96
+OPEN_SEGMENTS_MAX: Final = 256
+DESCRIPTORS_PER_PARTITION: Final = 2
 # Descriptors that partitions must leave, so that a broker with many of them can still be reached.
 CONNECTIONS_MIN: Final = 32
 
 
 @frozen
-class Descriptors:
+class DescriptorBudget:
     """Shares of the limit of open files. `limit` None: there is no limit."""
 
     limit: int | None
 
     @property
-    def residents_max(self) -> int:
+    def open_segments_max(self) -> int:
         """Closed segments kept open by all logs together; fewer under a low limit."""
-        return RESIDENTS_MAX if self.limit is None else max(1, min(RESIDENTS_MAX, self.limit // 8))
+        return OPEN_SEGMENTS_MAX if self.limit is None else max(1, min(OPEN_SEGMENTS_MAX, self.limit // 8))
 
     @property
     def partitions_max(self) -> int:
         """Number of partitions allowed, at least one."""
-        return max(1, (self._rest - CONNECTIONS_MIN) // PER_PARTITION)
+        return max(1, (self._available - CONNECTIONS_MIN) // DESCRIPTORS_PER_PARTITION)
 
-    def connections_max(self, partitions: int) -> int:
+    def limit_connections(self, partitions: int) -> int:
         """Return the number of connections allowed beside `partitions`, at least one."""
-        return max(1, self._rest - PER_PARTITION * partitions)
+        return max(1, self._available - DESCRIPTORS_PER_PARTITION * partitions)
 
     @property
-    def _rest(self) -> int:
-        return INT32_MAX if self.limit is None else self.limit - FIXED - self.residents_max
+    def _available(self) -> int:
+        return INT32_MAX if self.limit is None else self.limit - FIXED_DESCRIPTORS - self.open_segments_max
 
 
-UNLIMITED: Final = Descriptors(None)
+UNLIMITED: Final = DescriptorBudget(None)

@@ -19,25 +19,25 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, remove_files
-from tallystick.storage.compaction.rules import Cleanable, CleaningLimits, plan_cleaning
-from tallystick.storage.compaction.swap import Elsewhere, Here, Swap
+from tallystick.storage.compaction.rules import CleaningLimits, LogToClean, plan_cleaning
+from tallystick.storage.compaction.swap import BlockingStep, InlineStep, SegmentSwap
 from tallystick.storage.fs import StorageFailure, is_out_of_descriptors
 from tallystick.storage.log import Log
 from tallystick.storage.log_start import delete_oldest_segments
-from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentFacts, plan_retention
-from tallystick.storage.segment import CLEANED, SWAP
+from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentInfo, plan_retention
+from tallystick.storage.segment_scan import CLEANED_SUFFIX, SWAP_SUFFIX
 from tallystick.storage.validation import COMPACT, DELETE
 
 _log = logging.getLogger("tallystick.broker.cleaning")
 
 _WORKER: Final = "tallystick.storage.compaction.cleaner_worker"
 # A child that is silent for this long waits for a hanging disk; it is killed and the round is lost.
-_SILENCE_S_MAX: Final = 3600.0
+_WORKER_SILENCE_S_MAX: Final = 3600.0
 # Backoff limit: a log whose compaction keeps failing is read in full at each attempt.
-_REST_MS_MAX: Final = 3_600_000
+_BACKOFF_MS_MAX: Final = 3_600_000
 # Number and interval of retries when the process lacks descriptors to put a segment in place.
-_STEP_TRIES: Final = 600
-_STEP_AGAIN_S: Final = 0.1
+_STEP_ATTEMPTS_MAX: Final = 600
+_STEP_RETRY_S: Final = 0.1
 # One group names at most 64 old segments.
 _LINE_BYTES_MAX: Final = 64 * 1024
 
@@ -52,11 +52,11 @@ class CleaningConfig:
     key_map_bytes: int
 
 
-class WorkerFailed(Exception):
+class CleanerProcessFailed(Exception):
     """The child could not finish; the message is its reason."""
 
 
-class NoRoom(Exception):
+class CleanerDiskFull(Exception):
     """The child found the disk full; the message is its reason."""
 
 
@@ -64,7 +64,7 @@ class LogChanged(Exception):
     """Records were deleted while the child read them; segments put in place before are valid."""
 
 
-class Input(Protocol):
+class WorkerStdin(Protocol):
     def write(self, data: bytes) -> None: ...
 
     async def drain(self) -> None: ...
@@ -72,18 +72,18 @@ class Input(Protocol):
     def close(self) -> None: ...
 
 
-class Output(Protocol):
+class WorkerStdout(Protocol):
     async def readline(self) -> bytes: ...
 
 
-class Child(Protocol):
+class CleanerProcess(Protocol):
     """A cleaner process: it reads one request and writes a line for each result."""
 
     @property
-    def stdin(self) -> Input | None: ...
+    def stdin(self) -> WorkerStdin | None: ...
 
     @property
-    def stdout(self) -> Output | None: ...
+    def stdout(self) -> WorkerStdout | None: ...
 
     @property
     def returncode(self) -> int | None: ...
@@ -93,7 +93,7 @@ class Child(Protocol):
     async def wait(self) -> int: ...
 
 
-async def start_child() -> Child:
+async def start_cleaner_process() -> CleanerProcess:
     """Start a cleaner process."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", _WORKER),
@@ -103,7 +103,7 @@ async def start_child() -> Child:
     )
 
 
-class Cleaning:
+class LogCleaner:
     """Owner of all cleaning in one broker. Started and stopped by it, lives on the loop.
 
     Args:
@@ -118,60 +118,60 @@ class Cleaning:
         cleaned: MutableMapping[TopicPartition, int],
         config: Callable[[], CleaningConfig],
         clock: Clock,
-        start_child: Callable[[], Awaitable[Child]] = start_child,
+        start_child: Callable[[], Awaitable[CleanerProcess]] = start_cleaner_process,
     ) -> None:
         self._logs = logs
-        self._cleaned = cleaned
+        self._checkpoints = cleaned
         self._config = config
         self._clock = clock
-        self._start_child = start_child
+        self._start_process = start_child
         self._tasks: list[asyncio.Task[None]] = []
-        self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
-        self._drops: dict[asyncio.Task[None], TopicPartition] = {}
-        self._resting: dict[TopicPartition, int] = {}  # after a failed round: when to try again
-        self._failed: dict[TopicPartition, int] = {}  # number of consecutive failed rounds
+        self._current_round: tuple[TopicPartition, asyncio.Task[None]] | None = None
+        self._removal_tasks: dict[asyncio.Task[None], TopicPartition] = {}
+        self._backoff_until_ms: dict[TopicPartition, int] = {}  # after a failed round: when to try again
+        self._failure_counts: dict[TopicPartition, int] = {}  # number of consecutive failed rounds
 
     # -- life -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._tasks = [
-            asyncio.create_task(self._retain_forever(), name="retention"),
-            asyncio.create_task(self._compact_forever(), name="compaction"),
+            asyncio.create_task(self._run_retention(), name="retention"),
+            asyncio.create_task(self._run_compaction(), name="compaction"),
         ]
 
     async def stop(self) -> None:
         """End the child and the timers. A log in a round is left either unchanged or fully exchanged."""
-        tasks = [*self._tasks, *self._drops]
+        tasks = [*self._tasks, *self._removal_tasks]
         for task in tasks:
             task.cancel()
-        if self._round is not None:
-            await self.cancel(self._round[0])
+        if self._current_round is not None:
+            await self.abort_cleaning(self._current_round[0])
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def cancel(self, topic_partition: TopicPartition) -> None:
+    async def abort_cleaning(self, topic_partition: TopicPartition) -> None:
         """End all work on a log, before it is closed or deleted."""
-        if self._round is not None and self._round[0] == topic_partition:
-            task = self._round[1]
+        if self._current_round is not None and self._current_round[0] == topic_partition:
+            task = self._current_round[1]
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        self._resting.pop(topic_partition, None)
-        self._failed.pop(topic_partition, None)
+        self._backoff_until_ms.pop(topic_partition, None)
+        self._failure_counts.pop(topic_partition, None)
         # Their paths may soon belong to a new topic of the same name.
-        drops = [drop for drop, name in self._drops.items() if name == topic_partition]
+        drops = [drop for drop, name in self._removal_tasks.items() if name == topic_partition]
         for drop in drops:
             drop.cancel()
         await asyncio.gather(*drops, return_exceptions=True)
 
     # -- retention ---------------------------------------------------------------------------------------
 
-    async def _retain_forever(self) -> None:
+    async def _run_retention(self) -> None:
         while True:
             await asyncio.sleep(self._config().retention_interval_ms / 1000)
             for topic_partition in list(self._logs):
-                self.retain(topic_partition)
+                self.apply_retention(topic_partition)
                 await asyncio.sleep(0)  # others first
 
-    def retain(self, topic_partition: TopicPartition) -> int:
+    def apply_retention(self, topic_partition: TopicPartition) -> int:
         """Delete expired segments of one log, and return how many. Failures are logged, not raised."""
         log = self._logs.get(topic_partition)
         if log is None or log.failure is not None or self._is_cleaning(topic_partition):
@@ -181,20 +181,20 @@ class Cleaning:
             plan = _plan_retention(log, now_ms, log.last_stable_offset)
             if plan.includes_last:
                 log.roll(now_ms)
-            if plan.delete:
-                delete_oldest_segments(log, plan.delete)
-                _log.info("%s: deleted %d segments: %s", topic_partition, plan.delete, plan.reason)
+            if plan.delete_count:
+                delete_oldest_segments(log, plan.delete_count)
+                _log.info("%s: deleted %d segments: %s", topic_partition, plan.delete_count, plan.reason)
         except (StorageFailure, OSError) as exc:
             _log.error("%s: retention failed: %s", topic_partition, exc)
             return 0
-        return plan.delete
+        return plan.delete_count
 
     def _is_cleaning(self, topic_partition: TopicPartition) -> bool:
-        return self._round is not None and self._round[0] == topic_partition
+        return self._current_round is not None and self._current_round[0] == topic_partition
 
     # -- compaction ----------------------------------------------------------------------------------------
 
-    async def _compact_forever(self) -> None:
+    async def _run_compaction(self) -> None:
         while True:
             if not (self._config().enabled and await self.compact_once()):
                 await asyncio.sleep(max(self._config().backoff_ms, 1) / 1000)
@@ -208,7 +208,7 @@ class Cleaning:
         task = asyncio.create_task(
             self._clean(topic_partition, log, cleanable), name=f"clean {topic_partition}"
         )
-        self._round = (topic_partition, task)
+        self._current_round = (topic_partition, task)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -218,98 +218,98 @@ class Cleaning:
             return False
         except LogChanged:
             return False
-        except NoRoom as exc:
+        except CleanerDiskFull as exc:
             rest_ms = self._config().backoff_ms
             _log.warning("%s: no room to compact it, tried again in %d ms: %s", topic_partition, rest_ms, exc)
-            self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
+            self._backoff_until_ms[topic_partition] = self._clock.monotonic_ms() + rest_ms
             return True  # another log may need less, and make room
-        except (WorkerFailed, StorageFailure, OSError) as exc:
+        except (CleanerProcessFailed, StorageFailure, OSError) as exc:
             # Segments the child could not read or write are unchanged; those it finished before are valid.
-            self._failed[topic_partition] = failed = self._failed.get(topic_partition, 0) + 1
-            rest_ms = min(self._config().backoff_ms << min(failed, 32), _REST_MS_MAX)
+            self._failure_counts[topic_partition] = failed = self._failure_counts.get(topic_partition, 0) + 1
+            rest_ms = min(self._config().backoff_ms << min(failed, 32), _BACKOFF_MS_MAX)
             _log.error("%s: compaction failed, tried again in %d ms: %s", topic_partition, rest_ms, exc)
-            self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
+            self._backoff_until_ms[topic_partition] = self._clock.monotonic_ms() + rest_ms
             return True
         finally:
             if task.done():
-                self._round = None
+                self._current_round = None
         return True
 
-    async def _find_dirtiest(self) -> tuple[TopicPartition, Log, Cleanable] | None:
+    async def _find_dirtiest(self) -> tuple[TopicPartition, Log, LogToClean] | None:
         """Return the log to compact: overdue ones first, then the highest dirty ratio."""
-        best: tuple[TopicPartition, Log, Cleanable] | None = None
+        best: tuple[TopicPartition, Log, LogToClean] | None = None
         for topic_partition, log in list(self._logs.items()):
             if (
                 COMPACT not in log.config.cleanup_policy
                 or log.failure is not None
-                or self._rests(topic_partition)
+                or self._is_backing_off(topic_partition)
             ):
                 continue
             try:
-                found = self._plan(topic_partition, log)
+                found = self._plan_cleaning(topic_partition, log)
             except (StorageFailure, OSError) as exc:
                 _log.error("%s: cannot be looked at: %s", topic_partition, exc)
                 continue
-            if found.wanted and (best is None or _urgency(found) > _urgency(best[2])):
+            if found.is_due and (best is None or _cleaning_priority(found) > _cleaning_priority(best[2])):
                 best = (topic_partition, log, found)
             await asyncio.sleep(0)  # others first
         if best is None or self._logs.get(best[0]) is not best[1]:
             return None
         return best
 
-    def _rests(self, topic_partition: TopicPartition) -> bool:
-        until = self._resting.get(topic_partition)
+    def _is_backing_off(self, topic_partition: TopicPartition) -> bool:
+        until = self._backoff_until_ms.get(topic_partition)
         if until is None:
             return False
         if until > self._clock.monotonic_ms():
             return True
-        del self._resting[topic_partition]
+        del self._backoff_until_ms[topic_partition]
         return False
 
-    def _plan(self, topic_partition: TopicPartition, log: Log) -> Cleanable:
+    def _plan_cleaning(self, topic_partition: TopicPartition, log: Log) -> LogToClean:
         config = log.config
         timed = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < INT64_MAX
         return plan_cleaning(
-            list(_facts(log, with_times=timed)),
+            list(_iter_segment_infos(log, with_times=timed)),
             CleaningLimits(
                 min_compaction_lag_ms=config.min_compaction_lag_ms,
                 max_compaction_lag_ms=config.max_compaction_lag_ms,
                 min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
             ),
-            checkpoint=self._cleaned.get(topic_partition),
+            checkpoint=self._checkpoints.get(topic_partition),
             log_start_offset=log.log_start_offset,
             last_stable_offset=log.last_stable_offset,
             now_ms=self._clock.now_ms(),
         )
 
-    async def _clean(self, topic_partition: TopicPartition, log: Log, cleanable: Cleanable) -> None:
-        request = self._request(log, cleanable)
+    async def _clean(self, topic_partition: TopicPartition, log: Log, cleanable: LogToClean) -> None:
+        request = self._build_request(log, cleanable)
         started = self._clock.monotonic_ms()
-        worker = await self._start_child()
+        worker = await self._start_process()
         try:
-            done = await self._follow(worker, log, request)
+            done = await self._run_worker(worker, log, request)
         finally:
             if worker.returncode is None:
                 worker.kill()
             await worker.wait()
             _remove_leftovers(log)
-        self._cleaned[topic_partition] = done["end_offset"]
-        self._failed.pop(topic_partition, None)
+        self._checkpoints[topic_partition] = done["end_offset"]
+        self._failure_counts.pop(topic_partition, None)
         _log.info(
             "%s: compacted up to %d, %d bytes to %d, in %d ms",
             *(topic_partition, done["end_offset"], done["bytes_read"], done["bytes_written"]),
             self._clock.monotonic_ms() - started,
         )
 
-    def _request(self, log: Log, cleanable: Cleanable) -> CleaningRequest:
+    def _build_request(self, log: Log, cleanable: LogToClean) -> CleaningRequest:
         segments = [
             (facts.base_offset, facts.next_offset, facts.size_bytes)
-            for facts in _facts(log, with_times=False)
+            for facts in _iter_segment_infos(log, with_times=False)
             if facts.next_offset <= cleanable.first_uncleanable_offset
         ]
         producers = tuple(
             (state.producer_id, state.last_data_offset, state.epoch)
-            for state in log.producer_state.active.values()
+            for state in log.producer_state_manager.active_producers.values()
         )
         return CleaningRequest(
             directory=log.directory,
@@ -323,7 +323,7 @@ class Cleaning:
             producers=producers,
         )
 
-    async def _follow(self, worker: Child, log: Log, request: CleaningRequest) -> dict[str, Any]:
+    async def _run_worker(self, worker: CleanerProcess, log: Log, request: CleaningRequest) -> dict[str, Any]:
         """Send the request to the child, put in place what it finishes, and return its last message."""
         assert worker.stdin is not None  # for the type checker: both are pipes
         assert worker.stdout is not None
@@ -331,50 +331,50 @@ class Cleaning:
         await worker.stdin.drain()
         worker.stdin.close()
         while True:
-            line = await asyncio.wait_for(worker.stdout.readline(), _SILENCE_S_MAX)
+            line = await asyncio.wait_for(worker.stdout.readline(), _WORKER_SILENCE_S_MAX)
             if not line:
-                raise WorkerFailed(f"the child ended with {await worker.wait()}")
+                raise CleanerProcessFailed(f"the child ended with {await worker.wait()}")
             said: dict[str, Any] = json.loads(line)
             match said.pop("kind"):
                 case "done":
                     return said
                 case "failed":
-                    raise (NoRoom if said["full"] else WorkerFailed)(said["reason"])
+                    raise (CleanerDiskFull if said["full"] else CleanerProcessFailed)(said["reason"])
             said["old"] = tuple(said["old"])
-            await self._put_in_place(log, CleanedGroup(**said))
+            await self._swap_shielded(log, CleanedGroup(**said))
 
-    async def _put_in_place(self, log: Log, group: CleanedGroup) -> None:
+    async def _swap_shielded(self, log: Log, group: CleanedGroup) -> None:
         """Run all steps or none: a cancellation waits, as files and memory differ between steps."""
-        await _uninterrupted(asyncio.ensure_future(self._swap(log, group)))
+        await _wait_uninterrupted(asyncio.ensure_future(self._swap(log, group)))
 
     async def _swap(self, log: Log, group: CleanedGroup) -> None:
-        swap = Swap(log, group)
+        swap = SegmentSwap(log, group)
         if not swap.is_current():
             # The log changed since the child read it. The round ends, and nothing counts as clean: later
             # groups may lack a tombstone that still deletes a value in this one.
-            swap.abandon()
+            swap.remove_new_files()
             raise LogChanged
         try:
-            for step in swap.steps():
+            for step in swap.iter_steps():
                 await _run_step(step)
         except OSError as exc:
             # File names on disk and state in memory differ: the next start finishes the exchange.
-            raise log.fail(f"a compacted segment cannot be put in place: {exc}") from exc
+            raise log.take_offline(f"a compacted segment cannot be put in place: {exc}") from exc
         drop = asyncio.create_task(
-            _drop(swap, log.config.file_delete_delay_ms), name="drop replaced segments"
+            _remove_replaced_files(swap, log.config.file_delete_delay_ms), name="drop replaced segments"
         )
-        self._drops[drop] = log.topic_partition
-        drop.add_done_callback(self._drops.pop)
+        self._removal_tasks[drop] = log.topic_partition
+        drop.add_done_callback(self._removal_tasks.pop)
 
 
-async def _run_step(step: Here | Elsewhere) -> None:
+async def _run_step(step: InlineStep | BlockingStep) -> None:
     """Run a step of an exchange; retry while the process is out of descriptors.
 
     A lack of descriptors says nothing about the disk, and every step can be repeated. Raises: as the step.
     """
-    for tries_left in range(_STEP_TRIES, 0, -1):
+    for tries_left in range(_STEP_ATTEMPTS_MAX, 0, -1):
         try:
-            if isinstance(step, Here):
+            if isinstance(step, InlineStep):
                 step.run()
             else:
                 await asyncio.to_thread(step.run)
@@ -382,19 +382,19 @@ async def _run_step(step: Here | Elsewhere) -> None:
         except OSError as exc:
             if not is_out_of_descriptors(exc) or tries_left == 1:
                 raise
-            await asyncio.sleep(_STEP_AGAIN_S)
+            await asyncio.sleep(_STEP_RETRY_S)
 
 
-async def _drop(swap: Swap, delay_ms: int) -> None:
+async def _remove_replaced_files(swap: SegmentSwap, delay_ms: int) -> None:
     await asyncio.sleep(delay_ms / 1000)
     try:
-        await asyncio.to_thread(swap.drop)
+        await asyncio.to_thread(swap.remove_old_files)
     except OSError as exc:
         # The directory is gone with its topic; other leftovers are removed at the next start.
         _log.info("replaced segments were not removed: %s", exc)
 
 
-async def _uninterrupted(task: "asyncio.Future[None]") -> None:
+async def _wait_uninterrupted(task: "asyncio.Future[None]") -> None:
     """Wait for a task to end; re-raise our own cancellation afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -409,21 +409,21 @@ async def _uninterrupted(task: "asyncio.Future[None]") -> None:
     task.result()
 
 
-def held_back_bytes(log: Log, now_ms: int) -> int:
+def count_held_back_bytes(log: Log, now_ms: int) -> int:
     """Return the bytes that retention would delete if no transaction were open.
 
     Raises: StorageFailure, OSError.
     """
-    held = _plan_retention(log, now_ms, log.last_stable_offset).delete
-    free = _plan_retention(log, now_ms, log.high_watermark).delete
+    held = _plan_retention(log, now_ms, log.last_stable_offset).delete_count
+    free = _plan_retention(log, now_ms, log.high_watermark).delete_count
     return sum(segment.size for segment in log.segments[held:free])
 
 
 def _plan_retention(log: Log, now_ms: int, up_to: int) -> RetentionPlan:
     return plan_retention(
-        _facts(log, with_times=log.config.retention_ms is not None),
+        _iter_segment_infos(log, with_times=log.config.retention_ms is not None),
         RetentionLimits(
-            deletes=DELETE in log.config.cleanup_policy,
+            may_delete=DELETE in log.config.cleanup_policy,
             retention_ms=log.config.retention_ms,
             retention_bytes=log.config.retention_bytes,
         ),
@@ -434,12 +434,12 @@ def _plan_retention(log: Log, now_ms: int, up_to: int) -> RetentionPlan:
     )
 
 
-def _facts(log: Log, *, with_times: bool) -> Iterator[SegmentFacts]:
+def _iter_segment_infos(log: Log, *, with_times: bool) -> Iterator[SegmentInfo]:
     """Yield facts of each segment, oldest first; timestamps are read from the index only on request."""
     for number, segment in enumerate(log.segments):
         last = number + 1 == len(log.segments)
         newest = segment.largest_timestamp[0] if with_times else -1
-        yield SegmentFacts(
+        yield SegmentInfo(
             segment.base_offset,
             log.log_end_offset if last else log.segments[number + 1].base_offset,
             segment.size,
@@ -447,8 +447,8 @@ def _facts(log: Log, *, with_times: bool) -> Iterator[SegmentFacts]:
         )
 
 
-def _urgency(cleanable: Cleanable) -> tuple[bool, float]:
-    return cleanable.overdue, cleanable.dirty_ratio
+def _cleaning_priority(cleanable: LogToClean) -> tuple[bool, float]:
+    return cleanable.is_overdue, cleanable.dirty_ratio
 
 
 def _remove_leftovers(log: Log) -> None:
@@ -456,5 +456,5 @@ def _remove_leftovers(log: Log) -> None:
     if not log.fs.exists(log.directory) or log.failure is not None:
         return
     for segment in log.segments:
-        remove_files(log.fs, log.directory, segment.base_offset, CLEANED)
-        remove_files(log.fs, log.directory, segment.base_offset, SWAP)
+        remove_files(log.fs, log.directory, segment.base_offset, CLEANED_SUFFIX)
+        remove_files(log.fs, log.directory, segment.base_offset, SWAP_SUFFIX)

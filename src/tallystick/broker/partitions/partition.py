@@ -1,7 +1,7 @@
 """A partition in the broker: its log, and the waiters for the log's progress.
 
 There are two kinds of waiters: futures that wait until an offset is durable (produce answers, and the
-coordinators' appends), and callbacks for "there may be more to read" (long-polling fetches). `advanced`
+coordinators' appends), and callbacks for "there may be more to read" (long-polling fetches). `notify_waiters`
 releases both; the group commit calls it through the loop after a sync, and `append` itself where nothing is
 synced.
 
@@ -18,7 +18,6 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchHeader, iter_headers
-from tallystick.storage.aborted import AbortedTxn
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import (
     NO_GUARD,
@@ -30,7 +29,8 @@ from tallystick.storage.log import (
     TxnGuard,
 )
 from tallystick.storage.log_start import delete_records_before
-from tallystick.storage.producers import Verification
+from tallystick.storage.producer_state import VerificationStateEntry
+from tallystick.storage.transaction_index import AbortedTxn
 
 Buffer = bytes | memoryview
 
@@ -40,13 +40,13 @@ class Partition:
 
     __slots__ = (
         "_clock",
-        "_durable",
+        "_durable_waiters",
         "_offline",
         "_request_sync",
         "_waiters",
+        "append_turns",
         "config",
         "leader_epoch",
-        "lines",
         "log",
     )
 
@@ -63,7 +63,7 @@ class Partition:
         """Create the partition of an open log.
 
         Args:
-            request_sync: has the log synced soon and `advanced` called; None: appending is enough.
+            request_sync: has the log synced soon and `notify_waiters` called; None: appending is enough.
             offline: called when the state of the log on disk is unknown.
         """
         self._offline = offline
@@ -72,10 +72,10 @@ class Partition:
         self.leader_epoch = leader_epoch
         self._clock = clock
         self._request_sync = request_sync
-        self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._durable_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiters: dict[Callable[[], None], None] = {}
         # Producer id -> done when the last of its batches that wait for verification has left (`Turn`).
-        self.lines: dict[int, asyncio.Future[None]] = {}
+        self.append_turns: dict[int, asyncio.Future[None]] = {}
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -106,10 +106,10 @@ class Partition:
             if self._request_sync is not None:
                 self._request_sync(self.log)
             else:
-                self.advanced()
+                self.notify_waiters()
         return result
 
-    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+    def when_durable(self, offset: Offset) -> "asyncio.Future[None] | None":
         """Return a future, done when `offset` is below the high watermark; None when it is already.
 
         The future fails with the sync's exception when the disk could not take the data.
@@ -117,7 +117,7 @@ class Partition:
         if offset < self.log.high_watermark:
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._durable.append((offset, future))
+        self._durable_waiters.append((offset, future))
         return future
 
     async def append_durably(
@@ -126,16 +126,16 @@ class Partition:
         """Append and wait until it is durable, as the coordinators do."""
         result = self.append(batch, origin, guard)
         if isinstance(result, AppendResult):
-            waiting = self.durable(result.last_offset)
+            waiting = self.when_durable(result.last_offset)
             if waiting is not None:
                 await waiting
         return result
 
     def begin_verification(
         self, header: BatchHeader, *, supports_epoch_bump: bool
-    ) -> Verification | Reject | None:
-        """Return the guard for the first batch of a transaction; see ProducerStates."""
-        return self.log.producer_state.begin_verification(
+    ) -> VerificationStateEntry | Reject | None:
+        """Return the guard for the first batch of a transaction; see ProducerStateManager."""
+        return self.log.producer_state_manager.begin_verification(
             header, supports_epoch_bump=supports_epoch_bump, now_ms=self._clock.now_ms()
         )
 
@@ -143,19 +143,19 @@ class Partition:
     def min_insync_replicas(self) -> int:
         return self.config.min_insync_replicas
 
-    def aborted_in(self, offset: Offset, records: bytes) -> Sequence[AbortedTxn]:
+    def find_aborted_txns(self, offset: Offset, records: bytes) -> Sequence[AbortedTxn]:
         """Return the aborted transactions with data in `records`, which were read from `offset` on."""
         end = offset
         for _, header in iter_headers(records):
             end = Offset(header.next_offset)
-        return self.log.aborted_between(offset, end)
+        return self.log.collect_aborted_txns(offset, end)
 
-    def epoch_at(self, offset: Offset) -> int:
+    def find_epoch_at(self, offset: Offset) -> int:
         """Return the leader epoch that wrote the record at `offset`; the current one if none is known."""
-        found = self.log.epochs.epoch_of(offset)
+        found = self.log.leader_epochs.find_epoch(offset)
         return self.leader_epoch if found is None else found
 
-    def epoch_end_offset(self, epoch: LeaderEpoch) -> tuple[int, int] | None:
+    def find_epoch_end(self, epoch: LeaderEpoch) -> tuple[int, int] | None:
         """Return the last epoch up to `epoch` and its end; the current one ends at the high watermark.
 
         Source: KIP-101; Partition.lastOffsetForLeaderEpoch.
@@ -163,10 +163,10 @@ class Partition:
         log = self.log
         if epoch == self.leader_epoch:
             return epoch, log.high_watermark
-        found = log.epoch_end_offset(epoch)
+        found = log.find_epoch_end(epoch)
         return None if found is None else (found[0], min(found[1], log.high_watermark))
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         """Yield all that is in the log now, in order, in pieces of whole batches, for a coordinator's replay.
 
         Raises: StorageFailure; also when the log start offset has moved past the next piece. The pieces read
@@ -185,11 +185,11 @@ class Partition:
             for _, header in iter_headers(result.data):
                 at = Offset(header.next_offset)
 
-    def configure(self, config: TopicConfig, log_config: LogConfig) -> None:
+    def apply_config(self, config: TopicConfig, log_config: LogConfig) -> None:
         """Apply changed settings."""
         self.config = config
         self.log.config = log_config
-        self.log.producer_state.verification_required = log_config.verification_required
+        self.log.producer_state_manager.verification_required = log_config.verification_required
 
     def delete_records_before(self, offset: Offset) -> Reject | None:
         """Advance the log start offset. Rejects as `trimming` does. Raises: StorageFailure."""
@@ -202,9 +202,9 @@ class Partition:
     def remove_waiter(self, callback: Callable[[], None]) -> None:
         self._waiters.pop(callback, None)
 
-    def advanced(self) -> None:
+    def notify_waiters(self) -> None:
         """Release the waiters: the high watermark or the last stable offset moved."""
-        durable, high_watermark = self._durable, self.log.high_watermark
+        durable, high_watermark = self._durable_waiters, self.log.high_watermark
         while durable and durable[0][0] < high_watermark:
             _, future = durable.popleft()
             if not future.done():
@@ -214,8 +214,8 @@ class Partition:
 
     def fail(self, cause: Exception) -> None:
         """Fail everything that waits: the log is lost to this process."""
-        while self._durable:
-            _, future = self._durable.popleft()
+        while self._durable_waiters:
+            _, future = self._durable_waiters.popleft()
             if not future.done():
                 future.set_exception(cause)
         for callback in list(self._waiters):

@@ -13,20 +13,20 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.limits import KIB
 
 # Minimum size granted to an answer, however much other clients leave unread.
-ANSWER_BYTES_MIN: Final = 64 * KIB
+RESPONSE_BYTES_MIN: Final = 64 * KIB
 NO_EPOCH: Final = -1  # on the wire: the client does not check epochs
 
 
-class Isolation(IntEnum):
+class IsolationLevel(IntEnum):
     """Isolation level of a consumer."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
-def readable_end(isolation: Isolation, high_watermark: int, last_stable_offset: int) -> int:
+def find_readable_end(isolation: IsolationLevel, high_watermark: int, last_stable_offset: int) -> int:
     """Return the first offset a reader may not see: unsynced or, if asked, undecided [FET-1]."""
-    if isolation is Isolation.READ_COMMITTED:
+    if isolation is IsolationLevel.READ_COMMITTED:
         return min(high_watermark, last_stable_offset)
     return high_watermark
 
@@ -40,13 +40,13 @@ def check_leader_epoch(current: int, ours: int) -> Reject | None:
     return Reject(ErrorCode.UNKNOWN_LEADER_EPOCH, f"client is at leader epoch {current}, here {ours}")
 
 
-def answer_bytes(asked: int, unread: int, room: int) -> int:
+def limit_response_bytes(asked: int, unread: int, room: int) -> int:
     """Return how many bytes an answer may hold, of `asked`, while `unread` bytes of others are buffered.
 
     At most a quarter of the remaining room, so that stalled readers get ever smaller shares and never use it
     up; and always a minimum, because an active reader must not wait for stalled ones [FET-2].
     """
-    return min(asked, max((room - unread) // 4, ANSWER_BYTES_MIN))
+    return min(asked, max((room - unread) // 4, RESPONSE_BYTES_MIN))
 
 
 @dataclass(slots=True)
@@ -58,16 +58,16 @@ class ByteBudget:
     """
 
     remaining: int
-    first: bool = True
+    is_first: bool = True
 
-    def limit(self, partition_max_bytes: int) -> int:
+    def limit_partition(self, partition_max_bytes: int) -> int:
         return max(0, min(self.remaining, partition_max_bytes))
 
-    def took(self, size: int) -> None:
+    def consume(self, size: int) -> None:
         if size:
-            self.first = False
+            self.is_first = False
             self.remaining -= size
 
     @property
-    def spent(self) -> bool:
-        return self.remaining <= 0 and not self.first
+    def is_spent(self) -> bool:
+        return self.remaining <= 0 and not self.is_first

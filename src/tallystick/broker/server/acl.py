@@ -27,18 +27,18 @@ class Resource:
     name: str
 
 
-CLUSTER: Final = Resource(ResourceType.CLUSTER, "kafka-cluster")
+CLUSTER_RESOURCE: Final = Resource(ResourceType.CLUSTER, "kafka-cluster")
 
 
-def topic(name: str) -> Resource:
+def topic_resource(name: str) -> Resource:
     return Resource(ResourceType.TOPIC, name)
 
 
-def group(group_id: str) -> Resource:
+def group_resource(group_id: str) -> Resource:
     return Resource(ResourceType.GROUP, group_id)
 
 
-def transactional_id(name: str) -> Resource:
+def transactional_id_resource(name: str) -> Resource:
     return Resource(ResourceType.TRANSACTIONAL_ID, name)
 
 

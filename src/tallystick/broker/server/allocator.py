@@ -4,7 +4,7 @@ glibc returns the top of the heap after every free of some hundred KiB, and the 
 pays for the same pages again: that was two thirds of a fetch's CPU time. Called once, by a broker that owns
 its process; an embedding program keeps its own allocator settings.
 
-Cost: up to `KEPT_BYTES` more resident memory after large answers (docs/notes/performance.md).
+Cost: up to `RETAINED_BYTES` more resident memory after large answers (docs/notes/performance.md).
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from typing import Final
 
 from tallystick.kernel.limits import MIB
 
-KEPT_BYTES: Final = 32 * MIB
+RETAINED_BYTES: Final = 32 * MIB
 # Source: glibc malloc.h. Setting either disables glibc's own adjustment of both, so both are set.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
@@ -24,4 +24,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)) and bool(mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES))
+    return bool(mallopt(_M_TRIM_THRESHOLD, RETAINED_BYTES)) and bool(
+        mallopt(_M_MMAP_THRESHOLD, RETAINED_BYTES)
+    )

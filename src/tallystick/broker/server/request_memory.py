@@ -14,42 +14,42 @@ class RequestMemory:
 
     def __init__(self, bytes_max: Callable[[], int]) -> None:
         self._bytes_max = bytes_max
-        self.bytes = 0
-        self._of_host: Counter[str] = Counter()
-        self.given_back: list[
+        self.used_bytes = 0
+        self._bytes_by_host: Counter[str] = Counter()
+        self.release_listeners: list[
             Callable[[], None]
         ] = []  # called when memory of a host that was short is returned
 
-    def take(self, host: str, size: int) -> None:
+    def acquire(self, host: str, size: int) -> None:
         """Record memory taken for a host."""
-        self.bytes += size
-        self._of_host[host] += size
+        self.used_bytes += size
+        self._bytes_by_host[host] += size
 
-    def give(self, host: str, size: int) -> None:
+    def release(self, host: str, size: int) -> None:
         """Record memory given back."""
         short = self.is_short_for(host)
-        self.bytes -= size
-        self._of_host[host] -= size
-        if not self._of_host[host]:
-            del self._of_host[host]
+        self.used_bytes -= size
+        self._bytes_by_host[host] -= size
+        if not self._bytes_by_host[host]:
+            del self._bytes_by_host[host]
         if short and size:
-            for tell in self.given_back:
+            for tell in self.release_listeners:
                 tell()
 
     @contextmanager
-    def taken(self, host: str, size: int) -> Iterator[None]:
+    def acquired(self, host: str, size: int) -> Iterator[None]:
         """Take memory for the duration of the block."""
-        self.take(host, size)
+        self.acquire(host, size)
         try:
             yield
         finally:
-            self.give(host, size)
+            self.release(host, size)
 
     @property
     def is_short(self) -> bool:
         """Whether the limit of the broker is exceeded."""
-        return self.bytes > self._bytes_max()
+        return self.used_bytes > self._bytes_max()
 
     def is_short_for(self, host: str) -> bool:
         """Return whether this host may take nothing more."""
-        return self.is_short or self._of_host[host] > self._bytes_max() // 2
+        return self.is_short or self._bytes_by_host[host] > self._bytes_max() // 2

@@ -4,7 +4,7 @@ A connection owns one small buffer and cuts frames out of it in place. A frame t
 buffer, which grows as its bytes arrive and is read into directly.
 
 Order. Answers leave in the order of the requests [SRV-1]. As in Kafka a request is started when the one
-before it is answered; only requests that are `pipelined` (Produce) are started behind one another, so that
+before it is answered; only requests that are `is_pipelined` (Produce) are started behind one another, so that
 several appends share one sync.
 
 Memory. A connection starts no request while its peer does not read; it stops reading when it cannot start
@@ -31,52 +31,52 @@ from tallystick.kernel.value import frozen
 _log = logging.getLogger("tallystick.broker.server")
 
 Buffer = bytes | bytearray | memoryview
-Answer = list[Buffer] | None  # None: no answer is sent
+ResponseBuffers = list[Buffer] | None  # None: no answer is sent
 
 
-class Alone:
+class ExclusiveResponse:
     """Marks a pipelined request behind which nothing may be started before it is answered."""
 
-    def __init__(self, answer: Awaitable[Answer]) -> None:
-        self.answer = answer
+    def __init__(self, answer: Awaitable[ResponseBuffers]) -> None:
+        self.response = answer
 
-    def __await__(self) -> Generator[Any, None, Answer]:
-        return self.answer.__await__()
+    def __await__(self) -> Generator[Any, None, ResponseBuffers]:
+        return self.response.__await__()
 
 
 BUFFER_BYTES: Final = 16 * KIB
 # Initial size of a frame's buffer; larger if its connection has sent as much before.
-FIRST_BUFFER_BYTES: Final = 64 * KIB
+INITIAL_BUFFER_BYTES: Final = 64 * KIB
 TRUSTED_BUFFER_BYTES: Final = 2 * MIB
 # While memory is short, a connection that sends less than this in PATIENCE_S is closed.
 PROGRESS_BYTES: Final = 16 * KIB
-PATIENCE_S: Final = 3.0
+STUCK_REQUEST_S: Final = 3.0
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 PIPELINE_MAX: Final = 256
 _SMALL_BYTES: Final = 64 * KIB
-_REFUSALS_TOLD_S: Final = 1.0
+_REFUSAL_LOG_INTERVAL_S: Final = 1.0
 
 
 class CloseConnection(TallystickError):
     """The peer violated the protocol; the message is for the log."""
 
 
-class Dispatcher(Protocol):
+class FrameHandler(Protocol):
     """Handling of frames, as used by connections."""
 
-    def pipelined(self, frame: memoryview) -> bool:
+    def is_pipelined(self, frame: memoryview) -> bool:
         """Return whether this request may be started behind unanswered ones of its kind."""
         ...
 
-    def cancellable(self, frame: memoryview) -> bool:
+    def is_cancellable(self, frame: memoryview) -> bool:
         """Return whether work on this request may be dropped when its connection ends."""
         ...
 
-    def frame_bytes_max(self, api_key: int) -> int:
+    def get_frame_bytes_max(self, api_key: int) -> int:
         """Return the largest size of a request of an API."""
         ...
 
-    def dispatch(self, frame: memoryview, peer: "Peer") -> Answer | Awaitable[Answer]:
+    def dispatch(self, frame: memoryview, peer: "Peer") -> ResponseBuffers | Awaitable[ResponseBuffers]:
         """Answer a request. Raises CloseConnection.
 
         `frame` is valid until this returns, and one above `BUFFER_BYTES` for as long as it is kept.
@@ -96,40 +96,40 @@ class Peer:
         return f"{self.host}:{self.port}#{self.connection_id}"
 
 
-class _Slot:
+class _PendingResponse:
     """The place of one answer in the order of a connection."""
 
-    __slots__ = ("answer", "cancellable", "done", "task")
+    __slots__ = ("is_cancellable", "is_done", "response", "task")
 
     def __init__(self) -> None:
-        self.done = self.cancellable = False
-        self.answer: Answer = None
-        self.task: asyncio.Future[Answer] | None = None
+        self.is_done = self.is_cancellable = False
+        self.response: ResponseBuffers = None
+        self.task: asyncio.Future[ResponseBuffers] | None = None
 
 
-class Connection(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One client. Lives on the loop; owned by its Server."""
 
     __slots__ = (
-        "_big",
-        "_big_filled",
-        "_big_size",
-        "_big_trust",
         "_buffer",
-        "_closing",
         "_end",
-        "_ending",
-        "_exclusive",
-        "_out",
+        "_is_closing",
+        "_is_ending",
+        "_is_exclusive",
+        "_is_reading_paused",
+        "_is_writing_paused",
+        "_large_buffer",
+        "_large_filled",
+        "_large_initial_bytes",
+        "_large_size",
+        "_pending",
         "_progress",
-        "_reading_paused",
+        "_send_queue",
         "_server",
-        "_slots",
         "_start",
         "_transport",
         "_view",
-        "_writing_paused",
-        "active_at",
+        "last_active_s",
         "peer",
     )
 
@@ -138,15 +138,15 @@ class Connection(asyncio.BufferedProtocol):
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
         self._start = self._end = 0
-        self._big: bytearray | None = None
-        self._big_filled = self._big_size = 0
-        self._big_trust = FIRST_BUFFER_BYTES
+        self._large_buffer: bytearray | None = None
+        self._large_filled = self._large_size = 0
+        self._large_initial_bytes = INITIAL_BUFFER_BYTES
         self._progress = (0, 0.0)  # bytes of the large request received, and when
-        self._slots: deque[_Slot] = deque()
-        self._out: list[Buffer] = []
-        self._exclusive = self._ending = False
-        self._reading_paused = self._writing_paused = self._closing = False
-        self.active_at = server.loop.time()
+        self._pending: deque[_PendingResponse] = deque()
+        self._send_queue: list[Buffer] = []
+        self._is_exclusive = self._is_ending = False
+        self._is_reading_paused = self._is_writing_paused = self._is_closing = False
+        self.last_active_s = server.loop.time()
 
     # ------------------------------------------------------------------ called by asyncio
 
@@ -156,27 +156,27 @@ class Connection(asyncio.BufferedProtocol):
         address = self._transport.get_extra_info("peername") or ("unknown", 0)
         self.peer = Peer(str(address[0]), int(address[1]), self._server.next_connection_id())
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        refusal = self._server.admit(self)
+        refusal = self._server.register(self)
         if refusal is not None:
-            self._server.refuse(self, refusal)
+            self._server.refuse_connection(self, refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closing = True
-        self._drop_big()
-        for slot in self._slots:
-            if slot.task is not None and slot.cancellable:
+        self._is_closing = True
+        self._drop_large_frame()
+        for slot in self._pending:
+            if slot.task is not None and slot.is_cancellable:
                 slot.task.cancel()
-        self._slots.clear()
-        self._server.forget(self)
+        self._pending.clear()
+        self._server.unregister(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._big is not None:
-            return memoryview(self._big)[self._big_filled :]
+        if self._large_buffer is not None:
+            return memoryview(self._large_buffer)[self._large_filled :]
         return self._view[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._big is not None:
-            self._big_received(nbytes)
+        if self._large_buffer is not None:
+            self._on_large_received(nbytes)
         else:
             self._end += nbytes
         self._advance()
@@ -186,11 +186,11 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        self._writing_paused = True
+        self._is_writing_paused = True
 
     def resume_writing(self) -> None:
-        self._writing_paused = False
-        self.active_at = self._server.loop.time()
+        self._is_writing_paused = False
+        self.last_active_s = self._server.loop.time()
         self._advance()
 
     # -------------------------------------------------------------------- cutting frames
@@ -198,31 +198,36 @@ class Connection(asyncio.BufferedProtocol):
     def _advance(self) -> None:
         """Start every request that may start, then send ready answers and update reading."""
         try:
-            while not self._closing and self._start_next():
+            while not self._is_closing and self._start_next():
                 pass
         except CloseConnection as exc:
-            self._ending = True
+            self._is_ending = True
             _log.warning("%s: closed: %s", self.peer, exc)
-        if self._closing:
+        if self._is_closing:
             return
-        if self._out:
+        if self._send_queue:
             self._send()
-        if self._ending:
+        if self._is_ending:
             self._close_when_answered()
         else:
-            self._see_about_reading()
+            self._update_reading()
 
     def _start_next(self) -> bool:
         """Start the next whole frame if its turn has come. Returns False when nothing can be started now."""
-        if self._writing_paused or self._exclusive or self._ending or len(self._slots) >= PIPELINE_MAX:
+        if (
+            self._is_writing_paused
+            or self._is_exclusive
+            or self._is_ending
+            or len(self._pending) >= PIPELINE_MAX
+        ):
             return False
-        if self._big is not None:
-            if self._big_filled < self._big_size:
+        if self._large_buffer is not None:
+            if self._large_filled < self._large_size:
                 return False
-            frame = memoryview(self._big)[: self._big_size]
+            frame = memoryview(self._large_buffer)[: self._large_size]
             if not self._start_request(frame):
                 return False
-            self._drop_big()
+            self._drop_large_frame()
             return True
         have = self._end - self._start
         if have < 4:
@@ -235,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         first = self._start + 4
         if have - 4 < size:
             if size + 4 > BUFFER_BYTES and have >= 6:
-                self._begin_big(size)
+                self._begin_large_frame(size)
             return False
         if not self._start_request(self._view[first : first + size]):
             return False
@@ -244,35 +249,37 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start_request(self, frame: memoryview) -> bool:
         server = self._server
-        pipelined = server.dispatcher.pipelined(frame)
-        if self._slots and not pipelined:
+        pipelined = server.dispatcher.is_pipelined(frame)
+        if self._pending and not pipelined:
             return False
-        self.active_at = server.loop.time()
+        self.last_active_s = server.loop.time()
         answer = server.dispatcher.dispatch(frame, self.peer)
         if isinstance(answer, list) or answer is None:
-            if not self._slots:
+            if not self._pending:
                 if answer:
                     self._queue(answer)
                 return True
-            slot = _Slot()
-            slot.done, slot.answer = True, answer
-            self._slots.append(slot)
+            slot = _PendingResponse()
+            slot.is_done, slot.response = True, answer
+            self._pending.append(slot)
             return True
-        slot = _Slot()
-        slot.task = asyncio.ensure_future(answer.answer if isinstance(answer, Alone) else answer)
-        slot.cancellable = server.dispatcher.cancellable(frame)
-        self._exclusive = not pipelined or isinstance(answer, Alone)
-        self._slots.append(slot)
-        slot.task.add_done_callback(lambda task: self._answered(slot, task))
+        slot = _PendingResponse()
+        slot.task = asyncio.ensure_future(
+            answer.response if isinstance(answer, ExclusiveResponse) else answer
+        )
+        slot.is_cancellable = server.dispatcher.is_cancellable(frame)
+        self._is_exclusive = not pipelined or isinstance(answer, ExclusiveResponse)
+        self._pending.append(slot)
+        slot.task.add_done_callback(lambda task: self._on_answered(slot, task))
         return True
 
-    def _answered(self, slot: _Slot, task: "asyncio.Future[Answer]") -> None:
-        if self._closing:
+    def _on_answered(self, slot: _PendingResponse, task: "asyncio.Future[ResponseBuffers]") -> None:
+        if self._is_closing:
             if not task.cancelled():
                 task.exception()
             return
         try:
-            slot.answer = task.result()
+            slot.response = task.result()
         except CloseConnection as exc:
             self.close(str(exc))
             return
@@ -283,75 +290,77 @@ class Connection(asyncio.BufferedProtocol):
             _log.exception("%s: a request failed", self.peer)
             self.close("its request failed")
             return
-        slot.done, slot.task = True, None
-        slots = self._slots
-        while slots and slots[0].done:
-            ready = slots.popleft().answer
+        slot.is_done, slot.task = True, None
+        slots = self._pending
+        while slots and slots[0].is_done:
+            ready = slots.popleft().response
             if ready:
                 self._queue(ready)
         if not slots:
-            self._exclusive = False
+            self._is_exclusive = False
         self._advance()
 
     # --------------------------------------------------------------------- large frames
 
-    def _begin_big(self, size: int) -> None:
+    def _begin_large_frame(self, size: int) -> None:
         first = self._start + 4
         received = self._end - first
         api_key = int.from_bytes(self._view[first : first + 2], "big", signed=True)
-        allowed = self._server.dispatcher.frame_bytes_max(api_key)
+        allowed = self._server.dispatcher.get_frame_bytes_max(api_key)
         if size > allowed:
             raise CloseConnection(f"a request of {size} bytes; API key {api_key} has at most {allowed}")
-        self._big = bytearray(min(size, self._big_trust))
-        self._server.memory.take(self.peer.host, len(self._big))
-        self._big[:received] = self._view[first : self._end]
-        self._big_filled, self._big_size = received, size
+        self._large_buffer = bytearray(min(size, self._large_initial_bytes))
+        self._server.memory.acquire(self.peer.host, len(self._large_buffer))
+        self._large_buffer[:received] = self._view[first : self._end]
+        self._large_filled, self._large_size = received, size
         self._start = self._end = 0
         self._progress = (received, self._server.loop.time())
 
-    def _big_received(self, nbytes: int) -> None:
-        big = self._big
+    def _on_large_received(self, nbytes: int) -> None:
+        big = self._large_buffer
         assert big is not None
-        self._big_filled += nbytes
-        if self._big_filled == len(big) < self._big_size:
-            grown = bytearray(min(2 * len(big), self._big_size))
-            grown[: self._big_filled] = big
-            self._server.memory.take(self.peer.host, len(grown) - len(big))
-            self._big = grown
-        elif self._big_filled == self._big_size:
+        self._large_filled += nbytes
+        if self._large_filled == len(big) < self._large_size:
+            grown = bytearray(min(2 * len(big), self._large_size))
+            grown[: self._large_filled] = big
+            self._server.memory.acquire(self.peer.host, len(grown) - len(big))
+            self._large_buffer = grown
+        elif self._large_filled == self._large_size:
             # A connection that has sent this much gets a larger buffer next time, unless memory is scarce.
             crowded = self._server.is_crowded
-            self._big_trust = FIRST_BUFFER_BYTES if crowded else min(len(big), TRUSTED_BUFFER_BYTES)
+            self._large_initial_bytes = (
+                INITIAL_BUFFER_BYTES if crowded else min(len(big), TRUSTED_BUFFER_BYTES)
+            )
 
-    def _drop_big(self) -> None:
-        if self._big is not None:
-            size, self._big = len(self._big), None
-            self._server.memory.give(self.peer.host, size)
+    def _drop_large_frame(self) -> None:
+        if self._large_buffer is not None:
+            size, self._large_buffer = len(self._large_buffer), None
+            self._server.memory.release(self.peer.host, size)
 
     # ------------------------------------------------------------------- pausing, sending
 
-    def _see_about_reading(self) -> None:
+    def _update_reading(self) -> None:
         """Make room in the buffer; stop reading while it is full or no request may start [SRV-2]."""
-        if self._big is None and self._start:
+        if self._large_buffer is None and self._start:
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
             self._start, self._end = 0, rest
-        if self._big is None:
+        if self._large_buffer is None:
             full = self._end == BUFFER_BYTES
         else:
-            complete = self._big_filled == self._big_size
+            complete = self._large_filled == self._large_size
             full = complete or not self._server.may_receive(self)
-        if full != self._reading_paused:
-            self._reading_paused = full
+        if full != self._is_reading_paused:
+            self._is_reading_paused = full
             if full:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
 
-    def recheck_reading(self) -> None:
+    def maybe_resume_reading(self) -> None:
         """Resume reading if this connection waited for memory: some was given back."""
-        if self._big is not None and not self._closing:
-            self._see_about_reading()
+        if self._large_buffer is not None and not self._is_closing:
+            self._update_reading()
 
     def _queue(self, answer: list[Buffer]) -> None:
         """Queue an answer, and send once enough is queued.
@@ -359,54 +368,58 @@ class Connection(asyncio.BufferedProtocol):
         Small answers to pipelined requests leave together; enough for a write goes at once, so that the
         transport reports a slow peer before the next request is begun [SRV-2].
         """
-        self._out += answer
-        if sum(map(len, self._out)) > _SMALL_BYTES:
+        self._send_queue += answer
+        if sum(map(len, self._send_queue)) > _SMALL_BYTES:
             self._send()
 
     def _send(self) -> None:
-        out, self._out = self._out, []
+        out, self._send_queue = self._send_queue, []
         if len(out) == 1:
             self._transport.write(out[0])
         # uvloop writes a list at once; asyncio joins it, which suits small parts only.
-        elif self._server.scatters or sum(map(len, out)) <= _SMALL_BYTES:
+        elif self._server.supports_scatter or sum(map(len, out)) <= _SMALL_BYTES:
             self._transport.writelines(out)
         else:
             for part in out:
                 self._transport.write(part)
-        self._server.sent(self)
+        self._server.record_sent(self)
 
     # ------------------------------------------------------------------------- the end
 
     def _close_when_answered(self) -> None:
         """Answer the requests before the protocol violation, in order, then close."""
-        if not self._reading_paused:
-            self._reading_paused = True
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
             self._transport.pause_reading()
-        if not self._slots:
+        if not self._pending:
             # Sends buffered answers; the sweep closes a connection whose peer does not read them.
             self._transport.close()
 
     @property
-    def receives_big(self) -> bool:
-        return self._big is not None and self._big_filled < self._big_size
+    def is_receiving_large(self) -> bool:
+        return self._large_buffer is not None and self._large_filled < self._large_size
 
     @property
-    def promised_bytes(self) -> int:
+    def announced_bytes(self) -> int:
         """Size of the request that is being received; 0 without a large one."""
-        return self._big_size if self.receives_big else 0
+        return self._large_size if self.is_receiving_large else 0
 
     def is_stuck(self, now: float) -> bool:
         """Return whether the peer sent too little of a large request for too long, while we were reading."""
         filled, since = self._progress
-        if self._reading_paused or not self.receives_big or self._big_filled >= filled + PROGRESS_BYTES:
-            self._progress = (self._big_filled, now)
+        if (
+            self._is_reading_paused
+            or not self.is_receiving_large
+            or self._large_filled >= filled + PROGRESS_BYTES
+        ):
+            self._progress = (self._large_filled, now)
             return False
         return now - since >= self._server.patience_s
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether answers are pending while the peer keeps reading."""
-        return bool(self._slots) and not self._writing_paused
+        return bool(self._pending) and not self._is_writing_paused
 
     @property
     def unsent_bytes(self) -> int:
@@ -414,29 +427,29 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self, why: str) -> None:
         """Log and close at once; unsent answers are lost."""
-        if not self._closing:
+        if not self._is_closing:
             _log.warning("%s: closed: %s", self.peer, why)
             self.abort()
 
-    def release(self) -> None:
+    def release_buffer(self) -> None:
         """Give back the receive buffer of a connection that was closed."""
-        self._drop_big()
+        self._drop_large_frame()
 
     def abort(self) -> None:
         """Close at once, without a log line."""
-        self._closing = True
+        self._is_closing = True
         self._transport.abort()
 
-    def finish(self) -> bool:
+    def drain(self) -> bool:
         """Take no further request; return True when every answer has been handed to the kernel."""
-        if self._closing:
+        if self._is_closing:
             return True
-        if not self._reading_paused:
-            self._reading_paused = True
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
             self._transport.pause_reading()
-        if self._slots or self.unsent_bytes:
+        if self._pending or self.unsent_bytes:
             return False
-        self._closing = True
+        self._is_closing = True
         self._transport.close()
         return True
 
@@ -447,11 +460,11 @@ class Server:
     def __init__(
         self,
         config: BrokerConfig,
-        dispatcher: Dispatcher,
+        dispatcher: FrameHandler,
         connections_max: Callable[[], int],
         *,
         memory: RequestMemory | None = None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = STUCK_REQUEST_S,
     ) -> None:
         """Create a server that is not listening.
 
@@ -460,60 +473,60 @@ class Server:
             memory: the account that is shared with handlers.
         """
         self.memory = memory or RequestMemory(lambda: self._config.queued_max_request_bytes)
-        self.memory.given_back.append(self._recheck_soon)
+        self.memory.release_listeners.append(self._schedule_recheck)
         self.patience_s = patience_s
-        self._easing: asyncio.TimerHandle | None = None
+        self._stuck_timer: asyncio.TimerHandle | None = None
         self._connections_max = connections_max
         self.loop = asyncio.get_running_loop()
-        self.scatters = type(self.loop).__module__.startswith("uvloop")
+        self.supports_scatter = type(self.loop).__module__.startswith("uvloop")
         self.dispatcher = dispatcher
         self.frame_bytes_max = config.socket_request_max_bytes
         self._config = config
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ServerConnection] = {}
         self._per_host: Counter[str] = Counter()
-        self._ids = 0
-        self._refusals_told_at, self._refusals_untold = -inf, 0
+        self._last_connection_id = 0
+        self._refusals_logged_at, self._refusals_unlogged = -inf, 0
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
-        self._senders: set[Connection] = set()
+        self._senders: set[ServerConnection] = set()
         self._server: asyncio.Server | None = None
-        self._sweep: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> tuple[str, int]:
         """Listen, and return the bound address, with the chosen port if it was 0. Raises: OSError."""
-        listen = self._config.listen
+        listen = self._config.listen_endpoint
         self._server = await self.loop.create_server(
-            lambda: Connection(self),
+            lambda: ServerConnection(self),
             listen.host or None,
             listen.port,
             backlog=self._config.socket_listen_backlog_size,
         )
         address = self._server.sockets[0].getsockname()
-        self._schedule_sweep()
+        self._schedule_idle_check()
         return str(address[0]), int(address[1])
 
     async def stop(self, deadline_s: float) -> None:
         """Accept no connection, answer pending requests, close; at the deadline the rest is cut."""
-        for timer in (self._sweep, self._easing):
+        for timer in (self._idle_timer, self._stuck_timer):
             if timer is not None:
                 timer.cancel()
         if self._server is not None:
             self._server.close()
         give_up_at = self.loop.time() + deadline_s
-        while [c for c in list(self._connections.values()) if not c.finish()]:
+        while [c for c in list(self._connections.values()) if not c.drain()]:
             if self.loop.time() >= give_up_at:
                 break
             await asyncio.sleep(0.005)
         for connection in list(self._connections.values()):
-            connection.finish()
+            connection.drain()
             connection.close("the broker is stopping")
 
     # ------------------------------------------------------------- called by connections
 
     def next_connection_id(self) -> int:
-        self._ids += 1
-        return self._ids
+        self._last_connection_id += 1
+        return self._last_connection_id
 
-    def admit(self, connection: Connection) -> str | None:
+    def register(self, connection: ServerConnection) -> str | None:
         """Count a new connection; return the reason to refuse it if it is one too many."""
         peer, config = connection.peer, self._config
         self._connections[peer.connection_id] = connection
@@ -529,20 +542,22 @@ class Server:
             return f"max.connections.per.ip is {config.max_connections_per_ip}"
         return None
 
-    def refuse(self, connection: Connection, why: str) -> None:
+    def refuse_connection(self, connection: ServerConnection, why: str) -> None:
         """Close one connection too many; a flood of them is logged as one line per second."""
         now = self.loop.time()
-        if now >= self._refusals_told_at + _REFUSALS_TOLD_S:
+        if now >= self._refusals_logged_at + _REFUSAL_LOG_INTERVAL_S:
             untold = (
-                f" ({self._refusals_untold} more since the last such line)" if self._refusals_untold else ""
+                f" ({self._refusals_unlogged} more since the last such line)"
+                if self._refusals_unlogged
+                else ""
             )
-            self._refusals_told_at, self._refusals_untold = now, 0
+            self._refusals_logged_at, self._refusals_unlogged = now, 0
             connection.close(f"{why}{untold}")
         else:
-            self._refusals_untold += 1
+            self._refusals_unlogged += 1
             connection.abort()
 
-    def forget(self, connection: Connection) -> None:
+    def unregister(self, connection: ServerConnection) -> None:
         peer = connection.peer
         self._senders.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
@@ -553,9 +568,9 @@ class Server:
     @property
     def is_crowded(self) -> bool:
         """Whether half of the memory for requests is taken."""
-        return 2 * self.memory.bytes > self._config.queued_max_request_bytes
+        return 2 * self.memory.used_bytes > self._config.queued_max_request_bytes
 
-    def may_receive(self, connection: Connection) -> bool:
+    def may_receive(self, connection: ServerConnection) -> bool:
         """Return whether a connection may continue to receive a large request.
 
         One connection of a host always may, so that too little memory is slow and not a deadlock; but while
@@ -564,44 +579,44 @@ class Server:
         host = connection.peer.host
         if not self.memory.is_short_for(host):
             return True
-        if self._easing is None:
-            self._easing = self.loop.call_later(self.patience_s / 3, self._ease)
+        if self._stuck_timer is None:
+            self._stuck_timer = self.loop.call_later(self.patience_s / 3, self._close_stuck_connections)
         short = self.memory.is_short
         receivers = (
-            c for c in self._connections.values() if c.receives_big and (short or c.peer.host == host)
+            c for c in self._connections.values() if c.is_receiving_large and (short or c.peer.host == host)
         )
         return next(receivers, None) is connection
 
-    def _ease(self) -> None:
+    def _close_stuck_connections(self) -> None:
         """Close stuck connections while memory is short, the largest announced request first."""
-        self._easing = None
+        self._stuck_timer = None
         now = self.loop.time()
-        waiting = [c for c in self._connections.values() if c.receives_big]
+        waiting = [c for c in self._connections.values() if c.is_receiving_large]
         stuck = [c for c in waiting if c.is_stuck(now)]
-        for connection in sorted(stuck, key=lambda c: c.promised_bytes, reverse=True):
+        for connection in sorted(stuck, key=lambda c: c.announced_bytes, reverse=True):
             if not self.memory.is_short_for(connection.peer.host):
                 break
             connection.close(
-                f"memory for requests is short, and of {connection.promised_bytes} bytes it sent too few "
+                f"memory for requests is short, and of {connection.announced_bytes} bytes it sent too few "
                 f"in {self.patience_s:.0f} s"
             )
-            connection.release()
+            connection.release_buffer()
         if any(self.memory.is_short_for(c.peer.host) for c in waiting):
-            self._easing = self.loop.call_later(self.patience_s / 3, self._ease)
+            self._stuck_timer = self.loop.call_later(self.patience_s / 3, self._close_stuck_connections)
 
-    def _recheck_soon(self) -> None:
+    def _schedule_recheck(self) -> None:
         for connection in list(self._connections.values()):
-            self.loop.call_soon(connection.recheck_reading)
+            self.loop.call_soon(connection.maybe_resume_reading)
 
     @property
-    def listening(self) -> bool:
+    def is_listening(self) -> bool:
         return self._server is not None and self._server.is_serving()
 
     @property
     def connection_count(self) -> int:
         return len(self._connections)
 
-    def sent(self, connection: Connection) -> None:
+    def record_sent(self, connection: ServerConnection) -> None:
         """Note that a connection handed bytes to its transport."""
         self._senders.add(connection)
 
@@ -616,18 +631,18 @@ class Server:
                 self._senders.discard(connection)
         return total
 
-    def configure(self, config: BrokerConfig) -> None:
+    def apply_config(self, config: BrokerConfig) -> None:
         """Apply limits that were changed at run time."""
         self._config = config
 
-    def _schedule_sweep(self) -> None:
+    def _schedule_idle_check(self) -> None:
         period_s = min(max(self._config.connections_max_idle_ms / 10_000, 0.05), 10.0)
-        self._sweep = self.loop.call_later(period_s, self._close_idle)
+        self._idle_timer = self.loop.call_later(period_s, self._close_idle)
 
     def _close_idle(self) -> None:
         idle_ms = self._config.connections_max_idle_ms
         since = self.loop.time() - idle_ms / 1000
         for connection in list(self._connections.values()):
-            if connection.active_at < since and not connection.busy:
+            if connection.last_active_s < since and not connection.is_busy:
                 connection.close(f"no request completed for connections.max.idle.ms, {idle_ms}")
-        self._schedule_sweep()
+        self._schedule_idle_check()

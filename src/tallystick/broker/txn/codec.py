@@ -1,14 +1,14 @@
 """Encoding of entries as records of `__transaction_state`; confines the sentinels -1, INT32_MAX and null.
 
 The log has one producer id and epoch, the next ones and a previous producer id; an entry has `writer` or
-`marker`, `client` and `superseded`. They are converted only here (style R5):
+`marker_identity`, `client` and `previous_identity`. They are converted only here (style R5):
 
     recorded pair        the identity in the partitions: the writer while Ongoing, the marker while
                          Decided, else the client. A broker that knows no other field finishes the
                          transaction with it
     tags 1 and 3, next   the client, where it differs from the recorded pair
-    tag 0, previous      the producer id of `superseded`, where Kafka's rule for retries needs it
-    tag 10000            `superseded`, where Kafka's fields do not imply it
+    tag 0, previous      the producer id of `previous_identity`, where Kafka's rule for retries needs it
+    tag 10000            `previous_identity`, where Kafka's fields do not imply it
 
 A record that Apache Kafka wrote has no private tags, and is read with the meaning that Kafka gives it.
 
@@ -23,20 +23,20 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, assert_never
 
-from tallystick.broker.coordinator.placement import coordinator_partition
-from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, TxnRecord
+from tallystick.broker.coordinator.placement import hash_to_partition
+from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, TxnRecord
 from tallystick.broker.txn.machine.model import (
     EPOCH_BUMP_VERSION,
     NO_PARTITIONS,
-    Decided,
+    DecidedPhase,
     ForcedCause,
-    ForcedOutcome,
-    Idle,
-    Ongoing,
-    Outcome,
+    IdlePhase,
+    OngoingPhase,
     Partitions,
-    Phase,
+    TransactionResult,
     TxnEntry,
+    TxnForcedOutcome,
+    TxnPhase,
     TxnState,
 )
 from tallystick.kernel.check import check
@@ -45,10 +45,10 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     INT16_MAX,
     INT32_MAX,
-    Identity,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
@@ -65,10 +65,10 @@ from tallystick.protocol.messages.stored_transactions import (
 )
 from tallystick.protocol.primitives import encode_uvarint
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.protocol.records.pairs import iter_pairs
+from tallystick.protocol.records.key_values import iter_key_values
 
 _INT16: Final = struct.Struct(">h")
-_HEAD: Final = struct.Struct(">hqhib")  # version, producer id and epoch, timeout, status
+_HEADER: Final = struct.Struct(">hqhib")  # version, producer id and epoch, timeout, status
 _TIMES: Final = struct.Struct(">qqb")  # last update, start, number of tagged fields
 _OFFSET: Final = struct.Struct(">iqb")  # partition, offset, no tagged fields
 _NO_TAGS: Final = b"\0"
@@ -81,33 +81,33 @@ _ZERO_PARTITIONS: Final = b"\1"  # empty array: states Complete*
 
 KEY_VERSION: Final = 0
 _KEY_VERSION: Final = _INT16.pack(KEY_VERSION)
-PLAIN_VALUE: Final = 0  # where the finalized transaction.version is 0: no tags
-TAGGED_VALUE: Final = 1
+UNTAGGED_VALUE_VERSION: Final = 0  # where the finalized transaction.version is 0: no tags
+TAGGED_VALUE_VERSION: Final = 1
 
-_FEW_PARTITIONS: Final = 8
-_NONE: Final = -1
-_NAMED_AT_MOST: Final = 10
+_CACHED_PARTITIONS_MAX: Final = 8
+_ABSENT: Final = -1
+_LISTED_IDS_MAX: Final = 10
 # Kafka stores two-phase commit as this timeout; the text of KIP-939 has -1. Both are read.
 _NO_TIMEOUT: Final = INT32_MAX
 # The last client epoch before Kafka replaces the producer id: the one above is reserved for markers.
 _LAST_CLIENT_EPOCH: Final = INT16_MAX - 1
 
-_OUTCOMES: Final = MappingProxyType(
+_RESULTS_BY_STATE: Final = MappingProxyType(
     {
-        TxnState.PREPARE_COMMIT: Outcome.COMMIT,
-        TxnState.PREPARE_ABORT: Outcome.ABORT,
-        TxnState.COMPLETE_COMMIT: Outcome.COMMIT,
-        TxnState.COMPLETE_ABORT: Outcome.ABORT,
+        TxnState.PREPARE_COMMIT: TransactionResult.COMMIT,
+        TxnState.PREPARE_ABORT: TransactionResult.ABORT,
+        TxnState.COMPLETE_COMMIT: TransactionResult.COMMIT,
+        TxnState.COMPLETE_ABORT: TransactionResult.ABORT,
     }
 )
 
 
-def partition_of(transactional_id: TransactionalId, partition_count: int) -> int:
+def partition_for(transactional_id: TransactionalId, partition_count: int) -> int:
     """Return the partition of `__transaction_state` that keeps an id."""
-    return coordinator_partition(transactional_id, partition_count)
+    return hash_to_partition(transactional_id, partition_count)
 
 
-def may_lower(entries: Iterable[TxnEntry], level: int) -> Reject | None:
+def check_version_downgrade(entries: Iterable[TxnEntry], level: int) -> Reject | None:
     """Refuse to lower `transaction.version` to `level` where that would lose state.
 
     Below 2 one epoch covers many transactions, so that neither a client apart from its writer nor the token
@@ -115,11 +115,11 @@ def may_lower(entries: Iterable[TxnEntry], level: int) -> Reject | None:
     """
     if level >= EPOCH_BUMP_VERSION:
         return None
-    held = sorted(entry.transactional_id for entry in entries if _needs_epoch_bump(entry))
+    held = sorted(entry.transactional_id for entry in entries if _requires_epoch_bump(entry))
     if not held:
         return None
-    named = ", ".join(held[:_NAMED_AT_MOST])
-    more = f" and {len(held) - _NAMED_AT_MOST} more" if len(held) > _NAMED_AT_MOST else ""
+    named = ", ".join(held[:_LISTED_IDS_MAX])
+    more = f" and {len(held) - _LISTED_IDS_MAX} more" if len(held) > _LISTED_IDS_MAX else ""
     return Reject(
         ErrorCode.INVALID_UPDATE_VERSION,
         f"transaction.version cannot be set to {level}: these transactional ids take part in two-phase"
@@ -127,8 +127,12 @@ def may_lower(entries: Iterable[TxnEntry], level: int) -> Reject | None:
     )
 
 
-def _needs_epoch_bump(entry: TxnEntry) -> bool:
-    return entry.client != entry.shown or entry.timeout_ms is None or _open_timeout(entry) is None
+def _requires_epoch_bump(entry: TxnEntry) -> bool:
+    return (
+        entry.client != entry.described_identity
+        or entry.timeout_ms is None
+        or _find_open_timeout(entry) is None
+    )
 
 
 # ---- writing
@@ -146,57 +150,67 @@ def encode_record(record: TxnRecord, transaction_version: int) -> tuple[bytes, b
     """Return key and value; `transaction_version` is the finalized level, which sets the format of values."""
     match record:
         case EntryStored(entry=entry):
-            return _key(entry.transactional_id), _value(entry, tagged=transaction_version > 0)
-        case EntryExpired(transactional_id=transactional_id):
-            return _key(transactional_id), None
+            return _encode_key(entry.transactional_id), _encode_value(entry, tagged=transaction_version > 0)
+        case EntryRemoved(transactional_id=transactional_id):
+            return _encode_key(transactional_id), None
         case _:
             assert_never(record)
 
 
-def _key(transactional_id: TransactionalId) -> bytes:
+def _encode_key(transactional_id: TransactionalId) -> bytes:
     name = transactional_id.encode()
     return _KEY_VERSION + _INT16.pack(len(name)) + name
 
 
-def _value(entry: TxnEntry, *, tagged: bool) -> bytes:
+def _encode_value(entry: TxnEntry, *, tagged: bool) -> bytes:
     if not tagged:
-        return _INT16.pack(PLAIN_VALUE) + encode(_plain_value(entry), PLAIN_VALUE)
-    usual = _usual_value(entry)
-    return _INT16.pack(TAGGED_VALUE) + encode(_tagged_value(entry), TAGGED_VALUE) if usual is None else usual
+        return _INT16.pack(UNTAGGED_VALUE_VERSION) + encode(
+            _build_untagged_value(entry), UNTAGGED_VALUE_VERSION
+        )
+    usual = _encode_common_value(entry)
+    return (
+        _INT16.pack(TAGGED_VALUE_VERSION) + encode(_build_tagged_value(entry), TAGGED_VALUE_VERSION)
+        if usual is None
+        else usual
+    )
 
 
-def _usual_value(entry: TxnEntry) -> bytes | None:
+def _encode_common_value(entry: TxnEntry) -> bytes | None:
     """Encode the common kind of value in a third of the time, as the same bytes [WIRE-4]; None for others.
 
     A commit writes three values. The common kind is not kept and never forced, has one timeout, and a
-    `superseded` that Kafka's fields imply.
+    `previous_identity` that Kafka's fields imply.
     """
-    phase, shown, client, state = entry.phase, entry.shown, entry.client, entry.state
-    previous = _previous_producer_id(entry)
-    if entry.forced or (shown is not client and shown != client):
+    phase, shown, client, state = entry.phase, entry.described_identity, entry.client, entry.state
+    previous = _find_previous_producer_id(entry)
+    if entry.forced_outcomes or (shown is not client and shown != client):
         return None
-    if entry.superseded != _implied(state, client, previous, entry.transaction_version):
+    if entry.previous_identity != _infer_previous_identity(
+        state, client, previous, entry.transaction_version
+    ):
         return None
     tags = []
     if previous is not None:
         tags.append(_PREVIOUS_TAG.pack(0, 8, previous))
     if entry.transaction_version:
         tags.append(_VERSION_TAG.pack(2, 2, entry.transaction_version))
-    if isinstance(phase, Idle):
+    if isinstance(phase, IdlePhase):
         timeout_ms = entry.timeout_ms
         partitions = _NO_PARTITIONS if phase.outcome is None else _ZERO_PARTITIONS
-        if phase.markers:
-            tags.append(_marker_tag(phase.markers))
+        if phase.marker_offsets:
+            tags.append(_encode_marker_tag(phase.marker_offsets))
     else:
         timeout_ms = phase.timeout_ms
-        few = len(phase.partitions) <= _FEW_PARTITIONS
-        partitions = (_few_partition_bytes if few else _partition_bytes)(phase.partitions)
+        few = len(phase.partitions) <= _CACHED_PARTITIONS_MAX
+        partitions = (_encode_partitions_cached if few else _encode_partitions)(phase.partitions)
         if timeout_ms != entry.timeout_ms:
             return None
-    started_ms = _NONE if phase.started_ms is None else phase.started_ms
+    started_ms = _ABSENT if phase.started_ms is None else phase.started_ms
     return b"".join(
         (
-            _HEAD.pack(TAGGED_VALUE, shown.producer_id, shown.epoch, _timeout(timeout_ms), state),
+            _HEADER.pack(
+                TAGGED_VALUE_VERSION, shown.producer_id, shown.epoch, _encode_timeout(timeout_ms), state
+            ),
             partitions,
             _TIMES.pack(entry.updated_ms, started_ms, len(tags)),
             *tags,
@@ -204,122 +218,124 @@ def _usual_value(entry: TxnEntry) -> bytes | None:
     )
 
 
-def _marker_tag(markers: Mapping[TopicPartition, Offset]) -> bytes:
+def _encode_marker_tag(markers: Mapping[TopicPartition, Offset]) -> bytes:
     by_topic: dict[str, list[tuple[int, Offset]]] = {}
     for topic, partition in sorted([(p.topic, p.partition) for p in markers]):
         by_topic.setdefault(topic, []).append((partition, markers[TopicPartition(topic, partition)]))
     parts = [encode_uvarint(len(by_topic) + 1)]
     for topic, offsets in by_topic.items():
-        parts += (_compact(topic), encode_uvarint(len(offsets) + 1))
+        parts += (_encode_compact_string(topic), encode_uvarint(len(offsets) + 1))
         parts += (_OFFSET.pack(partition, offset, 0) for partition, offset in offsets)
         parts.append(_NO_TAGS)
     content = b"".join(parts)
     return _MARKERS_TAG + encode_uvarint(len(content)) + content
 
 
-def _compact(text: str) -> bytes:
+def _encode_compact_string(text: str) -> bytes:
     raw = text.encode()
     return encode_uvarint(len(raw) + 1) + raw
 
 
-def _partition_bytes(partitions: Partitions) -> bytes:
-    grouped = _grouped_partitions(partitions)
+def _encode_partitions(partitions: Partitions) -> bytes:
+    grouped = _group_partitions(partitions)
     parts = [encode_uvarint(len(grouped) + 1)]
     for group in grouped:
         ids = group.partition_ids
-        parts += (_compact(group.topic), encode_uvarint(len(ids) + 1))
+        parts += (_encode_compact_string(group.topic), encode_uvarint(len(ids) + 1))
         parts.append(struct.pack(f">{len(ids)}ib", *ids, 0))
     return b"".join(parts)
 
 
 # A producer writes to the same few partitions repeatedly.
-_few_partition_bytes = lru_cache(maxsize=1 << 10)(_partition_bytes)
+_encode_partitions_cached = lru_cache(maxsize=1 << 10)(_encode_partitions)
 
 
-def _plain_value(entry: TxnEntry) -> TransactionLogValue:
+def _build_untagged_value(entry: TxnEntry) -> TransactionLogValue:
     """Return a value of version 0, without the fields it has no room for.
 
     A next producer id that waits for the markers is left out, as in Kafka: the id comes back with the
     markers' epoch, which is as far as the old one goes.
     """
     check(not entry.is_kept, f"{entry.transactional_id!r}: version 0 has no room for a kept transaction")
-    phase, shown = entry.phase, entry.shown
+    phase, shown = entry.phase, entry.described_identity
     return TransactionLogValue(
         producer_id=shown.producer_id,
         producer_epoch=shown.epoch,
-        transaction_timeout_ms=_timeout(_open_timeout(entry)),
+        transaction_timeout_ms=_encode_timeout(_find_open_timeout(entry)),
         transaction_status=entry.state,
-        transaction_partitions=_grouped(phase),
+        transaction_partitions=_build_partitions_field(phase),
         transaction_last_update_timestamp_ms=entry.updated_ms,
-        transaction_start_timestamp_ms=_NONE if phase.started_ms is None else phase.started_ms,
+        transaction_start_timestamp_ms=_ABSENT if phase.started_ms is None else phase.started_ms,
     )
 
 
-def _tagged_value(entry: TxnEntry) -> TransactionLogValue:
-    phase, shown, client = entry.phase, entry.shown, entry.client
+def _build_tagged_value(entry: TxnEntry) -> TransactionLogValue:
+    phase, shown, client = entry.phase, entry.described_identity, entry.client
     apart = client != shown
-    previous = _previous_producer_id(entry)
-    implied = _implied(entry.state, client, previous, entry.transaction_version)
-    open_timeout_ms = _open_timeout(entry)
+    previous = _find_previous_producer_id(entry)
+    implied = _infer_previous_identity(entry.state, client, previous, entry.transaction_version)
+    open_timeout_ms = _find_open_timeout(entry)
     return TransactionLogValue(
         producer_id=shown.producer_id,
-        previous_producer_id=_NONE if previous is None else previous,
-        next_producer_id=client.producer_id if apart else _NONE,
+        previous_producer_id=_ABSENT if previous is None else previous,
+        next_producer_id=client.producer_id if apart else _ABSENT,
         producer_epoch=shown.epoch,
-        next_producer_epoch=client.epoch if apart else _NONE,
-        transaction_timeout_ms=_timeout(open_timeout_ms),
+        next_producer_epoch=client.epoch if apart else _ABSENT,
+        transaction_timeout_ms=_encode_timeout(open_timeout_ms),
         transaction_status=entry.state,
-        transaction_partitions=_grouped(phase),
+        transaction_partitions=_build_partitions_field(phase),
         transaction_last_update_timestamp_ms=entry.updated_ms,
-        transaction_start_timestamp_ms=_NONE if phase.started_ms is None else phase.started_ms,
+        transaction_start_timestamp_ms=_ABSENT if phase.started_ms is None else phase.started_ms,
         client_transaction_version=entry.transaction_version,
-        superseded=None if entry.superseded == implied else _superseded_pair(entry.superseded),
-        forced_outcomes=tuple(map(_forced_schema, entry.forced)),
-        next_transaction_timeout_ms=_NONE
+        superseded=None
+        if entry.previous_identity == implied
+        else _build_superseded_pair(entry.previous_identity),
+        forced_outcomes=tuple(map(_build_forced_outcome, entry.forced_outcomes)),
+        next_transaction_timeout_ms=_ABSENT
         if entry.timeout_ms == open_timeout_ms
-        else _timeout(entry.timeout_ms),
-        marker_offsets=_marker_offsets(phase.markers) if isinstance(phase, Idle) else (),
+        else _encode_timeout(entry.timeout_ms),
+        marker_offsets=_build_marker_offsets(phase.marker_offsets) if isinstance(phase, IdlePhase) else (),
     )
 
 
-def _open_timeout(entry: TxnEntry) -> int | None:
-    return entry.timeout_ms if isinstance(entry.phase, Idle) else entry.phase.timeout_ms
+def _find_open_timeout(entry: TxnEntry) -> int | None:
+    return entry.timeout_ms if isinstance(entry.phase, IdlePhase) else entry.phase.timeout_ms
 
 
-def _timeout(timeout_ms: int | None) -> int:
+def _encode_timeout(timeout_ms: int | None) -> int:
     return _NO_TIMEOUT if timeout_ms is None else timeout_ms
 
 
-def _previous_producer_id(entry: TxnEntry) -> ProducerId | None:
+def _find_previous_producer_id(entry: TxnEntry) -> ProducerId | None:
     """Return the previous id, by which Kafka recognises a retried end after it was replaced (KAFKA-20310)."""
-    before = entry.superseded
+    before = entry.previous_identity
     if before is None:
         return None
-    ended = entry.state in _OUTCOMES
+    ended = entry.state in _RESULTS_BY_STATE
     return before.producer_id if ended or before.producer_id != entry.client.producer_id else None
 
 
-def _grouped(phase: Phase) -> tuple[PartitionsSchema, ...] | None:
+def _build_partitions_field(phase: TxnPhase) -> tuple[PartitionsSchema, ...] | None:
     """Return null in Empty, an empty array in Complete*, else sorted groups: an entry has one encoding."""
-    if isinstance(phase, Idle):
+    if isinstance(phase, IdlePhase):
         return None if phase.outcome is None else ()
-    return _grouped_partitions(phase.partitions)
+    return _group_partitions(phase.partitions)
 
 
-def _grouped_partitions(partitions: Partitions) -> tuple[PartitionsSchema, ...]:
+def _group_partitions(partitions: Partitions) -> tuple[PartitionsSchema, ...]:
     by_topic: dict[str, list[int]] = {}
     for topic, partition in sorted([(p.topic, p.partition) for p in partitions]):
         by_topic.setdefault(topic, []).append(partition)
     return tuple([PartitionsSchema(topic=t, partition_ids=tuple(ids)) for t, ids in by_topic.items()])
 
 
-def _superseded_pair(identity: Identity | None) -> SupersededPair:
+def _build_superseded_pair(identity: ProducerIdAndEpoch | None) -> SupersededPair:
     if identity is None:
-        return SupersededPair(producer_id=_NONE, producer_epoch=_NONE)
+        return SupersededPair(producer_id=_ABSENT, producer_epoch=_ABSENT)
     return SupersededPair(producer_id=identity.producer_id, producer_epoch=identity.epoch)
 
 
-def _forced_schema(forced: ForcedOutcome) -> ForcedOutcomeSchema:
+def _build_forced_outcome(forced: TxnForcedOutcome) -> ForcedOutcomeSchema:
     at = forced.partition
     return ForcedOutcomeSchema(
         producer_id=forced.writer.producer_id,
@@ -327,11 +343,11 @@ def _forced_schema(forced: ForcedOutcome) -> ForcedOutcomeSchema:
         cause=forced.cause,
         timestamp_ms=forced.at_ms,
         topic=None if at is None else at.topic,
-        partition_id=_NONE if at is None else at.partition,
+        partition_id=_ABSENT if at is None else at.partition,
     )
 
 
-def _marker_offsets(markers: Mapping[TopicPartition, Offset]) -> tuple[MarkerOffsets, ...]:
+def _build_marker_offsets(markers: Mapping[TopicPartition, Offset]) -> tuple[MarkerOffsets, ...]:
     by_topic: dict[str, list[MarkerOffset]] = {}
     for at in sorted(markers):
         by_topic.setdefault(at.topic, []).append(MarkerOffset(partition_id=at.partition, offset=markers[at]))
@@ -350,17 +366,19 @@ def decode_batches(data: bytes, skipped: Counter[int] | None = None) -> Iterator
     Raises:
         DecodeError: a record is of a known kind and cannot be read.
     """
-    for key, value in iter_stored(data, skipped):
+    for key, value in iter_known_records(data, skipped):
         yield decode_record(key, value)
 
 
-def iter_stored(data: bytes, skipped: Counter[int] | None = None) -> Iterator[tuple[bytes, bytes | None]]:
+def iter_known_records(
+    data: bytes, skipped: Counter[int] | None = None
+) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield key and value of every known record in whole batches, in order.
 
     For replay the last value of a key is enough, as each is a whole entry [TXN-2]; finding it costs a tenth
     of decoding them all. Args and errors as for `decode_batches`.
     """
-    for key, value in iter_pairs(data):
+    for key, value in iter_key_values(data):
         if key is None or len(key) < _INT16.size:
             raise DecodeError("a record of __transaction_state has no key")
         if key.startswith(_KEY_VERSION):
@@ -369,29 +387,31 @@ def iter_stored(data: bytes, skipped: Counter[int] | None = None) -> Iterator[tu
             skipped[_INT16.unpack_from(key)[0]] += 1
 
 
-def peek(value: bytes) -> tuple[int, ProducerId]:
+def peek_state_and_producer_id(value: bytes) -> tuple[int, ProducerId]:
     """Return state and recorded producer id of a value, at a fortieth of the cost of decoding all of it.
 
     Raises:
         DecodeError: the value is too short.
     """
-    if len(value) < _HEAD.size:
+    if len(value) < _HEADER.size:
         raise DecodeError(f"a value of {len(value)} bytes in __transaction_state")
-    _, producer_id, _, _, state = _HEAD.unpack_from(value)
+    _, producer_id, _, _, state = _HEADER.unpack_from(value)
     return state, producer_id
 
 
-def peek_completed(value: bytes) -> tuple[frozenset[int], Mapping[TopicPartition, Offset]]:
+def peek_completion(value: bytes) -> tuple[frozenset[int], Mapping[TopicPartition, Offset]]:
     """Return producer ids and marker offsets of a Complete* value, at half the cost of decoding all of it.
 
     Raises:
         DecodeError: the value cannot be read.
     """
     (version,) = _INT16.unpack_from(value)
-    if version not in (PLAIN_VALUE, TAGGED_VALUE):
+    if version not in (UNTAGGED_VALUE_VERSION, TAGGED_VALUE_VERSION):
         raise DecodeError(f"value version {version}, known are 0 and 1")
     read, _ = decode_prefix(TransactionLogValue, value, version, _INT16.size)
-    return frozenset((read.producer_id, read.previous_producer_id)), _markers(read.marker_offsets)
+    return frozenset((read.producer_id, read.previous_producer_id)), _parse_marker_offsets(
+        read.marker_offsets
+    )
 
 
 def decode_record(key: bytes, value: bytes | None) -> TxnRecord:
@@ -403,125 +423,137 @@ def decode_record(key: bytes, value: bytes | None) -> TxnRecord:
     read, _ = decode_prefix(TransactionLogKey, key, KEY_VERSION, _INT16.size)
     transactional_id = TransactionalId(read.transactional_id)
     if value is None:
-        return EntryExpired(transactional_id=transactional_id)
+        return EntryRemoved(transactional_id=transactional_id)
     if len(value) < _INT16.size:
         raise DecodeError(f"{transactional_id!r}: a value of {len(value)} bytes has no version")
     (version,) = _INT16.unpack_from(value)
-    if version not in (PLAIN_VALUE, TAGGED_VALUE):
+    if version not in (UNTAGGED_VALUE_VERSION, TAGGED_VALUE_VERSION):
         raise DecodeError(f"{transactional_id!r}: value version {version}, known are 0 and 1")
     stored, _ = decode_prefix(TransactionLogValue, value, version, _INT16.size)
     if stored.transaction_status == TxnState.EMPTY and stored.producer_epoch < 0:
         # Kafka may store an id before it has a producer id and epoch (KAFKA-14880): treat it as unknown.
-        return EntryExpired(transactional_id=transactional_id)
-    return EntryStored(entry=_entry(transactional_id, stored))
+        return EntryRemoved(transactional_id=transactional_id)
+    return EntryStored(entry=_build_entry(transactional_id, stored))
 
 
-def _entry(transactional_id: TransactionalId, read: TransactionLogValue) -> TxnEntry:
-    state = _STATES.get(read.transaction_status)
+def _build_entry(transactional_id: TransactionalId, read: TransactionLogValue) -> TxnEntry:
+    state = _STATES_BY_ID.get(read.transaction_status)
     version = read.client_transaction_version
     if state is None or not 0 <= version <= EPOCH_BUMP_VERSION:
         raise DecodeError(
             f"{transactional_id!r}: status {read.transaction_status} of transaction version {version}"
         )
-    shown = _identity(transactional_id, read.producer_id, read.producer_epoch)
-    timeout_ms = _read_timeout(read.transaction_timeout_ms)
-    phase = _phase(state, shown, timeout_ms, read)
-    client = shown if isinstance(phase, Idle) else _client(shown, read)
+    shown = _parse_identity(transactional_id, read.producer_id, read.producer_epoch)
+    timeout_ms = _parse_timeout(read.transaction_timeout_ms)
+    phase = _parse_phase(state, shown, timeout_ms, read)
+    client = shown if isinstance(phase, IdlePhase) else _parse_client(shown, read)
     own_timeout_ms = read.next_transaction_timeout_ms
     return TxnEntry(
         transactional_id=transactional_id,
         phase=phase,
         client=client,
-        superseded=_superseded(transactional_id, state, client, read),
-        timeout_ms=timeout_ms if own_timeout_ms < 0 else _read_timeout(own_timeout_ms),
+        previous_identity=_parse_previous_identity(transactional_id, state, client, read),
+        timeout_ms=timeout_ms if own_timeout_ms < 0 else _parse_timeout(own_timeout_ms),
         transaction_version=version,
         updated_ms=TimestampMs(read.transaction_last_update_timestamp_ms),
-        forced=tuple(map(_forced, read.forced_outcomes)) if read.forced_outcomes else (),
+        forced_outcomes=tuple(map(_parse_forced_outcome, read.forced_outcomes))
+        if read.forced_outcomes
+        else (),
     )
 
 
 # Dead and PrepareEpochFence exist only in Kafka's memory; in a log they mean corruption.
-_STATES: Final = MappingProxyType(
-    {state.value: state for state in (TxnState.EMPTY, TxnState.ONGOING, *_OUTCOMES)}
+_STATES_BY_ID: Final = MappingProxyType(
+    {state.value: state for state in (TxnState.EMPTY, TxnState.ONGOING, *_RESULTS_BY_STATE)}
 )
 
 
-def _identity(transactional_id: TransactionalId, producer_id: int, epoch: int) -> Identity:
+def _parse_identity(transactional_id: TransactionalId, producer_id: int, epoch: int) -> ProducerIdAndEpoch:
     if producer_id < 0 or epoch < 0:
         raise DecodeError(f"{transactional_id!r}: producer id {producer_id} with epoch {epoch} is no pair")
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
-def _read_timeout(timeout_ms: int) -> int | None:
+def _parse_timeout(timeout_ms: int) -> int | None:
     return None if timeout_ms == _NO_TIMEOUT or timeout_ms < 0 else timeout_ms
 
 
-def _phase(state: TxnState, shown: Identity, timeout_ms: int | None, read: TransactionLogValue) -> Phase:
+def _parse_phase(
+    state: TxnState, shown: ProducerIdAndEpoch, timeout_ms: int | None, read: TransactionLogValue
+) -> TxnPhase:
     start = read.transaction_start_timestamp_ms
-    outcome = _OUTCOMES.get(state)
+    outcome = _RESULTS_BY_STATE.get(state)
     if state in _IDLE_STATES:
         started_ms = None if start < 0 or outcome is None else TimestampMs(start)
         if read.marker_offsets:
-            return Idle(outcome=outcome, started_ms=started_ms, markers=_markers(read.marker_offsets))
-        return Idle(outcome=outcome, started_ms=started_ms)
+            return IdlePhase(
+                outcome=outcome,
+                started_ms=started_ms,
+                marker_offsets=_parse_marker_offsets(read.marker_offsets),
+            )
+        return IdlePhase(outcome=outcome, started_ms=started_ms)
     started_ms = TimestampMs(read.transaction_last_update_timestamp_ms if start < 0 else start)
-    partitions = _partitions(read.transaction_partitions or ())
+    partitions = _parse_partitions(read.transaction_partitions or ())
     if outcome is None:
-        return Ongoing(writer=shown, partitions=partitions, started_ms=started_ms, timeout_ms=timeout_ms)
-    return Decided(
-        outcome=outcome, marker=shown, partitions=partitions, started_ms=started_ms, timeout_ms=timeout_ms
+        return OngoingPhase(writer=shown, partitions=partitions, started_ms=started_ms, timeout_ms=timeout_ms)
+    return DecidedPhase(
+        outcome=outcome,
+        marker_identity=shown,
+        partitions=partitions,
+        started_ms=started_ms,
+        timeout_ms=timeout_ms,
     )
 
 
 _IDLE_STATES: Final = frozenset({TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT})
 
 
-def _client(shown: Identity, read: TransactionLogValue) -> Identity:
+def _parse_client(shown: ProducerIdAndEpoch, read: TransactionLogValue) -> ProducerIdAndEpoch:
     """Return the client; Kafka before KIP-939 writes the next producer id alone, and means its epoch 0."""
     next_id, next_epoch = read.next_producer_id, read.next_producer_epoch
     if next_id < 0 and next_epoch < 0:
         return shown
-    return Identity(
+    return ProducerIdAndEpoch(
         shown.producer_id if next_id < 0 else ProducerId(next_id), ProducerEpoch(max(next_epoch, 0))
     )
 
 
-def _superseded(
-    transactional_id: TransactionalId, state: TxnState, client: Identity, read: TransactionLogValue
-) -> Identity | None:
+def _parse_previous_identity(
+    transactional_id: TransactionalId, state: TxnState, client: ProducerIdAndEpoch, read: TransactionLogValue
+) -> ProducerIdAndEpoch | None:
     said = read.superseded
     if said is None:
         previous = read.previous_producer_id
-        return _implied(
+        return _infer_previous_identity(
             state, client, None if previous < 0 else ProducerId(previous), read.client_transaction_version
         )
     if said.producer_id < 0:
         return None
-    return _identity(transactional_id, said.producer_id, said.producer_epoch)
+    return _parse_identity(transactional_id, said.producer_id, said.producer_epoch)
 
 
-def _implied(
-    state: TxnState, client: Identity, previous: ProducerId | None, transaction_version: int
-) -> Identity | None:
+def _infer_previous_identity(
+    state: TxnState, client: ProducerIdAndEpoch, previous: ProducerId | None, transaction_version: int
+) -> ProducerIdAndEpoch | None:
     """Return the identity whose retried EndTxn Kafka recognises by its own fields; None before version 2.
 
     Source: TransactionCoordinator.endTransaction, the retry on epoch bump and on epoch overflow (KIP-890).
     """
-    if state not in _OUTCOMES or transaction_version < EPOCH_BUMP_VERSION:
+    if state not in _RESULTS_BY_STATE or transaction_version < EPOCH_BUMP_VERSION:
         return None
     if client.epoch > 0:
-        return Identity(client.producer_id, ProducerEpoch(client.epoch - 1))
+        return ProducerIdAndEpoch(client.producer_id, ProducerEpoch(client.epoch - 1))
     if previous is None or previous == client.producer_id:
         return None
-    return Identity(previous, ProducerEpoch(_LAST_CLIENT_EPOCH))
+    return ProducerIdAndEpoch(previous, ProducerEpoch(_LAST_CLIENT_EPOCH))
 
 
-def _partitions(read: Iterable[PartitionsSchema]) -> Partitions:
+def _parse_partitions(read: Iterable[PartitionsSchema]) -> Partitions:
     found = [TopicPartition(part.topic, index) for part in read for index in part.partition_ids]
     return frozenset(found) if found else NO_PARTITIONS
 
 
-def _markers(read: Iterable[MarkerOffsets]) -> Mapping[TopicPartition, Offset]:
+def _parse_marker_offsets(read: Iterable[MarkerOffsets]) -> Mapping[TopicPartition, Offset]:
     return MappingProxyType(
         {
             TopicPartition(part.topic, marker.partition_id): Offset(marker.offset)
@@ -531,13 +563,13 @@ def _markers(read: Iterable[MarkerOffsets]) -> Mapping[TopicPartition, Offset]:
     )
 
 
-def _forced(read: ForcedOutcomeSchema) -> ForcedOutcome:
+def _parse_forced_outcome(read: ForcedOutcomeSchema) -> TxnForcedOutcome:
     try:
         cause = ForcedCause(read.cause)
     except ValueError:
         raise DecodeError(f"cause {read.cause} of a forced outcome is unknown") from None
-    return ForcedOutcome(
-        writer=Identity(ProducerId(read.producer_id), ProducerEpoch(read.producer_epoch)),
+    return TxnForcedOutcome(
+        writer=ProducerIdAndEpoch(ProducerId(read.producer_id), ProducerEpoch(read.producer_epoch)),
         cause=cause,
         at_ms=TimestampMs(read.timestamp_ms),
         partition=None if read.topic is None else TopicPartition(read.topic, read.partition_id),

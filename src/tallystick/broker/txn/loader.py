@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from tallystick.broker.coordinator.runtime import CoordinatorRuntime, Pending
-from tallystick.broker.txn.codec import decode_record, iter_stored
-from tallystick.broker.txn.entries import TxnEntries
-from tallystick.broker.txn.machine.apply import apply
-from tallystick.broker.txn.machine.commands import Answer, Command
+from tallystick.broker.coordinator.runtime import CoordinatorRuntime, PendingCommand
+from tallystick.broker.txn.codec import decode_record, iter_known_records
+from tallystick.broker.txn.entries import TxnEntryTable
+from tallystick.broker.txn.machine.apply import apply_event
+from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.broker.txn.machine.model import TxnEntry
-from tallystick.broker.txn.ports import Comparison
+from tallystick.broker.txn.ports import StartComparison
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TransactionalId
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("tallystick.transactions")
 
 # About a millisecond of work each; in between, the loop serves other requests.
 REPLAY_CHUNK_BYTES: Final = 128 * 1024
-REPLAYED_PER_SLICE: Final = 64
+ENTRIES_PER_SLICE: Final = 64
 
 
 class TransactionLogLoader:
@@ -34,8 +34,8 @@ class TransactionLogLoader:
 
     def __init__(
         self,
-        runtime: CoordinatorRuntime[TransactionalId, Command, Answer],
-        entries: TxnEntries,
+        runtime: CoordinatorRuntime[TransactionalId, TxnCommand, TxnAnswer],
+        entries: TxnEntryTable,
         *,
         coordinator_epoch: Callable[[TransactionalId], int],
         send_markers: Callable[[TxnEntry], None],
@@ -51,113 +51,117 @@ class TransactionLogLoader:
         self._runtime = runtime
         self._entries = entries
         self._send_markers = send_markers
-        self._comparison: Comparison | None = None
-        self._uncompared: set[int] = set()
-        self._comparing: dict[int, int] = {}  # partition compared now -> how often it was lost before
-        self._compares = asyncio.Lock()
-        self._partitions = 0
-        self.loading: asyncio.Task[None] | None = None
-        # Part of the LoadedIds protocol, for the comparison.
+        self._comparison: StartComparison | None = None
+        self._uncompared_partitions: set[int] = set()
+        self._comparing_loss_counts: dict[
+            int, int
+        ] = {}  # partition compared now -> how often it was lost before
+        self._comparison_lock = asyncio.Lock()
+        self._partition_count = 0
+        self.loading_task: asyncio.Task[None] | None = None
+        # Part of the LoadingCoordinator protocol, for the comparison.
         self.coordinator_epoch = coordinator_epoch
-        self.move_loading = move
+        self.replace_producer_id = move
 
-    def start(self, partitions: int, comparison: Comparison | None) -> None:
+    def start(self, partitions: int, comparison: StartComparison | None) -> None:
         """Begin to read, and to compare, even where the transaction log no longer exists."""
-        self._partitions = partitions
+        self._partition_count = partitions
         self._comparison = comparison
-        self._uncompared = set() if comparison is None else set(range(partitions))
+        self._uncompared_partitions = set() if comparison is None else set(range(partitions))
         if partitions or comparison is not None:
-            self.loading = asyncio.get_running_loop().create_task(self._load(range(partitions)))
+            self.loading_task = asyncio.get_running_loop().create_task(self._load(range(partitions)))
 
     async def stop(self) -> None:
         """Cancel the reading."""
-        if self.loading is not None:
-            self.loading.cancel()
-            await asyncio.gather(self.loading, return_exceptions=True)
+        if self.loading_task is not None:
+            self.loading_task.cancel()
+            await asyncio.gather(self.loading_task, return_exceptions=True)
 
     def is_lost(self, index: int) -> bool:
         """Return whether a partition is lost, and not just being compared after it was read back."""
-        losses = self._runtime.partitions.losses[index]
-        return self._runtime.partitions.is_lost(index) and self._comparing.get(index) != losses
+        losses = self._runtime.reloader.loss_counts[index]
+        return self._runtime.reloader.is_lost(index) and self._comparing_loss_counts.get(index) != losses
 
     async def _load(self, indexes: Sequence[int]) -> None:
-        partitions = self._runtime.partitions
-        async with self._compares:  # partitions read back meanwhile are compared after these
+        partitions = self._runtime.reloader
+        async with self._comparison_lock:  # partitions read back meanwhile are compared after these
             collects = gc.isenabled()
             gc.disable()  # loading creates many objects and no garbage; collections would only cost time
             try:
                 for index in indexes:
-                    await partitions.read(index)
+                    await partitions.load(index)
             finally:
                 if collects:
                     gc.enable()
             await self._compare([index for index in indexes if not partitions.is_lost(index)])
-            self.loading = None
-        for entry in self._entries.of_partitions(set(indexes) - self._uncompared):
+            self.loading_task = None
+        for entry in self._entries.list_by_partitions(set(indexes) - self._uncompared_partitions):
             self._send_markers(entry)
 
     async def _compare(self, indexes: Sequence[int]) -> None:
         """Compare these partitions with the data partitions. Order: none of their ids is served yet."""
         if self._comparison is None:
             return
-        self._uncompared.difference_update(indexes)
-        self._comparing = {index: self._runtime.partitions.losses[index] for index in indexes}
+        self._uncompared_partitions.difference_update(indexes)
+        self._comparing_loss_counts = {index: self._runtime.reloader.loss_counts[index] for index in indexes}
         try:
-            await self._comparison.settle(self, indexes, is_last=not self._uncompared)
+            await self._comparison.repair(self, indexes, is_last=not self._uncompared_partitions)
         except Exception as exc:
             _log.exception("partitions cannot be compared with __transaction_state: %s", exc)
         finally:
-            self._comparing = {}
-        if not self._uncompared:
+            self._comparing_loss_counts = {}
+        if not self._uncompared_partitions:
             self._comparison = None
 
-    async def read_back(self, index: int) -> None:
+    async def load(self, index: int) -> None:
         """Apply the last record of every id; the entries become visible once all of them are decoded."""
-        comparison = self._comparison if index in self._uncompared else None
+        comparison = self._comparison if index in self._uncompared_partitions else None
         if comparison is not None:
-            comparison.begin(index)
+            comparison.begin_partition(index)
         skipped: Counter[int] = Counter()
         stored: dict[bytes, bytes | None] = {}
-        async for piece in self._runtime.replay(index, REPLAY_CHUNK_BYTES):
+        async for piece in self._runtime.read_log(index, REPLAY_CHUNK_BYTES):
             if comparison is not None:
-                await comparison.read(index, piece)
-            stored.update(iter_stored(piece, skipped))
+                await comparison.read_chunk(index, piece)
+            stored.update(iter_known_records(piece, skipped))
         entries: list[TxnEntry | None] = []
         for key, value in stored.items():
-            entries.append(apply(None, decode_record(key, value)))
-            if len(entries) % REPLAYED_PER_SLICE == 0:
+            entries.append(apply_event(None, decode_record(key, value)))
+            if len(entries) % ENTRIES_PER_SLICE == 0:
                 await asyncio.sleep(0)
         for entry in entries:
             if entry is not None:
                 self._entries.put(entry.transactional_id, entry)
         for version, number in skipped.items():
             _log.warning("%d records of __transaction_state have the unknown key version %d", number, version)
-        if comparison is not None and self._runtime.partitions.is_lost(index):  # the start could not read it
-            async with self._compares:
+        if comparison is not None and self._runtime.reloader.is_lost(index):  # the start could not read it
+            async with self._comparison_lock:
                 await self._compare((index,))
 
-    def resume(self, index: int) -> None:
+    def on_loaded(self, index: int) -> None:
         """Send the markers of decided transactions again; during a start, once all is loaded and compared."""
-        if self.loading is None:
-            for entry in self._entries.of_partitions((index,)):
+        if self.loading_task is None:
+            for entry in self._entries.list_by_partitions((index,)):
                 self._send_markers(entry)
 
-    # ---- LoadedIds: the coordinator as seen by the comparison, while clients are told to wait
+    # ---- LoadingCoordinator: the coordinator as seen by the comparison, while clients are told to wait
 
-    def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
+    def list_entries(self) -> Mapping[TransactionalId, TxnEntry]:
         """Return every entry, as it is now."""
         return self._entries.by_id
 
-    def to_compare(self) -> Iterable[TxnEntry]:
+    def list_entries_to_compare(self) -> Iterable[TxnEntry]:
         """Return the entries whose partition of the log is compared now."""
-        if len(self._comparing) == self._partitions:
+        if len(self._comparing_loss_counts) == self._partition_count:
             return self._entries.by_id.values()
-        return self._entries.of_partitions(self._comparing)
+        return self._entries.list_by_partitions(self._comparing_loss_counts)
 
-    def run_loading(
-        self, transactional_id: TransactionalId, command: Command
-    ) -> "asyncio.Future[Answer | Reject]":
+    def submit_while_loading(
+        self, transactional_id: TransactionalId, command: TxnCommand
+    ) -> "asyncio.Future[TxnAnswer | Reject]":
         """Run a command as if loading were over."""
-        pending: Pending[Command, Answer] = Pending(command, asyncio.get_running_loop().create_future())
-        self._runtime.admit(transactional_id, pending)
+        pending: PendingCommand[TxnCommand, TxnAnswer] = PendingCommand(
+            command, asyncio.get_running_loop().create_future()
+        )
+        self._runtime.submit_unpaused(transactional_id, pending)
         return pending.future

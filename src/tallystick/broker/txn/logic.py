@@ -1,6 +1,6 @@
 """Processing of commands about transactional ids, from the decision to the markers.
 
-This module branches on the contents of a Step and on the table WHILE_PENDING, never on the state of a
+This module branches on the contents of a Step and on the table PENDING_POLICIES, never on the state of a
 transaction; the meaning of a command is defined in `decide`. A marker is retried until its partition has it
 or is gone (`marker_sender`).
 """
@@ -12,45 +12,58 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
-from tallystick.broker.coordinator.refused_appends import answered, append_or_refuse, decide_or_refuse
-from tallystick.broker.coordinator.reload import Refusals
-from tallystick.broker.coordinator.runtime import CoordinatorRuntime, Lane, Pending, Write, answer, answer_all
-from tallystick.broker.partitions.topics import TRANSACTION_STATE
-from tallystick.broker.txn.codec import encode_batch_of, partition_of
-from tallystick.broker.txn.entries import TxnEntries
-from tallystick.broker.txn.loader import TransactionLogLoader
-from tallystick.broker.txn.machine.apply import apply
-from tallystick.broker.txn.machine.commands import (
-    AddImplicitly,
-    Answer,
-    Command,
-    Env,
-    MarkersWritten,
-    Step,
-    WhilePending,
-    while_pending,
+from tallystick.broker.coordinator.append_errors import (
+    append_or_refuse,
+    decide_or_refuse,
+    translate_append_error,
 )
-from tallystick.broker.txn.machine.consistency import moved
-from tallystick.broker.txn.machine.decide import CONCURRENT, decide, refuse_while_pending
-from tallystick.broker.txn.machine.end_txn import markers_of
-from tallystick.broker.txn.machine.model import Decided, ForcedOutcome, TxnEntry
-from tallystick.broker.txn.marker_sender import MarkerSender, MarkerSink
-from tallystick.broker.txn.ports import StatePartition, StateTopic, TxnSettings
+from tallystick.broker.coordinator.reload import CoordinatorRefusals
+from tallystick.broker.coordinator.runtime import (
+    CommandQueue,
+    CoordinatorRuntime,
+    PendingCommand,
+    PendingWrite,
+    answer,
+    answer_all,
+)
+from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
+from tallystick.broker.txn.codec import encode_batch_of, partition_for
+from tallystick.broker.txn.entries import TxnEntryTable
+from tallystick.broker.txn.loader import TransactionLogLoader
+from tallystick.broker.txn.machine.apply import apply_event
+from tallystick.broker.txn.machine.commands import (
+    AddPartitionsByLeader,
+    MarkersWritten,
+    PendingPolicy,
+    TxnAnswer,
+    TxnCommand,
+    TxnEnv,
+    TxnStep,
+    find_pending_policy,
+)
+from tallystick.broker.txn.machine.consistency import decide_replace_producer_id
+from tallystick.broker.txn.machine.decide import CONCURRENT_TRANSACTIONS, decide, refuse_while_pending
+from tallystick.broker.txn.machine.end_txn import find_missing_markers
+from tallystick.broker.txn.machine.model import DecidedPhase, TxnEntry, TxnForcedOutcome
+from tallystick.broker.txn.marker_sender import MarkerSender, MarkerWriter
+from tallystick.broker.txn.ports import TransactionStatePartition, TransactionStateTopic, TxnSettings
 from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, ProducerIdPool
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerId, TransactionalId
+from tallystick.kernel.ids import ProducerId, ProducerIdAndEpoch, TransactionalId
 from tallystick.kernel.value import replace
-from tallystick.storage.producers import AppendOrigin
+from tallystick.storage.producer_state import AppendOrigin
 
 _log = logging.getLogger("tallystick.transactions")
 
-REFUSALS: Final = Refusals.of(TRANSACTION_STATE)
-NO_TOPIC: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "there is no __transaction_state")
+REFUSALS: Final = CoordinatorRefusals.for_topic(TRANSACTION_STATE_TOPIC)
+NO_TRANSACTION_STATE_TOPIC: Final = Reject(
+    ErrorCode.COORDINATOR_NOT_AVAILABLE, "there is no __transaction_state"
+)
 
-AnswerFuture = asyncio.Future[Answer]
-PendingCommand = Pending[Command, Answer]
+AnswerFuture = asyncio.Future[TxnAnswer]
+PendingTxnCommand = PendingCommand[TxnCommand, TxnAnswer]
 
 
 class TransactionLogic:
@@ -58,14 +71,14 @@ class TransactionLogic:
 
     def __init__(
         self,
-        topic: StateTopic,
-        markers: MarkerSink,
+        topic: TransactionStateTopic,
+        markers: MarkerWriter,
         new_producer_id: Callable[[], Awaitable[ProducerId]],
         settings: Callable[[], TxnSettings],
         clock: Clock,
         *,
         tick: Callable[[], int],
-        forced: Callable[[ForcedOutcome], None],
+        forced: Callable[[TxnForcedOutcome], None],
     ) -> None:
         """Create the logic with its runtime, marker sender, producer id pool and loader.
 
@@ -76,9 +89,9 @@ class TransactionLogic:
         """
         self._topic = topic
         self._settings = settings
-        self._forced = forced
-        self.runtime: CoordinatorRuntime[TransactionalId, Command, Answer] = CoordinatorRuntime(
-            TRANSACTION_STATE,
+        self._on_forced_outcome = forced
+        self.runtime: CoordinatorRuntime[TransactionalId, TxnCommand, TxnAnswer] = CoordinatorRuntime(
+            TRANSACTION_STATE_TOPIC,
             topic,
             self,
             clock,
@@ -86,79 +99,83 @@ class TransactionLogic:
             tick=tick,
             answer_timeout_ms=lambda: settings().answer_timeout_ms,
         )
-        self.entries = TxnEntries(self.partition_of)
-        self.sender = MarkerSender(markers, self, self.runtime.timer)
-        self.producer_ids = ProducerIdPool(new_producer_id, self._decide_again)
+        self.entries = TxnEntryTable(self.partition_for)
+        self.marker_sender = MarkerSender(markers, self, self.runtime.timer)
+        self.producer_id_pool = ProducerIdPool(new_producer_id, self._decide_with_producer_id)
         self.loader = TransactionLogLoader(
             self.runtime,
             self.entries,
             coordinator_epoch=self.coordinator_epoch,
             send_markers=self._send_markers,
-            move=self._move,
+            move=self._replace_producer_id,
         )
         # Commands that arrived while the previous transaction's markers were in flight; decided again after.
-        self._held: dict[TransactionalId, deque[PendingCommand]] = {}
+        self._waiting_for_completion: dict[TransactionalId, deque[PendingTxnCommand]] = {}
 
-    def release(self) -> None:
+    def begin_shutdown(self) -> None:
         """Refuse new commands and those that wait undecided."""
-        self.runtime.release()
-        self.producer_ids.close()
-        answer_all(self.producer_ids.waiting(), REFUSALS.stopped)
-        for held in self._held.values():
+        self.runtime.begin_shutdown()
+        self.producer_id_pool.close()
+        answer_all(self.producer_id_pool.iter_waiting(), REFUSALS.stopped)
+        for held in self._waiting_for_completion.values():
             answer_all(held, REFUSALS.stopped)
 
-    def partition_of(self, key: TransactionalId) -> int:
+    def partition_for(self, key: TransactionalId) -> int:
         """Return the partition of `__transaction_state` that keeps the id."""
-        return _partition_of(key, self._topic.partition_count)
+        return _partition_for_cached(key, self._topic.partition_count)
 
     def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
         """Return the coordinator epoch for markers: the leader epoch of the partition that keeps the id."""
-        partition = self._partition(self.partition_of(transactional_id))
+        partition = self._find_partition(self.partition_for(transactional_id))
         return 0 if partition is None else partition.leader_epoch
 
-    def _partition(self, index: int) -> StatePartition | None:
-        existing = self._topic.existing()
+    def _find_partition(self, index: int) -> TransactionStatePartition | None:
+        existing = self._topic.list_partitions()
         return existing[index] if index < len(existing) else None
 
     # ---- called by the runtime
 
-    def meet(self, key: TransactionalId, pending: PendingCommand, lane: Lane[Command, Answer]) -> None:
+    def enqueue_or_answer(
+        self, key: TransactionalId, pending: PendingTxnCommand, lane: CommandQueue[TxnCommand, TxnAnswer]
+    ) -> None:
         """Answer or queue a command that arrives while a Step is pending [TXN-5]."""
-        match while_pending(pending.command):
-            case WhilePending.REFUSE | WhilePending.IDENTITY_FIRST:
+        match find_pending_policy(pending.command):
+            case PendingPolicy.REFUSE | PendingPolicy.CHECK_IDENTITY:
                 answer(pending, refuse_while_pending(self.entries.get(key), pending.command))
-            case WhilePending.PASS:
-                self.runtime.run(key, (pending,))
-            case WhilePending.WAIT | WhilePending.MERGE:
-                self.runtime.enqueue(lane.queue, pending)
+            case PendingPolicy.DECIDE_AT_ONCE:
+                self.runtime.decide_commands(key, (pending,))
+            case PendingPolicy.WAIT | PendingPolicy.MERGE:
+                self.runtime.enqueue(lane.waiting, pending)
 
-    def decide(self, key: TransactionalId, group: Sequence[PendingCommand]) -> Write | None:
+    def decide(self, key: TransactionalId, group: Sequence[PendingTxnCommand]) -> PendingWrite | None:
         """Decide; then carry out the Step, or append its records and carry it out when durable [TXN-1]."""
-        command = _merged(group)
-        env = self._env(key)
+        command = _merge_commands(group)
+        env = self._build_env(key)
         step = decide_or_refuse(lambda: decide(self.entries.get(key), command, env))
         if isinstance(step, Reject):
-            self._refuse(key, group, step)
+            self._reject_or_queue(key, group, step)
             return None
-        if step.used_spare and not self.producer_ids.take():
+        if step.uses_spare_id and not self.producer_id_pool.take():
             for pending in group:
-                self.runtime.bound(pending)
-            self.producer_ids.wait(key, group)
+                self.runtime.set_deadline(pending)
+            self.producer_id_pool.add_waiting(key, group)
             return None
-        durable = self._append(key, step, env) if step.append else None
+        durable = self._append(key, step, env) if step.records else None
         if isinstance(durable, Reject):
-            if step.used_spare:
-                self.producer_ids.put_back(env.spare_id)
+            if step.uses_spare_id:
+                self.producer_id_pool.put_back(env.spare_producer_id)
             answer_all(group, durable)
             return None
         if durable is None:
-            self._finish(key, group, step)
+            self._execute_step(key, group, step)
             return None
-        return Write(durable, partial(self._finish, key, group, step))
+        return PendingWrite(durable, partial(self._execute_step, key, group, step))
 
-    def next_group(self, key: TransactionalId, queue: deque[PendingCommand]) -> list[PendingCommand]:
+    def take_next_commands(
+        self, key: TransactionalId, queue: deque[PendingTxnCommand]
+    ) -> list[PendingTxnCommand]:
         """Take one command, or several that differ only in their partitions."""
-        group: list[PendingCommand] = []
+        group: list[PendingTxnCommand] = []
         while queue:
             pending = queue[0]
             if pending.future.done():
@@ -169,155 +186,180 @@ class TransactionLogic:
                 break
         return group
 
-    def became_idle(self, key: TransactionalId) -> None:
+    def on_idle(self, key: TransactionalId) -> None:
         """Do nothing: no work waits for an idle key."""
 
-    def overdue(self, command: Command) -> Answer:
+    def build_timeout_answer(self, command: TxnCommand) -> TxnAnswer:
         """Return a retriable error.
 
         A command that may merge is retried as is; for the others the client looks up the coordinator first.
         """
-        return CONCURRENT if while_pending(command) is WhilePending.MERGE else REFUSALS.slow
+        return (
+            CONCURRENT_TRANSACTIONS
+            if find_pending_policy(command) is PendingPolicy.MERGE
+            else REFUSALS.timed_out
+        )
 
     def is_lost(self, index: int) -> bool:
         """See `TransactionLogLoader.is_lost`."""
         return self.loader.is_lost(index)
 
-    def discard(self, index: int) -> None:
+    def unload(self, index: int) -> None:
         """Forget the ids of a partition, and refuse the commands held for the end of their transactions."""
         self.entries.remove_partition(index)
-        for name in [name for name in self._held if self.partition_of(name) == index]:
-            answer_all(self._held.pop(name), REFUSALS.lost)
+        for name in [name for name in self._waiting_for_completion if self.partition_for(name) == index]:
+            answer_all(self._waiting_for_completion.pop(name), REFUSALS.lost)
 
-    async def read_back(self, index: int) -> None:
-        """See `TransactionLogLoader.read_back`."""
-        await self.loader.read_back(index)
+    async def load(self, index: int) -> None:
+        """See `TransactionLogLoader.load`."""
+        await self.loader.load(index)
 
-    def resume(self, index: int) -> None:
-        """See `TransactionLogLoader.resume`."""
-        self.loader.resume(index)
+    def on_loaded(self, index: int) -> None:
+        """See `TransactionLogLoader.on_loaded`."""
+        self.loader.on_loaded(index)
 
     # ---- deciding
 
-    def _decide_again(self, transactional_id: TransactionalId, group: Sequence[PendingCommand]) -> None:
-        self.runtime.drain(transactional_id, deque(group))
+    def _decide_with_producer_id(
+        self, transactional_id: TransactionalId, group: Sequence[PendingTxnCommand]
+    ) -> None:
+        self.runtime.decide_queued(transactional_id, deque(group))
 
-    def _env(self, transactional_id: TransactionalId) -> Env:
-        return Env(
+    def _build_env(self, transactional_id: TransactionalId) -> TxnEnv:
+        return TxnEnv(
             transactional_id=transactional_id,
             config=self._settings().config,
             now_ms=self.runtime.timer.now_ms(),
-            spare_id=self.producer_ids.next_id,
+            spare_producer_id=self.producer_id_pool.next_id,
         )
 
-    def _refuse(
-        self, transactional_id: TransactionalId, group: Sequence[PendingCommand], why: Reject
+    def _reject_or_queue(
+        self, transactional_id: TransactionalId, group: Sequence[PendingTxnCommand], why: Reject
     ) -> None:
         """Reject the callers; queue those that may wait for the previous transaction to complete [TXN-5]."""
-        if why is not CONCURRENT or while_pending(group[0].command) is not WhilePending.MERGE:
+        if (
+            why is not CONCURRENT_TRANSACTIONS
+            or find_pending_policy(group[0].command) is not PendingPolicy.MERGE
+        ):
             answer_all(group, why)
             return
-        held = self._held.setdefault(transactional_id, deque())
+        held = self._waiting_for_completion.setdefault(transactional_id, deque())
         for pending in group:
             self.runtime.enqueue(held, pending)
 
     def _append(
-        self, transactional_id: TransactionalId, step: Step, env: Env
+        self, transactional_id: TransactionalId, step: TxnStep, env: TxnEnv
     ) -> "asyncio.Future[None] | Reject | None":
         """Append a Step's records in one batch, and return the future that the Step must wait for, if any."""
-        partition = self._partition(self.partition_of(transactional_id))
+        partition = self._find_partition(self.partition_for(transactional_id))
         if partition is None:
-            return NO_TOPIC
-        origin = AppendOrigin.COORDINATOR if step.begins else AppendOrigin.DECISION
+            return NO_TRANSACTION_STATE_TOPIC
+        origin = AppendOrigin.COORDINATOR if step.may_be_refused else AppendOrigin.DECISION
         appended = append_or_refuse(
-            lambda: encode_batch_of(step.append, env.now_ms, env.config.transaction_version),
+            lambda: encode_batch_of(step.records, env.now_ms, env.config.transaction_version),
             lambda batch: partition.append(batch, origin),
         )
         if isinstance(appended, Reject):
-            return answered(appended)
-        return partition.durable(appended.last_offset) if step.needs_durable else None
+            return translate_append_error(appended)
+        return partition.when_durable(appended.last_offset) if step.needs_durable else None
 
-    def _finish(self, transactional_id: TransactionalId, group: Sequence[PendingCommand], step: Step) -> None:
+    def _execute_step(
+        self, transactional_id: TransactionalId, group: Sequence[PendingTxnCommand], step: TxnStep
+    ) -> None:
         """Apply, then reply, then send markers [TXN-1]."""
-        if step.then_apply:
+        if step.events:
             entry = before = self.entries.get(transactional_id)
-            for event in step.then_apply:
-                entry = apply(entry, event)
+            for event in step.events:
+                entry = apply_event(entry, event)
             self.entries.put(transactional_id, entry)
-            if entry is not None and entry.forced and (before is None or before.forced != entry.forced):
-                self._forced(entry.forced[-1])
-        answer_all(group, step.then_reply)
-        if step.then_send is not None:
-            self.sender.send(transactional_id, step.then_send, self.coordinator_epoch(transactional_id))
-        elif step.append and transactional_id in self._held:
-            self.runtime.drain(transactional_id, self._held.pop(transactional_id))
+            if (
+                entry is not None
+                and entry.forced_outcomes
+                and (before is None or before.forced_outcomes != entry.forced_outcomes)
+            ):
+                self._on_forced_outcome(entry.forced_outcomes[-1])
+        answer_all(group, step.reply)
+        if step.marker_request is not None:
+            self.marker_sender.send(
+                transactional_id, step.marker_request, self.coordinator_epoch(transactional_id)
+            )
+        elif step.records and transactional_id in self._waiting_for_completion:
+            self.runtime.decide_queued(transactional_id, self._waiting_for_completion.pop(transactional_id))
 
-    async def _move(self, transactional_id: TransactionalId) -> Reject | None:
+    async def _replace_producer_id(self, transactional_id: TransactionalId) -> Reject | None:
         """Give the id's client another producer id, at the end of loading."""
-        if not await self.producer_ids.filled():
+        if not await self.producer_id_pool.wait_for_refill():
             return NO_PRODUCER_ID
-        env = self._env(transactional_id)
-        step = moved(self.entries.by_id[transactional_id], env)
+        env = self._build_env(transactional_id)
+        step = decide_replace_producer_id(self.entries.by_id[transactional_id], env)
         if isinstance(step, Reject):
             return step
-        self.producer_ids.take()
+        self.producer_id_pool.take()
         durable = self._append(transactional_id, step, env)
         if isinstance(durable, Reject):
             return durable
         if durable is not None:
             await durable
-        for event in step.then_apply:
-            self.entries.put(transactional_id, apply(None, event))
+        for event in step.events:
+            self.entries.put(transactional_id, apply_event(None, event))
         return None
 
     # ---- markers
 
-    def markers_written(self, transactional_id: TransactionalId, command: MarkersWritten) -> AnswerFuture:
+    def submit_markers_written(
+        self, transactional_id: TransactionalId, command: MarkersWritten
+    ) -> AnswerFuture:
         """Do as `submit`, and also while the broker is stopping: a decided transaction may be completed."""
-        pending = pending_of(command)
-        self.runtime.take_in(transactional_id, pending)
+        pending = make_pending(command)
+        self.runtime.submit_internal(transactional_id, pending)
         return pending.future
 
-    def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
+    def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
         """Return whether the id still waits for these markers."""
         entry = self.entries.get(transactional_id)
-        return entry is not None and isinstance(entry.phase, Decided) and entry.phase.marker == marker
+        return (
+            entry is not None
+            and isinstance(entry.phase, DecidedPhase)
+            and entry.phase.marker_identity == marker
+        )
 
-    def losses(self, transactional_id: TransactionalId) -> int:
+    def count_losses(self, transactional_id: TransactionalId) -> int:
         """Return how often the id's partition was lost."""
-        return self.runtime.partitions.losses[self.partition_of(transactional_id)]
+        return self.runtime.reloader.loss_counts[self.partition_for(transactional_id)]
 
     def wake_at(self, at_ms: int) -> None:
         """Call `tick` at this monotonic time or before."""
         self.runtime.timer.arm(at_ms)
 
     def _send_markers(self, entry: TxnEntry) -> None:
-        send = markers_of(entry)
+        send = find_missing_markers(entry)
         if send is not None:
             transactional_id = entry.transactional_id
-            self.sender.send(transactional_id, send, self.coordinator_epoch(transactional_id))
+            self.marker_sender.send(transactional_id, send, self.coordinator_epoch(transactional_id))
 
 
-def pending_of(command: Command) -> PendingCommand:
+def make_pending(command: TxnCommand) -> PendingTxnCommand:
     """Return a command with a future for its answer."""
-    return Pending(command, asyncio.get_running_loop().create_future())
+    return PendingCommand(command, asyncio.get_running_loop().create_future())
 
 
-def _may_merge(first: Command, other: Command) -> bool:
+def _may_merge(first: TxnCommand, other: TxnCommand) -> bool:
     return (
-        isinstance(first, AddImplicitly)
-        and isinstance(other, AddImplicitly)
+        isinstance(first, AddPartitionsByLeader)
+        and isinstance(other, AddPartitionsByLeader)
         and first.identity == other.identity
     )
 
 
-def _merged(group: Sequence[PendingCommand]) -> Command:
+def _merge_commands(group: Sequence[PendingTxnCommand]) -> TxnCommand:
     """Return the one command that has the effect of the whole group."""
     first = group[0].command
-    if len(group) == 1 or not isinstance(first, AddImplicitly):
+    if len(group) == 1 or not isinstance(first, AddPartitionsByLeader):
         return first
-    wanted = [pending.command.partitions for pending in group if isinstance(pending.command, AddImplicitly)]
+    wanted = [
+        pending.command.partitions for pending in group if isinstance(pending.command, AddPartitionsByLeader)
+    ]
     return replace(first, partitions=frozenset().union(*wanted))
 
 
-_partition_of = lru_cache(maxsize=1 << 14)(partition_of)
+_partition_for_cached = lru_cache(maxsize=1 << 14)(partition_for)

@@ -15,29 +15,29 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
-from tallystick.broker.txn.machine.commands import Answer, MarkersWritten, SendMarkers
+from tallystick.broker.txn.machine.commands import MarkerRequest, MarkersWritten, TxnAnswer
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, Offset, TopicPartition, TransactionalId
+from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
 
 _log = logging.getLogger("tallystick.transactions")
 
 # About a millisecond of work; in between, the loop serves other requests.
-MARKERS_PER_TURN: Final = 32
+MARKERS_PER_SLICE: Final = 32
 BACKOFF_MS: Final = 50
 BACKOFF_DOUBLINGS: Final = 8
 BACKOFF_MAX_MS: Final = 10_000
 
 # Offset of the marker; None: the partition is gone, or has nothing of the transaction; Reject: not yet.
-Marked = Offset | None | Reject
+MarkerResult = Offset | None | Reject
 
 
-class MarkerSink(Protocol):
+class MarkerWriter(Protocol):
     """Destination of markers."""
 
     def write(
-        self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int
-    ) -> Marked | Awaitable[Marked]:
+        self, send: MarkerRequest, partition: TopicPartition, coordinator_epoch: int
+    ) -> MarkerResult | Awaitable[MarkerResult]:
         """Write one marker; done when it survives a power loss, as far as `flush.policy` promises that.
 
         Returns the result itself where nothing has to be waited for.
@@ -45,18 +45,18 @@ class MarkerSink(Protocol):
         ...
 
 
-class Owner(Protocol):
+class MarkerOwner(Protocol):
     """The coordinator, which owns the markers."""
 
-    def markers_written(
+    def submit_markers_written(
         self, transactional_id: TransactionalId, command: MarkersWritten
-    ) -> "asyncio.Future[Answer]": ...
+    ) -> "asyncio.Future[TxnAnswer]": ...
 
-    def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
+    def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
         """Return whether the id still waits for these markers."""
         ...
 
-    def losses(self, transactional_id: TransactionalId) -> int:
+    def count_losses(self, transactional_id: TransactionalId) -> int:
         """Return how often the id's state was lost: markers sent before a loss are sent again."""
         ...
 
@@ -66,164 +66,169 @@ class Owner(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class _Delivery:
+class _MarkerDelivery:
     """The markers of one transaction."""
 
     transactional_id: TransactionalId
-    send: SendMarkers
+    request: MarkerRequest
     coordinator_epoch: int
-    losses: int
-    to_write: deque[TopicPartition]
-    refused: list[TopicPartition] = field(default_factory=list)
-    untold: dict[TopicPartition, Offset | None] = field(default_factory=dict)
+    loss_count: int
+    unwritten: deque[TopicPartition]
+    retriable: list[TopicPartition] = field(default_factory=list)
+    unreported: dict[TopicPartition, Offset | None] = field(default_factory=dict)
     failures: int = 0
     is_queued: bool = False
-    is_put_off: bool = False
+    is_backing_off: bool = False
 
 
 class MarkerSender:
     """All markers in flight. Lives on the loop, owned by the transaction coordinator."""
 
-    def __init__(self, sink: MarkerSink, owner: Owner, clock: Clock) -> None:
-        self._sink = sink
+    def __init__(self, sink: MarkerWriter, owner: MarkerOwner, clock: Clock) -> None:
+        self._writer = sink
         self._owner = owner
         self._clock = clock
-        self._queue: deque[_Delivery] = deque()
-        self._put_off: list[tuple[int, int, _Delivery]] = []
-        self._numbers = count()
-        self._waiting: set[asyncio.Future[Marked]] = set()
-        self._turn: asyncio.Handle | None = None
-        self._stopped = False
+        self._queue: deque[_MarkerDelivery] = deque()
+        self._retry_heap: list[tuple[int, int, _MarkerDelivery]] = []
+        self._heap_sequence = count()
+        self._write_futures: set[asyncio.Future[MarkerResult]] = set()
+        self._run_handle: asyncio.Handle | None = None
+        self._is_stopped = False
 
-    def send(self, transactional_id: TransactionalId, send: SendMarkers, coordinator_epoch: int) -> None:
+    def send(self, transactional_id: TransactionalId, send: MarkerRequest, coordinator_epoch: int) -> None:
         """Begin to write markers. The first is written in the next turn of the loop, after the answer."""
-        losses, to_write = self._owner.losses(transactional_id), deque(sorted(send.partitions))
-        self._enqueue(_Delivery(transactional_id, send, coordinator_epoch, losses, to_write))
+        losses, to_write = self._owner.count_losses(transactional_id), deque(sorted(send.partitions))
+        self._enqueue(_MarkerDelivery(transactional_id, send, coordinator_epoch, losses, to_write))
 
     def stop(self) -> None:
         """Drop all deliveries; the next start begins them again."""
-        self._stopped = True
-        if self._turn is not None:
-            self._turn.cancel()
-        for future in self._waiting:
+        self._is_stopped = True
+        if self._run_handle is not None:
+            self._run_handle.cancel()
+        for future in self._write_futures:
             future.cancel()
         self._queue.clear()
-        self._put_off.clear()
+        self._retry_heap.clear()
 
     def retry_due(self, now_ms: int) -> None:
         """Retry the deliveries whose backoff has passed."""
-        while self._put_off and self._put_off[0][0] <= now_ms:
-            _, _, delivery = heapq.heappop(self._put_off)
-            delivery.is_put_off = False
-            delivery.to_write.extend(delivery.refused)
-            delivery.refused.clear()
+        while self._retry_heap and self._retry_heap[0][0] <= now_ms:
+            _, _, delivery = heapq.heappop(self._retry_heap)
+            delivery.is_backing_off = False
+            delivery.unwritten.extend(delivery.retriable)
+            delivery.retriable.clear()
             self._enqueue(delivery)
-        if self._put_off:
-            self._owner.wake_at(self._put_off[0][0])
+        if self._retry_heap:
+            self._owner.wake_at(self._retry_heap[0][0])
 
-    def _enqueue(self, delivery: _Delivery) -> None:
-        if self._stopped or delivery.is_queued:
+    def _enqueue(self, delivery: _MarkerDelivery) -> None:
+        if self._is_stopped or delivery.is_queued:
             return
         delivery.is_queued = True
         self._queue.append(delivery)
-        self._go_on()
+        self._schedule_run()
 
-    def _go_on(self) -> None:
-        if self._turn is None:
-            self._turn = asyncio.get_running_loop().call_soon(self._run)
+    def _schedule_run(self) -> None:
+        if self._run_handle is None:
+            self._run_handle = asyncio.get_running_loop().call_soon(self._run)
 
     def _run(self) -> None:
-        self._turn = None
-        room = MARKERS_PER_TURN
+        self._run_handle = None
+        room = MARKERS_PER_SLICE
         while self._queue and room > 0:
             delivery = self._queue.popleft()
             delivery.is_queued = False
-            if not self._is_wanted(delivery):
+            if not self._is_current(delivery):
                 continue  # its partition of __transaction_state was lost: the state read back decides
-            room -= self._write_some(delivery, room)
-            self._tell(delivery)
+            room -= self._write_slice(delivery, room)
+            self._report_written(delivery)
         if self._queue:
-            self._go_on()
+            self._schedule_run()
 
-    def _is_wanted(self, delivery: _Delivery) -> bool:
+    def _is_current(self, delivery: _MarkerDelivery) -> bool:
         name = delivery.transactional_id
-        is_decided = self._owner.is_decided(name, delivery.send.marker)
-        return is_decided and delivery.losses == self._owner.losses(name)
+        is_decided = self._owner.is_awaiting_markers(name, delivery.request.marker_identity)
+        return is_decided and delivery.loss_count == self._owner.count_losses(name)
 
-    def _write_some(self, delivery: _Delivery, most: int) -> int:
-        written = min(most, len(delivery.to_write))
+    def _write_slice(self, delivery: _MarkerDelivery, most: int) -> int:
+        written = min(most, len(delivery.unwritten))
         for _ in range(written):
-            partition = delivery.to_write.popleft()
+            partition = delivery.unwritten.popleft()
             try:
-                marked = self._sink.write(delivery.send, partition, delivery.coordinator_epoch)
+                marked = self._writer.write(delivery.request, partition, delivery.coordinator_epoch)
             except Exception as exc:
-                self._refused(delivery, partition, repr(exc))
+                self._retry_partition(delivery, partition, repr(exc))
                 continue
             if isinstance(marked, Awaitable):
-                self._await(delivery, partition, marked)
+                self._await_write(delivery, partition, marked)
             else:
-                self._note(delivery, partition, marked)
-        if delivery.to_write:
+                self._handle_result(delivery, partition, marked)
+        if delivery.unwritten:
             self._enqueue(delivery)
         return max(written, 1)
 
-    def _await(self, delivery: _Delivery, partition: TopicPartition, marked: Awaitable[Marked]) -> None:
-        def done(future: "asyncio.Future[Marked]") -> None:
-            self._waiting.discard(future)
+    def _await_write(
+        self, delivery: _MarkerDelivery, partition: TopicPartition, marked: Awaitable[MarkerResult]
+    ) -> None:
+        def done(future: "asyncio.Future[MarkerResult]") -> None:
+            self._write_futures.discard(future)
             if future.cancelled():
                 return
             exc = future.exception()
             if exc is not None:
-                self._refused(delivery, partition, repr(exc))
+                self._retry_partition(delivery, partition, repr(exc))
             else:
-                self._note(delivery, partition, future.result())
+                self._handle_result(delivery, partition, future.result())
                 # Reported in the next turn, together with the transaction's other markers of the same sync.
                 self._enqueue(delivery)
 
         future = asyncio.ensure_future(marked)
-        self._waiting.add(future)
+        self._write_futures.add(future)
         future.add_done_callback(done)
 
-    def _note(self, delivery: _Delivery, partition: TopicPartition, marked: Marked) -> None:
+    def _handle_result(
+        self, delivery: _MarkerDelivery, partition: TopicPartition, marked: MarkerResult
+    ) -> None:
         if isinstance(marked, Reject):
-            self._refused(delivery, partition, marked.reason)
+            self._retry_partition(delivery, partition, marked.reason)
         else:
-            delivery.untold[partition] = marked
+            delivery.unreported[partition] = marked
 
-    def _tell(self, delivery: _Delivery) -> None:
+    def _report_written(self, delivery: _MarkerDelivery) -> None:
         """Report to the coordinator all markers written since the last report."""
-        told, delivery.untold = delivery.untold, {}
+        told, delivery.unreported = delivery.unreported, {}
         if not told:
             return
 
-        def done(answer: "asyncio.Future[Answer]") -> None:
+        def done(answer: "asyncio.Future[TxnAnswer]") -> None:
             result = answer.result()
             if isinstance(result, Reject):
                 # Nothing changed: the record of the completion could not be written.
-                delivery.untold = told | delivery.untold
-                self._put_off_delivery(delivery, result.reason)
+                delivery.unreported = told | delivery.unreported
+                self._schedule_retry(delivery, result.reason)
 
-        answer = self._owner.markers_written(
-            delivery.transactional_id, MarkersWritten(marker=delivery.send.marker, offsets=told)
+        answer = self._owner.submit_markers_written(
+            delivery.transactional_id,
+            MarkersWritten(marker_identity=delivery.request.marker_identity, offsets=told),
         )
         if answer.done():
             done(answer)
         else:
             answer.add_done_callback(done)
 
-    def _refused(self, delivery: _Delivery, partition: TopicPartition, why: str) -> None:
-        delivery.refused.append(partition)
-        self._put_off_delivery(delivery, f"{partition} does not take the marker: {why}")
+    def _retry_partition(self, delivery: _MarkerDelivery, partition: TopicPartition, why: str) -> None:
+        delivery.retriable.append(partition)
+        self._schedule_retry(delivery, f"{partition} does not take the marker: {why}")
 
-    def _put_off_delivery(self, delivery: _Delivery, why: str) -> None:
+    def _schedule_retry(self, delivery: _MarkerDelivery, why: str) -> None:
         """Schedule a retry; partitions that refuse until then join it."""
-        if self._stopped or delivery.is_put_off:
+        if self._is_stopped or delivery.is_backing_off:
             return
         if not delivery.failures:
             _log.warning("transaction of %r goes on: %s", delivery.transactional_id, why)
         wait_ms = min(BACKOFF_MS << min(delivery.failures, BACKOFF_DOUBLINGS), BACKOFF_MAX_MS)
         delivery.failures += 1
-        delivery.is_put_off = True
+        delivery.is_backing_off = True
         at_ms = self._clock.monotonic_ms() + wait_ms
-        heapq.heappush(self._put_off, (at_ms, next(self._numbers), delivery))
+        heapq.heappush(self._retry_heap, (at_ms, next(self._heap_sequence), delivery))
         self._owner.wake_at(at_ms)

@@ -6,89 +6,98 @@ from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import GROUP_OFFSETS, TopicDeleted, Topics
-from tallystick.broker.txn.machine.commands import SendMarkers
-from tallystick.broker.txn.machine.model import Outcome
-from tallystick.broker.txn.marker_sender import Marked
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TopicDeleted, Topics
+from tallystick.broker.txn.machine.commands import MarkerRequest
+from tallystick.broker.txn.machine.model import TransactionResult
+from tallystick.broker.txn.marker_sender import MarkerResult
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, TopicPartition
-from tallystick.protocol.records.control import ControlType, Marker, encode_marker
-from tallystick.storage.log import AppendOrigin, AppendResult, LogFull, TxnGuard
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
+from tallystick.storage.log import AppendOrigin, AppendResult, DiskFull, TxnGuard
 
 _log = logging.getLogger("tallystick.transactions")
 
-_TYPES: Final = {Outcome.COMMIT: ControlType.COMMIT, Outcome.ABORT: ControlType.ABORT}
+_CONTROL_TYPES: Final = {
+    TransactionResult.COMMIT: ControlType.COMMIT,
+    TransactionResult.ABORT: ControlType.ABORT,
+}
 
 
-class Groups(Protocol):
+class OffsetsMarkerWriter(Protocol):
     """Owner of the partitions of `__consumer_offsets`: a marker there also commits or aborts offsets."""
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject: ...
 
 
-class PartitionMarkers:
-    """A MarkerSink for local partitions. Lives on the loop."""
+class LocalMarkerWriter:
+    """A MarkerWriter for local partitions. Lives on the loop."""
 
-    def __init__(self, topics: Topics, groups: Groups, clock: Clock) -> None:
+    def __init__(self, topics: Topics, groups: OffsetsMarkerWriter, clock: Clock) -> None:
         self._topics = topics
         self._groups = groups
         self._clock = clock
-        self._latest: tuple[SendMarkers, int, bytes] | None = None
+        self._cached_batch: tuple[MarkerRequest, int, bytes] | None = None
 
     def write(
-        self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int
-    ) -> Marked | Awaitable[Marked]:
+        self, send: MarkerRequest, partition: TopicPartition, coordinator_epoch: int
+    ) -> MarkerResult | Awaitable[MarkerResult]:
         """Write one marker. Returns None where the partition has nothing to end."""
-        found = self._topics.partition(partition.topic, partition.partition)
-        if found is None and self._topics.may_return(partition.topic):
+        found = self._topics.find_partition(partition.topic, partition.partition)
+        if found is None and self._topics.is_deletion_in_doubt(partition.topic):
             # Without the marker the transaction would be complete, but still open if the topic comes back.
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.topic!r} is being deleted")
         if found is None:
             return None  # deleted with all its records
-        batch = self._encode(send, _epoch_for(found, send, coordinator_epoch))
+        batch = self._encode_marker_batch(send, _choose_coordinator_epoch(found, send, coordinator_epoch))
         guard = TxnGuard(transaction_version=send.transaction_version)
-        if partition.topic == GROUP_OFFSETS:
+        if partition.topic == CONSUMER_OFFSETS_TOPIC:
             return self._write_through_groups(send, found, batch, guard)
         try:
             appended = found.append(batch, AppendOrigin.COORDINATOR, guard)
-        except LogFull as exc:
+        except DiskFull as exc:
             return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
         if isinstance(appended, Reject):
-            return _judge(found, send, appended)
-        synced = found.durable(appended.last_offset)
-        return appended.base_offset if synced is None else _after(synced, appended.base_offset)
+            return _classify_refused_marker(found, send, appended)
+        synced = found.when_durable(appended.last_offset)
+        return appended.base_offset if synced is None else _await_sync(synced, appended.base_offset)
 
     async def _write_through_groups(
-        self, send: SendMarkers, partition: Partition, batch: bytes, guard: TxnGuard
-    ) -> Marked:
+        self, send: MarkerRequest, partition: Partition, batch: bytes, guard: TxnGuard
+    ) -> MarkerResult:
         appended = await self._groups.write_marker(partition.topic_partition.partition, batch, guard)
-        return _judge(partition, send, appended) if isinstance(appended, Reject) else appended.base_offset
+        return (
+            _classify_refused_marker(partition, send, appended)
+            if isinstance(appended, Reject)
+            else appended.base_offset
+        )
 
-    def _encode(self, send: SendMarkers, coordinator_epoch: int) -> bytes:
+    def _encode_marker_batch(self, send: MarkerRequest, coordinator_epoch: int) -> bytes:
         """Return the marker batch; all partitions of a transaction get the same."""
-        latest = self._latest
+        latest = self._cached_batch
         if latest is not None and latest[0] is send and latest[1] == coordinator_epoch:
             return latest[2]
-        marker = Marker(type=_TYPES[send.outcome], coordinator_epoch=coordinator_epoch)
-        batch = encode_marker(marker, send.marker, timestamp_ms=self._clock.now_ms())
-        self._latest = (send, coordinator_epoch, batch)
+        marker = EndTransactionMarker(
+            control_type=_CONTROL_TYPES[send.outcome], coordinator_epoch=coordinator_epoch
+        )
+        batch = encode_marker(marker, send.marker_identity, timestamp_ms=self._clock.now_ms())
+        self._cached_batch = (send, coordinator_epoch, batch)
         return batch
 
 
-def _epoch_for(partition: Partition, send: SendMarkers, coordinator_epoch: int) -> int:
+def _choose_coordinator_epoch(partition: Partition, send: MarkerRequest, coordinator_epoch: int) -> int:
     """Return our coordinator epoch, or a higher one that the partition has seen.
 
     There is no other coordinator: a higher epoch came from an administrator's marker, or from before
     `__transaction_state` was lost, and with our own the partition would refuse the marker for ever.
     """
-    state = partition.log.producer_state.active.get(send.marker.producer_id)
+    state = partition.log.producer_state_manager.active_producers.get(send.marker_identity.producer_id)
     seen = None if state is None else state.coordinator_epoch
     return coordinator_epoch if seen is None else max(coordinator_epoch, seen)
 
 
-def _judge(partition: Partition, send: SendMarkers, refused: Reject) -> Marked:
+def _classify_refused_marker(partition: Partition, send: MarkerRequest, refused: Reject) -> MarkerResult:
     """Return the result of a refused marker; None if it is too old, or its partition is gone.
 
     An old marker has nothing to end: whatever is open in the partition was begun under a later epoch. Kafka
@@ -101,13 +110,13 @@ def _judge(partition: Partition, send: SendMarkers, refused: Reject) -> Marked:
     _log.warning(
         "%s has moved on from the transaction that %s ends: %s",
         partition.topic_partition,
-        send.marker,
+        send.marker_identity,
         refused.reason,
     )
     return None
 
 
-async def _after(synced: "asyncio.Future[None]", offset: Offset) -> Marked:
+async def _await_sync(synced: "asyncio.Future[None]", offset: Offset) -> MarkerResult:
     try:
         await synced
     except TopicDeleted:

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from tallystick.broker.txn.machine.commands import Answer, Command
+from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.broker.txn.machine.model import TxnConfig, TxnEntry
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, TransactionalId
 from tallystick.kernel.value import frozen
-from tallystick.storage.producers import AppendOrigin
+from tallystick.storage.producer_state import AppendOrigin
 
 
 @frozen(kw_only=True)
@@ -25,39 +25,39 @@ class TxnSettings:
     answer_timeout_ms: int = 5_000
 
 
-class Appended(Protocol):
+class AppendPosition(Protocol):
     """Position of an appended batch."""
 
     @property
     def last_offset(self) -> Offset: ...
 
 
-class StatePartition(Protocol):
+class TransactionStatePartition(Protocol):
     """The parts of a `__transaction_state` partition that the coordinator uses."""
 
     @property
     def leader_epoch(self) -> int: ...
 
-    def append(self, batches: bytes, origin: AppendOrigin) -> Appended | Reject:
+    def append(self, batches: bytes, origin: AppendOrigin) -> AppendPosition | Reject:
         """Append one batch.
 
-        After a Reject or LogFull nothing was written; after another exception that is unknown.
+        After a Reject or DiskFull nothing was written; after another exception that is unknown.
         """
         ...
 
-    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+    def when_durable(self, offset: Offset) -> "asyncio.Future[None] | None":
         """Return a future, done when the record survives a power loss as far as `flush.policy` promises.
 
         None: it does already.
         """
         ...
 
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+    def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         """Yield all that is in the log now, in order, in pieces of whole batches."""
         ...
 
 
-class StateTopic(Protocol):
+class TransactionStateTopic(Protocol):
     """The whole topic `__transaction_state`."""
 
     @property
@@ -65,23 +65,23 @@ class StateTopic(Protocol):
         """Partitions of the existing topic, as an id's partition depends on the count; else the setting."""
         ...
 
-    def existing(self) -> Sequence[StatePartition]:
+    def list_partitions(self) -> Sequence[TransactionStatePartition]:
         """Return all partitions by index; none when the topic does not exist yet."""
         ...
 
-    async def ensure(self) -> Reject | None:
+    async def ensure_exists(self) -> Reject | None:
         """Create the topic unless it exists."""
         ...
 
 
-class LoadedIds(Protocol):
+class LoadingCoordinator(Protocol):
     """The coordinator at the end of its loading, before it serves clients."""
 
-    def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
+    def list_entries(self) -> Mapping[TransactionalId, TxnEntry]:
         """Return every entry, as it is now."""
         ...
 
-    def to_compare(self) -> Iterable[TxnEntry]:
+    def list_entries_to_compare(self) -> Iterable[TxnEntry]:
         """Return the entries whose partition of the log is compared now."""
         ...
 
@@ -89,31 +89,33 @@ class LoadedIds(Protocol):
         """Return the coordinator epoch for the id's markers."""
         ...
 
-    def run_loading(self, transactional_id: TransactionalId, command: Command) -> Awaitable[Answer]:
+    def submit_while_loading(
+        self, transactional_id: TransactionalId, command: TxnCommand
+    ) -> Awaitable[TxnAnswer]:
         """Run a command as if loading were over."""
         ...
 
-    async def move_loading(self, transactional_id: TransactionalId) -> Reject | None:
+    async def replace_producer_id(self, transactional_id: TransactionalId) -> Reject | None:
         """Give the id's client another producer id (`consistency.moved`)."""
         ...
 
 
-class Comparison(Protocol):
+class StartComparison(Protocol):
     """Comparison of the transaction log with the data partitions, at a start.
 
     A partition of the log that cannot be read then is compared when it is read back.
     """
 
-    def begin(self, index: int) -> None:
+    def begin_partition(self, index: int) -> None:
         """Note that a partition of the log is read from its start; discard what was read of it before."""
         ...
 
-    async def read(self, index: int, piece: bytes) -> None:
+    async def read_chunk(self, index: int, piece: bytes) -> None:
         """Take in a piece of a partition of the log: whole batches, all records of an id in order."""
         ...
 
-    async def settle(self, ids: LoadedIds, indexes: Collection[int], *, is_last: bool) -> None:
-        """Act on the findings. Order: `ids.to_compare` is loaded, and none of its markers has been sent yet.
+    async def repair(self, ids: LoadingCoordinator, indexes: Collection[int], *, is_last: bool) -> None:
+        """Act on the findings. The entries to compare are loaded, and none of their markers has been sent.
 
         Args:
             indexes: partitions of the log that have been read whole, and not been compared before.

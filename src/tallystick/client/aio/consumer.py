@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tallystick.consumer")
 
-CLOSE_S: Final = 30.0
+CLOSE_TIMEOUT_S: Final = 30.0
 # An endless `async for` checks this often whether it has to end.
-_POLL_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 
 
 class Consumer:
@@ -111,25 +111,25 @@ class Consumer:
 
     async def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
         """Return the offset of the next record that `poll` would return."""
-        return await self._engine.position(partition, ms(timeout_s))
+        return await self._engine.position(partition, to_ms(timeout_s))
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the log start offset of each partition."""
-        return await self._engine.beginning_offsets(partitions, ms(timeout_s))
+        return await self._engine.beginning_offsets(partitions, to_ms(timeout_s))
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the end of each log under this consumer's isolation level."""
-        return await self._engine.end_offsets(partitions, ms(timeout_s))
+        return await self._engine.end_offsets(partitions, to_ms(timeout_s))
 
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record of each time or later."""
-        return await self._engine.offsets_for_times(times_ms, ms(timeout_s))
+        return await self._engine.offsets_for_times(times_ms, to_ms(timeout_s))
 
     # ------------------------------------------------------------------------------ reading
 
@@ -144,7 +144,7 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         """Yield records one by one, without end."""
         while True:
-            for record in await self._engine.poll(int(_POLL_S * 1000)):
+            for record in await self._engine.poll(int(_POLL_INTERVAL_S * 1000)):
                 yield record
 
     def wakeup(self) -> None:
@@ -155,7 +155,7 @@ class Consumer:
 
     async def commit(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
         """Commit these offsets for the group; all positions if none are given."""
-        await self._engine.commit(offsets, ms(timeout_s))
+        await self._engine.commit(offsets, to_ms(timeout_s))
 
     def commit_soon(self, offsets: Offsets | None = None) -> "asyncio.Task[None]":
         """Start a `commit` without waiting for it."""
@@ -165,7 +165,7 @@ class Consumer:
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the group's committed offsets."""
-        return await self._engine.committed(partitions, ms(timeout_s))
+        return await self._engine.committed(partitions, to_ms(timeout_s))
 
     def group_metadata(self) -> GroupMetadata:
         """Return the metadata for `Producer.send_offsets_to_transaction` (KIP-447)."""
@@ -177,7 +177,7 @@ class Consumer:
         """Return the metrics by Kafka's names."""
         return self._engine.metrics()
 
-    async def close(self, timeout_s: float = CLOSE_S) -> None:
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Commit if auto-commit is on, leave the group, close the connections."""
         await self._engine.close(int(timeout_s * 1000))
 
@@ -190,6 +190,6 @@ class Consumer:
         await self.close()
 
 
-def ms(timeout_s: float | None) -> int | None:
+def to_ms(timeout_s: float | None) -> int | None:
     """Convert seconds to milliseconds; None, which stands for the setting's own limit, stays None."""
     return None if timeout_s is None else int(timeout_s * 1000)

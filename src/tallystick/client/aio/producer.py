@@ -17,10 +17,10 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, IllegalState
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.producer.accumulator import NotNow, Parts, all_bytes
-from tallystick.client.producer.arrow_rows import Array, ArrowRows, is_arrow
-from tallystick.client.producer.arrow_table import Share, shares
-from tallystick.client.producer.batches import Columns
+from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic, PlacedOutcomes, to_bytes_list
+from tallystick.client.producer.arrow_rows import ArrowArray, ArrowRows, is_arrow_array
+from tallystick.client.producer.arrow_table import PartitionRows, split_by_partition
+from tallystick.client.producer.batches import ListRows
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.retry import Deadline
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("tallystick.producer")
 
-CLOSE_S: Final = 30.0
+CLOSE_TIMEOUT_S: Final = 30.0
 # States without a decision. Not PREPARED and IN_DOUBT: recovery decides such transactions [CLI-62].
 _UNDECIDED: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State.ABORTABLE_ERROR})
 
@@ -76,7 +76,7 @@ class Producer:
         self._txn: TransactionManager | None = None
         if self.config.transactional_id is not None:
             self._txn = TransactionManager(self._cluster, self.config, self._engine)
-            self._engine.use(self._txn)
+            self._engine.use_transactions(self._txn)
         self.append_value = self._engine.append_value
         self.append, self.extend = self._engine.append, self._engine.extend
         self._closed = False
@@ -105,7 +105,7 @@ class Producer:
             headers=tuple(headers),
             on_delivery=on_delivery,
         )
-        return await self._when_admitted(topic, take)
+        return await self._append_when_admitted(topic, take)
 
     async def send_batch(
         self,
@@ -118,31 +118,31 @@ class Producer:
         headers: Iterable[tuple[str, bytes | None]] = (),
     ) -> BatchDelivery:
         """Take many records at once."""
-        rows = columns(values, keys, timestamp_ms, headers)
+        rows = build_columns(values, keys, timestamp_ms, headers)
         take = partial(self.extend, topic, rows, partition)
-        return BatchDelivery(topic, await self._when_admitted(topic, take))
+        return BatchDelivery(topic, await self._append_when_admitted(topic, take))
 
     async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
         """Take the rows of an Arrow batch, each for the topic and partition it names."""
         sent = []
-        for share in shares(batch, topic, int(time.time() * 1000)):
+        for share in split_by_partition(batch, topic, int(time.time() * 1000)):
             take = partial(self.extend, share.topic, share.rows, share.partition)
-            sent.append(delivery_of(share, await self._when_admitted(share.topic, take)))
+            sent.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
         return sent
 
-    async def _when_admitted(self, topic: str, take: Callable[[], T]) -> T:
+    async def _append_when_admitted(self, topic: str, take: Callable[[], T]) -> T:
         deadline: Deadline | None = None
         while True:
             try:
                 return take()
-            except NotNow:
-                deadline = await self.admitted(topic, deadline)
+            except BufferFullOrUnknownTopic:
+                deadline = await self.wait_for_space(topic, deadline)
 
-    async def admitted(self, topic: str, deadline: Deadline | None) -> Deadline:
+    async def wait_for_space(self, topic: str, deadline: Deadline | None) -> Deadline:
         """Wait until a record for `topic` may be taken; return the deadline, for more waits of this call."""
         if deadline is None:
-            deadline = self._cluster.deadline("max.block.ms", self.config.max_block_ms)
-        await self._engine.admitted(topic, deadline)
+            deadline = self._cluster.start_deadline("max.block.ms", self.config.max_block_ms)
+        await self._engine.wait_for_space(topic, deadline)
         return deadline
 
     async def flush(self, timeout_s: float | None = None) -> None:
@@ -150,40 +150,42 @@ class Producer:
         if timeout_s is None:
             await self._engine.flush()
         else:
-            await self._engine.flush(self._cluster.deadline("timeout_s", int(timeout_s * 1000)))
+            await self._engine.flush(self._cluster.start_deadline("timeout_s", int(timeout_s * 1000)))
 
     # ------------------------------------------------------------------------- transactions
 
     async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
         """Claim the transactional id; abort or keep the open transaction of an earlier client."""
-        await self.transactions("init_transactions").init(keep_prepared_txn)
+        await self.require_transaction_manager("init_transactions").init(keep_prepared_txn)
 
     async def begin_transaction(self) -> None:
         """Begin a transaction."""
-        await self.transactions("begin_transaction").begin()
+        await self.require_transaction_manager("begin_transaction").begin()
 
     async def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
         """Commit a group's offsets with this transaction."""
         named = {
             at: OffsetAndMetadata(place) if isinstance(place, int) else place for at, place in offsets.items()
         }
-        await self.transactions("send_offsets_to_transaction").send_offsets(named, group_metadata)
+        await self.require_transaction_manager("send_offsets_to_transaction").send_offsets(
+            named, group_metadata
+        )
 
     async def prepare_transaction(self) -> PreparedTxnState:
         """Flush everything, and leave the transaction in doubt until it is decided."""
-        return await self.transactions("prepare_transaction").prepare()
+        return await self.require_transaction_manager("prepare_transaction").prepare()
 
     async def commit_transaction(self) -> None:
         """Commit the transaction."""
-        await self.transactions("commit_transaction").commit()
+        await self.require_transaction_manager("commit_transaction").commit()
 
     async def abort_transaction(self) -> None:
         """Abort the transaction."""
-        await self.transactions("abort_transaction").abort()
+        await self.require_transaction_manager("abort_transaction").abort()
 
     async def complete_transaction(self, state: PreparedTxnState) -> Completion:
         """Commit the transaction in doubt if `state` names it, abort it otherwise."""
-        return await self.transactions("complete_transaction").complete(state)
+        return await self.require_transaction_manager("complete_transaction").complete(state)
 
     @property
     def mode(self) -> Mode | None:
@@ -198,9 +200,9 @@ class Producer:
     @property
     def needs_claim(self) -> bool:
         """Whether `begin_transaction` has to initialise the id first."""
-        return self._txn is not None and self._txn.needs_claim
+        return self._txn is not None and self._txn.needs_init
 
-    def transactions(self, call: str) -> TransactionManager:
+    def require_transaction_manager(self, call: str) -> TransactionManager:
         """Return the transaction manager. Raises: Closed; IllegalState without `transactional.id`."""
         if self._closed:
             raise Closed(f"{call}: the producer is closed")
@@ -214,7 +216,7 @@ class Producer:
         """Return the metrics by Kafka's names."""
         return {**self._engine.metrics(), **({} if self._txn is None else self._txn.metrics())}
 
-    async def close(self, timeout_s: float = CLOSE_S, *, abort: bool = True) -> None:
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S, *, abort: bool = True) -> None:
         """Abort an undecided transaction, send the records taken, and close, all within `timeout_s`.
 
         With `abort=False` an open transaction is left to the next initialisation of the id.
@@ -222,13 +224,13 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        deadline = self._cluster.deadline("timeout_s", int(timeout_s * 1000))
-        self._engine.close_gate(_closed)
+        deadline = self._cluster.start_deadline("timeout_s", int(timeout_s * 1000))
+        self._engine.close_gate(_closed_error)
         try:
             if abort and self._txn is not None and self._txn.machine.state in _UNDECIDED:
-                await self._abort(self._txn, timeout_s)
+                await self._abort_on_close(self._txn, timeout_s)
         except BaseException:  # cancelled: stop waiting, but still settle every delivery
-            deadline = self._cluster.deadline("timeout_s", 0)
+            deadline = self._cluster.start_deadline("timeout_s", 0)
             raise
         finally:
             try:
@@ -236,7 +238,7 @@ class Producer:
             finally:
                 await self._cluster.close()
 
-    async def _abort(self, txn: TransactionManager, limit_s: float) -> None:
+    async def _abort_on_close(self, txn: TransactionManager, limit_s: float) -> None:
         """Abort the transaction; if that fails, transaction.timeout.ms or the next init ends it."""
         try:
             async with asyncio.timeout(limit_s):
@@ -254,7 +256,7 @@ class Producer:
         await self.close()
 
 
-def delivery_of(share: Share, parts: Parts) -> BatchDelivery:
+def build_delivery(share: PartitionRows, parts: PlacedOutcomes) -> BatchDelivery:
     """Return the future of a share; its rows are places in the whole batch."""
     places = share.places
     if not isinstance(places, range):
@@ -262,12 +264,12 @@ def delivery_of(share: Share, parts: Parts) -> BatchDelivery:
     return BatchDelivery(share.topic, parts)
 
 
-def columns(
+def build_columns(
     values: Column,
     keys: Column | None,
     timestamp_ms: int | None,
     headers: Iterable[tuple[str, bytes | None]],
-) -> Columns | ArrowRows:
+) -> ListRows | ArrowRows:
     """Return the records of one `send_batch`. Raises: TypeError, ValueError when they do not fit together."""
     if keys is not None and len(keys) != len(values):
         raise ValueError(f"{len(values)} values and {len(keys)} keys")
@@ -275,20 +277,20 @@ def columns(
         raise ValueError("a batch of no records")
     runs = [(0, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)]
     own = tuple(headers)
-    if not own and is_arrow(values) and (keys is None or is_arrow(keys)):
-        return ArrowRows.of(cast(Array, values), cast(Array | None, keys), runs)
-    values = all_bytes(_listed(values))
-    return Columns(
+    if not own and is_arrow_array(values) and (keys is None or is_arrow_array(keys)):
+        return ArrowRows.from_arrays(cast(ArrowArray, values), cast(ArrowArray | None, keys), runs)
+    values = to_bytes_list(_to_list(values))
+    return ListRows(
         values=values,
-        keys=None if keys is None else all_bytes(_listed(keys)),
+        keys=None if keys is None else to_bytes_list(_to_list(keys)),
         headers=list(repeat(own, len(values))) if own else None,
-        runs=runs,
+        timestamp_runs=runs,
     )
 
 
-def _listed(column: Column) -> Sequence[bytes | None]:
+def _to_list(column: Column) -> Sequence[bytes | None]:
     return column.to_pylist() if isinstance(column, ArrowColumn) else column
 
 
-def _closed() -> Closed:
+def _closed_error() -> Closed:
     return Closed("the producer is closed")

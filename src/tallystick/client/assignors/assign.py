@@ -19,21 +19,21 @@ from itertools import cycle
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.client.assignors.java_order import string_order
-from tallystick.client.assignors.racks import Topics, racks_matter
+from tallystick.client.assignors.java_order import string_sort_key
+from tallystick.client.assignors.racks import PartitionRacks, use_rack_aware_assignment
 from tallystick.client.assignors.sticky import assign_sticky
 from tallystick.client.assignors.subscription import (
-    Previous,
+    MemberData,
     Subscription,
-    decode_cooperative,
-    decode_sticky,
-    encode_cooperative,
-    encode_sticky,
+    decode_generation,
+    decode_member_data,
+    encode_generation,
+    encode_member_data,
 )
 from tallystick.kernel.ids import MemberId, TopicPartition
 from tallystick.kernel.value import frozen
 
-Members = Mapping[MemberId, Subscription]
+GroupSubscription = Mapping[MemberId, Subscription]
 Assignment = Mapping[MemberId, tuple[TopicPartition, ...]]
 
 
@@ -48,23 +48,25 @@ class Assignor:
     """
 
     name: str
-    cooperative: bool = False
-    assign: Callable[[Topics, Members], Assignment]
-    user_data: Callable[[Previous | None], bytes | None] = lambda previous: None
+    is_cooperative: bool = False
+    assign: Callable[[PartitionRacks, GroupSubscription], Assignment]
+    user_data: Callable[[MemberData | None], bytes | None] = lambda previous: None
 
 
-def assign_range(topics: Topics, members: Members) -> Assignment:
+def assign_range(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
     """Assign each topic separately: partitions in numeric order, members in theirs, static ones first."""
-    order = _in_order(members)
+    order = _sort_members(members)
     states = []
     for topic, racks in topics.items():
         subscribed = [member for member in order if topic in members[member].topics]
         if racks and subscribed:
-            states.append(_Range(topic, racks, {member: members[member].rack for member in subscribed}))
-    if any(state.needs_racks for state in states):
-        _match_racks(states)
+            states.append(
+                _TopicAssignmentState(topic, racks, {member: members[member].rack for member in subscribed})
+            )
+    if any(state.needs_rack_awareness for state in states):
+        _assign_within_racks(states)
     for state in states:
-        state.fill(lambda member, partition: True)
+        state.assign_where(lambda member, partition: True)
     assigned: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
     for state in states:
         for member, numbers in state.assigned.items():
@@ -72,32 +74,32 @@ def assign_range(topics: Topics, members: Members) -> Assignment:
     return {member: tuple(sorted(partitions)) for member, partitions in assigned.items()}
 
 
-def assign_round_robin(topics: Topics, members: Members) -> Assignment:
+def assign_round_robin(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
     """Assign all partitions in order, each to the next member that subscribes to its topic."""
     assigned: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
     wanted = {topic for subscription in members.values() for topic in subscription.topics}
-    turns = cycle(_in_order(members))
-    for topic in sorted(wanted & topics.keys(), key=string_order):
+    turns = cycle(_sort_members(members))
+    for topic in sorted(wanted & topics.keys(), key=string_sort_key):
         for number in range(len(topics[topic])):
             member = next(member for member in turns if topic in members[member].topics)
             assigned[member].append(TopicPartition(topic, number))
     return {member: tuple(partitions) for member, partitions in assigned.items()}
 
 
-def assign_eager_sticky(topics: Topics, members: Members) -> Assignment:
+def assign_eager_sticky(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
     """Balance the group; every member keeps its former partitions as far as that allows."""
-    previous = {member: decode_sticky(given.user_data) for member, given in members.items()}
-    return _settled(assign_sticky(topics, members, previous).assignment)
+    previous = {member: decode_member_data(given.user_data) for member, given in members.items()}
+    return _sort_assignment(assign_sticky(topics, members, previous).assignment)
 
 
-def assign_cooperative_sticky(topics: Topics, members: Members) -> Assignment:
+def assign_cooperative_sticky(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
     """Assign like `sticky`, without partitions that another member still owns [CLI-31].
 
     That member gives them up first and rejoins; the next rebalance finds them free.
     """
-    previous = {member: _claimed(given) for member, given in members.items()}
+    previous = {member: _decode_claim(given) for member, given in members.items()}
     outcome = assign_sticky(topics, members, previous)
-    moving = outcome.moving
+    moving = outcome.transferring
     if moving is None:
         assigned = {partition: member for member, got in outcome.assignment.items() for partition in got}
         given_up = {
@@ -108,32 +110,32 @@ def assign_cooperative_sticky(topics: Topics, members: Members) -> Assignment:
         }
         had = {member: set(given.owned) for member, given in members.items()}
         moving = {p: m for p, m in assigned.items() if p in given_up and p not in had[m]}
-    return _settled(
+    return _sort_assignment(
         {member: [p for p in got if moving.get(p) != member] for member, got in outcome.assignment.items()}
     )
 
 
-def _claimed(given: Subscription) -> Previous:
+def _decode_claim(given: Subscription) -> MemberData:
     if given.generation is not None:
-        return Previous(given.owned, given.generation)
-    return Previous(given.owned, decode_cooperative(given.user_data))
+        return MemberData(given.owned, given.generation)
+    return MemberData(given.owned, decode_generation(given.user_data))
 
 
-def _settled(assignment: Mapping[MemberId, list[TopicPartition]]) -> Assignment:
+def _sort_assignment(assignment: Mapping[MemberId, list[TopicPartition]]) -> Assignment:
     return {member: tuple(sorted(partitions)) for member, partitions in assignment.items()}
 
 
-def _in_order(members: Members) -> list[MemberId]:
+def _sort_members(members: GroupSubscription) -> list[MemberId]:
     """Sort static members by instance id, so that a returning one has its old place; then by member id."""
 
     def place(member: MemberId) -> tuple[bool, bytes]:
         instance = members[member].instance_id
-        return instance is None, string_order(member if instance is None else instance)
+        return instance is None, string_sort_key(member if instance is None else instance)
 
     return sorted(members, key=place)
 
 
-class _Range:
+class _TopicAssignmentState:
     """One topic while `range` assigns its partitions."""
 
     def __init__(
@@ -142,66 +144,68 @@ class _Range:
         self.topic, self.members = topic, members
         known = {rack for rack in members.values() if rack}
         self.racks = racks if known else ()
-        self.needs_racks = racks_matter(known, racks)
+        self.needs_rack_awareness = use_rack_aware_assignment(known, racks)
         self.assigned: dict[MemberId, list[int]] = {member: [] for member in members}
-        self._left = dict.fromkeys(range(len(racks)))
-        self._each, self._extra = divmod(len(racks), len(members))
+        self._unassigned = dict.fromkeys(range(len(racks)))
+        self._quota, self._members_with_extra = divmod(len(racks), len(members))
 
-    def room(self, member: MemberId) -> int:
-        return max(0, self._each + (self._extra > 0) - len(self.assigned[member]))
+    def max_assignable(self, member: MemberId) -> int:
+        return max(0, self._quota + (self._members_with_extra > 0) - len(self.assigned[member]))
 
-    def matches(self, member: MemberId, number: int) -> bool:
+    def racks_match(self, member: MemberId, number: int) -> bool:
         rack = self.members[member]
         return not rack or (bool(self.racks) and rack in self.racks[number])
 
-    def give(self, member: MemberId, numbers: list[int]) -> None:
+    def assign(self, member: MemberId, numbers: list[int]) -> None:
         self.assigned[member] += numbers
-        self._extra -= len(self.assigned[member]) > self._each
+        self._members_with_extra -= len(self.assigned[member]) > self._quota
         for number in numbers:
-            del self._left[number]
+            del self._unassigned[number]
 
-    def fill(self, may: Callable[[MemberId, int], bool]) -> None:
+    def assign_where(self, may: Callable[[MemberId, int], bool]) -> None:
         for member in self.members:
-            numbers = [number for number in self._left if may(member, number)][: self.room(member)]
+            numbers = [number for number in self._unassigned if may(member, number)][
+                : self.max_assignable(member)
+            ]
             if numbers:
-                self.give(member, numbers)
+                self.assign(member, numbers)
 
 
-def _match_racks(states: list[_Range]) -> None:
+def _assign_within_racks(states: list[_TopicAssignmentState]) -> None:
     """Assign partitions with a replica in the member's rack.
 
     Topics with the same number of partitions and the same members stay aligned.
     """
-    alike: dict[object, list[_Range]] = {}
+    alike: dict[object, list[_TopicAssignmentState]] = {}
     for state in states:
         alike.setdefault((frozenset(state.members.items()), len(state.racks)), []).append(state)
     for together in alike.values():
         if len(together) > 1:
-            _match_aligned(together)
-        elif together[0].needs_racks:
-            together[0].fill(together[0].matches)
+            _assign_copartitioned(together)
+        elif together[0].needs_rack_awareness:
+            together[0].assign_where(together[0].racks_match)
 
 
-def _match_aligned(states: list[_Range]) -> None:
+def _assign_copartitioned(states: list[_TopicAssignmentState]) -> None:
     remaining = dict.fromkeys(states[0].members)
     for number in range(len(states[0].racks)):
         for member in remaining:
-            if all(state.matches(member, number) and state.room(member) for state in states):
+            if all(state.racks_match(member, number) and state.max_assignable(member) for state in states):
                 break
         else:
             continue
         for state in states:
-            state.give(member, [number])
-        if not any(state.room(member) for state in states):
+            state.assign(member, [number])
+        if not any(state.max_assignable(member) for state in states):
             del remaining[member]
 
 
-def _previous_as_user_data(previous: Previous | None) -> bytes | None:
-    return None if previous is None else encode_sticky(previous)
+def _encode_previous(previous: MemberData | None) -> bytes | None:
+    return None if previous is None else encode_member_data(previous)
 
 
-def _generation_as_user_data(previous: Previous | None) -> bytes | None:
-    return encode_cooperative(None if previous is None else previous.generation)
+def _encode_generation(previous: MemberData | None) -> bytes | None:
+    return encode_generation(None if previous is None else previous.generation)
 
 
 ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
@@ -210,12 +214,12 @@ ASSIGNORS: Final[Mapping[str, Assignor]] = MappingProxyType(
         for assignor in (
             Assignor(name="range", assign=assign_range),
             Assignor(name="roundrobin", assign=assign_round_robin),
-            Assignor(name="sticky", assign=assign_eager_sticky, user_data=_previous_as_user_data),
+            Assignor(name="sticky", assign=assign_eager_sticky, user_data=_encode_previous),
             Assignor(
                 name="cooperative-sticky",
-                cooperative=True,
+                is_cooperative=True,
                 assign=assign_cooperative_sticky,
-                user_data=_generation_as_user_data,
+                user_data=_encode_generation,
             ),
         )
     }

@@ -19,32 +19,32 @@ _CAPACITY_MIN: Final = 16
 _MASK: Final = 0xFFFFFFFF
 
 
-def string_order(text: str) -> bytes:
+def string_sort_key(text: str) -> bytes:
     """Return a sort key that sorts as Java sorts strings: by UTF-16 code units."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
-def string_hash(text: str) -> int:
+def hash_string(text: str) -> int:
     """Return String.hashCode, unsigned."""
     value = 0
-    for (unit,) in struct.iter_unpack(">H", string_order(text)):
+    for (unit,) in struct.iter_unpack(">H", string_sort_key(text)):
         value = (31 * value + unit) & _MASK
     return value
 
 
-def partition_hash(partition: TopicPartition) -> int:
+def hash_partition(partition: TopicPartition) -> int:
     """Return TopicPartition.hashCode, unsigned."""
-    return (31 * (31 + partition.partition) + string_hash(partition.topic)) & _MASK
+    return (31 * (31 + partition.partition) + hash_string(partition.topic)) & _MASK
 
 
-def hash_order(keys: Iterable[T], hash_of: Callable[[T], int], capacity: int = _CAPACITY_MIN) -> list[T]:
+def sort_by_hash(keys: Iterable[T], hash_of: Callable[[T], int], capacity: int = _CAPACITY_MIN) -> list[T]:
     """Return the keys, given in insertion order, in the order of a HashMap.
 
     Args:
         capacity: minimum number of buckets; a map never shrinks below a size it once needed.
     """
     inserted = list(keys)
-    last = capacity_for(len(inserted), capacity) - 1
+    last = grow_capacity(len(inserted), capacity) - 1
 
     def bucket(key: T) -> int:
         value = hash_of(key)
@@ -53,7 +53,7 @@ def hash_order(keys: Iterable[T], hash_of: Callable[[T], int], capacity: int = _
     return sorted(inserted, key=bucket)
 
 
-def capacity_for(size: int, capacity: int = _CAPACITY_MIN) -> int:
+def grow_capacity(size: int, capacity: int = _CAPACITY_MIN) -> int:
     """Return the buckets of a map with `size` keys that had `capacity`: the load factor is three quarters."""
     while size > capacity * 3 // 4:
         capacity *= 2

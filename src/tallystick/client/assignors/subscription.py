@@ -22,7 +22,7 @@ from tallystick.protocol.messages.consumer_protocol import (
 )
 from tallystick.protocol.messages.consumer_protocol import TopicPartition as WirePartitions
 
-VERSION: Final = 3
+SUBSCRIPTION_VERSION: Final = 3
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
@@ -45,7 +45,7 @@ class Subscription:
 
 
 @frozen
-class Previous:
+class MemberData:
     """A member's assignment before this rebalance, and its generation; None for unknown."""
 
     partitions: tuple[TopicPartition, ...] = ()
@@ -57,11 +57,11 @@ def encode_subscription(subscription: Subscription) -> bytes:
     message = ConsumerProtocolSubscription(
         topics=tuple(sorted(subscription.topics)),
         user_data=subscription.user_data,
-        owned_partitions=_by_topic(subscription.owned),
+        owned_partitions=_group_by_topic(subscription.owned),
         generation_id=-1 if subscription.generation is None else subscription.generation,
         rack_id=subscription.rack,
     )
-    return _INT16.pack(VERSION) + encode(message, VERSION)
+    return _INT16.pack(SUBSCRIPTION_VERSION) + encode(message, SUBSCRIPTION_VERSION)
 
 
 def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscription:
@@ -69,12 +69,12 @@ def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscrip
 
     Raises: DecodeError.
     """
-    version = _version(data)
+    version = _read_version(data)
     message, _ = decode_prefix(ConsumerProtocolSubscription, data, version, _INT16.size)
     generation = message.generation_id
     return Subscription(
         topics=message.topics,
-        owned=_flat(message.owned_partitions),
+        owned=_flatten(message.owned_partitions),
         generation=None if generation < 0 else generation,
         instance_id=instance_id,
         rack=message.rack_id or None,
@@ -84,8 +84,8 @@ def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscrip
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
     """Return one member's assignment in SyncGroup."""
-    message = ConsumerProtocolAssignment(assigned_partitions=_by_topic(partitions))
-    return _INT16.pack(VERSION) + encode(message, VERSION)
+    message = ConsumerProtocolAssignment(assigned_partitions=_group_by_topic(partitions))
+    return _INT16.pack(SUBSCRIPTION_VERSION) + encode(message, SUBSCRIPTION_VERSION)
 
 
 def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
@@ -93,13 +93,13 @@ def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
 
     Raises: DecodeError, also for no bytes at all: the leader forgot this member.
     """
-    message, _ = decode_prefix(ConsumerProtocolAssignment, data, _version(data), _INT16.size)
-    return tuple(sorted(set(_flat(message.assigned_partitions))))
+    message, _ = decode_prefix(ConsumerProtocolAssignment, data, _read_version(data), _INT16.size)
+    return tuple(sorted(set(_flatten(message.assigned_partitions))))
 
 
-def encode_sticky(previous: Previous) -> bytes:
+def encode_member_data(previous: MemberData) -> bytes:
     """Return the user data of `sticky`: the last assignment and its generation."""
-    topics = _by_topic(previous.partitions)
+    topics = _group_by_topic(previous.partitions)
     parts = [_INT32.pack(len(topics))]
     for topic in topics:
         name = topic.topic.encode()
@@ -109,28 +109,28 @@ def encode_sticky(previous: Previous) -> bytes:
     return b"".join(parts)
 
 
-def decode_sticky(data: bytes | None) -> Previous:
+def decode_member_data(data: bytes | None) -> MemberData:
     """Decode the user data of `sticky`; version 0 has no generation, and unreadable data is dropped.
 
     Source: StickyAssignor.memberData.
     """
     if not data:
-        return Previous()
+        return MemberData()
     try:
         partitions, at = _read_partitions(data)
     except (error, UnicodeDecodeError, DecodeError):
-        return Previous((), -1)
+        return MemberData((), -1)
     if len(data) - at < _INT32.size:
-        return Previous(partitions)
-    return Previous(partitions, _INT32.unpack_from(data, at)[0])
+        return MemberData(partitions)
+    return MemberData(partitions, _INT32.unpack_from(data, at)[0])
 
 
-def encode_cooperative(generation: int | None) -> bytes:
+def encode_generation(generation: int | None) -> bytes:
     """Return the user data of `cooperative-sticky`."""
     return _INT32.pack(-1 if generation is None else generation)
 
 
-def decode_cooperative(data: bytes | None) -> int | None:
+def decode_generation(data: bytes | None) -> int | None:
     """Return the generation in the user data of `cooperative-sticky`; -1 where it cannot be read."""
     if data is None:
         return None
@@ -141,42 +141,42 @@ def _read_partitions(data: bytes) -> tuple[tuple[TopicPartition, ...], int]:
     (topics,) = _INT32.unpack_from(data)
     at = _INT32.size
     found: list[TopicPartition] = []
-    _within(topics, data, at)
+    _check_size(topics, data, at)
     for _ in range(topics):
         (size,) = _INT16.unpack_from(data, at)
         at += _INT16.size
-        _within(size, data, at)
+        _check_size(size, data, at)
         name = data[at : at + size].decode()
         at += size
         (count,) = _INT32.unpack_from(data, at)
         at += _INT32.size
-        _within(count * _INT32.size, data, at)
+        _check_size(count * _INT32.size, data, at)
         for _ in range(count):
             found.append(TopicPartition(name, _INT32.unpack_from(data, at)[0]))
             at += _INT32.size
     return tuple(found), at
 
 
-def _within(size: int, data: bytes, at: int) -> None:
+def _check_size(size: int, data: bytes, at: int) -> None:
     if not 0 <= size <= len(data) - at:
         raise DecodeError(f"{size} at byte {at} of {len(data)}")
 
 
-def _version(data: bytes) -> int:
+def _read_version(data: bytes) -> int:
     if len(data) < _INT16.size:
         raise DecodeError(f"{len(data)} bytes of the consumer protocol: not even its version")
     (version,) = _INT16.unpack_from(data)
     if version < 0:
         raise DecodeError(f"version {version} of the consumer protocol")
-    return min(int(version), VERSION)  # newer versions begin with the same fields
+    return min(int(version), SUBSCRIPTION_VERSION)  # newer versions begin with the same fields
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> tuple[WirePartitions, ...]:
+def _group_by_topic(partitions: Iterable[TopicPartition]) -> tuple[WirePartitions, ...]:
     topics: dict[str, list[int]] = {}
     for partition in sorted(partitions):
         topics.setdefault(partition.topic, []).append(partition.partition)
     return tuple(WirePartitions(topic=topic, partitions=tuple(numbers)) for topic, numbers in topics.items())
 
 
-def _flat(topics: Iterable[WirePartitions]) -> tuple[TopicPartition, ...]:
+def _flatten(topics: Iterable[WirePartitions]) -> tuple[TopicPartition, ...]:
     return tuple(TopicPartition(topic.topic, number) for topic in topics for number in topic.partitions)

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from tallystick.client.aio import consumer as aio
-from tallystick.client.aio.consumer import CLOSE_S
-from tallystick.client.blocking.thread import engine_thread, hand_back
+from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S
+from tallystick.client.blocking.thread import engine_thread, run_in_caller
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.engine import Offsets
 from tallystick.client.consumer.engine import RebalanceListener as ListenerOnLoop
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_GRACE_S: Final = 5.0
+_CALL_GRACE_S: Final = 5.0
 # An endless `for` checks this often whether it has to end.
-_POLL_S: Final = 1.0
+_POLL_INTERVAL_S: Final = 1.0
 
 Partitions = frozenset[TopicPartition]
 CommitCallback = Callable[[BaseException | None], object]
@@ -74,13 +74,13 @@ class Consumer:
             config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
         Raises: BadConfig with all problems at once.
         """
-        self._open = False
+        self._is_open = False
         self._thread = engine_thread()
-        self._on_loop = self._thread.do(lambda: aio.Consumer(config), "Consumer")
-        self._open = True
-        self._api_s = self._on_loop.config.default_api_timeout_ms / 1000
-        self._user = threading.RLock()  # reentrant: a callback of a rebalance may call methods
-        self._thread.opened(self)
+        self._async_consumer = self._thread.call(lambda: aio.Consumer(config), "Consumer")
+        self._is_open = True
+        self._api_timeout_s = self._async_consumer.config.default_api_timeout_ms / 1000
+        self._user_lock = threading.RLock()  # reentrant: a callback of a rebalance may call methods
+        self._thread.register(self)
 
     # ------------------------------------------------------------------------ subscription
 
@@ -93,42 +93,42 @@ class Consumer:
             topics: names; or a pattern, matched against the whole name of every topic, now and later.
         Raises: IllegalState without `group.id` or after `assign`.
         """
-        handed = None if listener is None else _InCallersThread(listener)
-        self._do(partial(self._on_loop.subscribe, topics, handed), "subscribe")
+        handed = None if listener is None else _ListenerInCallerThread(listener)
+        self._call(partial(self._async_consumer.subscribe, topics, handed), "subscribe")
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, outside of group management. Known positions are kept.
 
         Raises: IllegalState while subscribed.
         """
-        self._do(partial(self._on_loop.assign, list(partitions)), "assign")
+        self._call(partial(self._async_consumer.assign, list(partitions)), "assign")
 
     def unsubscribe(self) -> None:
         """Stop reading and leave the group. Callbacks run; positions are not committed."""
-        self._run(self._on_loop.unsubscribe(), None, "unsubscribe")
+        self._run(self._async_consumer.unsubscribe(), None, "unsubscribe")
 
     @property
     def assignment(self) -> Partitions:
         """Partitions that are read."""
-        return self._do(lambda: self._on_loop.assignment, "assignment")
+        return self._call(lambda: self._async_consumer.assignment, "assignment")
 
     @property
     def subscription(self) -> frozenset[str]:
         """Topics that are shared with the group."""
-        return self._do(lambda: self._on_loop.subscription, "subscription")
+        return self._call(lambda: self._async_consumer.subscription, "subscription")
 
     @property
     def paused(self) -> Partitions:
         """Partitions of which no records are returned for now."""
-        return self._do(lambda: self._on_loop.paused, "paused")
+        return self._call(lambda: self._async_consumer.paused, "paused")
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`; fetched data is kept."""
-        self._do(partial(self._on_loop.pause, list(partitions)), "pause")
+        self._call(partial(self._async_consumer.pause, list(partitions)), "pause")
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Return records of these partitions again."""
-        self._do(partial(self._on_loop.resume, list(partitions)), "resume")
+        self._call(partial(self._async_consumer.resume, list(partitions)), "resume")
 
     # --------------------------------------------------------------------------- positions
 
@@ -137,7 +137,7 @@ class Consumer:
 
         Raises: IllegalState for a partition that is not assigned.
         """
-        self._do(partial(self._on_loop.seek, partition, offset, leader_epoch), "seek")
+        self._call(partial(self._async_consumer.seek, partition, offset, leader_epoch), "seek")
 
     def rewind(self) -> None:
         """From the next `poll` on, return records again that were returned and never committed.
@@ -147,22 +147,22 @@ class Consumer:
         processed again, and committed. A dual write that fails calls it for the consumer of its
         `send_offsets`.
         """
-        self._do(self._on_loop.rewind, "rewind")
+        self._call(self._async_consumer.rewind, "rewind")
 
     def note_committed(self, offsets: Offsets) -> None:
         """Note offsets that a transaction committed for the group: `rewind` does not go back before them.
 
         For programs that call `Producer.send_offsets_to_transaction`; `commit` and dual writes note it.
         """
-        self._do(partial(self._on_loop.note_committed, offsets), "note_committed")
+        self._call(partial(self._async_consumer.note_committed, offsets), "note_committed")
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek to the first available record; in all assigned partitions if none are given."""
-        self._do(partial(self._on_loop.seek_to_beginning, list(partitions)), "seek_to_beginning")
+        self._call(partial(self._async_consumer.seek_to_beginning, list(partitions)), "seek_to_beginning")
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek past the last record; under `read_committed`, to the last stable offset."""
-        self._do(partial(self._on_loop.seek_to_end, list(partitions)), "seek_to_end")
+        self._call(partial(self._async_consumer.seek_to_end, list(partitions)), "seek_to_end")
 
     def pin(self, partitions: Iterable[TopicPartition]) -> None:
         """Raise PositionUnknown for a position outside the log, whatever `auto.offset.reset` says.
@@ -170,35 +170,35 @@ class Consumer:
         The error is raised by `poll`; this holds until the partition is assigned anew. For programs that
         store positions elsewhere, and for which deleted records are a loss.
         """
-        self._do(partial(self._on_loop.pin, list(partitions)), "pin")
+        self._call(partial(self._async_consumer.pin, list(partitions)), "pin")
 
     def read_committed(self) -> None:
         """Read committed records only, as with `isolation.level`; call it before anything is read."""
-        self._do(self._on_loop.read_committed, "read_committed")
+        self._call(self._async_consumer.read_committed, "read_committed")
 
     def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
         """Return the offset of the next record `poll` would return. Raises: TimedOut, PositionUnknown."""
-        return self._run(self._on_loop.position(partition, timeout_s), timeout_s, "position")
+        return self._run(self._async_consumer.position(partition, timeout_s), timeout_s, "position")
 
     def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the log start offset of each partition. Raises: TimedOut, BrokerRefused."""
-        asked = self._on_loop.beginning_offsets(list(partitions), timeout_s)
+        asked = self._async_consumer.beginning_offsets(list(partitions), timeout_s)
         return self._run(asked, timeout_s, "beginning_offsets")
 
     def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the high watermark of each partition; under `read_committed`, the last stable offset."""
-        asked = self._on_loop.end_offsets(list(partitions), timeout_s)
+        asked = self._async_consumer.end_offsets(list(partitions), timeout_s)
         return self._run(asked, timeout_s, "end_offsets")
 
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record of each time (milliseconds since the epoch) or later; None for none."""
-        asked = self._on_loop.offsets_for_times(dict(times_ms), timeout_s)
+        asked = self._async_consumer.offsets_for_times(dict(times_ms), timeout_s)
         return self._run(asked, timeout_s, "offsets_for_times")
 
     # ------------------------------------------------------------------------------ reading
@@ -215,8 +215,8 @@ class Consumer:
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced);
             PositionUnknown, RecordUnreadable; Closed; any error of a callback.
         """
-        polled = self._on_loop.poll(timeout_s, most)
-        return self._run(polled, timeout_s + self._api_s, "poll", self._take_back)
+        polled = self._async_consumer.poll(timeout_s, most)
+        return self._run(polled, timeout_s + self._api_timeout_s, "poll", self._unread_records)
 
     def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows. Needs pyarrow (extra `arrow`).
@@ -225,19 +225,19 @@ class Consumer:
             `client.consumer.arrow`.
         Raises: as `poll`; NotSupported without pyarrow.
         """
-        waited_s = timeout_s + self._api_s
-        polled = self._on_loop.poll_arrow(timeout_s, most)
-        return self._run(polled, waited_s, "poll_arrow", self._take_back_rows)
+        waited_s = timeout_s + self._api_timeout_s
+        polled = self._async_consumer.poll_arrow(timeout_s, most)
+        return self._run(polled, waited_s, "poll_arrow", self._unread_rows)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Yield records one by one, without end."""
         while True:
-            yield from self.poll(_POLL_S)
+            yield from self.poll(_POLL_INTERVAL_S)
 
     def wakeup(self) -> None:
         """End the wait of this `poll`, or the next, with WokenUp. For any thread, and signal handlers."""
         self._thread.check_process("wakeup")
-        self._thread.soon(self._on_loop.wakeup)
+        self._thread.call_soon(self._async_consumer.wakeup)
 
     # ------------------------------------------------------------------------------ commits
 
@@ -248,7 +248,7 @@ class Consumer:
             offsets: the next offset to read of each partition, or OffsetAndMetadata.
         Raises: CommitRefused when the partitions belong to other members by now; BrokerRefused, TimedOut.
         """
-        self._run(self._on_loop.commit(offsets, timeout_s), timeout_s, "commit")
+        self._run(self._async_consumer.commit(offsets, timeout_s), timeout_s, "commit")
 
     def commit_soon(self, offsets: Offsets | None = None, on_done: CommitCallback | None = None) -> None:
         """Start a `commit` without waiting for it. Commits are made in the order of these calls.
@@ -258,79 +258,79 @@ class Consumer:
         """
 
         def begin() -> None:
-            task = self._on_loop.commit_soon(offsets)
+            task = self._async_consumer.commit_soon(offsets)
             if on_done is not None:
-                task.add_done_callback(partial(_tell, on_done))
+                task.add_done_callback(partial(_report_commit, on_done))
 
-        self._do(begin, "commit_soon")
+        self._call(begin, "commit_soon")
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the group's committed offsets; None for none. Raises: TimedOut, BrokerRefused."""
-        asked = self._on_loop.committed(list(partitions), timeout_s)
+        asked = self._async_consumer.committed(list(partitions), timeout_s)
         return self._run(asked, timeout_s, "committed")
 
     def group_metadata(self) -> GroupMetadata:
         """Return the metadata a producer needs to commit offsets in its transaction (KIP-447)."""
-        return self._do(self._on_loop.group_metadata, "group_metadata")
+        return self._call(self._async_consumer.group_metadata, "group_metadata")
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by Kafka's names: those of the network, and the lag of each partition."""
-        return self._do(self._on_loop.metrics, "metrics")
+        return self._call(self._async_consumer.metrics, "metrics")
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Commit if auto-commit is on, leave the group, close the connections; harmless if repeated.
 
         Args:
             timeout_s: maximum time in seconds, not counting callbacks.
         Raises: any error of a callback, when everything is closed.
         """
-        if self._open:
+        if self._is_open:
             try:
-                self._run(self._on_loop.close(timeout_s), timeout_s, "close")
+                self._run(self._async_consumer.close(timeout_s), timeout_s, "close")
             finally:
-                self._open = False
-                self._thread.closed(self)
+                self._is_open = False
+                self._thread.unregister(self)
 
-    def left_behind(self) -> None:
+    def mark_forked(self) -> None:
         """Mark the consumer as closed, in a forked child. Called by the engine thread's fork hook."""
-        self._open = False
+        self._is_open = False
 
-    def _enter(self, doing: str) -> None:
+    def _acquire_user(self, doing: str) -> None:
         """Claim the consumer for this thread, or refuse: positions belong to a single reader [CLI-64]."""
         self._thread.check_process(doing)  # first: a fork may not have copied the thread with the lock
-        if not self._user.acquire(blocking=False):
+        if not self._user_lock.acquire(blocking=False):
             raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
 
-    def _take_back(self, records: Iterable[ConsumerRecord]) -> None:
+    def _unread_records(self, records: Iterable[ConsumerRecord]) -> None:
         """Read records again that were never returned, so that no commit passes them [CLI-67]."""
         first: dict[TopicPartition, int] = {}
         for record in records:
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-        self._rewind(first)
+        self._seek_back(first)
 
-    def _rewind(self, first: Mapping[TopicPartition, int]) -> None:
+    def _seek_back(self, first: Mapping[TopicPartition, int]) -> None:
         """Seek back, before any later call takes effect, `close` included."""
 
         def seek() -> None:
             with suppress(ClientError):  # closed, or assigned to another member by now
                 for at, offset in first.items():
-                    if at in self._on_loop.assignment:
-                        self._on_loop.go_back(at, offset)
+                    if at in self._async_consumer.assignment:
+                        self._async_consumer.go_back(at, offset)
 
-        self._thread.soon(seek)
+        self._thread.call_soon(seek)
 
-    def _take_back_rows(self, batch: "RecordBatch") -> None:
+    def _unread_rows(self, batch: "RecordBatch") -> None:
         places = zip(
             *(batch.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True
         )
         first: dict[TopicPartition, int] = {}
         for topic, partition, offset in places:
             first.setdefault(TopicPartition(topic, partition), offset)
-        self._rewind(first)
+        self._seek_back(first)
 
     def _run(
         self,
@@ -339,9 +339,9 @@ class Consumer:
         doing: str,
         unheard: Callable[[T], object] | None = None,
     ) -> T:
-        limit_s = (self._api_s if timeout_s is None else timeout_s) + _GRACE_S
+        limit_s = (self._api_timeout_s if timeout_s is None else timeout_s) + _CALL_GRACE_S
         try:
-            self._enter(doing)
+            self._acquire_user(doing)
         except IllegalState:
             coroutine.close()
             raise
@@ -350,19 +350,19 @@ class Consumer:
             try:
                 answered.append(self._thread.run(coroutine, limit_s, doing, unheard))
             finally:
-                self._user.release()
+                self._user_lock.release()
             return answered[0]
         except BaseException:
             if answered and unheard is not None:
                 unheard(answered[0])
             raise
 
-    def _do(self, function: Callable[[], T], doing: str) -> T:
-        self._enter(doing)
+    def _call(self, function: Callable[[], T], doing: str) -> T:
+        self._acquire_user(doing)
         try:
-            return self._thread.do(function, doing)
+            return self._thread.call(function, doing)
         finally:
-            self._user.release()
+            self._user_lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -373,31 +373,31 @@ class Consumer:
         self.close()
 
     def __del__(self) -> None:
-        if self._open:
+        if self._is_open:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
-            self._thread.abandon(self._on_loop.close)
+            self._thread.abandon(self._async_consumer.close)
 
     def __repr__(self) -> str:
-        config = self._on_loop.config
+        config = self._async_consumer.config
         group = "" if config.group_id is None else f" in {config.group_id!r}"
-        return f"<Consumer {config.client.client_id!r}{group}{'' if self._open else ', closed'}>"
+        return f"<Consumer {config.client.client_id!r}{group}{'' if self._is_open else ', closed'}>"
 
 
-class _InCallersThread(ListenerOnLoop):
+class _ListenerInCallerThread(ListenerOnLoop):
     """A listener whose callbacks run in the thread that waits for `poll`, `unsubscribe` or `close`."""
 
     def __init__(self, listener: RebalanceListener) -> None:
         self._listener = listener
 
     async def on_partitions_assigned(self, partitions: Partitions) -> None:
-        await hand_back(partial(self._listener.on_partitions_assigned, partitions))
+        await run_in_caller(partial(self._listener.on_partitions_assigned, partitions))
 
     async def on_partitions_revoked(self, partitions: Partitions) -> None:
-        await hand_back(partial(self._listener.on_partitions_revoked, partitions))
+        await run_in_caller(partial(self._listener.on_partitions_revoked, partitions))
 
     async def on_partitions_lost(self, partitions: Partitions) -> None:
-        await hand_back(partial(self._listener.on_partitions_lost, partitions))
+        await run_in_caller(partial(self._listener.on_partitions_lost, partitions))
 
 
-def _tell(on_done: CommitCallback, task: "asyncio.Task[None]") -> None:
+def _report_commit(on_done: CommitCallback, task: "asyncio.Task[None]") -> None:
     on_done(asyncio.CancelledError() if task.cancelled() else task.exception())

@@ -11,7 +11,7 @@ from typing import Final
 
 from tallystick.client.blocking.consumer import Consumer, Partitions, RebalanceListener
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.blocking.record_lines import Outgoing, Reads
+from tallystick.client.blocking.record_lines import ProducerRecord, RecordReader
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import ClientError, TooLarge
 from tallystick.client.producer.delivery import Delivery
@@ -20,10 +20,10 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import Headers
 
-_COMMIT_S: Final = 5.0
-_POLL_S: Final = 1.0
+_COMMIT_INTERVAL_S: Final = 5.0
+_POLL_INTERVAL_S: Final = 1.0
 _BATCH_MAX: Final = 500
-_FAILURES_MAX: Final = 10
+_REPORTED_FAILURES_MAX: Final = 10
 
 
 # ------------------------------------------------------------------------------------ into
@@ -42,7 +42,7 @@ class Destination:
     sync: bool = False
 
 
-class Feed:
+class LineSender:
     """Sends lines, and counts their outcomes.
 
     taken     lines that were read
@@ -50,9 +50,9 @@ class Feed:
     failures  the first few of those: line number and error
     """
 
-    def __init__(self, producer: Producer, to: Destination, form: Reads) -> None:
-        self._producer, self._to, self._form = producer, to, form
-        self.taken = self.failed = 0
+    def __init__(self, producer: Producer, to: Destination, form: RecordReader) -> None:
+        self._producer, self._destination, self._reader = producer, to, form
+        self.line_count = self.failed_count = 0
         self.failures: list[tuple[int, ClientError]] = []
 
     def send(self, lines: Iterable[bytes]) -> None:
@@ -62,19 +62,19 @@ class Feed:
             would meet as well. Records taken before are in flight.
         """
         for line in lines:
-            self.taken += 1
+            self.line_count += 1
             try:
-                delivery = self._send(self._form.read(line))
+                delivery = self._send_record(self._reader.read(line))
             except TooLarge as exc:
-                self._failed(self.taken, exc)
+                self._note_failure(self.line_count, exc)
                 continue
-            delivery.add_done_callback(self._watch(self.taken))
-            if self._to.sync:
+            delivery.add_done_callback(self._delivery_callback(self.line_count))
+            if self._destination.sync:
                 delivery.exception()
         self._producer.flush()
 
-    def _send(self, record: Outgoing) -> Delivery:
-        to = self._to
+    def _send_record(self, record: ProducerRecord) -> Delivery:
+        to = self._destination
         return self._producer.send(
             to.topic,
             record.value,
@@ -84,22 +84,22 @@ class Feed:
             headers=(*to.headers, *record.headers),
         )
 
-    def _watch(self, number: int) -> Callable[[Delivery], None]:
+    def _delivery_callback(self, number: int) -> Callable[[Delivery], None]:
         def done(delivery: Delivery) -> None:
             error = delivery.exception()
             if error is not None:
-                self._failed(number, error)
+                self._note_failure(number, error)
 
         return done
 
-    def _failed(self, number: int, error: ClientError) -> None:
-        self.failed += 1
-        if len(self.failures) < _FAILURES_MAX:
+    def _note_failure(self, number: int, error: ClientError) -> None:
+        self.failed_count += 1
+        if len(self.failures) < _REPORTED_FAILURES_MAX:
             self.failures.append((number, error))
 
 
-def send_as_one(
-    producer: Producer, feed: Feed, lines: Iterable[bytes], *, prepare: bool, hold: Callable[[], object]
+def send_in_transaction(
+    producer: Producer, feed: LineSender, lines: Iterable[bytes], *, prepare: bool, hold: Callable[[], object]
 ) -> PreparedTxnState | None:
     """Send lines in one transaction, and commit it, or prepare it and leave it in doubt [CLI-65].
 
@@ -130,22 +130,26 @@ def send_as_one(
 
 
 @frozen(kw_only=True)
-class Until:
+class ReadLimit:
     """End of reading; without limits, reading never ends.
 
     records  end after this many
     idle_s   end when no record has arrived for this many seconds
     """
 
-    records: int | None = None
-    idle_s: float | None = None
+    max_records: int | None = None
+    idle_timeout_s: float | None = None
 
 
-def read_until(consumer: Consumer, until: Until) -> Iterator[list[ConsumerRecord]]:
+def poll_until(consumer: Consumer, until: ReadLimit) -> Iterator[list[ConsumerRecord]]:
     """Yield the records that a consumer reads, in the lists of its polls."""
-    left, heard = until.records, monotonic()
+    left, heard = until.max_records, monotonic()
     while left is None or left > 0:
-        wait_s = _POLL_S if until.idle_s is None else min(_POLL_S, heard + until.idle_s - monotonic())
+        wait_s = (
+            _POLL_INTERVAL_S
+            if until.idle_timeout_s is None
+            else min(_POLL_INTERVAL_S, heard + until.idle_timeout_s - monotonic())
+        )
         if wait_s < 0:
             return
         records = consumer.poll(wait_s, _BATCH_MAX if left is None else min(left, _BATCH_MAX))
@@ -155,7 +159,7 @@ def read_until(consumer: Consumer, until: Until) -> Iterator[list[ConsumerRecord
             left = None if left is None else left - len(records)
 
 
-class Written(RebalanceListener):
+class WrittenOffsetCommitter(RebalanceListener):
     """Commits, for a group, only records that were written out [CLI-66].
 
     Kafka's own automatic commit follows the records returned by `poll`: a reader that ends before it has
@@ -164,25 +168,25 @@ class Written(RebalanceListener):
 
     def __init__(self, consumer: Consumer, *, commits: bool) -> None:
         """Start without offsets; with `commits` false, nothing is ever committed."""
-        self._consumer, self._commits = consumer, commits
-        self._next: dict[TopicPartition, int] = {}
-        self._committed = monotonic()
+        self._consumer, self._is_enabled = consumer, commits
+        self._next_offsets: dict[TopicPartition, int] = {}
+        self._last_commit_s = monotonic()
 
-    def wrote(self, records: Iterable[ConsumerRecord]) -> None:
+    def note_written(self, records: Iterable[ConsumerRecord]) -> None:
         """Note that these records are written out, in order."""
-        if not self._commits:
+        if not self._is_enabled:
             return
         for record in records:
-            self._next[TopicPartition(record.topic, record.partition)] = record.offset + 1
-        if monotonic() - self._committed >= _COMMIT_S:
+            self._next_offsets[TopicPartition(record.topic, record.partition)] = record.offset + 1
+        if monotonic() - self._last_commit_s >= _COMMIT_INTERVAL_S:
             self.commit()
 
     def commit(self) -> None:
         """Commit what is written out. Raises: CommitRefused when others have the partitions; other errors."""
-        self._committed = monotonic()
-        if self._next:
-            self._consumer.commit(self._next)
-            self._next = {}
+        self._last_commit_s = monotonic()
+        if self._next_offsets:
+            self._consumer.commit(self._next_offsets)
+            self._next_offsets = {}
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
         """Do nothing: no record of these is written out yet."""
@@ -192,4 +196,4 @@ class Written(RebalanceListener):
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
         for gone in partitions:
-            self._next.pop(gone, None)
+            self._next_offsets.pop(gone, None)

@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar, cast
 
 from tallystick.client.aio import producer as aio
-from tallystick.client.aio.producer import CLOSE_S, Column, Offsets
+from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Column, Offsets
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.errors import IllegalState
-from tallystick.client.forks import forked
+from tallystick.client.forks import build_forked_error
 from tallystick.client.offsets import GroupMetadata
-from tallystick.client.producer.accumulator import NotNow
-from tallystick.client.producer.arrow_table import shares
+from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
+from tallystick.client.producer.arrow_table import split_by_partition
 from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.retry import Deadline
 from tallystick.client.transactions.engine import Completion
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_GRACE_S: Final = 5.0
-_ENDS: Final = frozenset({"commit_transaction", "abort_transaction", "complete_transaction"})
+_CALL_GRACE_S: Final = 5.0
+_ENDING_CALLS: Final = frozenset({"commit_transaction", "abort_transaction", "complete_transaction"})
 
 
 class Producer:
@@ -56,20 +56,20 @@ class Producer:
             config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
         Raises: BadConfig with all problems at once.
         """
-        self._open = False
+        self._is_open = False
         self._thread = engine_thread()
-        self._on_loop = self._thread.do(lambda: aio.Producer(config), "Producer")
-        self._open = True
-        self._append_value = self._on_loop.append_value
-        self._append, self._extend = self._on_loop.append, self._on_loop.extend
-        settings = self._on_loop.config
-        self._block_s = settings.max_block_ms / 1000 + _GRACE_S
-        self._flush_s = 2 * settings.delivery_timeout_ms / 1000 + _GRACE_S
+        self._async_producer = self._thread.call(lambda: aio.Producer(config), "Producer")
+        self._is_open = True
+        self._append_value = self._async_producer.append_value
+        self._append, self._extend = self._async_producer.append, self._async_producer.extend
+        settings = self._async_producer.config
+        self._block_timeout_s = settings.max_block_ms / 1000 + _CALL_GRACE_S
+        self._flush_timeout_s = 2 * settings.delivery_timeout_ms / 1000 + _CALL_GRACE_S
         # A flush, and as many requests as a transactional call makes, each within max.block.ms.
-        self._txn_s = self._flush_s + 8 * self._block_s
+        self._txn_timeout_s = self._flush_timeout_s + 8 * self._block_timeout_s
         # The answer to a transactional call that the caller missed because of an interrupt [CLI-67].
-        self._unheard: tuple[str, object] | None = None
-        self._thread.opened(self)
+        self._missed_answer: tuple[str, object] | None = None
+        self._thread.register(self)
 
     # ------------------------------------------------------------------------------ records
 
@@ -108,7 +108,7 @@ class Producer:
                 if key is None and (delivery := self._append_value(topic, value)) is not None:
                     return delivery
                 return self._append(topic, value, key)
-            except NotNow:
+            except BufferFullOrUnknownTopic:
                 pass
         take = partial(
             self._append,
@@ -120,7 +120,7 @@ class Producer:
             headers=tuple(headers),
             on_delivery=on_delivery,
         )
-        return self._when_admitted(topic, take, "send")
+        return self._append_when_admitted(topic, take, "send")
 
     def send_batch(
         self,
@@ -145,9 +145,9 @@ class Producer:
         Raises: as `send`; ValueError for columns of different lengths.
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
-        rows = aio.columns(values, keys, timestamp_ms, headers)
+        rows = aio.build_columns(values, keys, timestamp_ms, headers)
         take = partial(self._extend, topic, rows, partition)
-        return BatchDelivery(topic, self._when_admitted(topic, take, "send_batch"))
+        return BatchDelivery(topic, self._append_when_admitted(topic, take, "send_batch"))
 
     def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
         """Take the rows of an Arrow batch, each for the topic and partition it names.
@@ -161,9 +161,11 @@ class Producer:
             transaction flush to wait for them; inside one, abort.
         """
         sent = []
-        for share in shares(batch, topic, int(time.time() * 1000)):
+        for share in split_by_partition(batch, topic, int(time.time() * 1000)):
             take = partial(self._extend, share.topic, share.rows, share.partition)
-            sent.append(aio.delivery_of(share, self._when_admitted(share.topic, take, "send_arrow")))
+            sent.append(
+                aio.build_delivery(share, self._append_when_admitted(share.topic, take, "send_arrow"))
+            )
         return sent
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -175,8 +177,8 @@ class Producer:
             timeout_s: seconds; by default `delivery.timeout.ms` ends the wait, as it ends every record.
         Raises: TimedOut after `timeout_s`: the rest stays in flight.
         """
-        limit_s = self._flush_s if timeout_s is None else timeout_s + _GRACE_S
-        self._run(self._on_loop.flush(timeout_s), limit_s, "flush")
+        limit_s = self._flush_timeout_s if timeout_s is None else timeout_s + _CALL_GRACE_S
+        self._run(self._async_producer.flush(timeout_s), limit_s, "flush")
 
     # ------------------------------------------------------------------------- transactions
 
@@ -193,7 +195,7 @@ class Producer:
             `keep_prepared_txn` without two-phase commit or modes. TimedOut.
         Source: KIP-98; KIP-939 "KafkaProducer API Changes".
         """
-        self._once(lambda: self._on_loop.init_transactions(keep_prepared_txn), "init_transactions")
+        self._run_once(lambda: self._async_producer.init_transactions(keep_prepared_txn), "init_transactions")
 
     def begin_transaction(self) -> None:
         """Begin a transaction: records sent from now on belong to it.
@@ -202,10 +204,10 @@ class Producer:
         Raises: IllegalState unless the producer is ready for one; Fenced.
         """
         self._thread.check_process("begin_transaction")
-        txn = self._on_loop.transactions("begin_transaction")
-        self._unheard = None
-        if txn.needs_claim:
-            self._run(self._on_loop.begin_transaction(), self._txn_s, "begin_transaction")
+        txn = self._async_producer.require_transaction_manager("begin_transaction")
+        self._missed_answer = None
+        if txn.needs_init:
+            self._run(self._async_producer.begin_transaction(), self._txn_timeout_s, "begin_transaction")
         else:
             txn.begin_now()  # sends nothing, so it needs no loop
 
@@ -218,8 +220,8 @@ class Producer:
         Raises: AbortRequired and others; then the transaction can only be aborted.
         Source: KIP-447.
         """
-        sent = self._on_loop.send_offsets_to_transaction(offsets, group_metadata)
-        self._run(sent, self._txn_s, "send_offsets_to_transaction")
+        sent = self._async_producer.send_offsets_to_transaction(offsets, group_metadata)
+        self._run(sent, self._txn_timeout_s, "send_offsets_to_transaction")
 
     def prepare_transaction(self) -> PreparedTxnState:
         """Flush everything, then leave the transaction in doubt: only commit, abort and complete are legal.
@@ -230,7 +232,7 @@ class Producer:
         Raises: InvalidTxnState without two-phase commit or modes; AbortRequired if any part has failed.
         Source: KIP-939 "KafkaProducer API Changes".
         """
-        return self._once(self._on_loop.prepare_transaction, "prepare_transaction")
+        return self._run_once(self._async_producer.prepare_transaction, "prepare_transaction")
 
     def commit_transaction(self) -> None:
         """Commit: `read_committed` consumers see the whole transaction.
@@ -243,14 +245,14 @@ class Producer:
         After an interrupt (Ctrl-C, an exception from a signal handler) commit again: the call continues,
         returns if the transaction was committed, or raises AbortRequired if it was never decided.
         """
-        self._once(self._on_loop.commit_transaction, "commit_transaction")
+        self._run_once(self._async_producer.commit_transaction, "commit_transaction")
 
     def abort_transaction(self) -> None:
         """Abort: unsent records fail, and `read_committed` consumers never see those that were sent.
 
         Raises: IllegalState outside a transaction; InDoubt, TimedOut: abort again asks again. Fenced.
         """
-        self._once(self._on_loop.abort_transaction, "abort_transaction")
+        self._run_once(self._async_producer.abort_transaction, "abort_transaction")
 
     def complete_transaction(self, state: PreparedTxnState) -> Completion:
         """End the transaction in doubt as another system has recorded.
@@ -264,7 +266,9 @@ class Producer:
             DecisionExpired if `state` was committed there and the cluster has aborted it; InDoubt.
         Source: KIP-939 "KafkaProducer API Changes" and "Recovery recipe".
         """
-        return self._once(lambda: self._on_loop.complete_transaction(state), "complete_transaction")
+        return self._run_once(
+            lambda: self._async_producer.complete_transaction(state), "complete_transaction"
+        )
 
     @property
     def mode(self) -> Mode | None:
@@ -273,7 +277,7 @@ class Producer:
         `mode.value` is its name in `tallystick.modes`, `mode.not_promised` what it does not guarantee.
         """
         self._thread.check_process("mode")
-        return self._on_loop.mode
+        return self._async_producer.mode
 
     @property
     def transaction_version(self) -> int:
@@ -282,22 +286,22 @@ class Producer:
         From 2 on a producer id and epoch name one transaction (KIP-890).
         """
         self._thread.check_process("transaction_version")
-        return self._on_loop.transaction_version
+        return self._async_producer.transaction_version
 
     @property
     def needs_claim(self) -> bool:
         """Whether `begin_transaction` initialises the id first, which fences others and ends what is open."""
         self._thread.check_process("needs_claim")
-        return self._on_loop.needs_claim
+        return self._async_producer.needs_claim
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by Kafka's names, `txn-*-time-ns-total` (nanoseconds) included."""
         self._thread.check_process("metrics")
-        return self._on_loop.metrics()
+        return self._async_producer.metrics()
 
-    def close(self, timeout_s: float = CLOSE_S, *, abort: bool = True) -> None:
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S, *, abort: bool = True) -> None:
         """Send the records taken, and close; harmless if repeated.
 
         An undecided transaction is aborted; one that is prepared or in doubt is left as it is, for recovery.
@@ -306,50 +310,54 @@ class Producer:
             timeout_s: maximum time in seconds. Records not sent by then fail as Closed.
             abort: False leaves an open transaction to the next initialisation of the id, too.
         """
-        if self._open:
-            self._run(self._on_loop.close(timeout_s, abort=abort), timeout_s + _GRACE_S, "close")
-            self._open = False
-            self._thread.closed(self)
+        if self._is_open:
+            self._run(self._async_producer.close(timeout_s, abort=abort), timeout_s + _CALL_GRACE_S, "close")
+            self._is_open = False
+            self._thread.unregister(self)
 
-    def left_behind(self) -> None:
+    def mark_forked(self) -> None:
         """Refuse every call, in a forked child [CLI-61]. Called by the engine thread's fork hook."""
-        self._open = False
-        self._append_value = self._append = self._extend = _refuse
+        self._is_open = False
+        self._append_value = self._append = self._extend = _refuse_after_fork
 
-    def _when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
+    def _append_when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
         """Return the result of `take` once a record for `topic` may be taken, within max.block.ms."""
         deadline: Deadline | None = None
         while True:
             try:
                 return take()
-            except NotNow:
-                deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, doing)
+            except BufferFullOrUnknownTopic:
+                deadline = self._run(
+                    self._async_producer.wait_for_space(topic, deadline), self._block_timeout_s, doing
+                )
 
-    def _once(self, ask: Callable[[], Coroutine[object, object, T]], doing: str) -> T:
+    def _run_once(self, ask: Callable[[], Coroutine[object, object, T]], doing: str) -> T:
         """Run a call that is not legal twice; repeated after an interrupt, return its answer [CLI-67]."""
         self._thread.check_process(doing)
-        if self._unheard is not None:
-            former, answer = self._unheard
+        if self._missed_answer is not None:
+            former, answer = self._missed_answer
             if former == doing:
                 return cast(T, answer)
-            if doing in _ENDS and former in _ENDS:
+            if doing in _ENDING_CALLS and former in _ENDING_CALLS:
                 raise IllegalState(
                     f"{doing}: {former}() was interrupted as its answer came, and had succeeded: the "
                     "transaction is over"
                 )
-            self._unheard = None
+            self._missed_answer = None
         answered: list[T] = []
         try:
             run = self._thread.run
-            answered.append(run(ask(), self._txn_s, doing, lambda told: self._keep(doing, told)))
+            answered.append(
+                run(ask(), self._txn_timeout_s, doing, lambda told: self._keep_answer(doing, told))
+            )
             return answered[0]
         except BaseException:
             if answered:
-                self._keep(doing, answered[0])
+                self._keep_answer(doing, answered[0])
             raise
 
-    def _keep(self, doing: str, answer: object) -> None:
-        self._unheard = doing, answer
+    def _keep_answer(self, doing: str, answer: object) -> None:
+        self._missed_answer = doing, answer
 
     def _run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
         return self._thread.run(coroutine, limit_s, doing)
@@ -363,14 +371,14 @@ class Producer:
         self.close()
 
     def __del__(self) -> None:
-        if self._open:
+        if self._is_open:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
-            self._thread.abandon(self._on_loop.close)
+            self._thread.abandon(self._async_producer.close)
 
     def __repr__(self) -> str:
-        client = self._on_loop.config.client
-        return f"<Producer of {client.client_id!r}{'' if self._open else ', closed'}>"
+        client = self._async_producer.config.client
+        return f"<Producer of {client.client_id!r}{'' if self._is_open else ', closed'}>"
 
 
-def _refuse(*_: object, **__: object) -> NoReturn:
-    raise forked("send")
+def _refuse_after_fork(*_: object, **__: object) -> NoReturn:
+    raise build_forked_error("send")

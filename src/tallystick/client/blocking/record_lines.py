@@ -5,8 +5,8 @@ A line to send is headers, key and value, of which the first two are optional:
     name:value,name:value <headers.delimiter> key <key.separator> value
 
 A printed line has the requested fields, in Kafka's order: timestamp, partition, offset, leader epoch,
-headers, key, value. JSON is lossless: `JsonForm` reads every line that it prints, and bytes that are not
-UTF-8 are `{"base64": "..."}`.
+headers, key, value. JSON is lossless: `JsonLineFormat` reads every line that it prints, and bytes that are
+not UTF-8 are `{"base64": "..."}`.
 
 Source: Kafka 4.3 LineMessageReader and DefaultMessageFormatter.
 """
@@ -20,20 +20,20 @@ from typing import Final, Protocol, TypeVar
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
-from tallystick.kernel.settings import BadConfig, unknown
+from tallystick.kernel.settings import BadConfig, describe_unknown
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import Headers, TimestampType
 
 F = TypeVar("F")
 
-_SHOWN_MAX: Final = 60
+_LINE_CHARS_MAX: Final = 60
 _TIMESTAMP_TYPES: Final = {
     TimestampType.CREATE_TIME: "CreateTime",
     TimestampType.LOG_APPEND_TIME: "LogAppendTime",
 }
 # Fields of a printed record that a sent one cannot choose: ignored, so that a topic can be copied.
-_OF_THE_LOG: Final = frozenset({"topic", "offset", "timestamp_type", "leader_epoch"})
-_OF_THE_RECORD: Final = frozenset({"partition", "timestamp", "headers", "key", "value"})
+_LOG_FIELDS: Final = frozenset({"topic", "offset", "timestamp_type", "leader_epoch"})
+_RECORD_FIELDS: Final = frozenset({"partition", "timestamp", "headers", "key", "value"})
 
 
 class BadLine(TallystickError):
@@ -45,11 +45,11 @@ class BadLine(TallystickError):
 
     def __str__(self) -> str:
         text = self.line.decode(errors="backslashreplace")
-        return f"{self.why}: {text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + '…'!r}"
+        return f"{self.why}: {text if len(text) <= _LINE_CHARS_MAX else text[:_LINE_CHARS_MAX] + '…'!r}"
 
 
 @frozen(kw_only=True)
-class Outgoing:
+class ProducerRecord:
     """A record to send; None where the line leaves the choice to the producer."""
 
     value: bytes | None
@@ -59,15 +59,15 @@ class Outgoing:
     timestamp_ms: int | None = None
 
 
-class Reads(Protocol):
+class RecordReader(Protocol):
     """Reader of lines, without their end, as records."""
 
-    def read(self, line: bytes) -> Outgoing:
+    def read(self, line: bytes) -> ProducerRecord:
         """Read one line. Raises: BadLine."""
         ...
 
 
-class Prints(Protocol):
+class MessageFormatter(Protocol):
     """Formatter of records as lines, the end included."""
 
     def format(self, record: ConsumerRecord) -> bytes: ...
@@ -95,7 +95,7 @@ class LineReader:
     @classmethod
     def parse(cls, properties: Mapping[str, str]) -> "LineReader":
         """Read the properties. Raises: BadConfig with every problem."""
-        made = _form(cls, properties, "--property")
+        made = _parse_properties(cls, properties, "--property")
         marks = {
             "headers.delimiter": made.headers_delimiter,
             "headers.separator": made.headers_separator,
@@ -112,16 +112,18 @@ class LineReader:
             raise BadConfig("\n".join(problems))
         return made
 
-    def read(self, line: bytes) -> Outgoing:
-        headers, rest = self._cut(line, line, self.parse_headers, self.headers_delimiter, "headers delimiter")
-        key, value = self._cut(line, rest, self.parse_key, self.key_separator, "key separator")
-        return Outgoing(
-            value=self._content(value),
-            key=None if key is None else self._content(key),
-            headers=() if headers is None or self._is_null(headers) else self._split(headers, line),
+    def read(self, line: bytes) -> ProducerRecord:
+        headers, rest = self._split_once(
+            line, line, self.parse_headers, self.headers_delimiter, "headers delimiter"
+        )
+        key, value = self._split_once(line, rest, self.parse_key, self.key_separator, "key separator")
+        return ProducerRecord(
+            value=self._parse_content(value),
+            key=None if key is None else self._parse_content(key),
+            headers=() if headers is None or self._is_null(headers) else self._parse_headers(headers, line),
         )
 
-    def _cut(
+    def _split_once(
         self, line: bytes, rest: bytes, enabled: bool, mark: str, name: str
     ) -> tuple[bytes | None, bytes]:
         if not enabled:
@@ -133,7 +135,7 @@ class LineReader:
             return None, rest
         raise BadLine(f"no {name} {mark!r} in it", line)
 
-    def _split(self, text: bytes, line: bytes) -> Headers:
+    def _parse_headers(self, text: bytes, line: bytes) -> Headers:
         headers = []
         for pair in text.split(self.headers_separator.encode()):
             name, found, value = pair.partition(self.headers_key_separator.encode())
@@ -142,7 +144,7 @@ class LineReader:
             if self._is_null(name):
                 raise BadLine("a header's name is the null marker", line)
             try:
-                headers.append((name.decode(), self._content(value) if found else None))
+                headers.append((name.decode(), self._parse_content(value) if found else None))
             except UnicodeDecodeError:
                 raise BadLine(f"a header's name is not UTF-8: {name!r}", line) from None
         return tuple(headers)
@@ -150,7 +152,7 @@ class LineReader:
     def _is_null(self, text: bytes) -> bool:
         return self.null_marker is not None and text == self.null_marker.encode()
 
-    def _content(self, text: bytes) -> bytes | None:
+    def _parse_content(self, text: bytes) -> bytes | None:
         return None if self._is_null(text) else text
 
 
@@ -176,7 +178,7 @@ class LineWriter:
     @classmethod
     def parse(cls, properties: Mapping[str, str]) -> "LineWriter":
         """Read the properties. Raises: BadConfig with every problem."""
-        return _form(cls, properties, "--property")
+        return _parse_properties(cls, properties, "--property")
 
     def format(self, record: ConsumerRecord) -> bytes:
         parts = []
@@ -190,26 +192,26 @@ class LineWriter:
             epoch = record.leader_epoch
             parts.append(self.null_literal.encode() if epoch is None else b"Epoch:%d" % epoch)
         if self.print_headers:
-            headers = [name.encode() + b":" + self._content(value) for name, value in record.headers]
+            headers = [name.encode() + b":" + self._format_content(value) for name, value in record.headers]
             parts.append(self.headers_separator.encode().join(headers) if headers else b"NO_HEADERS")
         if self.print_key:
-            parts.append(self._content(record.key))
+            parts.append(self._format_content(record.key))
         if self.print_value:
-            parts.append(self._content(record.value))
+            parts.append(self._format_content(record.value))
         return self.key_separator.encode().join(parts) + self.line_separator.encode()
 
-    def _content(self, content: bytes | None) -> bytes:
+    def _format_content(self, content: bytes | None) -> bytes:
         return self.null_literal.encode() if content is None else content
 
 
-def _form(cls: type[F], properties: Mapping[str, str], option: str) -> F:
+def _parse_properties(cls: type[F], properties: Mapping[str, str], option: str) -> F:
     """Make an instance from texts by dotted name. Separators may be blank, so nothing is stripped."""
     declared = {name.replace("_", "."): name for name in cls.__annotations__}
     values: dict[str, object] = {}
     problems = []
     for name, text in properties.items():
         if name not in declared:
-            problems.append(f"{option} {unknown(name, declared)}")
+            problems.append(f"{option} {describe_unknown(name, declared)}")
         elif cls.__annotations__[declared[name]] is not bool:
             values[declared[name]] = text
         elif text.lower() in ("true", "false"):
@@ -224,7 +226,7 @@ def _form(cls: type[F], properties: Mapping[str, str], option: str) -> F:
 # ------------------------------------------------------------------------------------ JSON
 
 
-class JsonForm:
+class JsonLineFormat:
     """JSON lines, one object each.
 
     `{"topic", "partition", "offset", "timestamp", "timestamp_type", "leader_epoch", "headers": [[name,
@@ -232,25 +234,25 @@ class JsonForm:
     needs only one of key and value, and fields that belong to the log are ignored.
     """
 
-    def read(self, line: bytes) -> Outgoing:
+    def read(self, line: bytes) -> ProducerRecord:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as exc:
             raise BadLine(f"not JSON ({exc})", line) from None
         if not isinstance(found, dict):
             raise BadLine("not a JSON object", line)
-        stray = found.keys() - _OF_THE_LOG - _OF_THE_RECORD
+        stray = found.keys() - _LOG_FIELDS - _RECORD_FIELDS
         if stray:
             raise BadLine(f"no record has {', '.join(sorted(stray))}", line)
         if not found.keys() & {"key", "value"}:
             raise BadLine("neither key nor value", line)
         try:
-            return Outgoing(
-                value=_bytes(found.get("value"), "value"),
-                key=_bytes(found.get("key"), "key"),
-                headers=_headers(found.get("headers") or []),
-                partition=_number(found.get("partition"), "partition", INT32_MAX),
-                timestamp_ms=_number(found.get("timestamp"), "timestamp", INT64_MAX),
+            return ProducerRecord(
+                value=_decode_content(found.get("value"), "value"),
+                key=_decode_content(found.get("key"), "key"),
+                headers=_decode_headers(found.get("headers") or []),
+                partition=_check_number(found.get("partition"), "partition", INT32_MAX),
+                timestamp_ms=_check_number(found.get("timestamp"), "timestamp", INT64_MAX),
             )
         except ValueError as exc:
             raise BadLine(str(exc), line) from None
@@ -263,14 +265,14 @@ class JsonForm:
             "timestamp": record.timestamp_ms,
             "timestamp_type": _TIMESTAMP_TYPES[record.timestamp_type],
             "leader_epoch": record.leader_epoch,
-            "headers": [[name, _content(value)] for name, value in record.headers],
-            "key": _content(record.key),
-            "value": _content(record.value),
+            "headers": [[name, _encode_content(value)] for name, value in record.headers],
+            "key": _encode_content(record.key),
+            "value": _encode_content(record.value),
         }
         return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _content(content: bytes | None) -> str | dict[str, str] | None:
+def _encode_content(content: bytes | None) -> str | dict[str, str] | None:
     if content is None:
         return None
     try:
@@ -279,7 +281,7 @@ def _content(content: bytes | None) -> str | dict[str, str] | None:
         return {"base64": b64encode(content).decode()}
 
 
-def _bytes(content: object, name: str) -> bytes | None:
+def _decode_content(content: object, name: str) -> bytes | None:
     match content:
         case None:
             return None
@@ -293,20 +295,20 @@ def _bytes(content: object, name: str) -> bytes | None:
     raise ValueError(f'{name}: is not a text, null or {{"base64": "..."}}')
 
 
-def _headers(found: object) -> Headers:
+def _decode_headers(found: object) -> Headers:
     if not isinstance(found, list):
         raise ValueError("headers: is not a list of [name, content]")
     headers = []
     for pair in found:
         match pair:
             case [str(name), content]:
-                headers.append((name, _bytes(content, f"header {name}")))
+                headers.append((name, _decode_content(content, f"header {name}")))
             case _:
                 raise ValueError(f"headers: {pair!r} is not [name, content]")
     return tuple(headers)
 
 
-def _number(found: object, name: str, high: int) -> int | None:
+def _check_number(found: object, name: str, high: int) -> int | None:
     if found is None:
         return None
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= high:

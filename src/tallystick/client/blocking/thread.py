@@ -7,7 +7,7 @@ not the threads: the child starts its own engine thread when it needs one, and c
 are *left behind* in it. Such a client refuses every call in the child, including those that waited at the
 fork. It is not opened again, since it would use its parent's producer id, send the parent's records a second
 time, and share sockets with it [CLI-61]. At the interpreter's exit clients that are still open are closed,
-all of them within EXIT_S, and the thread ends.
+all of them within EXIT_TIMEOUT_S, and the thread ends.
 
 Waiting. Every wait has a limit [CLI-2]. Most coroutines have a limit of their own with a better name; the
 one given here is the last resort. An interrupted wait (Ctrl-C) cancels its coroutine, so that nothing happens
@@ -15,7 +15,7 @@ unnoticed. If the answer arrived together with the interrupt, there is nothing t
 answer through `unheard`, and returns it when the same call is repeated [CLI-67]. An interrupted commit is in
 doubt, or done, and continues when it is called again.
 
-Callbacks of the caller, such as those of a rebalance, run in its thread while it waits: `hand_back`.
+Callbacks of the caller, such as those of a rebalance, run in its thread while it waits: `run_in_caller`.
 A call from the engine thread would wait for itself, and is refused [CLI-60].
 """
 
@@ -33,7 +33,7 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
-from tallystick.client.forks import forked
+from tallystick.client.forks import build_forked_error
 from tallystick.kernel.errors import Effect
 
 try:
@@ -45,53 +45,53 @@ except ImportError:  # uvloop is not available everywhere
 
 T = TypeVar("T")
 
-EXIT_S: Final = 2.0
+EXIT_TIMEOUT_S: Final = 2.0
 """Longest time that the interpreter's exit waits for clients that are still open."""
-_GRACE_S: Final = 5.0
-_START_S: Final = 30.0
+_CALL_GRACE_S: Final = 5.0
+_START_TIMEOUT_S: Final = 30.0
 
 
-class Opened(Protocol):
+class ThreadClient(Protocol):
     """A synchronous client, as the engine thread sees it."""
 
     def close(self, timeout_s: float) -> None:
         """Close within `timeout_s`."""
 
-    def left_behind(self) -> None:
+    def mark_forked(self) -> None:
         """Refuse every call from now on, in a forked child. May take no lock: its owner was not copied."""
 
 
-class _Call(Generic[T]):
+class _ThreadCall(Generic[T]):
     """A coroutine on the engine thread, and the thread that waits for it."""
 
-    __slots__ = ("__weakref__", "doing", "ended", "error", "forked", "inbox", "result", "task")
+    __slots__ = ("__weakref__", "callbacks", "description", "error", "is_done", "is_forked", "result", "task")
 
     def __init__(self, doing: str) -> None:
-        self.doing = doing
-        self.forked = False
-        self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.description = doing
+        self.is_forked = False
+        self.callbacks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.task: asyncio.Task[None] | None = None
         self.result: T | None = None
         self.error: BaseException | None = None
-        self.ended = False
+        self.is_done = False
 
     def begin(self, coroutine: Coroutine[object, object, T]) -> None:
         """Start the coroutine, on the loop."""
-        self.task = asyncio.get_running_loop().create_task(self._follow(coroutine))
+        self.task = asyncio.get_running_loop().create_task(self._run(coroutine))
 
-    async def _follow(self, coroutine: Coroutine[object, object, T]) -> None:
+    async def _run(self, coroutine: Coroutine[object, object, T]) -> None:
         """Report the end of the coroutine to the caller; none of its errors ends the loop."""
-        _CALL.set(cast(_Call[object], self))
+        _CURRENT_CALL.set(cast(_ThreadCall[object], self))
         try:
             self.result = await coroutine
         except BaseException as exc:
             self.error = exc
         finally:
-            self._end()
+            self._finish()
 
-    def _end(self) -> None:
-        self.ended = True
-        self.inbox.put(None)
+    def _finish(self) -> None:
+        self.is_done = True
+        self.callbacks.put(None)
 
     def cancel(self) -> None:
         """Cancel, on the loop and after `begin`.
@@ -101,113 +101,113 @@ class _Call(Generic[T]):
         if self.task is not None:
             asyncio.get_running_loop().call_soon(self.task.cancel)
 
-    def drop(self, coroutine: Coroutine[object, object, T]) -> None:
+    def cancel_unbegun(self, coroutine: Coroutine[object, object, T]) -> None:
         """Cancel, on the loop, when it is unknown whether `begin` was scheduled."""
         if self.task is None:
             coroutine.close()
             self.error = asyncio.CancelledError()
-            self._end()
+            self._finish()
         self.cancel()
 
-    def leave_behind(self) -> None:
+    def fail_after_fork(self) -> None:
         """Fail the call in a forked child: it continues in the parent only."""
-        self.forked = True
-        self.error = forked(self.doing)
+        self.is_forked = True
+        self.error = build_forked_error(self.description)
         with suppress(Empty):
             while True:
-                self.inbox.get_nowait()  # the parent makes these callbacks
-        self._end()
+                self.callbacks.get_nowait()  # the parent makes these callbacks
+        self._finish()
 
-    def outcome(self) -> T:
+    def get_result(self) -> T:
         """Return the result in the caller's thread, or raise the error, after the end."""
         if isinstance(self.error, asyncio.CancelledError):
-            raise Closed(f"{self.doing}: the engine thread ended")
+            raise Closed(f"{self.description}: the engine thread ended")
         if self.error is not None:
             raise self.error
         return cast(T, self.result)
 
 
-_CALL: ContextVar[_Call[object]] = ContextVar("tallystick.call")
+_CURRENT_CALL: ContextVar[_ThreadCall[object]] = ContextVar("tallystick.call")
 
 
 class EngineThread:
     """A daemon thread with a loop. Made by `engine_thread`."""
 
     def __init__(self) -> None:
-        self.forked = False
-        self._clients: WeakSet[Opened] = WeakSet()
-        self._calls: WeakSet[_Call[object]] = WeakSet()
-        self._closing: set[asyncio.Task[None]] = set()
+        self.is_forked = False
+        self._clients: WeakSet[ThreadClient] = WeakSet()
+        self._calls: WeakSet[_ThreadCall[object]] = WeakSet()
+        self._closing_tasks: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
-        self._ending: asyncio.Event
+        self._stop_event: asyncio.Event
         self._thread = threading.Thread(target=self._main, name="tallystick-engine", daemon=True)
         self._thread.start()
-        if not self._ready.wait(_START_S):
-            raise TimedOut("engine thread", int(_START_S * 1000), "starting the engine thread")
+        if not self._ready.wait(_START_TIMEOUT_S):
+            raise TimedOut("engine thread", int(_START_TIMEOUT_S * 1000), "starting the engine thread")
 
     def _main(self) -> None:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(self._live())
+            runner.run(self._run_until_stopped())
 
-    async def _live(self) -> None:
-        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+    async def _run_until_stopped(self) -> None:
+        self._loop, self._stop_event = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
-        await self._ending.wait()
+        await self._stop_event.wait()
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it can be used in this process."""
-        return not self.forked and self._thread.is_alive()
+        return not self.is_forked and self._thread.is_alive()
 
     def run(
         self,
         coroutine: Coroutine[object, object, T],
         limit_s: float,
-        doing: str,
+        description: str,
         unheard: Callable[[T], object] | None = None,
     ) -> T:
         """Run a coroutine on the loop and wait for its result.
 
         Args:
-            limit_s: the last resort; the callback time of `hand_back` is not counted.
+            limit_s: the last resort; the callback time of `run_in_caller` is not counted.
             doing: named in errors.
             unheard: called, in this thread, with the result if the caller misses it because of an interrupt.
         Raises: the error of the coroutine; IllegalState on the engine thread itself and in a forked child;
             Closed when the thread has ended; TimedOut after `limit_s`, with an unknown effect.
         """
-        call = _Call[T](doing)
+        call = _ThreadCall[T](description)
         try:
             self._begin(call, coroutine)
             self._wait(call, limit_s)
-            return call.outcome()
+            return call.get_result()
         except Empty:
             self._loop.call_soon_threadsafe(call.cancel)
-            late = TimedOut("engine thread", int(limit_s * 1000), doing)
+            late = TimedOut("engine thread", int(limit_s * 1000), description)
             raise late.after(Effect.UNKNOWN) from None
         except ClientError:
-            if not call.ended:  # refused here, so the coroutine never began
+            if not call.is_done:  # refused here, so the coroutine never began
                 coroutine.close()
             raise
         except BaseException as exc:
-            if exc is not call.error and not call.forked:
-                self._interrupted(call, coroutine, unheard)
+            if exc is not call.error and not call.is_forked:
+                self._cancel_interrupted(call, coroutine, unheard)
             raise
 
-    def do(self, function: Callable[[], T], doing: str) -> T:
+    def call(self, function: Callable[[], T], doing: str) -> T:
         """Call a function, which does not wait, on the loop."""
 
         async def once() -> T:
             return function()
 
-        return self.run(once(), _GRACE_S, doing)
+        return self.run(once(), _CALL_GRACE_S, doing)
 
-    def soon(self, function: Callable[[], object]) -> None:
+    def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function on the loop without waiting for it; from any thread and any signal handler.
 
         Does nothing in a forked child: waking the loop would write to a descriptor of the parent's.
         """
-        if self.forked:
+        if self.is_forked:
             return
         with suppress(RuntimeError):  # the loop is closed, with everything on it
             self._loop.call_soon_threadsafe(function)
@@ -217,53 +217,53 @@ class EngineThread:
 
         def begin() -> None:
             closing = self._loop.create_task(close(0.0))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing_tasks.add(closing)
+            closing.add_done_callback(self._closing_tasks.discard)
 
-        self.soon(begin)
+        self.call_soon(begin)
 
-    def opened(self, client: Opened) -> None:
+    def register(self, client: ThreadClient) -> None:
         """Register a client to close at the interpreter's exit, and to leave behind at a fork."""
         self._clients.add(client)
 
-    def closed(self, client: Opened) -> None:
+    def unregister(self, client: ThreadClient) -> None:
         self._clients.discard(client)
 
-    def end(self, limit_s: float) -> None:
+    def shut_down(self, limit_s: float) -> None:
         """Close the open clients and the thread. Takes at most `limit_s`; never raises [CLI-63]."""
         until = monotonic() + limit_s
         for client in list(self._clients):
             with suppress(Exception):  # at exit, no caller is left to handle it
                 client.close(timeout_s=max(until - monotonic(), 0))
         try:
-            self._loop.call_soon_threadsafe(self._ending.set)
+            self._loop.call_soon_threadsafe(self._stop_event.set)
         except RuntimeError:
             return
         self._thread.join(max(until - monotonic(), 0.1))
 
-    def leave_behind(self) -> list[object]:
+    def mark_forked(self) -> list[object]:
         """Mark the thread as the parent's, in a forked child.
 
         Returns: objects that must not be collected here, since their finalizers would reach the parent's
             loop.
         """
-        self.forked = True
-        _separate(self._loop)
+        self.is_forked = True
+        _detach_epoll(self._loop)
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             # The task continues in the parent: no warning when the child ends.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         clients, calls = list(self._clients), list(self._calls)
         for client in clients:
-            client.left_behind()
+            client.mark_forked()
         for call in calls:
-            call.leave_behind()
+            call.fail_after_fork()
         return [self, *tasks, *clients, *calls]
 
     def check_process(self, doing: str) -> None:
         """Raise IllegalState in a forked child."""
-        if self.forked:
-            raise forked(doing)
+        if self.is_forked:
+            raise build_forked_error(doing)
 
     def _check_caller(self, doing: str) -> None:
         self.check_process(doing)
@@ -273,45 +273,45 @@ class EngineThread:
                 "hand the work to a thread of your own"
             )
 
-    def _wait(self, call: _Call[T], limit_s: float) -> None:
+    def _wait(self, call: _ThreadCall[T], limit_s: float) -> None:
         until = monotonic() + limit_s
-        while (errand := call.inbox.get(timeout=max(until - monotonic(), 0))) is not None:
+        while (errand := call.callbacks.get(timeout=max(until - monotonic(), 0))) is not None:
             began = monotonic()
             errand()
             until += monotonic() - began
 
-    def _begin(self, call: _Call[T], coroutine: Coroutine[object, object, T]) -> None:
-        self._check_caller(call.doing)
-        self._calls.add(cast(_Call[object], call))
+    def _begin(self, call: _ThreadCall[T], coroutine: Coroutine[object, object, T]) -> None:
+        self._check_caller(call.description)
+        self._calls.add(cast(_ThreadCall[object], call))
         try:
             self._loop.call_soon_threadsafe(call.begin, coroutine)
         except RuntimeError as exc:
             if not self._loop.is_closed():
                 raise
-            raise Closed(f"{call.doing}: the engine thread has ended") from exc
+            raise Closed(f"{call.description}: the engine thread has ended") from exc
 
-    def _interrupted(
+    def _cancel_interrupted(
         self,
-        call: _Call[T],
+        call: _ThreadCall[T],
         coroutine: Coroutine[object, object, T],
         unheard: Callable[[T], object] | None,
     ) -> None:
         """Cancel the call and wait for its end, so that a repeated call does not overlap; keep its result."""
-        self.soon(lambda: call.drop(coroutine))
+        self.call_soon(lambda: call.cancel_unbegun(coroutine))
         with suppress(Empty):
-            while not call.ended:
-                call.inbox.get(timeout=_GRACE_S)
-        if call.ended and call.error is None and unheard is not None:
+            while not call.is_done:
+                call.callbacks.get(timeout=_CALL_GRACE_S)
+        if call.is_done and call.error is None and unheard is not None:
             unheard(cast(T, call.result))
 
 
-async def hand_back(function: Callable[[], T]) -> T:
+async def run_in_caller(function: Callable[[], T]) -> T:
     """Call a function in the thread that waits in `run`, from the coroutine, and return its result.
 
     In a child that the function forks off, its errors leave `run` at once: no coroutine exists there to
     receive them.
     """
-    loop, call = asyncio.get_running_loop(), _CALL.get()
+    loop, call = asyncio.get_running_loop(), _CURRENT_CALL.get()
     done = loop.create_future()
     failures: list[BaseException] = []
 
@@ -320,25 +320,25 @@ async def hand_back(function: Callable[[], T]) -> T:
         try:
             result = function()
         except BaseException as exc:  # including Ctrl-C: `run` raises it
-            if call.forked:
+            if call.is_forked:
                 raise
             failures.append(exc)
-        if not call.forked:
-            loop.call_soon_threadsafe(_settle, done, result)
+        if not call.is_forked:
+            loop.call_soon_threadsafe(_set_result, done, result)
 
-    call.inbox.put(errand)
+    call.callbacks.put(errand)
     result = await done
     if failures:
         raise failures[0]
     return cast(T, result)
 
 
-def _settle(done: "asyncio.Future[object]", result: object) -> None:
+def _set_result(done: "asyncio.Future[object]", result: object) -> None:
     if not done.done():
         done.set_result(result)
 
 
-def _separate(loop: asyncio.AbstractEventLoop) -> None:
+def _detach_epoll(loop: asyncio.AbstractEventLoop) -> None:
     """Give the loop its own epoll set in a forked child, in place of the one it shares with its parent.
 
     Closing a socket removes it from the set first, and the set is shared by both processes: if a transport
@@ -363,24 +363,24 @@ def engine_thread() -> EngineThread:
     """Return the engine thread of this process; the first call starts it."""
     global _current
     with _lock:
-        if _current is None or not _current.alive:
+        if _current is None or not _current.is_alive:
             _current = EngineThread()
         return _current
 
 
-def _in_forked_child() -> None:
-    global _lock, _current, _parents
+def _after_fork_in_child() -> None:
+    global _lock, _current, _parent_objects
     _lock = threading.Lock()
     if _current is not None:
-        _parents = (_parents, _current.leave_behind())
+        _parent_objects = (_parent_objects, _current.mark_forked())
         _current = None
 
 
 def _at_exit() -> None:
-    if _current is not None and _current.alive:
-        _current.end(EXIT_S)
+    if _current is not None and _current.is_alive:
+        _current.shut_down(EXIT_TIMEOUT_S)
 
 
-_parents: object = None
-os.register_at_fork(after_in_child=_in_forked_child)
+_parent_objects: object = None
+os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)

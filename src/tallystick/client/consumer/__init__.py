@@ -1,5 +1,5 @@
 """The consumer: positions, fetches, decoding, and group membership.
 
-`engine`, `fetcher` and `group_runner` are shells; their decisions are in `fetch_state`, `membership` and
-`decode`, which are pure. The package does not depend on producers.
+`engine`, `fetcher` and `consumer_coordinator` are shells; their decisions are in `fetch_state`, `membership`
+and `decode`, which are pure. The package does not depend on producers.
 """

@@ -1,8 +1,8 @@
 """Decoding of fetched bytes into records, or into columns of them. Pure.
 
-A `Fetched` is one partition's part of one response. Its batches are checked, filtered and unpacked one by one
-when records are taken from it. Records are made a batch at a time, because that is fast, and columns of many
-batches at once.
+A `CompletedFetch` is one partition's part of one response. Its batches are checked, filtered and unpacked
+one by one when records are taken from it. Records are made a batch at a time, because that is fast, and
+columns of many batches at once.
 
 Positions move past everything that is not returned to the consumer: markers, aborted data, batches that
 compaction emptied, gaps [CLI-34].
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from tallystick.client.consumer.isolation import AbortedData
-from tallystick.client.consumer.regular_records import is_plain, read_regular
+from tallystick.client.consumer.isolation import AbortedTransactions
+from tallystick.client.consumer.regular_records import has_plain_offsets, read_regular
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import (
@@ -30,11 +30,11 @@ from tallystick.protocol.records import (
     native,
     read_header,
 )
-from tallystick.protocol.records.record import decode_headers, iter_section, long_varint
-from tallystick.protocol.records.section import unpack_section
+from tallystick.protocol.records.record import decode_headers, iter_section, read_long_varint
+from tallystick.protocol.records.section import decompress_section
 
 # A time delta so large that adding it may overflow.
-_TIME_MAX: Final = 2**60
+_TIME_DELTA_MAX: Final = 2**60
 # Columns are made of batches that unpack to this many bytes, plus one batch.
 _COLUMN_BYTES: Final = 64 * MIB
 
@@ -59,16 +59,16 @@ class ConsumerRecord(NamedTuple):
     leader_epoch: int | None
 
 
-class _Batch(NamedTuple):
-    """A batch with data for the consumer; `before` is the offset after everything before it."""
+class _VisibleBatch(NamedTuple):
+    """A batch with data for the consumer; `previous_end_offset` is the offset after everything before it."""
 
     at: int
     header: BatchHeader
-    before: int
+    previous_end_offset: int
     section: bytes | None = None
 
 
-class Fetched:
+class CompletedFetch:
     """One partition of one Fetch response.
 
     position      the next offset to be taken; a batch may begin before it
@@ -92,16 +92,16 @@ class Fetched:
         """
         self.partition, self.position = partition, position
         self.leader_epoch: int | None = None
-        self._data, self._at = memoryview(data), 0
-        self._aborted = None if aborted is None else AbortedData(aborted)
-        self._read = check_batch if check_crcs else read_header
+        self._data, self._cursor = memoryview(data), 0
+        self._aborted = None if aborted is None else AbortedTransactions(aborted)
+        self._read_header = check_batch if check_crcs else read_header
         # Batches that are not hidden, which is decided once and in order, until they are used up.
-        self._found: deque[_Batch] = deque()
-        self._passed = position
-        self._ready: deque[ConsumerRecord] = deque()
-        self._ready_of: _Batch | None = None
+        self._visible_batches: deque[_VisibleBatch] = deque()
+        self._scanned_offset = position
+        self._ready_records: deque[ConsumerRecord] = deque()
+        self._ready_batch: _VisibleBatch | None = None
 
-    def take(self, most: int) -> list[ConsumerRecord]:
+    def take_records(self, most: int) -> list[ConsumerRecord]:
         """Return the next records, up to `most`; none when this is used up.
 
         Raises: RecordsError. The position is then that of the bad batch, and stays.
@@ -109,124 +109,143 @@ class Fetched:
         taken: list[ConsumerRecord] = []
         while len(taken) < most:
             try:
-                if not self._ready and not self._next_batch():
+                if not self._ready_records and not self._decode_next_batch():
                     break
             except RecordsError:
                 if not taken:
                     raise
                 break  # raised by the next call, after the records before it
-            ready = self._ready
+            ready = self._ready_records
             if len(ready) <= most - len(taken):
                 taken += ready
                 ready.clear()
             else:
                 taken += [ready.popleft() for _ in range(most - len(taken))]
-        self.position = self._ready[0].offset if self._ready else self._behind()
+        self.position = self._ready_records[0].offset if self._ready_records else self._next_position()
         return taken
 
     def take_columns(self, most: int) -> native.Table | None:
-        """Take like `take`, in columns; a table without rows when this is used up.
+        """Take like `take_records`, in columns; a table without rows when this is used up.
 
         Return None where columns cannot be made: without the codec's extension, and for batches that it does
-        not vouch for. Nothing is taken then, and `take` returns the records, or raises their error [CLI-70].
+        not vouch for. Nothing is taken then, and `take_records` returns the records, or raises their error
+        [CLI-70].
 
-        Raises: RecordsError, as `take`.
+        Raises: RecordsError, as `take_records`.
         """
         if native.codec is None:
             return None
-        if self._ready and self._ready_of is not None:
-            self._found.appendleft(self._ready_of)
-            self._ready.clear()
+        if self._ready_records and self._ready_batch is not None:
+            self._visible_batches.appendleft(self._ready_batch)
+            self._ready_records.clear()
         while True:
-            batches = self._unpacked(most)
-            table = native.codec.columns([self._part(batch) for batch in batches], most)
+            batches = self._unpack_batches(most)
+            table = native.codec.columns([self._build_native_part(batch) for batch in batches], most)
             if table is None:
-                self._found.extendleft(reversed(batches))
+                self._visible_batches.extendleft(reversed(batches))
                 return None
             rows, left = table[:2]
             if left:
-                self._found.appendleft(batches[-1])
+                self._visible_batches.appendleft(batches[-1])
             if rows:
-                self._came_from(batches[-1])
+                self._note_leader_epoch(batches[-1])
                 self.position = max(self.position, memoryview(table[2][0]).cast("q")[rows - 1] + 1)
-            self.position = self._behind()
-            if rows or self.exhausted:
+            self.position = self._next_position()
+            if rows or self.is_exhausted:
                 return table
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether nothing is left to take."""
-        return not self._ready and not self._found and len(self._data) - self._at < HEADER_SIZE
+        return (
+            not self._ready_records
+            and not self._visible_batches
+            and len(self._data) - self._cursor < HEADER_SIZE
+        )
 
-    def _behind(self) -> int:
+    def _next_position(self) -> int:
         """Return the position when no record is ready."""
-        return max(self.position, self._found[0].before if self._found else self._passed)
+        return max(
+            self.position,
+            self._visible_batches[0].previous_end_offset if self._visible_batches else self._scanned_offset,
+        )
 
-    def _next_batch(self) -> bool:
+    def _decode_next_batch(self) -> bool:
         """Make records of batches up to one that has some. Return False at the end."""
-        while not self._ready and (self._found or self._find()):
-            batch = self._found[0]
-            records = decode_consumed(self._data, batch.at, batch.header, self.partition, batch.section)
+        while not self._ready_records and (self._visible_batches or self._find_visible_batch()):
+            batch = self._visible_batches[0]
+            records = decode_consumer_records(
+                self._data, batch.at, batch.header, self.partition, batch.section
+            )
             if records and records[0].offset < self.position:
                 records = [record for record in records if record.offset >= self.position]
-            self._found.popleft()
-            self._came_from(batch)
-            self._ready, self._ready_of = deque(records), batch._replace(section=None)
-        return bool(self._ready)
+            self._visible_batches.popleft()
+            self._note_leader_epoch(batch)
+            self._ready_records, self._ready_batch = deque(records), batch._replace(section=None)
+        return bool(self._ready_records)
 
-    def _unpacked(self, most: int) -> list[_Batch]:
-        """Return the next batches, with at least `most` records if there are that many. Raises: as `take`."""
-        batches: list[_Batch] = []
+    def _unpack_batches(self, most: int) -> list[_VisibleBatch]:
+        """Return the next batches, with at least `most` records if there are that many. Raises.
+
+        As `take_records`.
+        """
+        batches: list[_VisibleBatch] = []
         records = size = 0
         try:
-            while records < most and size < _COLUMN_BYTES and (self._found or self._find()):
-                batch = self._found[0]
-                section = batch.section or unpack_section(self._data, batch.at, batch.header)
+            while (
+                records < most
+                and size < _COLUMN_BYTES
+                and (self._visible_batches or self._find_visible_batch())
+            ):
+                batch = self._visible_batches[0]
+                section = batch.section or decompress_section(self._data, batch.at, batch.header)
                 batches.append(batch._replace(section=section))
-                self._found.popleft()
+                self._visible_batches.popleft()
                 records, size = records + batch.header.record_count, size + len(section)
         except RecordsError:
             if not batches:
                 raise
         return batches
 
-    def _part(self, batch: _Batch) -> native.Part:
+    def _build_native_part(self, batch: _VisibleBatch) -> native.BatchRun:
         kind, here, section = batch.header.timestamp_type, self.partition, batch.section or b""
         topic = here.topic.encode()
-        return section, native.batch_of(batch.header), topic, here.partition, kind, self.position
+        return section, native.make_native_batch(batch.header), topic, here.partition, kind, self.position
 
-    def _came_from(self, batch: _Batch) -> None:
+    def _note_leader_epoch(self, batch: _VisibleBatch) -> None:
         epoch = batch.header.partition_leader_epoch
         self.leader_epoch = None if epoch < 0 else epoch
 
-    def _find(self) -> bool:
+    def _find_visible_batch(self) -> bool:
         """Look for the next batch with records for the consumer. Return False at the end."""
-        while (header := self._whole_header()) is not None:
-            at = self._at
-            self._read(self._data, at)
+        while (header := self._read_whole_header()) is not None:
+            at = self._cursor
+            self._read_header(self._data, at)
             hidden = (
-                header.is_control if self._aborted is None else self._aborted.hides(header, self._data, at)
+                header.is_control
+                if self._aborted is None
+                else self._aborted.is_hidden(header, self._data, at)
             )
-            before, self._passed = self._passed, max(self._passed, header.next_offset)
-            self._at = at + header.size_bytes
+            before, self._scanned_offset = self._scanned_offset, max(self._scanned_offset, header.next_offset)
+            self._cursor = at + header.size_bytes
             if not hidden and header.next_offset > self.position:
-                self._found.append(_Batch(at, header, before))
+                self._visible_batches.append(_VisibleBatch(at, header, before))
                 return True
-        if self._data and not self._at:
+        if self._data and not self._cursor:
             raise CorruptBatch(f"{len(self._data)} bytes do not hold one whole batch")
-        self._at = len(self._data)
+        self._cursor = len(self._data)
         return False
 
-    def _whole_header(self) -> BatchHeader | None:
+    def _read_whole_header(self) -> BatchHeader | None:
         """Return the header of the next batch; None if the batch is not complete."""
-        left = len(self._data) - self._at
+        left = len(self._data) - self._cursor
         if left < HEADER_SIZE:
             return None
-        header = read_header(self._data, self._at)
+        header = read_header(self._data, self._cursor)
         return header if header.size_bytes <= left else None
 
 
-def decode_consumed(
+def decode_consumer_records(
     buf: Buffer, at: int, header: BatchHeader, partition: TopicPartition, section: bytes | None = None
 ) -> list[ConsumerRecord]:
     """Return all records of the batch at `at`.
@@ -238,14 +257,14 @@ def decode_consumed(
         one, 1.1 us of any other.
     """
     if section is None:
-        section = unpack_section(buf, at, header)
+        section = decompress_section(buf, at, header)
     epoch = None if header.partition_leader_epoch < 0 else header.partition_leader_epoch
-    origin = _Origin(partition.topic, partition.partition, header.timestamp_type, epoch)
+    origin = _BatchFields(partition.topic, partition.partition, header.timestamp_type, epoch)
     if native.codec is not None:
-        records = native.codec.records(section, native.batch_of(header), ConsumerRecord, origin)
+        records = native.codec.records(section, native.make_native_batch(header), ConsumerRecord, origin)
         if records is not None:
             return records
-    if is_plain(header):
+    if has_plain_offsets(header):
         columns = read_regular(section, header)
         if columns is not None:
             times, keys, values = columns
@@ -254,13 +273,13 @@ def decode_consumed(
             kind, last = repeat(origin.timestamp_type), (repeat(()), repeat(epoch))
             rows = zip(*place, offsets, times, kind, keys, values, *last, strict=False)
             return list(map(tuple.__new__, repeat(ConsumerRecord), rows))
-        records = _read_plain(section, header, origin)
+        records = _decode_plain(section, header, origin)
         if records is not None:
             return records
-    return _read_thoroughly(section, header, origin)
+    return _decode_generic(section, header, origin)
 
 
-class _Origin(NamedTuple):
+class _BatchFields(NamedTuple):
     """Fields that all records of a batch share."""
 
     topic: str
@@ -269,8 +288,8 @@ class _Origin(NamedTuple):
     epoch: int | None
 
 
-def _read_plain(section: bytes, header: BatchHeader, origin: _Origin) -> list[ConsumerRecord] | None:
-    """Read like `_read_thoroughly`, for short numbers and consecutive offsets; else return None [CLI-37].
+def _decode_plain(section: bytes, header: BatchHeader, origin: _BatchFields) -> list[ConsumerRecord] | None:
+    """Read like `_decode_generic`, for short numbers and consecutive offsets; else return None [CLI-37].
 
     Inlined, since nothing in a consumer runs more often.
     """
@@ -291,15 +310,15 @@ def _read_plain(section: bytes, header: BatchHeader, origin: _Origin) -> list[Co
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
-                    raw, at = long_varint(section, at - 1)
-                    if raw > _TIME_MAX:
-                        return None
+                    raw, at = read_long_varint(section, at - 1)
+                if raw > _TIME_DELTA_MAX:
+                    return None
             time = base + ((raw >> 1) ^ -(raw & 1))
             raw = section[at := at + 1]
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
-                    raw, at = long_varint(section, at - 1)
+                    raw, at = read_long_varint(section, at - 1)
             if raw != expected:
                 return None
             expected += 2
@@ -328,7 +347,7 @@ def _read_plain(section: bytes, header: BatchHeader, origin: _Origin) -> list[Co
     return records if at == len(section) else None
 
 
-def _read_thoroughly(section: bytes, header: BatchHeader, origin: _Origin) -> list[ConsumerRecord]:
+def _decode_generic(section: bytes, header: BatchHeader, origin: _BatchFields) -> list[ConsumerRecord]:
     """Return the records of any batch. Raises: InvalidBatch."""
     topic, number, kind, epoch = origin
     records: list[ConsumerRecord] = []

@@ -10,7 +10,7 @@ assignment has changed [CLI-35].
 Truncation: every request names the leader epoch of the last record; a leader whose log does not have it
 returns the offset where the logs diverge (KIP-320, KIP-595), and the position goes back there.
 
-`FetchSession` is the client's half of KIP-227: it names what changed since the last request.
+`FetchSessionHandler` is the client's half of KIP-227: it names what changed since the last request.
 
 Source: KIP-227, KIP-320; SubscriptionState, FetchSessionHandler, FetchCollector.
 """
@@ -21,7 +21,7 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
-from tallystick.client.retry import rule_for
+from tallystick.client.retry import find_rule
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
@@ -31,11 +31,11 @@ LATEST_MS: Final = -1
 EARLIEST_MS: Final = -2
 """Special timestamps of ListOffsets."""
 
-FINAL_EPOCH: Final = -1
-INITIAL_EPOCH: Final = 0
+FINAL_SESSION_EPOCH: Final = -1
+INITIAL_SESSION_EPOCH: Final = 0
 
 
-class Seeking(Enum):
+class PositionSource(Enum):
     """Source of an unknown position."""
 
     COMMITTED = "the group's committed offset"
@@ -52,8 +52,8 @@ class Position:
 
 
 @dataclass(slots=True)
-class Track:
-    """State of one assigned partition; changed by `Tracks` alone.
+class TopicPartitionState:
+    """State of one assigned partition; changed by `SubscriptionState` alone.
 
     position   None while it is being sought
     seeking    where it comes from
@@ -66,32 +66,32 @@ class Track:
     """
 
     position: Position | None = None
-    seeking: Seeking = Seeking.COMMITTED
-    serial: int = 0
-    paused: bool = False
-    at_hand: bool = False
-    replica: int | None = None
+    position_source: PositionSource = PositionSource.COMMITTED
+    position_version: int = 0
+    is_paused: bool = False
+    has_pending_fetch: bool = False
+    preferred_read_replica: int | None = None
     high_watermark: int | None = None
     last_stable_offset: int | None = None
     log_start_offset: int | None = None
-    pinned: bool = False
-    restart: Position | None = None
+    is_pinned: bool = False
+    rewind_position: Position | None = None
 
 
-class Verdict(Enum):
+class FetchOutcome(Enum):
     """Meaning of an answer for one partition."""
 
     DATA = "take what came"
     STALE = "about an earlier position"
-    AGAIN = "ask again"
-    REFRESH = "look for the leader, then ask again"
-    LEADER = "the nearer replica will not do: ask the leader"
-    RESET = "the position does not exist"
+    RETRY = "ask again"
+    REFRESH_METADATA = "look for the leader, then ask again"
+    READ_FROM_LEADER = "the nearer replica will not do: ask the leader"
+    OUT_OF_RANGE = "the position does not exist"
     TRUNCATED = "the log was cut below the position"
-    FAIL = "asking again cannot help"
+    FATAL = "asking again cannot help"
 
 
-def verdict_of(code: int, *, from_replica: bool, diverges: bool) -> Verdict:
+def classify_fetch_response(code: int, *, from_replica: bool, diverges: bool) -> FetchOutcome:
     """Return the verdict on a partition's answer to Fetch.
 
     Args:
@@ -99,48 +99,48 @@ def verdict_of(code: int, *, from_replica: bool, diverges: bool) -> Verdict:
         diverges: the answer says where the leader's log diverges from ours.
     """
     if code == ErrorCode.NONE:
-        return Verdict.TRUNCATED if diverges else Verdict.DATA
+        return FetchOutcome.TRUNCATED if diverges else FetchOutcome.DATA
     if code == ErrorCode.OFFSET_OUT_OF_RANGE:
         # KIP-392: a follower may lag; only the leader's answer is conclusive.
-        return Verdict.LEADER if from_replica else Verdict.RESET
+        return FetchOutcome.READ_FROM_LEADER if from_replica else FetchOutcome.OUT_OF_RANGE
     if code == ErrorCode.UNKNOWN_SERVER_ERROR:
-        return Verdict.AGAIN
-    return _OF_REMEDY.get(rule_for("Fetch", code).remedy, Verdict.FAIL)
+        return FetchOutcome.RETRY
+    return _OUTCOME_BY_REMEDY.get(find_rule("Fetch", code).remedy, FetchOutcome.FATAL)
 
 
-_OF_REMEDY: Final = {Remedy.RETRY: Verdict.AGAIN, Remedy.REFRESH: Verdict.REFRESH}
+_OUTCOME_BY_REMEDY: Final = {Remedy.RETRY: FetchOutcome.RETRY, Remedy.REFRESH: FetchOutcome.REFRESH_METADATA}
 
 
-class Tracks:
+class SubscriptionState:
     """All assigned partitions."""
 
-    def __init__(self, reset: Seeking | None) -> None:
+    def __init__(self, reset: PositionSource | None) -> None:
         """Start without partitions.
 
         Args:
             reset: `auto.offset.reset`; None for `none`.
         """
-        self._reset = reset
-        self._tracks: dict[TopicPartition, Track] = {}
+        self._reset_source = reset
+        self._states: dict[TopicPartition, TopicPartitionState] = {}
         # Shared by all partitions: one that is revoked and assigned again gets a new serial.
-        self._serials = count()
+        self._position_versions = count()
 
     def __contains__(self, partition: object) -> bool:
-        return partition in self._tracks
+        return partition in self._states
 
-    def __getitem__(self, partition: TopicPartition) -> Track:
-        return self._tracks[partition]
+    def __getitem__(self, partition: TopicPartition) -> TopicPartitionState:
+        return self._states[partition]
 
-    def get(self, partition: TopicPartition) -> Track | None:
-        return self._tracks.get(partition)
-
-    @property
-    def assigned(self) -> frozenset[TopicPartition]:
-        return frozenset(self._tracks)
+    def get(self, partition: TopicPartition) -> TopicPartitionState | None:
+        return self._states.get(partition)
 
     @property
-    def paused(self) -> frozenset[TopicPartition]:
-        return frozenset(p for p, track in self._tracks.items() if track.paused)
+    def assigned_partitions(self) -> frozenset[TopicPartition]:
+        return frozenset(self._states)
+
+    @property
+    def paused_partitions(self) -> frozenset[TopicPartition]:
+        return frozenset(p for p, track in self._states.items() if track.is_paused)
 
     def assign(self, partitions: Collection[TopicPartition], *, committed: bool) -> None:
         """Read these partitions and no others; those read before keep their positions.
@@ -148,104 +148,118 @@ class Tracks:
         Args:
             committed: whether new ones begin at the group's committed offset.
         """
-        start = Seeking.COMMITTED if committed else (self._reset or Seeking.COMMITTED)
-        self._tracks = {
-            p: self._tracks.get(p) or Track(seeking=start, serial=next(self._serials)) for p in partitions
+        start = PositionSource.COMMITTED if committed else (self._reset_source or PositionSource.COMMITTED)
+        self._states = {
+            p: self._states.get(p)
+            or TopicPartitionState(position_source=start, position_version=next(self._position_versions))
+            for p in partitions
         }
 
-    def seek(self, partition: TopicPartition, to: Position | Seeking) -> None:
+    def seek(self, partition: TopicPartition, to: Position | PositionSource) -> None:
         """Change the position; data in flight or buffered is dropped."""
-        track = self._tracks[partition]
-        track.serial = next(self._serials)
-        track.at_hand = False
+        track = self._states[partition]
+        track.position_version = next(self._position_versions)
+        track.has_pending_fetch = False
         if isinstance(to, Position):
-            track.position = track.restart = to
+            track.position = track.rewind_position = to
         else:
-            track.position, track.restart, track.seeking = None, None, to
+            track.position, track.rewind_position, track.position_source = None, None, to
 
     def go_back(self, partition: TopicPartition, to: Position) -> None:
-        """Seek back, but keep `restart` if it is earlier: records returned before `to` stay uncommitted."""
-        restart = self._tracks[partition].restart
+        """Seek back, but keep `rewind_position` if it is earlier.
+
+        Records returned before `to` stay uncommitted.
+        """
+        restart = self._states[partition].rewind_position
         self.seek(partition, to)
         if restart is not None and restart.offset < to.offset:
-            self._tracks[partition].restart = restart
+            self._states[partition].rewind_position = restart
 
-    def committed(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """Move `restart` up to committed offsets. Offsets of an earlier assignment or seek are ignored."""
+    def note_committed(self, offsets: Mapping[TopicPartition, Position]) -> None:
+        """Move `rewind_position` up to committed offsets.
+
+        Offsets of an earlier assignment or seek are ignored.
+        """
         for partition, to in offsets.items():
-            track = self._tracks.get(partition)
-            if track is None or track.position is None or track.restart is None:
+            track = self._states.get(partition)
+            if track is None or track.position is None or track.rewind_position is None:
                 continue
-            if track.restart.offset <= to.offset <= track.position.offset:
-                track.restart = to
+            if track.rewind_position.offset <= to.offset <= track.position.offset:
+                track.rewind_position = to
 
     def rewind(self) -> None:
         """Return records again that were returned and never committed [CLI-68]."""
-        for partition, track in self._tracks.items():
-            position, restart = track.position, track.restart
+        for partition, track in self._states.items():
+            position, restart = track.position, track.rewind_position
             if position is not None and restart is not None and restart.offset < position.offset:
                 self.seek(partition, restart)
 
-    def found(self, partition: TopicPartition, serial: int, position: Position | None) -> bool:
+    def set_found_position(self, partition: TopicPartition, serial: int, position: Position | None) -> bool:
         """Set a position that was sought; None for none. Return False if there is no reset policy."""
-        track = self._tracks.get(partition)
-        if track is None or track.serial != serial or track.position is not None:
+        track = self._states.get(partition)
+        if track is None or track.position_version != serial or track.position is not None:
             return True
         if position is not None:
-            track.position = track.restart = position
-        elif track.seeking is Seeking.COMMITTED:
-            if self._reset is None:
+            track.position = track.rewind_position = position
+        elif track.position_source is PositionSource.COMMITTED:
+            if self._reset_source is None:
                 return False
-            track.seeking = self._reset
+            track.position_source = self._reset_source
         return True
 
     def advance(self, partition: TopicPartition, serial: int, to: Position) -> None:
         """Move the position past records that were taken."""
-        track = self._tracks.get(partition)
-        if track is not None and track.serial == serial:
+        track = self._states.get(partition)
+        if track is not None and track.position_version == serial:
             track.position = to
 
-    def out_of_range(self, partition: TopicPartition) -> bool:
+    def reset_position(self, partition: TopicPartition) -> bool:
         """Reset a position that does not exist. Return False if that is an error for the user."""
-        if self._reset is None or self._tracks[partition].pinned:
+        if self._reset_source is None or self._states[partition].is_pinned:
             return False
-        self.seek(partition, self._reset)
+        self.seek(partition, self._reset_source)
         return True
 
-    def truncated(self, partition: TopicPartition, end_offset: int, epoch: int | None) -> bool:
-        """Go back to where the leader's log ends the last record's epoch. Return False as `out_of_range`."""
-        track = self._tracks[partition]
-        if self._reset is None or track.position is None or track.pinned:
+    def truncate_position(self, partition: TopicPartition, end_offset: int, epoch: int | None) -> bool:
+        """Go back to where the leader's log ends the last record's epoch.
+
+        Return False as `reset_position`.
+        """
+        track = self._states[partition]
+        if self._reset_source is None or track.position is None or track.is_pinned:
             return False
         self.go_back(partition, Position(min(end_offset, track.position.offset), epoch))
         return True
 
-    def seeks(self, partition: TopicPartition, serial: int, where: Seeking) -> bool:
+    def is_position_missing(self, partition: TopicPartition, serial: int, where: PositionSource) -> bool:
         """Tell whether the position asked for under this serial is still sought."""
-        track = self._tracks.get(partition)
+        track = self._states.get(partition)
         return (
-            track is not None and track.serial == serial and track.position is None and track.seeking is where
+            track is not None
+            and track.position_version == serial
+            and track.position is None
+            and track.position_source is where
         )
 
-    def sought(self, where: Seeking) -> dict[TopicPartition, int]:
+    def find_missing_positions(self, where: PositionSource) -> dict[TopicPartition, int]:
         """Return the partitions whose position is sought in this way, with the serial of the request."""
         return {
-            partition: track.serial
-            for partition, track in self._tracks.items()
-            if track.position is None and track.seeking is where
+            partition: track.position_version
+            for partition, track in self._states.items()
+            if track.position is None and track.position_source is where
         }
 
-    def fetchable(self) -> Iterable[tuple[TopicPartition, Track, Position]]:
+    def list_fetchable(self) -> Iterable[tuple[TopicPartition, TopicPartitionState, Position]]:
         """Return the partitions that may be fetched now."""
         return (
             (partition, track, track.position)
-            for partition, track in self._tracks.items()
-            if track.position is not None and not track.paused and not track.at_hand
+            for partition, track in self._states.items()
+            if track.position is not None and not track.is_paused and not track.has_pending_fetch
         )
 
 
 @frozen
-class Wanted:
+class PartitionFetchParams:
     """Fetch parameters of one partition."""
 
     offset: int
@@ -255,46 +269,46 @@ class Wanted:
 
 
 @frozen
-class SessionStep:
+class FetchRequestData:
     """One request of a session: partitions to name, and partitions to remove."""
 
     session_id: int
     epoch: int
-    asked: Mapping[TopicPartition, Wanted]
-    forgotten: tuple[TopicPartition, ...]
+    to_send: Mapping[TopicPartition, PartitionFetchParams]
+    to_forget: tuple[TopicPartition, ...]
 
 
-class FetchSession:
+class FetchSessionHandler:
     """Client's half of a fetch session with one broker (KIP-227). One request is in flight at a time."""
 
     def __init__(self) -> None:
         self._id = 0
-        self._epoch = INITIAL_EPOCH
-        self._known: dict[TopicPartition, Wanted] = {}
+        self._epoch = INITIAL_SESSION_EPOCH
+        self._session_partitions: dict[TopicPartition, PartitionFetchParams] = {}
 
-    def step(self, wanted: Mapping[TopicPartition, Wanted]) -> SessionStep:
+    def build_request(self, wanted: Mapping[TopicPartition, PartitionFetchParams]) -> FetchRequestData:
         """Return the next request for `wanted`: everything in a new session, else only what changed."""
-        if self._epoch == INITIAL_EPOCH:
-            asked: Mapping[TopicPartition, Wanted] = wanted
+        if self._epoch == INITIAL_SESSION_EPOCH:
+            asked: Mapping[TopicPartition, PartitionFetchParams] = wanted
             forgotten: tuple[TopicPartition, ...] = ()
         else:
-            asked = {p: want for p, want in wanted.items() if self._known.get(p) != want}
-            forgotten = tuple(p for p in self._known if p not in wanted)
-        self._known = dict(wanted)
-        return SessionStep(self._id, self._epoch, asked, forgotten)
+            asked = {p: want for p, want in wanted.items() if self._session_partitions.get(p) != want}
+            forgotten = tuple(p for p in self._session_partitions if p not in wanted)
+        self._session_partitions = dict(wanted)
+        return FetchRequestData(self._id, self._epoch, asked, forgotten)
 
-    def answered(self, error: int, session_id: int) -> None:
+    def handle_response(self, error: int, session_id: int) -> None:
         """Continue the session after an answer, or begin a new one with the next request."""
         if error != ErrorCode.NONE:
             # KIP-227: the broker has no session with this id, or one at another epoch: begin anew.
             gone = error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-            self._id, self._epoch = (0 if gone else self._id), INITIAL_EPOCH
+            self._id, self._epoch = (0 if gone else self._id), INITIAL_SESSION_EPOCH
         elif session_id == 0:
-            self._id, self._epoch = 0, INITIAL_EPOCH
+            self._id, self._epoch = 0, INITIAL_SESSION_EPOCH
         else:
             self._id = session_id
             self._epoch = 1 if self._epoch == INT32_MAX else self._epoch + 1
 
-    def lost(self) -> None:
+    def handle_error(self) -> None:
         """Begin a new session: without an answer, it is unknown whether the broker applied the request."""
-        self._epoch = INITIAL_EPOCH
+        self._epoch = INITIAL_SESSION_EPOCH

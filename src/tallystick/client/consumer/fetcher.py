@@ -12,23 +12,23 @@ from typing import Final
 from uuid import UUID
 
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consumer.arrow import Piece, take_piece
-from tallystick.client.consumer.decode import ConsumerRecord, Fetched
+from tallystick.client.consumer.arrow import RowChunk, take_chunk
+from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown, RecordUnreadable
 from tallystick.client.consumer.fetch_state import (
-    FetchSession,
+    FetchOutcome,
+    FetchRequestData,
+    FetchSessionHandler,
+    PartitionFetchParams,
     Position,
-    SessionStep,
-    Tracks,
-    Verdict,
-    Wanted,
-    verdict_of,
+    SubscriptionState,
+    classify_fetch_response,
 )
-from tallystick.client.consumer.offset_requests import ISOLATION
-from tallystick.client.errors import BrokerRefused, ClientError, refused
+from tallystick.client.consumer.offset_requests import ISOLATION_LEVELS
+from tallystick.client.errors import BrokerRefused, ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.offsets import by_topic
-from tallystick.client.retry import rule_for
+from tallystick.client.offsets import group_by_topic
+from tallystick.client.retry import find_rule
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.fetch import (
@@ -44,48 +44,51 @@ from tallystick.protocol.records import RecordsError
 
 _log = logging.getLogger("tallystick.consumer")
 
-LANE: Final = "fetch"
-_BY_NAME_MAX: Final = 12
+FETCH_LANE: Final = "fetch"
+_TOPIC_NAME_VERSION_MAX: Final = 12
 
 
 @frozen
-class _AtHand:
-    fetched: Fetched
-    serial: int
+class _BufferedFetch:
+    completed_fetch: CompletedFetch
+    position_version: int
 
 
 class Fetcher:
-    """Fetches of one consumer, on its loop; `kick` starts requests, `take` returns records."""
+    """Fetches of one consumer, on its loop.
+
+    `send_fetches` starts requests, `take_records` returns records.
+    """
 
     def __init__(
-        self, config: ConsumerConfig, cluster: Cluster, tracks: Tracks, news: Callable[[], None]
+        self, config: ConsumerConfig, cluster: Cluster, tracks: SubscriptionState, news: Callable[[], None]
     ) -> None:
         """Create a fetcher without sessions.
 
         Args:
-            news: called when `take` has something to return or to raise.
+            news: called when `take_records` has something to return or to raise.
         """
-        self._config, self._cluster, self._tracks, self._news = config, cluster, tracks, news
-        self.isolation = ISOLATION[config.isolation_level]
-        self._sessions: dict[int, FetchSession] = {}
-        self._under_way: dict[int, asyncio.Task[None]] = {}
-        self._resting: set[asyncio.Task[None]] = set()
-        self._looked_for: set[str] = set()
-        self._row: deque[_AtHand] = deque()
+        self._config, self._cluster, self._subscriptions, self._notify = config, cluster, tracks, news
+        self.isolation_level = ISOLATION_LEVELS[config.isolation_level]
+        self._sessions: dict[int, FetchSessionHandler] = {}
+        self._in_flight: dict[int, asyncio.Task[None]] = {}
+        self._backoff_tasks: set[asyncio.Task[None]] = set()
+        self._refreshed_topics: set[str] = set()
+        self._completed_fetches: deque[_BufferedFetch] = deque()
         self._errors: deque[tuple[TopicPartition, int, Exception]] = deque()
-        self.passed_hidden = False
-        """Whether the last `take` moved a position past hidden data only."""
+        self.has_skipped_hidden = False
+        """Whether the last `take_records` moved a position past hidden data only."""
 
     def close(self) -> None:
         """Cancel all requests and drop buffered data."""
-        for task in (*self._under_way.values(), *self._resting):
+        for task in (*self._in_flight.values(), *self._backoff_tasks):
             task.cancel()
-        self._row.clear()
+        self._completed_fetches.clear()
         self._errors.clear()
 
     # -------------------------------------------------------------------------- taking
 
-    def take(self, most: int) -> list[ConsumerRecord]:
+    def take_records(self, most: int) -> list[ConsumerRecord]:
         """Return up to `most` records, without waiting.
 
         Raises: errors of fetching, each once: BrokerRefused, PositionUnknown, RecordUnreadable. Records taken
@@ -93,195 +96,209 @@ class Fetcher:
         """
         records: list[ConsumerRecord] = []
 
-        def take_records(fetched: Fetched, room: int) -> int:
-            some = fetched.take(room)
+        def take_records(fetched: CompletedFetch, room: int) -> int:
+            some = fetched.take_records(room)
             records.extend(some)
             return len(some)
 
-        self._take(most, take_records)
+        self._drain(most, take_records)
         return records
 
-    def take_pieces(self, most: int) -> list[Piece]:
-        """Take like `take`, for an Arrow batch."""
-        pieces: list[Piece] = []
+    def take_chunks(self, most: int) -> list[RowChunk]:
+        """Take like `take_records`, for an Arrow batch."""
+        pieces: list[RowChunk] = []
 
-        def take_rows(fetched: Fetched, room: int) -> int:
-            piece, rows = take_piece(fetched, room)
+        def take_rows(fetched: CompletedFetch, room: int) -> int:
+            piece, rows = take_chunk(fetched, room)
             if rows:
                 pieces.append(piece)
             return rows
 
-        self._take(most, take_rows)
+        self._drain(most, take_rows)
         return pieces
 
-    def _take(self, most: int, take: Callable[[Fetched, int], int]) -> None:
+    def _drain(self, most: int, take: Callable[[CompletedFetch, int], int]) -> None:
         taken = 0
-        self.passed_hidden = False
-        for _ in range(len(self._row)):
+        self.has_skipped_hidden = False
+        for _ in range(len(self._completed_fetches)):
             if taken >= most:
                 break
-            at_hand = self._row[0]
-            fetched, partition = at_hand.fetched, at_hand.fetched.partition
-            track = self._tracks.get(partition)
-            if track is None or track.serial != at_hand.serial:
-                self._row.popleft()
-            elif track.paused:
-                self._row.rotate(-1)
+            at_hand = self._completed_fetches[0]
+            fetched, partition = at_hand.completed_fetch, at_hand.completed_fetch.partition
+            track = self._subscriptions.get(partition)
+            if track is None or track.position_version != at_hand.position_version:
+                self._completed_fetches.popleft()
+            elif track.is_paused:
+                self._completed_fetches.rotate(-1)
             else:
                 try:
                     taken += take(fetched, most - taken)
                 except RecordsError as exc:
-                    self._row.popleft()
+                    self._completed_fetches.popleft()
                     at, where = fetched.position, (partition.topic, partition.partition)
-                    self._fail(partition, at_hand.serial, RecordUnreadable(*where, at, exc.reason))
+                    self._queue_error(
+                        partition, at_hand.position_version, RecordUnreadable(*where, at, exc.reason)
+                    )
                     continue
                 self._advance(at_hand)
-                if fetched.exhausted:
-                    self._row.popleft()
-                    track.at_hand = False
-        self.kick()
-        self.passed_hidden = self.passed_hidden and not taken
+                if fetched.is_exhausted:
+                    self._completed_fetches.popleft()
+                    track.has_pending_fetch = False
+        self.send_fetches()
+        self.has_skipped_hidden = self.has_skipped_hidden and not taken
         if not taken:
-            self._raise()
+            self._raise_queued_error()
 
-    def _advance(self, at_hand: _AtHand) -> None:
+    def _advance(self, at_hand: _BufferedFetch) -> None:
         """Move the position past the records taken."""
-        fetched, partition = at_hand.fetched, at_hand.fetched.partition
-        position = self._tracks[partition].position
-        self.passed_hidden |= position is not None and fetched.position > position.offset
+        fetched, partition = at_hand.completed_fetch, at_hand.completed_fetch.partition
+        position = self._subscriptions[partition].position
+        self.has_skipped_hidden |= position is not None and fetched.position > position.offset
         before = None if position is None else position.leader_epoch
         epoch = before if fetched.leader_epoch is None else fetched.leader_epoch
-        self._tracks.advance(partition, at_hand.serial, Position(fetched.position, epoch))
+        self._subscriptions.advance(partition, at_hand.position_version, Position(fetched.position, epoch))
 
-    def _fail(self, partition: TopicPartition, serial: int, error: Exception) -> None:
-        """Keep the error for `take`; the partition is not fetched again until it was raised."""
-        track = self._tracks.get(partition)
+    def _queue_error(self, partition: TopicPartition, serial: int, error: Exception) -> None:
+        """Keep the error for `take_records`; the partition is not fetched again until it was raised."""
+        track = self._subscriptions.get(partition)
         if track is None:
             return
-        track.at_hand = True
+        track.has_pending_fetch = True
         self._errors.append((partition, serial, error))
-        self._news()
+        self._notify()
 
-    def _raise(self) -> None:
+    def _raise_queued_error(self) -> None:
         while self._errors:
             partition, serial, error = self._errors.popleft()
-            track = self._tracks.get(partition)
-            if track is not None and track.serial == serial:
-                track.at_hand = False
+            track = self._subscriptions.get(partition)
+            if track is not None and track.position_version == serial:
+                track.has_pending_fetch = False
                 raise error
 
     @property
-    def has_news(self) -> bool:
-        """Whether `take` would return or raise something."""
-        return bool(self._errors) or any(self._is_ready(at_hand) for at_hand in self._row)
+    def has_data_or_error(self) -> bool:
+        """Whether `take_records` would return or raise something."""
+        return bool(self._errors) or any(self._is_ready(at_hand) for at_hand in self._completed_fetches)
 
-    def _is_ready(self, at_hand: _AtHand) -> bool:
-        track = self._tracks.get(at_hand.fetched.partition)
-        return track is None or not track.paused
+    def _is_ready(self, at_hand: _BufferedFetch) -> bool:
+        track = self._subscriptions.get(at_hand.completed_fetch.partition)
+        return track is None or not track.is_paused
 
     # -------------------------------------------------------------------------- asking
 
-    def kick(self) -> None:
+    def send_fetches(self) -> None:
         """Fetch from every leader without a request in flight, for partitions without buffered data."""
-        asking: dict[int, dict[TopicPartition, tuple[Wanted, int]]] = {}
+        asking: dict[int, dict[TopicPartition, tuple[PartitionFetchParams, int]]] = {}
         unknown: list[TopicPartition] = []
         image = self._cluster.image
-        for partition, track, position in self._tracks.fetchable():
-            info = image.partition(partition)
-            node = image.leader(partition)
-            if track.replica is not None and track.replica in image.nodes:
-                node = track.replica
+        for partition, track, position in self._subscriptions.list_fetchable():
+            info = image.find_partition(partition)
+            node = image.find_leader(partition)
+            if track.preferred_read_replica is not None and track.preferred_read_replica in image.nodes:
+                node = track.preferred_read_replica
             if node is None or info is None:
-                code = image.why_not(partition)
-                if partition.topic in image.errors and not rule_for("Metadata", code).remedy.repeats:
-                    self._fail(partition, track.serial, refused("Metadata", partition, code))
+                code = image.find_leader_error(partition)
+                if partition.topic in image.error_codes and not find_rule("Metadata", code).remedy.repeats:
+                    self._queue_error(
+                        partition, track.position_version, build_broker_error("Metadata", partition, code)
+                    )
                 else:
                     unknown.append(partition)
-            elif node not in self._under_way:
-                wanted = Wanted(
+            elif node not in self._in_flight:
+                wanted = PartitionFetchParams(
                     position.offset,
                     self._config.max_partition_fetch_bytes,
                     info.leader_epoch,
                     position.leader_epoch,
                 )
-                asking.setdefault(node, {})[partition] = (wanted, track.serial)
+                asking.setdefault(node, {})[partition] = (wanted, track.position_version)
         for node, wanted_there in asking.items():
             for partition in wanted_there:
-                self._tracks[partition].at_hand = True
-            self._under_way[node] = asyncio.get_running_loop().create_task(self._ask(node, wanted_there))
+                self._subscriptions[partition].has_pending_fetch = True
+            self._in_flight[node] = asyncio.get_running_loop().create_task(
+                self._run_fetch(node, wanted_there)
+            )
         if unknown:
-            self._rest(dict.fromkeys(unknown), refresh=True)
+            self._retry_after_backoff(dict.fromkeys(unknown), refresh=True)
 
-    async def _ask(self, node: int, wanted: dict[TopicPartition, tuple[Wanted, int]]) -> None:
-        """Make one fetch. Errors without a rule, bugs of this package included, are raised by `take`."""
-        session = self._sessions.setdefault(node, FetchSession())
+    async def _run_fetch(
+        self, node: int, wanted: dict[TopicPartition, tuple[PartitionFetchParams, int]]
+    ) -> None:
+        """Make one fetch.
+
+        Errors without a rule, bugs of this package included, are raised by `take_records`.
+        """
+        session = self._sessions.setdefault(node, FetchSessionHandler())
         again: dict[TopicPartition, None] = {}
         refresh = False
         try:
-            again, refresh = await self._fetch(node, session, wanted)
+            again, refresh = await self._send_fetch(node, session, wanted)
         except Exception as exc:
-            session.lost()
-            kept = {at_hand.fetched.partition for at_hand in self._row}
+            session.handle_error()
+            kept = {at_hand.completed_fetch.partition for at_hand in self._completed_fetches}
             for partition, (_, serial) in wanted.items():
                 if partition not in kept:  # else its records are returned first, and not fetched again
-                    self._fail(partition, serial, exc)
+                    self._queue_error(partition, serial, exc)
         finally:
-            del self._under_way[node]
+            del self._in_flight[node]
         if again:
-            self._rest(again, refresh=refresh)
-        if self._row:
-            self._news()
-        self.kick()
+            self._retry_after_backoff(again, refresh=refresh)
+        if self._completed_fetches:
+            self._notify()
+        self.send_fetches()
 
-    async def _fetch(
-        self, node: int, session: FetchSession, wanted: dict[TopicPartition, tuple[Wanted, int]]
+    async def _send_fetch(
+        self,
+        node: int,
+        session: FetchSessionHandler,
+        wanted: dict[TopicPartition, tuple[PartitionFetchParams, int]],
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Return the partitions to ask for again after a backoff, and whether to refresh metadata."""
-        step = session.step({partition: want for partition, (want, _) in wanted.items()})
-        request, by_id = self._request(step)
+        step = session.build_request({partition: want for partition, (want, _) in wanted.items()})
+        request, by_id = self._build_request(step)
         try:
             answer = await self._cluster.send(
                 node,
                 request,
                 FetchResponse,
-                max_version=None if by_id is not None else _BY_NAME_MAX,
+                max_version=None if by_id is not None else _TOPIC_NAME_VERSION_MAX,
                 timeout_ms=self._config.client.request_timeout_ms,
-                lane=LANE,
+                lane=FETCH_LANE,
             )
         except ClientError as exc:
             if not exc.remedy.repeats:
                 raise
-            session.lost()
+            session.handle_error()
             _log.debug("fetch from broker %d: %s", node, exc)
             return dict.fromkeys(wanted), True
-        session.answered(answer.error_code, answer.session_id)
+        session.handle_response(answer.error_code, answer.session_id)
         if answer.error_code:
             _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
-        return self._take_answer(node, answer, wanted, by_id or {})
+        return self._handle_response(node, answer, wanted, by_id or {})
 
-    def _request(self, step: SessionStep) -> tuple[FetchRequest, dict[UUID, str] | None]:
+    def _build_request(self, step: FetchRequestData) -> tuple[FetchRequest, dict[UUID, str] | None]:
         """Return the request, and topic names by id; None for the names if some topic has no id."""
         config, topics = self._config, self._cluster.image.topics
-        named = {p.topic for p in (*step.asked, *step.forgotten)}
+        named = {p.topic for p in (*step.to_send, *step.to_forget)}
         ids = {topic: topics[topic].id if topic in topics else NIL for topic in named}
         request = FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
             min_bytes=config.fetch_min_bytes,
             max_bytes=config.fetch_max_bytes,
-            isolation_level=self.isolation,
+            isolation_level=self.isolation_level,
             session_id=step.session_id,
             session_epoch=step.epoch,
             topics=tuple(
                 FetchTopic(
                     topic=topic,
                     topic_id=ids[topic],
-                    partitions=tuple(_asked(at, step.asked[at]) for at in partitions),
+                    partitions=tuple(_build_fetch_partition(at, step.to_send[at]) for at in partitions),
                 )
-                for topic, partitions in by_topic(step.asked).items()
+                for topic, partitions in group_by_topic(step.to_send).items()
             ),
             forgotten_topics_data=tuple(
                 ForgottenTopic(topic=topic, topic_id=ids[topic], partitions=tuple(p.partition for p in gone))
-                for topic, gone in by_topic(step.forgotten).items()
+                for topic, gone in group_by_topic(step.to_forget).items()
             ),
             rack_id=config.client_rack,
         )
@@ -289,11 +306,11 @@ class Fetcher:
 
     # ------------------------------------------------------------------------- answers
 
-    def _take_answer(
+    def _handle_response(
         self,
         node: int,
         answer: FetchResponse,
-        wanted: dict[TopicPartition, tuple[Wanted, int]],
+        wanted: dict[TopicPartition, tuple[PartitionFetchParams, int]],
         names: dict[UUID, str],
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Act on every partition; return those to ask for again after a backoff, and whether to refresh."""
@@ -301,114 +318,124 @@ class Fetcher:
         refresh = False
         idle = dict(wanted)
         for topic in answer.responses:
-            name = topic.topic or names.get(topic.topic_id) or self._cluster.image.topic_named(topic.topic_id)
+            name = (
+                topic.topic
+                or names.get(topic.topic_id)
+                or self._cluster.image.find_topic_name(topic.topic_id)
+            )
             for data in topic.partitions:
                 at = TopicPartition(name or "", data.partition_index)
                 if at not in idle:
                     continue
                 want, serial = idle.pop(at)
-                verdict = self._act(node, at, data, want, serial)
-                if verdict in (Verdict.AGAIN, Verdict.REFRESH):
+                verdict = self._handle_partition(node, at, data, want, serial)
+                if verdict in (FetchOutcome.RETRY, FetchOutcome.REFRESH_METADATA):
                     again[at] = None
-                    refresh = refresh or verdict is Verdict.REFRESH
+                    refresh = refresh or verdict is FetchOutcome.REFRESH_METADATA
         # KIP-227: a session's response omits partitions without changes; one with an error code omits all.
         for at, (_, serial) in idle.items():
-            track = self._tracks.get(at)
+            track = self._subscriptions.get(at)
             if answer.error_code:
                 again[at] = None
-            elif track is not None and track.serial == serial:
-                track.at_hand = False
+            elif track is not None and track.position_version == serial:
+                track.has_pending_fetch = False
         return again, refresh
 
-    def _act(self, node: int, at: TopicPartition, data: PartitionData, want: Wanted, serial: int) -> Verdict:
-        track = self._tracks.get(at)
-        if track is None or track.serial != serial:
-            return Verdict.STALE
+    def _handle_partition(
+        self, node: int, at: TopicPartition, data: PartitionData, want: PartitionFetchParams, serial: int
+    ) -> FetchOutcome:
+        track = self._subscriptions.get(at)
+        if track is None or track.position_version != serial:
+            return FetchOutcome.STALE
         diverging = data.diverging_epoch
-        verdict = verdict_of(
-            data.error_code, from_replica=track.replica == node, diverges=diverging.end_offset >= 0
+        verdict = classify_fetch_response(
+            data.error_code,
+            from_replica=track.preferred_read_replica == node,
+            diverges=diverging.end_offset >= 0,
         )
-        track.at_hand = verdict in (Verdict.AGAIN, Verdict.REFRESH)
+        track.has_pending_fetch = verdict in (FetchOutcome.RETRY, FetchOutcome.REFRESH_METADATA)
         match verdict:
-            case Verdict.DATA:
-                self._keep(at, data, want, serial)
-            case Verdict.LEADER:
-                track.replica = None
-            case Verdict.RESET if not self._tracks.out_of_range(at):
+            case FetchOutcome.DATA:
+                self._buffer_data(at, data, want, serial)
+            case FetchOutcome.READ_FROM_LEADER:
+                track.preferred_read_replica = None
+            case FetchOutcome.OUT_OF_RANGE if not self._subscriptions.reset_position(at):
                 why = f"offset {want.offset} is not in the log"
-                self._fail(at, serial, PositionUnknown(at.topic, at.partition, why))
-            case Verdict.TRUNCATED:
+                self._queue_error(at, serial, PositionUnknown(at.topic, at.partition, why))
+            case FetchOutcome.TRUNCATED:
                 epoch = None if diverging.epoch < 0 else diverging.epoch
                 _log.warning("%s was cut: its log goes on from offset %d", at, diverging.end_offset)
-                if not self._tracks.truncated(at, diverging.end_offset, epoch):
+                if not self._subscriptions.truncate_position(at, diverging.end_offset, epoch):
                     why = f"the log was cut below offset {want.offset}, to {diverging.end_offset}"
-                    self._fail(at, serial, PositionUnknown(at.topic, at.partition, why))
-            case Verdict.FAIL:
-                self._fail(at, serial, refused("Fetch", at, data.error_code))
+                    self._queue_error(at, serial, PositionUnknown(at.topic, at.partition, why))
+            case FetchOutcome.FATAL:
+                self._queue_error(at, serial, build_broker_error("Fetch", at, data.error_code))
             case _:
                 pass
         if track.position is None:
-            self._news()
+            self._notify()
         return verdict
 
-    def _keep(self, at: TopicPartition, data: PartitionData, want: Wanted, serial: int) -> None:
-        track = self._tracks[at]
+    def _buffer_data(
+        self, at: TopicPartition, data: PartitionData, want: PartitionFetchParams, serial: int
+    ) -> None:
+        track = self._subscriptions[at]
         track.high_watermark = data.high_watermark
         track.last_stable_offset = data.last_stable_offset if data.last_stable_offset >= 0 else None
         track.log_start_offset = data.log_start_offset if data.log_start_offset >= 0 else None
         # KIP-392: the leader names a replica nearer to client.rack.
         if data.preferred_read_replica >= 0:
-            track.replica = data.preferred_read_replica
+            track.preferred_read_replica = data.preferred_read_replica
         if not data.records:
             return
         aborted = None
-        if self.isolation:
+        if self.isolation_level:
             aborted = [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()]
-        fetched = Fetched(at, want.offset, data.records, aborted, check_crcs=self._config.check_crcs)
-        track.at_hand = True
-        self._row.append(_AtHand(fetched, serial))
+        fetched = CompletedFetch(at, want.offset, data.records, aborted, check_crcs=self._config.check_crcs)
+        track.has_pending_fetch = True
+        self._completed_fetches.append(_BufferedFetch(fetched, serial))
 
-    def _rest(self, partitions: Iterable[TopicPartition], *, refresh: bool) -> None:
+    def _retry_after_backoff(self, partitions: Iterable[TopicPartition], *, refresh: bool) -> None:
         """Ask for these partitions again after a backoff."""
         serials: dict[TopicPartition, int] = {}
         for partition in partitions:
-            track = self._tracks.get(partition)
+            track = self._subscriptions.get(partition)
             if track is not None:
-                track.at_hand = True
-                serials[partition] = track.serial
+                track.has_pending_fetch = True
+                serials[partition] = track.position_version
 
         async def rest() -> None:
-            if not {partition.topic for partition in serials} - self._looked_for:
+            if not {partition.topic for partition in serials} - self._refreshed_topics:
                 await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
-            self._looked_for.update(partition.topic for partition in serials)
+            self._refreshed_topics.update(partition.topic for partition in serials)
             try:
                 if refresh:
                     await self._cluster.refresh({partition.topic for partition in serials})
             except ClientError as exc:
                 _log.debug("no new metadata: %s", exc)
-                for partition in [p for p in serials if _names(exc, p.topic)]:
-                    self._fail(partition, serials.pop(partition), exc)
+                for partition in [p for p in serials if _is_fatal_for_topic(exc, p.topic)]:
+                    self._queue_error(partition, serials.pop(partition), exc)
             except Exception as exc:
                 for partition, serial in serials.items():
-                    self._fail(partition, serial, exc)
+                    self._queue_error(partition, serial, exc)
                 serials.clear()
             for partition, serial in serials.items():
-                track = self._tracks.get(partition)
-                if track is not None and track.serial == serial:
-                    track.at_hand = False
-            self.kick()
+                track = self._subscriptions.get(partition)
+                if track is not None and track.position_version == serial:
+                    track.has_pending_fetch = False
+            self.send_fetches()
 
         task = asyncio.get_running_loop().create_task(rest())
-        self._resting.add(task)
-        task.add_done_callback(self._resting.discard)
+        self._backoff_tasks.add(task)
+        task.add_done_callback(self._backoff_tasks.discard)
 
 
-def _names(exc: ClientError, topic: str) -> bool:
+def _is_fatal_for_topic(exc: ClientError, topic: str) -> bool:
     """Tell whether the error is about this topic and a retry does not help."""
     return isinstance(exc, BrokerRefused) and exc.subject == topic and not exc.remedy.repeats
 
 
-def _asked(at: TopicPartition, want: Wanted) -> FetchPartition:
+def _build_fetch_partition(at: TopicPartition, want: PartitionFetchParams) -> FetchPartition:
     return FetchPartition(
         partition=at.partition,
         current_leader_epoch=-1 if want.leader_epoch is None else want.leader_epoch,

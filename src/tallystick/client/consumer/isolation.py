@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from tallystick.protocol.records import BatchHeader, Buffer, ControlType, read_marker
 
 
-class AbortedData:
+class AbortedTransactions:
     """Aborted transactions in one partition of a response; asked about its batches in order."""
 
     def __init__(self, aborted: Iterable[tuple[int, int]] = ()) -> None:
@@ -22,21 +22,21 @@ class AbortedData:
         Args:
             aborted: producer id and first offset of each, in any order.
         """
-        self._coming = sorted(((first, producer) for producer, first in aborted), reverse=True)
-        self._open: set[int] = set()
+        self._upcoming = sorted(((first, producer) for producer, first in aborted), reverse=True)
+        self._open_producer_ids: set[int] = set()
 
-    def hides(self, header: BatchHeader, buf: Buffer, at: int) -> bool:
+    def is_hidden(self, header: BatchHeader, buf: Buffer, at: int) -> bool:
         """Tell whether the batch at `at` is hidden from the consumer.
 
         Raises: InvalidBatch for a malformed marker.
         """
         last_offset = header.last_offset
-        while self._coming and self._coming[-1][0] <= last_offset:
-            self._open.add(self._coming.pop()[1])
+        while self._upcoming and self._upcoming[-1][0] <= last_offset:
+            self._open_producer_ids.add(self._upcoming.pop()[1])
         if header.is_control:
-            if header.producer_id in self._open:
+            if header.producer_id in self._open_producer_ids:
                 marker = read_marker(buf, at)
-                if marker is not None and marker.type is ControlType.ABORT:
-                    self._open.discard(header.producer_id)
+                if marker is not None and marker.control_type is ControlType.ABORT:
+                    self._open_producer_ids.discard(header.producer_id)
             return True
-        return header.is_transactional and header.producer_id in self._open
+        return header.is_transactional and header.producer_id in self._open_producer_ids

@@ -28,16 +28,16 @@ from enum import Enum, auto
 from typing import Final, assert_never
 
 from tallystick.client.assignors.assign import ASSIGNORS, Assignor
-from tallystick.client.assignors.racks import Topics
+from tallystick.client.assignors.racks import PartitionRacks
 from tallystick.client.assignors.subscription import (
-    Previous,
+    MemberData,
     Subscription,
     decode_assignment,
     decode_subscription,
     encode_assignment,
     encode_subscription,
 )
-from tallystick.client.retry import rule_for
+from tallystick.client.retry import find_rule
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.errors import Remedy
@@ -57,12 +57,12 @@ from tallystick.protocol.messages.sync_group import (
     SyncGroupResponse,
 )
 
-Partitions = frozenset[TopicPartition]
+PartitionSet = frozenset[TopicPartition]
 
 PROTOCOL_TYPE: Final = "consumer"
-NOBODY: Final = MemberId("")
-NOTHING: Final[Partitions] = frozenset()
-FREED: Final = "need to revoke partitions and re-join"
+NO_MEMBER_ID: Final = MemberId("")
+NO_PARTITIONS: Final[PartitionSet] = frozenset()
+REVOKE_AND_REJOIN_REASON: Final = "need to revoke partitions and re-join"
 _REASON_MAX: Final = 255
 
 
@@ -76,52 +76,52 @@ class Phase(Enum):
     FAILED = auto()
 
 
-class Reaction(Enum):
+class ErrorReaction(Enum):
     """Effect of an error code on a member."""
 
-    AGAIN = "the same request again"
+    RETRY = "the same request again"
     FIND_COORDINATOR = "the same request again, to whoever is the coordinator now"
-    TAKE_ID = "the coordinator gave an id: join again under it"
+    ADOPT_MEMBER_ID = "the coordinator gave an id: join again under it"
     REJOIN = "join again; id and generation still hold"
-    NEW_GENERATION = "the generation is gone, and what was read in it; the id still holds"
-    NEW_MEMBER = "nobody by this id is a member; what was read is lost"
+    RESET_GENERATION = "the generation is gone, and what was read in it; the id still holds"
+    RESET_MEMBER_ID = "nobody by this id is a member; what was read is lost"
     FAIL = "trying again cannot help"
 
 
 # Other codes follow the client's retry rules: retry, find the coordinator, or fail.
 REACTIONS: Final = {
-    ("JoinGroup", E.MEMBER_ID_REQUIRED): Reaction.TAKE_ID,
-    ("JoinGroup", E.UNKNOWN_MEMBER_ID): Reaction.NEW_MEMBER,
-    ("JoinGroup", E.ILLEGAL_GENERATION): Reaction.NEW_GENERATION,
-    ("JoinGroup", E.REBALANCE_IN_PROGRESS): Reaction.AGAIN,
-    ("SyncGroup", E.REBALANCE_IN_PROGRESS): Reaction.REJOIN,
-    ("SyncGroup", E.UNKNOWN_MEMBER_ID): Reaction.NEW_MEMBER,
-    ("SyncGroup", E.ILLEGAL_GENERATION): Reaction.NEW_GENERATION,
-    ("Heartbeat", E.REBALANCE_IN_PROGRESS): Reaction.REJOIN,
-    ("Heartbeat", E.UNKNOWN_MEMBER_ID): Reaction.NEW_MEMBER,
-    ("Heartbeat", E.ILLEGAL_GENERATION): Reaction.NEW_GENERATION,
-    ("OffsetCommit", E.REBALANCE_IN_PROGRESS): Reaction.REJOIN,
-    ("OffsetCommit", E.UNKNOWN_MEMBER_ID): Reaction.NEW_MEMBER,
-    ("OffsetCommit", E.ILLEGAL_GENERATION): Reaction.NEW_GENERATION,
+    ("JoinGroup", E.MEMBER_ID_REQUIRED): ErrorReaction.ADOPT_MEMBER_ID,
+    ("JoinGroup", E.UNKNOWN_MEMBER_ID): ErrorReaction.RESET_MEMBER_ID,
+    ("JoinGroup", E.ILLEGAL_GENERATION): ErrorReaction.RESET_GENERATION,
+    ("JoinGroup", E.REBALANCE_IN_PROGRESS): ErrorReaction.RETRY,
+    ("SyncGroup", E.REBALANCE_IN_PROGRESS): ErrorReaction.REJOIN,
+    ("SyncGroup", E.UNKNOWN_MEMBER_ID): ErrorReaction.RESET_MEMBER_ID,
+    ("SyncGroup", E.ILLEGAL_GENERATION): ErrorReaction.RESET_GENERATION,
+    ("Heartbeat", E.REBALANCE_IN_PROGRESS): ErrorReaction.REJOIN,
+    ("Heartbeat", E.UNKNOWN_MEMBER_ID): ErrorReaction.RESET_MEMBER_ID,
+    ("Heartbeat", E.ILLEGAL_GENERATION): ErrorReaction.RESET_GENERATION,
+    ("OffsetCommit", E.REBALANCE_IN_PROGRESS): ErrorReaction.REJOIN,
+    ("OffsetCommit", E.UNKNOWN_MEMBER_ID): ErrorReaction.RESET_MEMBER_ID,
+    ("OffsetCommit", E.ILLEGAL_GENERATION): ErrorReaction.RESET_GENERATION,
 }
-_OF_REMEDY: Final = {
-    Remedy.RETRY: Reaction.AGAIN,
-    Remedy.REFRESH: Reaction.AGAIN,
-    Remedy.FIND_COORDINATOR: Reaction.FIND_COORDINATOR,
+_REACTION_BY_REMEDY: Final = {
+    Remedy.RETRY: ErrorReaction.RETRY,
+    Remedy.REFRESH: ErrorReaction.RETRY,
+    Remedy.FIND_COORDINATOR: ErrorReaction.FIND_COORDINATOR,
 }
 
 
-def reaction_to(api: str, code: int) -> Reaction:
+def classify_error(api: str, code: int) -> ErrorReaction:
     """Return the effect of `code`, as an answer to `api`, on a member."""
     try:
         known = REACTIONS.get((api, E(code)))
     except ValueError:
-        return Reaction.FAIL
-    return known or _OF_REMEDY.get(rule_for(api, code).remedy, Reaction.FAIL)
+        return ErrorReaction.FAIL
+    return known or _REACTION_BY_REMEDY.get(find_rule(api, code).remedy, ErrorReaction.FAIL)
 
 
 @frozen(kw_only=True)
-class GroupSettings:
+class GroupRebalanceConfig:
     """Settings that are fixed for a consumer's lifetime."""
 
     group_id: GroupId
@@ -132,13 +132,13 @@ class GroupSettings:
     assignors: tuple[Assignor, ...]
 
     @property
-    def cooperative(self) -> bool:
+    def is_cooperative(self) -> bool:
         """Whether every assignor is cooperative: an eager one, if chosen, assumes that nothing is owned."""
-        return all(assignor.cooperative for assignor in self.assignors)
+        return all(assignor.is_cooperative for assignor in self.assignors)
 
 
 @frozen(kw_only=True)
-class Member:
+class Membership:
     """State of a member.
 
     generation  of its last SyncGroup; None where it has none, or lost it
@@ -153,94 +153,100 @@ class Member:
     """
 
     phase: Phase = Phase.OUT
-    member_id: MemberId = NOBODY
+    member_id: MemberId = NO_MEMBER_ID
     generation: int | None = None
     protocol: str = ""
     topics: frozenset[str] = frozenset()
     joined_topics: frozenset[str] = frozenset()
-    owned: Partitions = NOTHING
-    assigned: Partitions = NOTHING
-    previous: Previous | None = None
-    leads: bool = False
-    led: tuple[JoinGroupResponseMember, ...] = ()
-    assigns: bool = True
-    watched: Topics | None = None
-    rejoin: str | None = None
+    owned_partitions: PartitionSet = NO_PARTITIONS
+    assigned_partitions: PartitionSet = NO_PARTITIONS
+    previous_assignment: MemberData | None = None
+    is_leader: bool = False
+    group_members: tuple[JoinGroupResponseMember, ...] = ()
+    must_assign: bool = True
+    assignment_snapshot: PartitionRacks | None = None
+    rejoin_reason: str | None = None
     failure: tuple[str, int] | None = None
 
     @property
-    def beats(self) -> bool:
+    def needs_heartbeats(self) -> bool:
         """Whether the coordinator expects heartbeats."""
-        return self.generation is not None and self.phase in _BEATING
+        return self.generation is not None and self.phase in _HEARTBEAT_PHASES
 
 
-_BEATING: Final = frozenset({Phase.PREPARING, Phase.SETTLING, Phase.STABLE})
+_HEARTBEAT_PHASES: Final = frozenset({Phase.PREPARING, Phase.SETTLING, Phase.STABLE})
 
 
 @frozen(kw_only=True)
-class Change:
+class AssignmentChange:
     """Arguments of the user's callbacks, in this order: revoked or lost, then added.
 
     added  None where no assignment was made; the callback runs even if it is empty
     """
 
-    revoked: Partitions = NOTHING
-    lost: Partitions = NOTHING
-    added: Partitions | None = None
+    revoked: PartitionSet = NO_PARTITIONS
+    lost: PartitionSet = NO_PARTITIONS
+    added: PartitionSet | None = None
 
     @property
-    def gives_up(self) -> bool:
+    def has_removals(self) -> bool:
         return bool(self.revoked or self.lost)
 
 
 # ---------------------------------------------------------------------- calls of the user
 
 
-def subscribe(member: Member, topics: frozenset[str]) -> Member:
+def subscribe(member: Membership, topics: frozenset[str]) -> Membership:
     """Subscribe to these topics; join, or join again, if that is a change."""
     if member.phase is Phase.OUT:
-        return replace(member, topics=topics, phase=Phase.PREPARING, rejoin=None)
+        return replace(member, topics=topics, phase=Phase.PREPARING, rejoin_reason=None)
     changed = replace(member, topics=topics)
-    return changed if topics == member.joined_topics else _rejoin(changed, "the subscription changed")
+    return changed if topics == member.joined_topics else _request_rejoin(changed, "the subscription changed")
 
 
-def leave(member: Member) -> tuple[Member, Change]:
+def leave(member: Membership) -> tuple[Membership, AssignmentChange]:
     """Leave the group. Static members stay in it, for the coordinator, until their session ends (KIP-345)."""
-    change = Change(lost=member.owned) if member.phase is Phase.FAILED else _given_up(member, member.owned)
-    return Member(previous=member.previous), change
+    change = (
+        AssignmentChange(lost=member.owned_partitions)
+        if member.phase is Phase.FAILED
+        else _plan_removal(member, member.owned_partitions)
+    )
+    return Membership(previous_assignment=member.previous_assignment), change
 
 
-def expire(member: Member) -> Member:
+def expire_member(member: Membership) -> Membership:
     """Leave the group: the user has not polled for too long (KIP-62)."""
-    return _without(member, NOBODY) if member.beats else member
+    return _reset_generation(member, NO_MEMBER_ID) if member.needs_heartbeats else member
 
 
 # ------------------------------------------------------------------------- rebalancing
 
 
-def before_joining(member: Member, settings: GroupSettings) -> Change:
+def plan_revocation(member: Membership, settings: GroupRebalanceConfig) -> AssignmentChange:
     """Return the partitions that this PREPARING member must give up before it joins."""
-    if settings.cooperative and member.generation is not None:
+    if settings.is_cooperative and member.generation is not None:
         # KIP-429: only topics no longer subscribed to; other partitions wait for the assignment.
-        return Change(revoked=frozenset(p for p in member.owned if p.topic not in member.topics))
-    return _given_up(member, member.owned)
+        return AssignmentChange(
+            revoked=frozenset(p for p in member.owned_partitions if p.topic not in member.topics)
+        )
+    return _plan_removal(member, member.owned_partitions)
 
 
-def gave_up(member: Member, change: Change) -> Member:
+def drop_partitions(member: Membership, change: AssignmentChange) -> Membership:
     """Stop reading the partitions of `change`, after the callbacks have run.
 
     A member that gave up partitions while SETTLING joins again, so that others can be assigned them.
     """
-    left = replace(member, owned=member.owned - change.revoked - change.lost)
-    return _rejoin(left, FREED) if left.phase is Phase.SETTLING else left
+    left = replace(member, owned_partitions=member.owned_partitions - change.revoked - change.lost)
+    return _request_rejoin(left, REVOKE_AND_REJOIN_REASON) if left.phase is Phase.SETTLING else left
 
 
-def prepared(member: Member) -> Member:
+def begin_join(member: Membership) -> Membership:
     """Go on to JOINING: no partition is left to be given up."""
     return replace(member, phase=Phase.JOINING, joined_topics=member.topics)
 
 
-def joined(member: Member, answer: JoinGroupResponse) -> Member:
+def apply_join_response(member: Membership, answer: JoinGroupResponse) -> Membership:
     """Apply a JoinGroup response without error."""
     return replace(
         member,
@@ -248,133 +254,146 @@ def joined(member: Member, answer: JoinGroupResponse) -> Member:
         member_id=MemberId(answer.member_id),
         generation=answer.generation_id,
         protocol=answer.protocol_name or "",
-        leads=answer.leader == answer.member_id,
-        led=answer.members,
+        is_leader=answer.leader == answer.member_id,
+        group_members=answer.members,
         # KIP-814: a static leader that returns need not assign again.
-        assigns=not answer.skip_assignment,
-        rejoin=None,
+        must_assign=not answer.skip_assignment,
+        rejoin_reason=None,
     )
 
 
-def synced(member: Member, answer: SyncGroupResponse) -> Member:
+def apply_sync_response(member: Membership, answer: SyncGroupResponse) -> Membership:
     """Apply a SyncGroup response without error.
 
     An assignment with topics that are no longer subscribed to is dropped; the member joins again.
     Raises: DecodeError.
     """
     assigned = frozenset(decode_assignment(answer.assignment))
-    told = replace(member, phase=Phase.SETTLING, assigned=assigned, led=())
+    told = replace(member, phase=Phase.SETTLING, assigned_partitions=assigned, group_members=())
     if all(partition.topic in member.topics for partition in assigned):
         return told
-    return replace(told, phase=Phase.PREPARING, assigned=NOTHING)
+    return replace(told, phase=Phase.PREPARING, assigned_partitions=NO_PARTITIONS)
 
 
-def to_settle(member: Member) -> Change:
+def plan_assignment_change(member: Membership) -> AssignmentChange:
     """Return the changes that the new assignment brings for this SETTLING member."""
-    return Change(revoked=member.owned - member.assigned, added=member.assigned - member.owned)
+    return AssignmentChange(
+        revoked=member.owned_partitions - member.assigned_partitions,
+        added=member.assigned_partitions - member.owned_partitions,
+    )
 
 
-def settled(member: Member) -> Member:
+def take_over_assignment(member: Membership) -> Membership:
     """Take over the assignment; revoked partitions are given up already. The callbacks follow."""
-    check(member.owned <= member.assigned, "what is assigned to others was given up")
+    check(member.owned_partitions <= member.assigned_partitions, "what is assigned to others was given up")
     taken = replace(
         member,
         phase=Phase.STABLE,
-        owned=member.assigned,
-        assigned=NOTHING,
-        previous=Previous(tuple(sorted(member.assigned)), member.generation),
+        owned_partitions=member.assigned_partitions,
+        assigned_partitions=NO_PARTITIONS,
+        previous_assignment=MemberData(tuple(sorted(member.assigned_partitions)), member.generation),
     )
     if member.topics != member.joined_topics:
-        return _rejoin(taken, "the subscription changed")
-    return taken if member.rejoin is None else _rejoin(taken, member.rejoin)
+        return _request_rejoin(taken, "the subscription changed")
+    return taken if member.rejoin_reason is None else _request_rejoin(taken, member.rejoin_reason)
 
 
-def seen(member: Member, topics: Topics) -> Member:
+def rejoin_if_topics_changed(member: Membership, topics: PartitionRacks) -> Membership:
     """Join again if the leader sees another number of partitions or other racks in the group's topics."""
-    if not member.leads or member.watched is None or member.watched == topics:
+    if not member.is_leader or member.assignment_snapshot is None or member.assignment_snapshot == topics:
         return member
-    return _rejoin(member, "topics of the group changed")
+    return _request_rejoin(member, "topics of the group changed")
 
 
 # ------------------------------------------------------------------------------ errors
 
 
-def refused(member: Member, api: str, code: int, *, generation: int | None, member_id: str = "") -> Member:
+def apply_error(
+    member: Membership, api: str, code: int, *, generation: int | None, member_id: str = ""
+) -> Membership:
     """Apply an answer with an error code.
 
     Args:
         generation: the one the request was sent in: an answer from an earlier one is ignored.
         member_id: the member id in the JoinGroup response.
     """
-    if api in _IN_PASSING and not (member.beats and member.generation == generation):
+    if api in _CONCURRENT_APIS and not (member.needs_heartbeats and member.generation == generation):
         return member
-    reaction = reaction_to(api, code)
+    reaction = classify_error(api, code)
     match reaction:
-        case Reaction.AGAIN | Reaction.FIND_COORDINATOR:
+        case ErrorReaction.RETRY | ErrorReaction.FIND_COORDINATOR:
             # The generation of an interrupted SyncGroup may be over.
-            return member if api != "SyncGroup" else _join_again(member)
+            return member if api != "SyncGroup" else _return_to_joining(member)
         # KIP-394: the coordinator gave a member id; the member joins again under it.
-        case Reaction.TAKE_ID:
+        case ErrorReaction.ADOPT_MEMBER_ID:
             return replace(member, member_id=MemberId(member_id))
-        case Reaction.REJOIN:
-            return _rejoin(member, "the group is rebalancing") if api in _IN_PASSING else _join_again(member)
-        case Reaction.NEW_GENERATION:
-            return _without(member, member.member_id)
-        case Reaction.NEW_MEMBER:
-            return _without(member, NOBODY)
-        case Reaction.FAIL:
+        case ErrorReaction.REJOIN:
+            return (
+                _request_rejoin(member, "the group is rebalancing")
+                if api in _CONCURRENT_APIS
+                else _return_to_joining(member)
+            )
+        case ErrorReaction.RESET_GENERATION:
+            return _reset_generation(member, member.member_id)
+        case ErrorReaction.RESET_MEMBER_ID:
+            return _reset_generation(member, NO_MEMBER_ID)
+        case ErrorReaction.FAIL:
             return replace(member, phase=Phase.FAILED, failure=(api, code))
         case _:
             assert_never(reaction)
 
 
 # Requests sent in parallel to rebalances: their answers may be outdated.
-_IN_PASSING: Final = frozenset({"Heartbeat", "OffsetCommit"})
+_CONCURRENT_APIS: Final = frozenset({"Heartbeat", "OffsetCommit"})
 
 
-def unanswered(member: Member, api: str) -> Member:
+def handle_missing_response(member: Membership, api: str) -> Membership:
     """Handle a lost connection or a silent coordinator."""
-    return _join_again(member) if api == "SyncGroup" else member
+    return _return_to_joining(member) if api == "SyncGroup" else member
 
 
-def fail(member: Member, api: str, code: int) -> Member:
+def fail_member(member: Membership, api: str, code: int) -> Membership:
     """Take no further part in the group."""
     return replace(member, phase=Phase.FAILED, failure=(api, code))
 
 
-def _rejoin(member: Member, reason: str) -> Member:
+def _request_rejoin(member: Membership, reason: str) -> Membership:
     """Join again: at once if STABLE, else when the running rebalance is over."""
     phase = Phase.PREPARING if member.phase is Phase.STABLE else member.phase
-    return replace(member, phase=phase, rejoin=reason)
+    return replace(member, phase=phase, rejoin_reason=reason)
 
 
-def _join_again(member: Member) -> Member:
+def _return_to_joining(member: Membership) -> Membership:
     """Go back to JOINING; partitions that had to be given up are given up already."""
-    return replace(member, phase=Phase.JOINING, led=(), assigned=NOTHING)
+    return replace(member, phase=Phase.JOINING, group_members=(), assigned_partitions=NO_PARTITIONS)
 
 
-def _without(member: Member, member_id: MemberId) -> Member:
+def _reset_generation(member: Membership, member_id: MemberId) -> Membership:
     """Return a member without a generation: its partitions may belong to other members."""
     return replace(
         member,
         phase=Phase.PREPARING,
         member_id=member_id,
         generation=None,
-        assigned=NOTHING,
-        led=(),
-        leads=False,
-        watched=None,
+        assigned_partitions=NO_PARTITIONS,
+        group_members=(),
+        is_leader=False,
+        assignment_snapshot=None,
     )
 
 
-def _given_up(member: Member, partitions: Partitions) -> Change:
-    return Change(lost=partitions) if member.generation is None else Change(revoked=partitions)
+def _plan_removal(member: Membership, partitions: PartitionSet) -> AssignmentChange:
+    return (
+        AssignmentChange(lost=partitions)
+        if member.generation is None
+        else AssignmentChange(revoked=partitions)
+    )
 
 
 # ---------------------------------------------------------------------------- requests
 
 
-def join_request(member: Member, settings: GroupSettings) -> JoinGroupRequest:
+def build_join_request(member: Membership, settings: GroupRebalanceConfig) -> JoinGroupRequest:
     """Return JoinGroup with the subscription once per assignor, since each adds its own user data."""
     protocols = tuple(
         JoinGroupRequestProtocol(
@@ -382,10 +401,10 @@ def join_request(member: Member, settings: GroupSettings) -> JoinGroupRequest:
             metadata=encode_subscription(
                 Subscription(
                     topics=tuple(member.joined_topics),
-                    owned=tuple(member.owned),
+                    owned=tuple(member.owned_partitions),
                     generation=member.generation,
                     rack=settings.rack,
-                    user_data=assignor.user_data(member.previous),
+                    user_data=assignor.user_data(member.previous_assignment),
                 )
             ),
         )
@@ -399,36 +418,40 @@ def join_request(member: Member, settings: GroupSettings) -> JoinGroupRequest:
         group_instance_id=settings.instance_id,
         protocol_type=PROTOCOL_TYPE,
         protocols=protocols,
-        reason=(member.rejoin or "joining")[:_REASON_MAX],
+        reason=(member.rejoin_reason or "joining")[:_REASON_MAX],
     )
 
 
-def topics_of(member: Member) -> frozenset[str]:
+def collect_group_topics(member: Membership) -> frozenset[str]:
     """Return all topics of the generation this member leads. Raises: DecodeError."""
-    return frozenset(topic for one in member.led for topic in decode_subscription(one.metadata).topics)
+    return frozenset(
+        topic for one in member.group_members for topic in decode_subscription(one.metadata).topics
+    )
 
 
-def lead(member: Member, settings: GroupSettings, topics: Topics) -> tuple[Member, SyncGroupRequest]:
+def perform_assignment(
+    member: Membership, settings: GroupRebalanceConfig, topics: PartitionRacks
+) -> tuple[Membership, SyncGroupRequest]:
     """Return SyncGroup, with the assignment of all members if this member leads.
 
     Args:
-        topics: all of `topics_of` that exist.
+        topics: all of `collect_group_topics` that exist.
     Raises: DecodeError for another member's subscription.
     """
-    watching = replace(member, watched=topics if member.leads else None)
-    if not member.led or not member.assigns:
-        return watching, sync_request(member, settings, {})
+    watching = replace(member, assignment_snapshot=topics if member.is_leader else None)
+    if not member.group_members or not member.must_assign:
+        return watching, build_sync_request(member, settings, {})
     subscriptions = {
         MemberId(one.member_id): decode_subscription(one.metadata, one.group_instance_id)
-        for one in member.led
+        for one in member.group_members
     }
     assignment = ASSIGNORS[member.protocol].assign(topics, subscriptions)
     encoded = {of: encode_assignment(partitions) for of, partitions in assignment.items()}
-    return watching, sync_request(member, settings, encoded)
+    return watching, build_sync_request(member, settings, encoded)
 
 
-def sync_request(
-    member: Member, settings: GroupSettings, assignments: Mapping[MemberId, bytes]
+def build_sync_request(
+    member: Membership, settings: GroupRebalanceConfig, assignments: Mapping[MemberId, bytes]
 ) -> SyncGroupRequest:
     return SyncGroupRequest(
         group_id=settings.group_id,
@@ -444,7 +467,7 @@ def sync_request(
     )
 
 
-def heartbeat_request(member: Member, settings: GroupSettings) -> HeartbeatRequest:
+def build_heartbeat_request(member: Membership, settings: GroupRebalanceConfig) -> HeartbeatRequest:
     return HeartbeatRequest(
         group_id=settings.group_id,
         generation_id=-1 if member.generation is None else member.generation,
@@ -453,9 +476,11 @@ def heartbeat_request(member: Member, settings: GroupSettings) -> HeartbeatReque
     )
 
 
-def leave_request(member: Member, settings: GroupSettings, reason: str) -> LeaveGroupRequest | None:
+def build_leave_request(
+    member: Membership, settings: GroupRebalanceConfig, reason: str
+) -> LeaveGroupRequest | None:
     """Return LeaveGroup; None for a static member (KIP-345), and for one that never had an id."""
-    if settings.instance_id is not None or member.member_id == NOBODY:
+    if settings.instance_id is not None or member.member_id == NO_MEMBER_ID:
         return None
     leaving = MemberIdentity(member_id=member.member_id, reason=reason[:_REASON_MAX])
     return LeaveGroupRequest(group_id=settings.group_id, members=(leaving,))

@@ -28,24 +28,24 @@ _SHORT_RUNS_MAX: Final = 8
 # Longer sizes and times are rare.
 _VARINT_BYTES_MAX: Final = 4
 # Offset deltas of up to this many bytes are kept in a table: the first 8192.
-_CACHED_SIZE_MAX: Final = 2
+_CACHED_DELTA_BYTES_MAX: Final = 2
 
 # Far below the point where Java's addition wraps.
 _TIMESTAMP_MAX: Final = 2**62
 
 _UNZIGZAG: Final = tuple((raw >> 1) ^ -(raw & 1) for raw in range(128))
-_HIGH: Final = bytes(byte >> 7 for byte in range(256))
+_HIGH_BIT: Final = bytes(byte >> 7 for byte in range(256))
 
-Content = bytes | None
-Columns = tuple[list[int], list[Content], list[Content]]
+FieldContent = bytes | None
+RecordColumns = tuple[list[int], list[FieldContent], list[FieldContent]]
 """Timestamps, keys and values; offsets count up from the batch's base."""
 
 
 @frozen
-class _Shape:
+class _RecordLayout:
     """Layout of a run's records: positions from the record's first byte, and sizes."""
 
-    fixed: tuple[tuple[int, int], ...]  # position and content of every byte that is the same in all
+    constant_bytes: tuple[tuple[int, int], ...]  # position and content of every byte that is the same in all
     time_at: int
     time_size: int
     delta_at: int
@@ -55,7 +55,7 @@ class _Shape:
     size: int
 
 
-def is_plain(header: BatchHeader) -> bool:
+def has_plain_offsets(header: BatchHeader) -> bool:
     """Tell whether the batch has a record for every offset, and producer times that cannot overflow."""
     return (
         header.record_count == header.last_offset_delta + 1
@@ -64,18 +64,18 @@ def is_plain(header: BatchHeader) -> bool:
     )
 
 
-def read_regular(section: bytes, header: BatchHeader) -> Columns | None:
+def read_regular(section: bytes, header: BatchHeader) -> RecordColumns | None:
     """Return all records of a plain batch's section; None if they are not regular or malformed."""
     count = header.record_count
     if count < RECORDS_MIN:
         return None
     times: list[int] = []
-    keys: list[Content] = []
-    values: list[Content] = []
+    keys: list[FieldContent] = []
+    values: list[FieldContent] = []
     at = done = short = 0
     while done < count:
-        shape = _shape_of(section, at)
-        run = 0 if shape is None else _run(section, at, shape, done, count - done)
+        shape = _parse_layout(section, at)
+        run = 0 if shape is None else _count_run(section, at, shape, done, count - done)
         if shape is None or not run:
             return None
         short += run < RECORDS_MIN
@@ -83,29 +83,29 @@ def read_regular(section: bytes, header: BatchHeader) -> Columns | None:
             return None
         end = at + run * shape.size
         columns = [section[at + shape.time_at + i : end : shape.size] for i in range(shape.time_size)]
-        times += _times(columns, header.base_timestamp)
-        keys += _contents(section, at, end, shape.size, shape.key)
-        values += _contents(section, at, end, shape.size, shape.value)
+        times += _decode_timestamps(columns, header.base_timestamp)
+        keys += _slice_contents(section, at, end, shape.size, shape.key)
+        values += _slice_contents(section, at, end, shape.size, shape.value)
         at, done = end, done + run
     return (times, keys, values) if at == len(section) else None
 
 
-def _shape_of(section: bytes, at: int) -> _Shape | None:
+def _parse_layout(section: bytes, at: int) -> _RecordLayout | None:
     """Return the layout of the record at `at`; None if this module does not read it."""
     begin, fixed = at, []
     try:
-        size, at = _varint(section, at)
+        size, at = _read_varint(section, at)
         fixed += [(i - begin, section[i]) for i in range(begin, at)]
         end = at + (size >> 1)
         fixed.append((at - begin, 0))
         time_at = at = at + 1
-        _, at = _varint(section, at)
+        _, at = _read_varint(section, at)
         delta_at = at
-        _, at = _varint(section, at)
+        _, at = _read_varint(section, at)
         delta_end = at
-        key_size, key_at = _varint(section, at)
+        key_size, key_at = _read_varint(section, at)
         at = key_at if key_size & 1 else key_at + (key_size >> 1)
-        value_size, value_at = _varint(section, at)
+        value_size, value_at = _read_varint(section, at)
         lengths = (*range(delta_end, key_at), *range(at, value_at))
         at = value_at if value_size & 1 else value_at + (value_size >> 1)
         fixed += [(i - begin, section[i]) for i in lengths]
@@ -114,7 +114,7 @@ def _shape_of(section: bytes, at: int) -> _Shape | None:
             return None
     except (IndexError, OverflowError):
         return None
-    return _Shape(
+    return _RecordLayout(
         tuple(fixed),
         time_at - begin,
         delta_at - time_at,
@@ -126,7 +126,7 @@ def _shape_of(section: bytes, at: int) -> _Shape | None:
     )
 
 
-def _varint(section: bytes, at: int) -> tuple[int, int]:
+def _read_varint(section: bytes, at: int) -> tuple[int, int]:
     """Return a number, still in zigzag, and its end. Raises: OverflowError for a long one, IndexError."""
     raw = 0
     for i in range(_VARINT_BYTES_MAX):
@@ -137,43 +137,43 @@ def _varint(section: bytes, at: int) -> tuple[int, int]:
     raise OverflowError
 
 
-def _run(section: bytes, at: int, shape: _Shape, first: int, most: int) -> int:
+def _count_run(section: bytes, at: int, shape: _RecordLayout, first: int, most: int) -> int:
     """Count the records from `at` that have this shape and the offset deltas from `first` on."""
     size = shape.size
     run = min(most, (len(section) - at) // size)
-    for position, byte in shape.fixed:
+    for position, byte in shape.constant_bytes:
         column = section[at + position : at + run * size : size]
         run = len(column) - len(column.lstrip(bytes((byte,))))
     for i in range(shape.time_size):
-        column = section[at + shape.time_at + i : at + run * size : size].translate(_HIGH)
+        column = section[at + shape.time_at + i : at + run * size : size].translate(_HIGH_BIT)
         run = len(column) - len(column.lstrip(b"\1" if i < shape.time_size - 1 else b"\0"))
     # Offsets count up by one: their bytes are known.
     run = min(run, (1 << 7 * shape.delta_size - 1) - first)
-    for i, column in enumerate(_deltas(shape.delta_size, first, run)):
+    for i, column in enumerate(_encode_deltas(shape.delta_size, first, run)):
         if section[at + shape.delta_at + i : at + run * size : size] != column:
             return 0
     return max(run, 0)
 
 
-def _deltas(size: int, first: int, run: int) -> Iterable[bytes]:
+def _encode_deltas(size: int, first: int, run: int) -> Iterable[bytes]:
     """Return the columns of the varints of `first`, `first` + 1, ..., each of `size` bytes."""
-    if size <= _CACHED_SIZE_MAX:
-        return [column[first : first + run] for column in _all_deltas(size)]
-    return _columns(range(first, first + run), size)
+    if size <= _CACHED_DELTA_BYTES_MAX:
+        return [column[first : first + run] for column in _encode_all_deltas(size)]
+    return _encode_varint_columns(range(first, first + run), size)
 
 
 @cache
-def _all_deltas(size: int) -> tuple[bytes, ...]:
-    return tuple(_columns(range(1 << 7 * size - 1), size))
+def _encode_all_deltas(size: int) -> tuple[bytes, ...]:
+    return tuple(_encode_varint_columns(range(1 << 7 * size - 1), size))
 
 
-def _columns(numbers: range, size: int) -> Iterator[bytes]:
+def _encode_varint_columns(numbers: range, size: int) -> Iterator[bytes]:
     for i in range(size):
         high = 0x80 if i < size - 1 else 0
         yield bytes([number << 1 >> 7 * i & 0x7F | high for number in numbers])
 
 
-def _times(columns: list[bytes], base: int) -> list[int]:
+def _decode_timestamps(columns: list[bytes], base: int) -> list[int]:
     if len(columns) == 1:
         return list(map([base + delta for delta in _UNZIGZAG].__getitem__, columns[0]))
     raws = [raw & 0x7F for raw in columns[0]]
@@ -182,7 +182,9 @@ def _times(columns: list[bytes], base: int) -> list[int]:
     return [base + ((raw >> 1) ^ -(raw & 1)) for raw in raws]
 
 
-def _contents(section: bytes, at: int, end: int, stride: int, field: tuple[int, int] | None) -> list[Content]:
+def _slice_contents(
+    section: bytes, at: int, end: int, stride: int, field: tuple[int, int] | None
+) -> list[FieldContent]:
     if field is None:
         return list(repeat(None, (end - at) // stride))
     begin, size = at + field[0], field[1]

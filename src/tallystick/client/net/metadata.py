@@ -35,7 +35,10 @@ class Node:
 
 @frozen(kw_only=True)
 class PartitionInfo:
-    """A partition. `leader` None: it has none now; `leader_epoch` None: the broker does not report it."""
+    """A partition. `find_leader` None: it has none now; `leader_epoch` None.
+
+    The broker does not report it.
+    """
 
     index: int
     leader: int | None
@@ -43,7 +46,7 @@ class PartitionInfo:
     replicas: tuple[int, ...] = ()
     isr: tuple[int, ...] = ()
     offline: tuple[int, ...] = ()
-    error: int = 0
+    error_code: int = 0
 
 
 @frozen(kw_only=True)
@@ -58,61 +61,66 @@ class TopicInfo:
 
 @frozen(kw_only=True)
 class MetadataImage:
-    """The cluster as last seen. `errors`: topics that were asked for and are missing, with the error code."""
+    """The cluster as last seen. `error_codes`.
+
+    Topics that were asked for and are missing, with the error code.
+    """
 
     cluster_id: str | None
-    controller: int | None
+    controller_id: int | None
     nodes: Mapping[int, Node]
     topics: Mapping[str, TopicInfo]
-    errors: Mapping[str, int]
+    error_codes: Mapping[str, int]
 
-    def partition(self, at: TopicPartition) -> PartitionInfo | None:
+    def find_partition(self, at: TopicPartition) -> PartitionInfo | None:
         topic = self.topics.get(at.topic)
         return None if topic is None else topic.partitions.get(at.partition)
 
-    def leader(self, at: TopicPartition) -> int | None:
+    def find_leader(self, at: TopicPartition) -> int | None:
         """Return the leader of a partition, if there is one and its address is known."""
-        found = self.partition(at)
+        found = self.find_partition(at)
         if found is None or found.leader is None or found.leader not in self.nodes:
             return None
         return found.leader
 
-    def topic_named(self, topic_id: UUID) -> str | None:
+    def find_topic_name(self, topic_id: UUID) -> str | None:
         """Return the name of a topic by its id. Cost: linear; keep a dict to read whole responses."""
         return next((t.name for t in self.topics.values() if t.id == topic_id), None)
 
-    def why_not(self, at: TopicPartition) -> int:
+    def find_leader_error(self, at: TopicPartition) -> int:
         """Return the error code for a partition without a usable leader."""
-        if at.topic in self.errors:
-            return self.errors[at.topic]
-        found = self.partition(at)
+        if at.topic in self.error_codes:
+            return self.error_codes[at.topic]
+        found = self.find_partition(at)
         if found is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return found.error or ErrorCode.LEADER_NOT_AVAILABLE
+        return found.error_code or ErrorCode.LEADER_NOT_AVAILABLE
 
 
-_NOTHING: Final[Mapping[str, Never]] = MappingProxyType({})
-EMPTY: Final = MetadataImage(
-    cluster_id=None, controller=None, nodes=MappingProxyType({}), topics=_NOTHING, errors=_NOTHING
+_EMPTY_MAP: Final[Mapping[str, Never]] = MappingProxyType({})
+EMPTY_IMAGE: Final = MetadataImage(
+    cluster_id=None, controller_id=None, nodes=MappingProxyType({}), topics=_EMPTY_MAP, error_codes=_EMPTY_MAP
 )
 
 
-_TOPIC_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_TOPIC_NAME_CHARS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
 def is_topic_name(name: str) -> bool:
     """Tell whether a topic may have this name. Source: Kafka Topic.validate."""
     return (
-        0 < len(name) <= TOPIC_NAME_LENGTH_MAX and name not in (".", "..") and _TOPIC_LETTERS.issuperset(name)
+        0 < len(name) <= TOPIC_NAME_LENGTH_MAX
+        and name not in (".", "..")
+        and _TOPIC_NAME_CHARS.issuperset(name)
     )
 
 
-def merge(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -> MetadataImage:
+def merge_response(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -> MetadataImage:
     """Return the image updated by `answer`; with `all_topics`, topics it leaves out are gone."""
     same = known.cluster_id in (None, answer.cluster_id) or answer.cluster_id is None
     before = known.topics if same else {}
     topics = {} if all_topics else dict(before)
-    errors = {} if all_topics or not same else dict(known.errors)
+    errors = {} if all_topics or not same else dict(known.error_codes)
     for found in answer.topics:
         if found.name is None:
             continue
@@ -121,10 +129,10 @@ def merge(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -
             errors[found.name] = found.error_code
         else:
             errors.pop(found.name, None)
-            topics[found.name] = _newer_of(before.get(found.name), found)
+            topics[found.name] = _merge_topic(before.get(found.name), found)
     return MetadataImage(
         cluster_id=answer.cluster_id or known.cluster_id,
-        controller=answer.controller_id if answer.controller_id >= 0 else None,
+        controller_id=answer.controller_id if answer.controller_id >= 0 else None,
         nodes=MappingProxyType(
             {
                 b.node_id: Node(id=b.node_id, address=Address(b.host, b.port), rack=b.rack)
@@ -132,7 +140,7 @@ def merge(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -
             }
         ),
         topics=MappingProxyType(topics),
-        errors=MappingProxyType(errors),
+        error_codes=MappingProxyType(errors),
     )
 
 
@@ -142,11 +150,11 @@ def with_leaders(
     """Return the image updated by new leaders, their epochs and addresses in a response (KIP-951)."""
     topics = dict(known.topics)
     for at, (leader, epoch) in leaders.items():
-        found = known.partition(at)
+        found = known.find_partition(at)
         if found is None or leader < 0 or (found.leader_epoch is not None and epoch <= found.leader_epoch):
             continue
         topic = topics[at.topic]
-        moved = replace(found, leader=leader, leader_epoch=epoch, error=0)
+        moved = replace(found, leader=leader, leader_epoch=epoch, error_code=0)
         topics[at.topic] = replace(
             topic, partitions=MappingProxyType({**topic.partitions, at.partition: moved})
         )
@@ -163,15 +171,17 @@ def without_topics(known: MetadataImage, names: Iterable[str]) -> MetadataImage:
     return replace(
         known,
         topics=MappingProxyType({name: topic for name, topic in known.topics.items() if name not in gone}),
-        errors=MappingProxyType({name: code for name, code in known.errors.items() if name not in gone}),
+        error_codes=MappingProxyType(
+            {name: code for name, code in known.error_codes.items() if name not in gone}
+        ),
     )
 
 
-def _newer_of(before: TopicInfo | None, found: MetadataResponseTopic) -> TopicInfo:
+def _merge_topic(before: TopicInfo | None, found: MetadataResponseTopic) -> TopicInfo:
     same = before is not None and before.id == found.topic_id
     partitions = {}
     for answered in found.partitions:
-        partition = _partition(answered)
+        partition = _parse_partition(answered)
         held = before.partitions.get(partition.index) if before is not None and same else None
         stale = (
             held is not None
@@ -188,7 +198,7 @@ def _newer_of(before: TopicInfo | None, found: MetadataResponseTopic) -> TopicIn
     )
 
 
-def _partition(answered: MetadataResponsePartition) -> PartitionInfo:
+def _parse_partition(answered: MetadataResponsePartition) -> PartitionInfo:
     return PartitionInfo(
         index=answered.partition_index,
         leader=answered.leader_id if answered.leader_id >= 0 else None,
@@ -196,5 +206,5 @@ def _partition(answered: MetadataResponsePartition) -> PartitionInfo:
         replicas=answered.replica_nodes,
         isr=answered.isr_nodes,
         offline=answered.offline_replicas,
-        error=answered.error_code,
+        error_code=answered.error_code,
     )

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
 
-from tallystick.client.errors import ClientError, Closed, refused
-from tallystick.client.net.metadata import EMPTY, MetadataImage, merge, without_topics
+from tallystick.client.errors import ClientError, Closed, build_broker_error
+from tallystick.client.net.metadata import EMPTY_IMAGE, MetadataImage, merge_response, without_topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
@@ -18,7 +18,7 @@ from tallystick.protocol.messages.metadata import MetadataRequest, MetadataReque
 _log = logging.getLogger("tallystick.client")
 
 
-class Refresher:
+class MetadataRefresher:
     """Metadata image of a cluster, and the rounds that refresh it. On one loop; starts when first asked."""
 
     def __init__(
@@ -36,94 +36,96 @@ class Refresher:
             auto_create: whether asking may create a topic.
             idle_ms: a topic not followed for this long is left out.
         """
-        self.image: MetadataImage = EMPTY
-        self.all_topics = False
-        self._ask = ask
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.tracks_all_topics = False
+        self._send_request = ask
         self._max_age_ms = max_age_ms
         self._auto_create = auto_create
         self._idle_ms = idle_ms
-        self._followed: dict[str, float] = {}  # topic, and when it was last wanted
-        self._next: asyncio.Future[ClientError | None] | None = None
-        self._running: asyncio.Future[ClientError | None] | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._aging: asyncio.TimerHandle | None = None
+        self._tracked_topics: dict[str, float] = {}  # topic, and when it was last wanted
+        self._pending_refresh: asyncio.Future[ClientError | None] | None = None
+        self._running_refresh: asyncio.Future[ClientError | None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._max_age_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def follow(self, topics: Iterable[str]) -> None:
+    def track(self, topics: Iterable[str]) -> None:
         """Ask for these topics from now on."""
         now = asyncio.get_running_loop().time()
         for topic in topics:
-            self._followed[topic] = now
+            self._tracked_topics[topic] = now
 
     def forget(self, topics: Iterable[str]) -> None:
         """Stop asking for these topics."""
         gone = list(topics)
         for topic in gone:
-            self._followed.pop(topic, None)
+            self._tracked_topics.pop(topic, None)
         self.image = without_topics(self.image, gone)
 
-    def next_round(self) -> "asyncio.Future[ClientError | None]":
+    def request_update(self) -> "asyncio.Future[ClientError | None]":
         """Return a future for the next refresh not in flight yet; it yields the error, or None."""
         loop = asyncio.get_running_loop()
-        if self._next is None:
-            self._next = loop.create_future()
+        if self._pending_refresh is None:
+            self._pending_refresh = loop.create_future()
             if self._closed:
-                self._next.set_result(Closed("the client was closed"))
-        if not self._closed and (self._task is None or self._task.done()):
+                self._pending_refresh.set_result(Closed("the client was closed"))
+        if not self._closed and (self._refresh_task is None or self._refresh_task.done()):
             # In a fresh context: the first caller's limits do not apply to the others.
-            self._task = loop.create_task(self._rounds(), context=Context())
-        return self._next
+            self._refresh_task = loop.create_task(self._run_refreshes(), context=Context())
+        return self._pending_refresh
 
     def close(self) -> list["asyncio.Task[None]"]:
         """Cancel the rounds; return the tasks to wait for."""
         self._closed = True
-        if self._aging is not None:
-            self._aging.cancel()
-        for round_ in (self._running, self._next):
+        if self._max_age_timer is not None:
+            self._max_age_timer.cancel()
+        for round_ in (self._running_refresh, self._pending_refresh):
             if round_ is not None and not round_.done():
                 round_.set_result(Closed("the client was closed"))
-        if self._task is None:
+        if self._refresh_task is None:
             return []
-        self._task.cancel()
-        return [self._task]
+        self._refresh_task.cancel()
+        return [self._refresh_task]
 
-    async def _rounds(self) -> None:
-        while self._next is not None and not self._closed:
-            self._running, self._next = self._next, None
+    async def _run_refreshes(self) -> None:
+        while self._pending_refresh is not None and not self._closed:
+            self._running_refresh, self._pending_refresh = self._pending_refresh, None
             failure: ClientError | None = Closed("the refresh broke off")
             try:
-                failure = await self._refresh()
+                failure = await self._refresh_once()
             finally:
-                if not self._running.done():
-                    self._running.set_result(failure)
-                self._running = None
+                if not self._running_refresh.done():
+                    self._running_refresh.set_result(failure)
+                self._running_refresh = None
 
-    async def _refresh(self) -> ClientError | None:
+    async def _refresh_once(self) -> ClientError | None:
         loop = asyncio.get_running_loop()
-        if self._aging is not None:
-            self._aging.cancel()
+        if self._max_age_timer is not None:
+            self._max_age_timer.cancel()
         try:
-            await self._renew(loop.time())
+            await self._fetch_metadata(loop.time())
         except ClientError as exc:
             _log.debug("no new metadata: %s", exc)
             return exc
         finally:
             if not self._closed:
-                self._aging = loop.call_later(self._max_age_ms / 1000, self.next_round)
+                self._max_age_timer = loop.call_later(self._max_age_ms / 1000, self.request_update)
         return None
 
-    async def _renew(self, now: float) -> None:
+    async def _fetch_metadata(self, now: float) -> None:
         if self._idle_ms is not None:
-            idle = [t for t, at in self._followed.items() if at * 1000 + self._idle_ms < now * 1000]
+            idle = [t for t, at in self._tracked_topics.items() if at * 1000 + self._idle_ms < now * 1000]
             self.forget(idle)
-        everything = self.all_topics
-        topics = None if everything else tuple(MetadataRequestTopic(name=name) for name in self._followed)
-        answer = await self._ask(
+        everything = self.tracks_all_topics
+        topics = (
+            None if everything else tuple(MetadataRequestTopic(name=name) for name in self._tracked_topics)
+        )
+        answer = await self._send_request(
             MetadataRequest(topics=topics, allow_auto_topic_creation=self._auto_create and not everything)
         )
         if answer.error_code:
             # KIP-1102: the broker asks the client to begin again from bootstrap.servers.
             if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
                 self.image = replace(self.image, nodes={})
-            raise refused("Metadata", "", answer.error_code)
-        self.image = merge(self.image, answer, all_topics=everything)
+            raise build_broker_error("Metadata", "", answer.error_code)
+        self.image = merge_response(self.image, answer, all_topics=everything)

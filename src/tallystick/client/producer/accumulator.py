@@ -25,31 +25,38 @@ from contextlib import AbstractContextManager
 from itertools import count as tickets
 from typing import Final, cast
 
-from tallystick.client.errors import ClientError, refused
-from tallystick.client.producer.batches import RECORD_OVERHEAD, Columns, Rows, Run, cut, headers_size
-from tallystick.client.producer.delivery import Delivery, DeliveryCallback, Outcome
-from tallystick.client.producer.partitioner import next_partition, partition_of
+from tallystick.client.errors import ClientError, build_broker_error
+from tallystick.client.producer.batches import (
+    RECORD_OVERHEAD,
+    ListRows,
+    Rows,
+    TimestampRun,
+    estimate_headers_size,
+    split_rows,
+)
+from tallystick.client.producer.delivery import BatchOutcome, Delivery, DeliveryCallback
+from tallystick.client.producer.partitioner import choose_sticky_partition, hash_key_to_partition
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import HEADER_SIZE, Headers
 
-_new: Final = object.__new__
+_new_object: Final = object.__new__
 
-Parts = list[tuple[Outcome, Sequence[int]]]
+PlacedOutcomes = list[tuple[BatchOutcome, Sequence[int]]]
 """Outcomes of batches, each with the places of its records in the caller's input."""
 
 
-class NotNow(Exception):
-    """The record was not taken: the topic is not known yet, or (`full`) the memory is full."""
+class BufferFullOrUnknownTopic(Exception):
+    """The record was not taken: the topic is not known yet, or (`is_buffer_full`) the memory is full."""
 
     def __init__(self, topic: str, full: bool) -> None:
         super().__init__(topic, full)
-        self.topic, self.full = topic, full
+        self.topic, self.is_buffer_full = topic, full
 
 
 @frozen(kw_only=True)
-class Limits:
+class AccumulatorLimits:
     """Limits on what a producer buffers."""
 
     batch_bytes: int
@@ -59,7 +66,7 @@ class Limits:
 
 
 @frozen(kw_only=True)
-class Ambient:
+class AccumulatorEnv:
     """Clock, noise, lock and wake-up, passed in instead of taken from the system.
 
     now      seconds since the epoch, for the records' timestamps
@@ -70,12 +77,12 @@ class Ambient:
 
     now: Callable[[], float]
     monotonic_ms: Callable[[], int]
-    noise: Callable[[], float]
+    uniform: Callable[[], float]
     lock: AbstractContextManager[object]
     wake: Callable[[], None]
 
 
-class Batch:
+class ProducerBatch:
     """Records for one partition: first open, then sealed, then in flight.
 
     left        estimated bytes that still fit
@@ -89,89 +96,89 @@ class Batch:
         "attempts",
         "base_sequence",
         "count",
-        "doubtful",
+        "explicit_timestamps",
+        "free_bytes",
         "headers",
+        "identity",
+        "is_sealed",
         "keys",
-        "left",
+        "maybe_sent",
+        "millisecond_end",
+        "millisecond_start",
         "opened_ms",
         "outcome",
         "payload",
         "rows",
-        "sealed",
         "serial",
-        "signature",
         "size",
-        "stamp_end",
-        "stamp_start",
-        "stamps",
         "ticket",
-        "times",
+        "timestamp_changes",
         "tp",
         "values",
     )
 
     def __init__(self, tp: TopicPartition, room: int) -> None:
         self.tp = tp
-        self.outcome = Outcome(tp.topic, tp.partition)
+        self.outcome = BatchOutcome(tp.topic, tp.partition)
         self.ticket = tickets().__next__
         self.values: dict[int, bytes | None] = {}
         self.keys: dict[int, bytes] = {}
         self.headers: dict[int, Headers] = {}
-        self.times: dict[int, int] = {}
-        self.stamps: list[tuple[int, int]] = []
-        self.stamp_start = self.stamp_end = 0.0
-        self.left = room
+        self.explicit_timestamps: dict[int, int] = {}
+        self.timestamp_changes: list[tuple[int, int]] = []
+        self.millisecond_start = self.millisecond_end = 0.0
+        self.free_bytes = room
         self.opened_ms = -1
-        self.sealed = False
+        self.is_sealed = False
 
         self.rows: Rows | None = None
         self.count = self.size = 0
 
         self.payload: bytes | None = None
-        self.signature: Identity | None = None
+        self.identity: ProducerIdAndEpoch | None = None
         self.base_sequence = -1
         self.serial = -1
         self.attempts = 0
-        self.doubtful = False
+        self.maybe_sent = False
 
-    def holds(self, ticket: int) -> bool:
+    def has_ticket(self, ticket: int) -> bool:
         """Tell whether the record is among those that were sealed."""
-        places = self.outcome.places
+        places = self.outcome.place_by_ticket
         return ticket < self.count if places is None else ticket in places
 
     def seal(self, room: int) -> None:
         """Close the batch for senders and put its records in columns, by ticket. Under the lock."""
-        self.sealed = True  # before anything is copied [CLI-24]
+        self.is_sealed = True  # before anything is copied [CLI-24]
         order = list(self.values)
         values = list(self.values.values())[: len(order)]
         if order != list(range(len(order))):
             stored = dict(zip(order, values, strict=True))
             order.sort()
             values = [stored[ticket] for ticket in order]
-            self.outcome.places = {ticket: place for place, ticket in enumerate(order)}
-        rows = Columns(
+            self.outcome.place_by_ticket = {ticket: place for place, ticket in enumerate(order)}
+        rows = ListRows(
             values=values,
             keys=[self.keys.get(ticket) for ticket in order] if self.keys else None,
             headers=[self.headers.get(ticket, ()) for ticket in order] if self.headers else None,
-            runs=self._runs(order),
+            timestamp_runs=self._build_timestamp_runs(order),
         )
-        self.fill(rows, HEADER_SIZE + room - self.left)
+        self.fill(rows, HEADER_SIZE + room - self.free_bytes)
 
     def fill(self, rows: Rows, size: int) -> None:
         """Set all records of the batch at once."""
-        self.sealed, self.rows, self.count, self.size = True, rows, rows.count, size
-        self.outcome.runs = rows.runs
+        self.is_sealed, self.rows, self.count, self.size = True, rows, rows.count, size
+        self.outcome.timestamp_runs = rows.timestamp_runs
 
-    def _runs(self, order: list[int]) -> list[Run]:
+    def _build_timestamp_runs(self, order: list[int]) -> list[TimestampRun]:
         """Return the timestamps by place, as runs of equal ones."""
-        stamps = sorted(self.stamps)
+        stamps = sorted(self.timestamp_changes)
         starts = {bisect_left(order, ticket): ms for ticket, ms in stamps}
         # A record may be stored before another thread notes the millisecond that both are in.
         ms = stamps[0][1] if stamps else 0
-        runs: list[Run] = []
-        for place in range(len(order)) if self.times else sorted({0, *starts}):
+        runs: list[TimestampRun] = []
+        for place in range(len(order)) if self.explicit_timestamps else sorted({0, *starts}):
             ms = starts.get(place, ms)
-            own = self.times.get(order[place], ms) if place < len(order) else ms
+            own = self.explicit_timestamps.get(order[place], ms) if place < len(order) else ms
             if place < len(order) and (not runs or runs[-1][1] != own):
                 runs.append((place, own))
         return runs
@@ -180,54 +187,56 @@ class Batch:
 class PartitionQueue:
     """Batches that wait for one partition: full ones in order, then the open one."""
 
-    __slots__ = ("open", "sealed", "topic", "tp")
+    __slots__ = ("open_batch", "sealed_batches", "topic_queues", "tp")
 
-    def __init__(self, topic: "TopicQueues", partition: int, opened: Batch) -> None:
-        self.topic = topic
+    def __init__(self, topic: "TopicQueues", partition: int, opened: ProducerBatch) -> None:
+        self.topic_queues = topic
         self.tp = TopicPartition(topic.name, partition)
-        self.sealed: deque[Batch] = deque()
-        self.open = opened
+        self.sealed_batches: deque[ProducerBatch] = deque()
+        self.open_batch = opened
 
     @property
-    def empty(self) -> bool:
-        return not self.sealed and self.open.opened_ms < 0
+    def is_empty(self) -> bool:
+        return not self.sealed_batches and self.open_batch.opened_ms < 0
 
-    def due_ms(self, linger_ms: int) -> int:
+    def find_due_ms(self, linger_ms: int) -> int:
         """Return when the first batch should be sent. The queue must not be empty."""
-        return self.sealed[0].opened_ms if self.sealed else self.open.opened_ms + linger_ms
+        return (
+            self.sealed_batches[0].opened_ms if self.sealed_batches else self.open_batch.opened_ms + linger_ms
+        )
 
 
 class TopicQueues:
     """Queues of one topic, and the partition its unkeyed records stick to."""
 
-    __slots__ = ("candidates", "name", "partitions", "stuck", "stuck_bytes")
+    __slots__ = ("candidate_partitions", "name", "partitions", "sticky_bytes", "sticky_partition")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.partitions: list[PartitionQueue] = []
-        self.candidates: Sequence[int] = ()
-        self.stuck = 0
-        self.stuck_bytes = 0
+        self.candidate_partitions: Sequence[int] = ()
+        self.sticky_partition = 0
+        self.sticky_bytes = 0
 
 
-class Accumulator:
+class RecordAccumulator:
     """All records that were accepted and not yet taken by the engine.
 
     `append` and `extend` may be called by any thread, the rest by the engine alone.
     """
 
-    def __init__(self, limits: Limits, ambient: Ambient) -> None:
+    def __init__(self, limits: AccumulatorLimits, ambient: AccumulatorEnv) -> None:
         self.limits = limits
-        self.buffered = 0
-        self.active: dict[PartitionQueue, None] = {}
-        self._ambient = ambient
+        self.buffered_bytes = 0
+        self.active_queues: dict[PartitionQueue, None] = {}
+        self._env = ambient
         self._lock = ambient.lock
         self._now = ambient.now
-        self._room = max(min(limits.batch_bytes, limits.record_bytes_max) - HEADER_SIZE, 0)
-        self._topics: dict[str, TopicQueues] = {}
+        self._batch_capacity = max(min(limits.batch_bytes, limits.record_bytes_max) - HEADER_SIZE, 0)
+        self._topic_queues: dict[str, TopicQueues] = {}
         # The open batch for a topic's unkeyed records: the only look-up of the common case.
-        self._sticky: dict[str, Batch] = {}
-        self._closed: Callable[[], Exception] | None = None
+        self._sticky_batches: dict[str, ProducerBatch] = {}
+        self._gate_error: Callable[[], Exception] | None = None
 
     # -------------------------------------------------------------------- in any thread
 
@@ -237,18 +246,18 @@ class Accumulator:
         The caller then uses `append`.
         Cost: about 0.3 us.
         """
-        batch = self._sticky.get(topic)
+        batch = self._sticky_batches.get(topic)
         if type(value) is bytes and batch is not None:
-            left = batch.left - len(value) - RECORD_OVERHEAD
+            left = batch.free_bytes - len(value) - RECORD_OVERHEAD
             if left >= 0:
                 ticket = batch.ticket()
-                if not batch.stamp_start <= (now := self._now()) < batch.stamp_end:
-                    self._stamp(batch, ticket, now)
+                if not batch.millisecond_start <= (now := self._now()) < batch.millisecond_end:
+                    self._note_millisecond(batch, ticket, now)
                 batch.values[ticket] = value
-                batch.left = left
-                if not batch.sealed or self._kept(batch, ticket):
+                batch.free_bytes = left
+                if not batch.is_sealed or self._is_in_sealed(batch, ticket):
                     # Takes half the time of calling the class, which would be a sixth of this method.
-                    delivery = _new(Delivery)
+                    delivery = _new_object(Delivery)
                     delivery.outcome, delivery.ticket = batch.outcome, ticket
                     return delivery
         return None
@@ -266,17 +275,18 @@ class Accumulator:
     ) -> Delivery:
         """Take one record.
 
-        Raises: NotNow when the caller has to wait first; TooLarge; TypeError; the gate's error.
+        Raises: BufferFullOrUnknownTopic when the caller has to wait first; TooLarge; TypeError; the gate's
+            error.
         Cost: about 0.3 us.
         """
-        value, key, headers = _bytes(value), _bytes(key), tuple(headers)
-        size = RECORD_OVERHEAD + len(value or b"") + len(key or b"") + headers_size(headers)
-        batch, ticket = self._put(topic, (value, key, headers, timestamp_ms), partition, size)
+        value, key, headers = _to_bytes(value), _to_bytes(key), tuple(headers)
+        size = RECORD_OVERHEAD + len(value or b"") + len(key or b"") + estimate_headers_size(headers)
+        batch, ticket = self._append_record(topic, (value, key, headers, timestamp_ms), partition, size)
         if on_delivery is not None:
-            batch.outcome.watch(on_delivery, ticket)
+            batch.outcome.add_callback(on_delivery, ticket)
         return Delivery(batch.outcome, ticket)
 
-    def extend(self, topic: str, rows: Rows, partition: int | None) -> Parts:
+    def extend(self, topic: str, rows: Rows, partition: int | None) -> PlacedOutcomes:
         """Take many records at once; return the outcomes of their batches, with the places of their records.
 
         Records without a key stay together, in batches of one partition each; keyed records keep their order
@@ -288,262 +298,268 @@ class Accumulator:
         Cost: 0.01 us per Arrow record without a key, 0.1 us with one; several times that without the
             extension.
         """
-        queues = self._queues(topic)
-        if self.buffered >= self.limits.buffer_bytes:
-            raise NotNow(topic, full=True)
+        queues = self._find_topic_queues(topic)
+        if self.buffered_bytes >= self.limits.buffer_bytes:
+            raise BufferFullOrUnknownTopic(topic, full=True)
         count = len(queues.partitions)
-        if partition is not None or not rows.keyed:
-            where = None if partition is None else self._queue(topic, None, partition).tp.partition
+        if partition is not None or not rows.has_keys:
+            where = None if partition is None else self._select_queue(topic, None, partition).tp.partition
             groups = [(where, rows, cast(Sequence[int], range(rows.count)))]
         else:
-            places = rows.by_partition(count)
-            groups = [(p, rows.pick(of_p, keyed=p is not None), of_p) for p, of_p in places.items()]
+            places = rows.group_by_partition(count)
+            groups = [(p, rows.select_rows(of_p, keyed=p is not None), of_p) for p, of_p in places.items()]
         pieces = []
         for where, group, of_group in groups:
             begin = 0
-            for piece, size in cut(group, max(self._room, 1)):
+            for piece, size in split_rows(group, max(self._batch_capacity, 1)):
                 if size > self.limits.record_bytes_max and piece.count == 1:
-                    raise too_large(topic, where, size, self.limits.record_bytes_max)
+                    raise build_too_large_error(topic, where, size, self.limits.record_bytes_max)
                 pieces.append((where, piece, size, of_group[begin : begin + piece.count]))
                 begin += piece.count
-        made: Parts = []
+        made: PlacedOutcomes = []
         with self._lock:
             self._check_gate()
             cut_meanwhile = len(queues.partitions) < count
             if not cut_meanwhile:
-                made = [(self._add_sealed(queues, p, piece, size), of) for p, piece, size, of in pieces]
+                made = [(self._add_sealed_batch(queues, p, piece, size), of) for p, piece, size, of in pieces]
         if cut_meanwhile:
             return self.extend(topic, rows, partition)
-        self._ambient.wake()
+        self._env.wake()
         return made
 
-    def _put(
+    def _append_record(
         self,
         topic: str,
         record: tuple[bytes | None, bytes | None, Headers, int | None],
         partition: int | None,
         size: int,
-    ) -> tuple[Batch, int]:
+    ) -> tuple[ProducerBatch, int]:
         value, key, headers, timestamp_ms = record
         if size > self.limits.record_bytes_max:
-            raise too_large(topic, partition, size, self.limits.record_bytes_max)
+            raise build_too_large_error(topic, partition, size, self.limits.record_bytes_max)
         while True:
-            queue = self._queue(topic, key, partition)
-            batch = queue.open
-            if size > batch.left and batch.opened_ms >= 0:
-                self._roll(queue, batch)
+            queue = self._select_queue(topic, key, partition)
+            batch = queue.open_batch
+            if size > batch.free_bytes and batch.opened_ms >= 0:
+                self._roll_batch(queue, batch)
                 continue
             ticket = batch.ticket()
-            if not batch.stamp_start <= (now := self._now()) < batch.stamp_end:
-                self._stamp(batch, ticket, now)
+            if not batch.millisecond_start <= (now := self._now()) < batch.millisecond_end:
+                self._note_millisecond(batch, ticket, now)
             if timestamp_ms is not None:
-                batch.times[ticket] = timestamp_ms
+                batch.explicit_timestamps[ticket] = timestamp_ms
             if key is not None:
                 batch.keys[ticket] = key
             if headers:
                 batch.headers[ticket] = headers
             batch.values[ticket] = value
-            batch.left -= size
-            if not batch.sealed or self._kept(batch, ticket):
+            batch.free_bytes -= size
+            if not batch.is_sealed or self._is_in_sealed(batch, ticket):
                 return batch, ticket
 
-    def _queue(self, topic: str, key: bytes | None, partition: int | None) -> PartitionQueue:
-        queues = self._queues(topic)
+    def _select_queue(self, topic: str, key: bytes | None, partition: int | None) -> PartitionQueue:
+        queues = self._find_topic_queues(topic)
         partitions = queues.partitions
         if partition is not None:
             if not 0 <= partition < len(partitions):
-                raise unknown_partition(topic, partition, len(partitions))
+                raise build_unknown_partition_error(topic, partition, len(partitions))
             return partitions[partition]
         if key is not None:
-            return partitions[partition_of(key, len(partitions))]
-        return partitions[queues.stuck]
+            return partitions[hash_key_to_partition(key, len(partitions))]
+        return partitions[queues.sticky_partition]
 
-    def _queues(self, topic: str) -> TopicQueues:
+    def _find_topic_queues(self, topic: str) -> TopicQueues:
         self._check_gate()
-        queues = self._topics.get(topic)
+        queues = self._topic_queues.get(topic)
         if queues is None:
-            raise NotNow(topic, full=False)
+            raise BufferFullOrUnknownTopic(topic, full=False)
         return queues
 
     def _check_gate(self) -> None:
-        if self._closed is not None:
-            raise self._closed()
+        if self._gate_error is not None:
+            raise self._gate_error()
 
-    def _stamp(self, batch: Batch, ticket: int, now: float) -> None:
+    def _note_millisecond(self, batch: ProducerBatch, ticket: int, now: float) -> None:
         """Note a new millisecond for a batch. The first of a batch opens it."""
-        if batch.opened_ms < 0 and not batch.sealed:
-            if self.buffered >= self.limits.buffer_bytes:
-                raise NotNow(batch.tp.topic, full=True)
+        if batch.opened_ms < 0 and not batch.is_sealed:
+            if self.buffered_bytes >= self.limits.buffer_bytes:
+                raise BufferFullOrUnknownTopic(batch.tp.topic, full=True)
             self._check_gate()
-            batch.opened_ms = self._ambient.monotonic_ms()
-            partitions = self._topics[batch.tp.topic].partitions
+            batch.opened_ms = self._env.monotonic_ms()
+            partitions = self._topic_queues[batch.tp.topic].partitions
             if batch.tp.partition < len(partitions):  # else the partition was cut, after the batch was sealed
-                self.active[partitions[batch.tp.partition]] = None
-            self._ambient.wake()
+                self.active_queues[partitions[batch.tp.partition]] = None
+            self._env.wake()
         ms = int(now * 1000)
-        batch.stamps.append((ticket, ms))
-        batch.stamp_start, batch.stamp_end = ms / 1000, (ms + 1) / 1000
+        batch.timestamp_changes.append((ticket, ms))
+        batch.millisecond_start, batch.millisecond_end = ms / 1000, (ms + 1) / 1000
 
-    def _kept(self, batch: Batch, ticket: int) -> bool:
+    def _is_in_sealed(self, batch: ProducerBatch, ticket: int) -> bool:
         """Tell whether a record stored while its batch was being sealed is among the sealed ones [CLI-24]."""
         with self._lock:
-            return batch.holds(ticket)
+            return batch.has_ticket(ticket)
 
-    def _roll(self, queue: PartitionQueue, full: Batch) -> None:
+    def _roll_batch(self, queue: PartitionQueue, full: ProducerBatch) -> None:
         """Seal a full batch and open the next, unless another thread did."""
         with self._lock:
-            if queue.open is not full or full.sealed:
+            if queue.open_batch is not full or full.is_sealed:
                 return
-            if self.buffered >= self.limits.buffer_bytes:
-                raise NotNow(queue.tp.topic, full=True)
-            self._seal_open(queue)
-        self._ambient.wake()
+            if self.buffered_bytes >= self.limits.buffer_bytes:
+                raise BufferFullOrUnknownTopic(queue.tp.topic, full=True)
+            self._seal_open_batch(queue)
+        self._env.wake()
 
     # ------------------------------------------------------------------- under the lock
 
-    def _seal_open(self, queue: PartitionQueue) -> None:
-        batch = queue.open
-        queue.open = Batch(queue.tp, self._room)
-        batch.seal(self._room)
+    def _seal_open_batch(self, queue: PartitionQueue) -> None:
+        batch = queue.open_batch
+        queue.open_batch = ProducerBatch(queue.tp, self._batch_capacity)
+        batch.seal(self._batch_capacity)
         if batch.count:
-            self._queued(queue, batch)
-        if queue.topic.stuck == queue.tp.partition:
-            self._stick(queue.topic)
+            self._enqueue_batch(queue, batch)
+        if queue.topic_queues.sticky_partition == queue.tp.partition:
+            self._update_sticky_partition(queue.topic_queues)
 
     def _close_queue(self, queue: PartitionQueue) -> None:
         """Seal the open batch and leave a sealed one in its place for senders that still hold the queue.
 
         Order: the mark first [CLI-24]. A record stored before the mark has opened its batch, so it is seen.
         """
-        batch = queue.open
-        batch.sealed = True
-        closed = Batch(queue.tp, self._room)
-        closed.sealed = True
-        queue.open = closed
+        batch = queue.open_batch
+        batch.is_sealed = True
+        closed = ProducerBatch(queue.tp, self._batch_capacity)
+        closed.is_sealed = True
+        queue.open_batch = closed
         if batch.opened_ms >= 0:
-            batch.seal(self._room)
+            batch.seal(self._batch_capacity)
             if batch.count:
-                self._queued(queue, batch)
+                self._enqueue_batch(queue, batch)
 
-    def _add_sealed(self, queues: TopicQueues, where: int | None, rows: Rows, size: int) -> Outcome:
-        queue = queues.partitions[queues.stuck if where is None else where]
-        if queue.open.opened_ms >= 0:
-            self._seal_open(queue)
-        batch = Batch(queue.tp, 0)
+    def _add_sealed_batch(
+        self, queues: TopicQueues, where: int | None, rows: Rows, size: int
+    ) -> BatchOutcome:
+        queue = queues.partitions[queues.sticky_partition if where is None else where]
+        if queue.open_batch.opened_ms >= 0:
+            self._seal_open_batch(queue)
+        batch = ProducerBatch(queue.tp, 0)
         batch.fill(rows, HEADER_SIZE + size)
-        batch.opened_ms = self._ambient.monotonic_ms()
-        self._queued(queue, batch)
+        batch.opened_ms = self._env.monotonic_ms()
+        self._enqueue_batch(queue, batch)
         if where is None:
-            self._stick(queues)
+            self._update_sticky_partition(queues)
         return batch.outcome
 
-    def _queued(self, queue: PartitionQueue, batch: Batch) -> None:
-        queue.sealed.append(batch)
-        queue.topic.stuck_bytes += batch.size
-        self.buffered += batch.size
-        self.active[queue] = None
+    def _enqueue_batch(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        queue.sealed_batches.append(batch)
+        queue.topic_queues.sticky_bytes += batch.size
+        self.buffered_bytes += batch.size
+        self.active_queues[queue] = None
 
-    def _stick(self, queues: TopicQueues) -> None:
+    def _update_sticky_partition(self, queues: TopicQueues) -> None:
         """Choose the partition for unkeyed records; it changes after about a batch's worth (KIP-794)."""
-        if queues.stuck_bytes * 2 >= self.limits.batch_bytes and queues.candidates:
-            queued = [len(queues.partitions[p].sealed) for p in queues.candidates]
-            queues.stuck = next_partition(queues.candidates, queued, self._ambient.noise())
-            queues.stuck_bytes = 0
-        if self._closed is None:
-            self._sticky[queues.name] = queues.partitions[queues.stuck].open
+        if queues.sticky_bytes * 2 >= self.limits.batch_bytes and queues.candidate_partitions:
+            queued = [len(queues.partitions[p].sealed_batches) for p in queues.candidate_partitions]
+            queues.sticky_partition = choose_sticky_partition(
+                queues.candidate_partitions, queued, self._env.uniform()
+            )
+            queues.sticky_bytes = 0
+        if self._gate_error is None:
+            self._sticky_batches[queues.name] = queues.partitions[queues.sticky_partition].open_batch
 
     # --------------------------------------------------------------------- by the engine
 
-    def learn(self, topic: str, partitions: int, led: Sequence[int]) -> None:
+    def update_topic(self, topic: str, partitions: int, led: Sequence[int]) -> None:
         """Set the number of a topic's partitions, and which have a leader (`led`)."""
         with self._lock:
-            queues = self._topics.setdefault(topic, TopicQueues(topic))
+            queues = self._topic_queues.setdefault(topic, TopicQueues(topic))
             for partition in range(len(queues.partitions), partitions):
                 tp = TopicPartition(topic, partition)
-                queues.partitions.append(PartitionQueue(queues, partition, Batch(tp, self._room)))
+                queues.partitions.append(
+                    PartitionQueue(queues, partition, ProducerBatch(tp, self._batch_capacity))
+                )
             candidates = led or range(partitions)
-            if queues.candidates != candidates:
-                queues.candidates = candidates
-                if queues.stuck not in candidates or topic not in self._sticky:
-                    queues.stuck_bytes = max(self.limits.batch_bytes, 1)
-            self._stick(queues)
+            if queues.candidate_partitions != candidates:
+                queues.candidate_partitions = candidates
+                if queues.sticky_partition not in candidates or topic not in self._sticky_batches:
+                    queues.sticky_bytes = max(self.limits.batch_bytes, 1)
+            self._update_sticky_partition(queues)
 
-    def cut(self, topic: str, partitions: int) -> list[Batch]:
+    def drop_partitions(self, topic: str, partitions: int) -> list[ProducerBatch]:
         """Drop the queues of partitions that a recreated topic no longer has; return their waiting batches.
 
         A sender that still holds one of them sees that its batch is sealed, and chooses again [CLI-24].
         """
-        waiting: list[Batch] = []
+        waiting: list[ProducerBatch] = []
         with self._lock:
-            queues = self._topics.get(topic)
+            queues = self._topic_queues.get(topic)
             gone = [] if queues is None else queues.partitions[partitions:]
             if queues is None or not gone:
                 return waiting
-            if queues.stuck >= partitions:
-                queues.stuck = 0
-                self._sticky.pop(topic, None)
+            if queues.sticky_partition >= partitions:
+                queues.sticky_partition = 0
+                self._sticky_batches.pop(topic, None)
             for queue in gone:
                 self._close_queue(queue)
-                waiting += queue.sealed
-                queue.sealed.clear()
-                self.active.pop(queue, None)
+                waiting += queue.sealed_batches
+                queue.sealed_batches.clear()
+                self.active_queues.pop(queue, None)
             queues.partitions = queues.partitions[:partitions]
-            queues.candidates = ()
+            queues.candidate_partitions = ()
         return waiting
 
-    def forget(self, topic: str) -> None:
+    def forget_topic(self, topic: str) -> None:
         """Drop an idle topic for which no record waits."""
         with self._lock:
-            queues = self._topics.get(topic)
-            if queues is not None and all(queue.empty for queue in queues.partitions):
-                self._sticky.pop(topic, None)
-                del self._topics[topic]
+            queues = self._topic_queues.get(topic)
+            if queues is not None and all(queue.is_empty for queue in queues.partitions):
+                self._sticky_batches.pop(topic, None)
+                del self._topic_queues[topic]
 
-    def knows(self, topic: str) -> bool:
-        return topic in self._topics
+    def has_topic(self, topic: str) -> bool:
+        return topic in self._topic_queues
 
     @property
-    def topics(self) -> tuple[str, ...]:
-        return tuple(self._topics)
+    def topic_names(self) -> tuple[str, ...]:
+        return tuple(self._topic_queues)
 
-    def waiting(self) -> list[Outcome]:
+    def list_sealed_outcomes(self) -> list[BatchOutcome]:
         """Return the outcomes of all sealed batches."""
         with self._lock:
-            return [batch.outcome for queue in list(self.active) for batch in queue.sealed]
+            return [batch.outcome for queue in list(self.active_queues) for batch in queue.sealed_batches]
 
-    def take(self, queue: PartitionQueue, now_ms: int, *, linger: bool = True) -> Batch | None:
+    def take_batch(self, queue: PartitionQueue, now_ms: int, *, linger: bool = True) -> ProducerBatch | None:
         """Return the next batch of a queue if it is full, has waited for linger.ms, or must not wait."""
         with self._lock:
-            if not queue.sealed:
-                ripe = queue.open.opened_ms + self.limits.linger_ms <= now_ms
-                if queue.open.opened_ms >= 0 and (ripe or not linger):
-                    self._seal_open(queue)
-            return queue.sealed.popleft() if queue.sealed else None
+            if not queue.sealed_batches:
+                ripe = queue.open_batch.opened_ms + self.limits.linger_ms <= now_ms
+                if queue.open_batch.opened_ms >= 0 and (ripe or not linger):
+                    self._seal_open_batch(queue)
+            return queue.sealed_batches.popleft() if queue.sealed_batches else None
 
-    def settle_active(self, queue: PartitionQueue) -> None:
+    def deactivate_if_empty(self, queue: PartitionQueue) -> None:
         """Remove a queue without records from the list of active ones."""
-        self.active.pop(queue, None)
-        if not queue.empty:  # checked after the removal: a sender adds the queue again before it stores
-            self.active[queue] = None
+        self.active_queues.pop(queue, None)
+        if not queue.is_empty:  # checked after the removal: a sender adds the queue again before it stores
+            self.active_queues[queue] = None
 
-    def seal_all(self) -> None:
+    def seal_open_batches(self) -> None:
         """Seal all open batches without waiting for linger.ms."""
         with self._lock:
-            for queue in list(self.active):
-                if queue.open.opened_ms >= 0:
-                    self._seal_open(queue)
+            for queue in list(self.active_queues):
+                if queue.open_batch.opened_ms >= 0:
+                    self._seal_open_batch(queue)
 
-    def put_back(self, queue: PartitionQueue, batches: Iterable[Batch]) -> None:
+    def reenqueue(self, queue: PartitionQueue, batches: Iterable[ProducerBatch]) -> None:
         """Put the pieces of a divided batch before everything else of their partition."""
         with self._lock:
             for batch in reversed(list(batches)):
-                queue.sealed.appendleft(batch)
-            self.active[queue] = None
+                queue.sealed_batches.appendleft(batch)
+            self.active_queues[queue] = None
 
-    def release(self, size: int) -> None:
+    def release_memory(self, size: int) -> None:
         """Free the bytes of a batch that has its final answer."""
         with self._lock:
-            self.buffered -= size
+            self.buffered_bytes -= size
 
     def close_gate(self, why: Callable[[], Exception]) -> None:
         """Refuse records from now on, with the error that `why` makes [CLI-25].
@@ -552,50 +568,50 @@ class Accumulator:
         batch was sealed, and comes back to the gate.
         """
         with self._lock:
-            self._closed = why
-            self._sticky.clear()
-            for queues in self._topics.values():
+            self._gate_error = why
+            self._sticky_batches.clear()
+            for queues in self._topic_queues.values():
                 for queue in queues.partitions:
                     # Even a batch without records: a sender past the gate may be about to open it.
-                    self._seal_open(queue)
+                    self._seal_open_batch(queue)
 
     def open_gate(self) -> None:
         """Take records again."""
         with self._lock:
-            self._closed = None
-            for queues in self._topics.values():
-                self._stick(queues)
+            self._gate_error = None
+            for queues in self._topic_queues.values():
+                self._update_sticky_partition(queues)
 
-    def drain(self) -> list[Batch]:
+    def drain(self) -> list[ProducerBatch]:
         """Remove and return all waiting batches; they will not be sent."""
-        drained: list[Batch] = []
+        drained: list[ProducerBatch] = []
         with self._lock:
-            for queue in list(self.active):
-                if queue.open.opened_ms >= 0:
-                    self._seal_open(queue)
-                drained += queue.sealed
-                queue.sealed.clear()
-                del self.active[queue]
+            for queue in list(self.active_queues):
+                if queue.open_batch.opened_ms >= 0:
+                    self._seal_open_batch(queue)
+                drained += queue.sealed_batches
+                queue.sealed_batches.clear()
+                del self.active_queues[queue]
         return drained
 
 
 # ---------------------------------------------------------------------------------- records
 
 
-def too_large(topic: str, partition: int | None, size: int, limit: int) -> ClientError:
+def build_too_large_error(topic: str, partition: int | None, size: int, limit: int) -> ClientError:
     """Return the error for a record that no request can carry. Nothing was sent."""
     where = topic if partition is None else TopicPartition(topic, partition)
     text = f"a record of up to {size} bytes, above max.request.size = {limit}"
-    return refused("Produce", where, ErrorCode.MESSAGE_TOO_LARGE, text)
+    return build_broker_error("Produce", where, ErrorCode.MESSAGE_TOO_LARGE, text)
 
 
-def unknown_partition(topic: str, partition: int, partitions: int) -> ClientError:
+def build_unknown_partition_error(topic: str, partition: int, partitions: int) -> ClientError:
     text = f"the topic has partitions 0 to {partitions - 1}"
     where = TopicPartition(topic, partition)
-    return refused("Produce", where, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
+    return build_broker_error("Produce", where, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
 
 
-def _bytes(content: object) -> bytes | None:
+def _to_bytes(content: object) -> bytes | None:
     if content is None or type(content) is bytes:
         return content
     if isinstance(content, (bytes, bytearray, memoryview)):
@@ -603,8 +619,8 @@ def _bytes(content: object) -> bytes | None:
     raise TypeError(f"keys and values are bytes, not {type(content).__name__}: encode them first")
 
 
-def all_bytes(contents: Sequence[bytes | None]) -> list[bytes | None]:
+def to_bytes_list(contents: Sequence[bytes | None]) -> list[bytes | None]:
     """Return the contents as a list of bytes. Raise TypeError for anything else."""
     if set(map(type, contents)) <= {bytes, type(None)}:
         return list(contents)
-    return [_bytes(content) for content in contents]
+    return [_to_bytes(content) for content in contents]

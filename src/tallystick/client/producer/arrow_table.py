@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tallystick import _lazy
 from tallystick.client.producer.arrow_rows import ArrowRows
-from tallystick.client.producer.batches import Run, runs_of
+from tallystick.client.producer.batches import TimestampRun, build_runs
 from tallystick.protocol.records import Headers
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
 
 
-class Share(NamedTuple):
+class PartitionRows(NamedTuple):
     """Rows for one topic, and one partition unless their keys decide; `places` are theirs in the batch."""
 
     topic: str
@@ -33,7 +33,7 @@ class Share(NamedTuple):
     places: Sequence[int]
 
 
-def shares(batch: "RecordBatch | Table", topic: str | None, now_ms: int) -> list[Share]:
+def split_by_partition(batch: "RecordBatch | Table", topic: str | None, now_ms: int) -> list[PartitionRows]:
     """Divide the rows of `batch` by topic and partition; each share keeps their order.
 
     A batch without rows has no shares.
@@ -45,19 +45,23 @@ def shares(batch: "RecordBatch | Table", topic: str | None, now_ms: int) -> list
     """
     if not batch.num_rows:
         return []
-    value = _column(batch, "value")
+    value = _get_column(batch, "value")
     if value is None:
         raise ValueError(f"a column `value` is needed, there are: {', '.join(batch.schema.names)}")
-    runs = _runs(_column(batch, "timestamp"), now_ms)
-    rows = ArrowRows.of(value, _column(batch, "key"), runs, _headers(_column(batch, "headers")))
-    topics, of_row = _topics(_column(batch, "topic"), topic, rows.count)
-    partitions = _partitions(_column(batch, "partition"))
+    runs = _read_timestamp_runs(_get_column(batch, "timestamp"), now_ms)
+    rows = ArrowRows.from_arrays(
+        value, _get_column(batch, "key"), runs, _read_headers(_get_column(batch, "headers"))
+    )
+    topics, of_row = _encode_topics(_get_column(batch, "topic"), topic, rows.count)
+    partitions = _read_partitions(_get_column(batch, "partition"))
     if len(topics) == 1 and partitions is None:
-        return [Share(topics[0], None, rows, range(rows.count))]
-    return list(_divided(rows, topics, of_row, partitions))
+        return [PartitionRows(topics[0], None, rows, range(rows.count))]
+    return list(_split_rows(rows, topics, of_row, partitions))
 
 
-def _divided(rows: ArrowRows, topics: Sequence[str], of_row: Any, partitions: Any) -> Iterator[Share]:
+def _split_rows(
+    rows: ArrowRows, topics: Sequence[str], of_row: Any, partitions: Any
+) -> Iterator[PartitionRows]:
     np = _lazy.load("numpy")
     if partitions is None:
         partitions = np.full(rows.count, -1, dtype=np.int64)
@@ -68,11 +72,11 @@ def _divided(rows: ArrowRows, topics: Sequence[str], of_row: Any, partitions: An
     for begin, places in zip(begins, np.split(order, changes), strict=True):
         partition = int(partitions[begin])
         listed = places.tolist()
-        own = rows if len(begins) == 1 else rows.pick(listed, keyed=True)
-        yield Share(topics[of_row[begin]], None if partition < 0 else partition, own, listed)
+        own = rows if len(begins) == 1 else rows.select_rows(listed, keyed=True)
+        yield PartitionRows(topics[of_row[begin]], None if partition < 0 else partition, own, listed)
 
 
-def _column(batch: "RecordBatch | Table", name: str) -> Any:
+def _get_column(batch: "RecordBatch | Table", name: str) -> Any:
     """Return the column in one piece; None where there is none."""
     if name not in batch.schema.names:
         return None
@@ -80,7 +84,7 @@ def _column(batch: "RecordBatch | Table", name: str) -> Any:
     return column.combine_chunks() if hasattr(column, "combine_chunks") else column
 
 
-def _topics(column: Any, topic: str | None, count: int) -> tuple[list[str], Any]:
+def _encode_topics(column: Any, topic: str | None, count: int) -> tuple[list[str], Any]:
     """Return the names of the topics, and the index of each row's topic in them."""
     np, pa = _lazy.load("numpy"), _lazy.load("pyarrow")
     if topic is not None:
@@ -93,7 +97,7 @@ def _topics(column: Any, topic: str | None, count: int) -> tuple[list[str], Any]
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _partitions(column: Any) -> Any:
+def _read_partitions(column: Any) -> Any:
     """Return the partition of each row, -1 for none; None where no row has one."""
     np, pc = _lazy.load("numpy"), _lazy.load("pyarrow.compute")
     if column is None or column.null_count == len(column):
@@ -103,16 +107,16 @@ def _partitions(column: Any) -> Any:
     return pc.fill_null(column, -1).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _runs(column: Any, now_ms: int) -> list[Run]:
+def _read_timestamp_runs(column: Any, now_ms: int) -> list[TimestampRun]:
     if column is None or column.null_count == len(column):
         return [(0, now_ms)]
     pa, pc = _lazy.load("pyarrow"), _lazy.load("pyarrow.compute")
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
-    return runs_of(pc.fill_null(column.cast(pa.int64()), now_ms).to_pylist())
+    return build_runs(pc.fill_null(column.cast(pa.int64()), now_ms).to_pylist())
 
 
-def _headers(column: Any) -> list[Headers] | None:
+def _read_headers(column: Any) -> list[Headers] | None:
     pc = _lazy.load("pyarrow.compute")
     if column is None or not pc.sum(pc.list_value_length(column)).as_py():
         return None

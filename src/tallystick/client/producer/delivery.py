@@ -1,6 +1,6 @@
 """Delivery futures: the value that `send` returns, and the outcome it refers to.
 
-A batch of records has one `Outcome`. A `Delivery` is the outcome and a place in it, so that ten thousand
+A batch of records has one `BatchOutcome`. A `Delivery` is the outcome and a place in it, so that ten thousand
 records are acknowledged by one assignment. It has the methods of `concurrent.futures.Future`, and can be
 awaited in any event loop.
 """
@@ -15,8 +15,8 @@ from time import monotonic
 from typing import Final, Self
 
 from tallystick.client.errors import ClientError, TimedOut
-from tallystick.client.forks import forked, this_process
-from tallystick.client.producer.batches import Run, time_at
+from tallystick.client.forks import build_forked_error, get_process_token
+from tallystick.client.producer.batches import TimestampRun, find_timestamp
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
 from tallystick.kernel.value import frozen
@@ -63,7 +63,7 @@ class BatchPart:
     rows: Sequence[int]
 
 
-class Outcome:
+class BatchOutcome:
     """Result of one batch; settled once, by the engine, and read from any thread [CLI-20].
 
     No lock: a watcher is added first and the outcome checked after; the engine settles first and removes
@@ -71,74 +71,76 @@ class Outcome:
     """
 
     __slots__ = (
-        "_process",
-        "_watchers",
+        "_callbacks",
+        "_process_token",
         "base_offset",
         "error",
+        "is_complete",
         "log_append_time_ms",
         "partition",
-        "parts",
-        "places",
-        "runs",
-        "settled",
+        "pieces",
+        "place_by_ticket",
+        "timestamp_runs",
         "topic",
     )
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
-        self.settled = False
+        self.is_complete = False
         self.error: ClientError | None = None
         self.base_offset: int | None = None
-        self.runs: Sequence[Run] = ()
+        self.timestamp_runs: Sequence[TimestampRun] = ()
         self.log_append_time_ms: int | None = None
         # Place of each ticket, if the records are not in the order of their tickets.
-        self.places: dict[int, int] | None = None
+        self.place_by_ticket: dict[int, int] | None = None
         # The pieces this batch was divided into: where each begins, and its outcome.
-        self.parts: list[tuple[int, Outcome]] = []
-        self._watchers: deque[tuple[DeliveryCallback, int]] = deque()
-        self._process = this_process()
+        self.pieces: list[tuple[int, BatchOutcome]] = []
+        self._callbacks: deque[tuple[DeliveryCallback, int]] = deque()
+        self._process_token = get_process_token()
 
-    def watch(self, callback: DeliveryCallback, ticket: int) -> None:
+    def add_callback(self, callback: DeliveryCallback, ticket: int) -> None:
         """Call `callback` when settled; at once, in this thread, if it is settled already.
 
         Raises: IllegalState in a forked child, where the outcome is never settled [CLI-61].
         """
-        if self._process is not this_process() and not self.settled:
-            raise forked("waiting for a record's delivery")
-        self._watchers.append((callback, ticket))
-        if self.settled:
-            self._tell()
+        if self._process_token is not get_process_token() and not self.is_complete:
+            raise build_forked_error("waiting for a record's delivery")
+        self._callbacks.append((callback, ticket))
+        if self.is_complete:
+            self._notify()
 
-    def settle(self, error: ClientError | None = None) -> None:
+    def complete(self, error: ClientError | None = None) -> None:
         """Settle the outcome and call the watchers; the fields beside `error` are set before."""
         self.error = error
-        self.settled = True
-        self._tell()
+        self.is_complete = True
+        self._notify()
 
-    def divide(self, begins: Sequence[int]) -> "list[Outcome]":
+    def split(self, begins: Sequence[int]) -> "list[BatchOutcome]":
         """Return outcomes for pieces that begin at these places; this one is settled when all of them are."""
-        pieces = [Outcome(self.topic, self.partition) for _ in begins]
-        self.parts = list(zip(begins, pieces, strict=True))
+        pieces = [BatchOutcome(self.topic, self.partition) for _ in begins]
+        self.pieces = list(zip(begins, pieces, strict=True))
         left = len(pieces)
 
         def one_is_settled(delivery: "Delivery") -> None:
             nonlocal left
             left -= 1
             if not left:
-                self.settle(next((piece.error for piece in pieces if piece.error is not None), None))
+                self.complete(next((piece.error for piece in pieces if piece.error is not None), None))
 
         for piece in pieces:
-            piece.watch(one_is_settled, 0)
+            piece.add_callback(one_is_settled, 0)
         return pieces
 
-    def metadata(self, ticket: int) -> RecordMetadata:
+    def build_metadata(self, ticket: int) -> RecordMetadata:
         """Return where a record is, once settled. Raise the error it failed with."""
-        return self._at(ticket if self.places is None else self.places[ticket])
+        return self._build_metadata_at(
+            ticket if self.place_by_ticket is None else self.place_by_ticket[ticket]
+        )
 
-    def _at(self, place: int) -> RecordMetadata:
-        if self.parts:
-            begin, piece = self.parts[bisect_right(self.parts, place, key=_begin) - 1]
-            return piece._at(place - begin)
+    def _build_metadata_at(self, place: int) -> RecordMetadata:
+        if self.pieces:
+            begin, piece = self.pieces[bisect_right(self.pieces, place, key=_piece_begin) - 1]
+            return piece._build_metadata_at(place - begin)
         if self.error is not None:
             raise self.error
         at = self.log_append_time_ms
@@ -146,24 +148,24 @@ class Outcome:
             self.topic,
             self.partition,
             None if self.base_offset is None else Offset(self.base_offset + place),
-            TimestampMs(time_at(self.runs, place) if at is None else at),
+            TimestampMs(find_timestamp(self.timestamp_runs, place) if at is None else at),
         )
 
-    def _tell(self) -> None:
-        watchers = self._watchers
+    def _notify(self) -> None:
+        watchers = self._callbacks
         while watchers:
             try:
                 callback, ticket = watchers.popleft()
             except IndexError:  # another thread took the last
                 return
-            _call(callback, Delivery(self, ticket))
+            _run_callback(callback, Delivery(self, ticket))
 
 
-def _begin(part: tuple[int, Outcome]) -> int:
+def _piece_begin(part: tuple[int, BatchOutcome]) -> int:
     return part[0]
 
 
-def _call(callback: DeliveryCallback, delivery: "Delivery") -> None:
+def _run_callback(callback: DeliveryCallback, delivery: "Delivery") -> None:
     try:
         callback(delivery)
     except Exception:
@@ -176,12 +178,12 @@ class Delivery:
 
     __slots__ = ("outcome", "ticket")
 
-    def __init__(self, outcome: Outcome, ticket: int) -> None:
+    def __init__(self, outcome: BatchOutcome, ticket: int) -> None:
         self.outcome, self.ticket = outcome, ticket
 
     def done(self) -> bool:
         """Tell whether the record has been written or has failed."""
-        return self.outcome.settled
+        return self.outcome.is_complete
 
     def cancelled(self) -> bool:
         """Return False: an accepted record is sent, or fails with an error."""
@@ -195,61 +197,61 @@ class Delivery:
             flight and may still be written.
         """
         self._wait(timeout)
-        return self.outcome.metadata(self.ticket)
+        return self.outcome.build_metadata(self.ticket)
 
     def exception(self, timeout: float | None = None) -> ClientError | None:
         """Return the error the record failed with, or None; wait like `result`."""
         self._wait(timeout)
         try:
-            self.outcome.metadata(self.ticket)
+            self.outcome.build_metadata(self.ticket)
         except ClientError as exc:
             return exc
         return None
 
     def _wait(self, timeout: float | None) -> None:
-        if self.outcome.settled:
+        if self.outcome.is_complete:
             return
         waiting = threading.Lock()
         waiting.acquire()
-        self.outcome.watch(lambda _: waiting.release(), self.ticket)
+        self.outcome.add_callback(lambda _: waiting.release(), self.ticket)
         if not waiting.acquire(timeout=-1 if timeout is None else min(timeout, _WAIT_MAX_S)):
             late = TimedOut("timeout", int((timeout or 0) * 1000), "waiting for a record's delivery")
             raise late.after(Effect.UNKNOWN)  # still in flight, and possibly written already
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback` with this delivery when it is done, in the engine's thread; at once if it is."""
-        self.outcome.watch(lambda _: callback(self), self.ticket)
+        self.outcome.add_callback(lambda _: callback(self), self.ticket)
 
     def __await__(self) -> Generator[object, None, RecordMetadata]:
-        if not self.outcome.settled:
-            yield from self._settled()
+        if not self.outcome.is_complete:
+            yield from self._create_waiter()
         return self.result(0)
 
-    def _settled(self) -> "asyncio.Future[None]":
+    def _create_waiter(self) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
         done = loop.create_future()
-        self.outcome.watch(lambda _: loop.call_soon_threadsafe(_wake, done), self.ticket)
+        self.outcome.add_callback(lambda _: loop.call_soon_threadsafe(_resolve_waiter, done), self.ticket)
         return done
 
     def __repr__(self) -> str:
         outcome = self.outcome
-        how = "pending" if not outcome.settled else "failed" if outcome.error else "done"
+        how = "pending" if not outcome.is_complete else "failed" if outcome.error else "done"
         return f"<Delivery {outcome.topic}-{outcome.partition} #{self.ticket} {how}>"
 
 
 class BatchDelivery:
     """Future of many records that were sent in one call."""
 
-    __slots__ = ("_pieces", "_rows", "topic")
+    __slots__ = ("_deliveries", "_places", "topic")
 
-    def __init__(self, topic: str, parts: Sequence[tuple[Outcome, Sequence[int]]]) -> None:
+    def __init__(self, topic: str, parts: Sequence[tuple[BatchOutcome, Sequence[int]]]) -> None:
         self.topic = topic
-        self._pieces = [Delivery(outcome, 0) for outcome, _ in parts]
-        self._rows = [rows for _, rows in parts]
+        self._deliveries = [Delivery(outcome, 0) for outcome, _ in parts]
+        self._places = [rows for _, rows in parts]
 
     def done(self) -> bool:
         """Tell whether every record has been written or has failed."""
-        return all(piece.done() for piece in self._pieces)
+        return all(piece.done() for piece in self._deliveries)
 
     def result(self, timeout: float | None = None) -> BatchMetadata:
         """Return where the records are; wait up to `timeout` seconds for all of them together.
@@ -257,29 +259,29 @@ class BatchDelivery:
         Raises: the error of the first part that failed; TimedOut.
         """
         until = None if timeout is None else monotonic() + timeout
-        for piece in self._pieces:
+        for piece in self._deliveries:
             piece._wait(None if until is None else max(until - monotonic(), 0.0))
-        pieces = zip(self._pieces, self._rows, strict=True)
-        parts = tuple(part for piece, rows in pieces for part in _parts(piece, rows))
-        return BatchMetadata(self.topic, sum(map(len, self._rows)), parts)
+        pieces = zip(self._deliveries, self._places, strict=True)
+        parts = tuple(part for piece, rows in pieces for part in _build_parts(piece, rows))
+        return BatchMetadata(self.topic, sum(map(len, self._places)), parts)
 
     def __await__(self) -> Generator[object, None, BatchMetadata]:
-        for piece in self._pieces:
+        for piece in self._deliveries:
             if not piece.done():
-                yield from piece._settled()
+                yield from piece._create_waiter()
         return self.result(0)
 
 
-def _parts(piece: Delivery, rows: Sequence[int]) -> list[BatchPart]:
+def _build_parts(piece: Delivery, rows: Sequence[int]) -> list[BatchPart]:
     outcome = piece.outcome
-    begins = [begin for begin, _ in outcome.parts] or [0]
+    begins = [begin for begin, _ in outcome.pieces] or [0]
     parts = []
     for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
-        first = outcome.metadata(begin)
+        first = outcome.build_metadata(begin)
         parts.append(BatchPart(first.partition, first.offset, rows[begin:end]))
     return parts
 
 
-def _wake(done: "asyncio.Future[None]") -> None:
+def _resolve_waiter(done: "asyncio.Future[None]") -> None:
     if not done.done():
         done.set_result(None)

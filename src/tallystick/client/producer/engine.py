@@ -1,8 +1,8 @@
 """The producer's engine: takes records from any thread and delivers their outcomes.
 
     engine = ProducerEngine(cluster, config)        on the loop
-    engine.append("orders", b"...")                 in any thread; NotNow: `await engine.admitted(...)` first
-    await engine.flush(deadline)
+    engine.append("orders", b"...")                 in any thread; BufferFullOrUnknownTopic: `await
+    engine.admitted(...)` first await engine.flush(deadline)
     await engine.close(deadline)
 
 `_pump` does whatever can be done now and sets a timer for what is due later. It runs when a caller opens or
@@ -21,13 +21,13 @@ from uuid import UUID
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, Closed, TimedOut
-from tallystick.client.jitter import noise
+from tallystick.client.jitter import uniform
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
-from tallystick.client.producer.accumulator import Accumulator, Ambient, Limits
-from tallystick.client.producer.delivery import Outcome
-from tallystick.client.producer.identity import InTransactions, OwnIdentity, Unsigned
-from tallystick.client.producer.sender import Dispatcher, Hooks
+from tallystick.client.producer.accumulator import AccumulatorEnv, AccumulatorLimits, RecordAccumulator
+from tallystick.client.producer.delivery import BatchOutcome
+from tallystick.client.producer.identity import IdempotentIdentity, NoIdentity, TransactionalIdentity
+from tallystick.client.producer.sender import Sender, SenderHooks
 from tallystick.client.producer.txn_context import TxnContext
 from tallystick.client.retry import Deadline
 from tallystick.kernel.clock import Clock, SystemClock
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # Callers that wait for memory are woken together, once this share is free: one by one is slower.
-_ROOM_SHARE: Final = 0.5
+_WAKE_FREE_SHARE: Final = 0.5
 
 
 class ProducerEngine:
@@ -58,25 +58,25 @@ class ProducerEngine:
         self._clock = clock or SystemClock()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._woken = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._refresh: asyncio.Task[None] | None = None
-        self._stale: dict[str, None] = {}
+        self._is_pump_scheduled = False
+        self._pump_timer: asyncio.TimerHandle | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._stale_topics: dict[str, None] = {}
         self._image = cluster.image
-        self._ids: dict[str, UUID] = {}
-        self._room: list[asyncio.Future[None]] = []
+        self._topic_ids: dict[str, UUID] = {}
+        self._space_waiters: list[asyncio.Future[None]] = []
         self._closed = False
-        self.accumulator = Accumulator(
-            Limits(
+        self.accumulator = RecordAccumulator(
+            AccumulatorLimits(
                 batch_bytes=min(config.batch_size, config.max_request_size),
                 linger_ms=config.linger_ms,
                 buffer_bytes=config.buffer_memory,
                 record_bytes_max=config.max_request_size,
             ),
-            Ambient(
+            AccumulatorEnv(
                 now=time.time,
                 monotonic_ms=self._clock.monotonic_ms,
-                noise=noise,
+                uniform=uniform,
                 lock=threading.Lock(),
                 wake=self.wake,
             ),
@@ -84,20 +84,18 @@ class ProducerEngine:
         self.append_value = self.accumulator.append_value
         self.append = self.accumulator.append
         self.extend = self.accumulator.extend
-        signer = OwnIdentity(cluster, self.wake) if config.enable_idempotence else Unsigned()
-        hooks = Hooks(self._changed, self._want_metadata)
-        self._dispatcher = Dispatcher(
-            cluster, config, self.accumulator, signer, clock=self._clock, hooks=hooks
-        )
+        signer = IdempotentIdentity(cluster, self.wake) if config.enable_idempotence else NoIdentity()
+        hooks = SenderHooks(self._schedule_pump, self._request_metadata)
+        self._sender = Sender(cluster, config, self.accumulator, signer, clock=self._clock, hooks=hooks)
 
-    def use(self, txn: TxnContext) -> None:
+    def use_transactions(self, txn: TxnContext) -> None:
         """Send in transactions: `append` and `extend` ask `txn` first. Called before the first record."""
-        self._dispatcher.signer = InTransactions(txn, self.wake)
-        self.append_value = _after(self._sendable(txn), self.accumulator.append_value)
-        self.append = _after(self._sendable(txn), self.accumulator.append)
-        self.extend = _after(self._sendable(txn), self.accumulator.extend)
+        self._sender.producer_identity = TransactionalIdentity(txn, self.wake)
+        self.append_value = _check_before(self._build_send_check(txn), self.accumulator.append_value)
+        self.append = _check_before(self._build_send_check(txn), self.accumulator.append)
+        self.extend = _check_before(self._build_send_check(txn), self.accumulator.extend)
 
-    def _sendable(self, txn: TxnContext) -> Callable[[], None]:
+    def _build_send_check(self, txn: TxnContext) -> Callable[[], None]:
         def check() -> None:
             try:
                 txn.check_sendable()
@@ -112,31 +110,33 @@ class ProducerEngine:
 
     def wake(self) -> None:
         """Schedule the pump. Cheap when it is already scheduled."""
-        if not self._woken:
-            self._woken = True
+        if not self._is_pump_scheduled:
+            self._is_pump_scheduled = True
             try:
                 if threading.get_ident() == self._thread:
                     self._loop.call_soon(self._pump)
                 else:
                     self._loop.call_soon_threadsafe(self._pump)
             except RuntimeError:  # the loop is closed, and so is this engine
-                self._woken = False
+                self._is_pump_scheduled = False
 
     # ----------------------------------------------------------------------- on the loop
 
-    async def admitted(self, topic: str, deadline: Deadline) -> None:
-        """Wait until `append` can take a record for `topic`: its partitions are known and there is memory.
+    async def wait_for_space(self, topic: str, deadline: Deadline) -> None:
+        """Wait until `append` can take a record for `topic`: partitions known, memory free.
 
         Raises: TimedOut (max.block.ms); UnknownTopic and other errors that a retry does not mend; Closed.
         """
         started_ns = time.monotonic_ns()
-        measures = self._dispatcher.measures
+        measures = self._sender.metrics
         while not self._closed:
-            if not self.accumulator.knows(topic):
-                await self._cluster.retrying("Metadata", topic, lambda: self._learn(topic), deadline)
+            if not self.accumulator.has_topic(topic):
+                await self._cluster.run_with_retries(
+                    "Metadata", topic, lambda: self._fetch_topic(topic), deadline
+                )
                 measures.metadata_wait_ns += time.monotonic_ns() - started_ns
-            elif self.accumulator.buffered >= self.accumulator.limits.buffer_bytes:
-                await self._await_room(deadline)
+            elif self.accumulator.buffered_bytes >= self.accumulator.limits.buffer_bytes:
+                await self._wait_for_memory(deadline)
                 measures.block_ms.add((time.monotonic_ns() - started_ns) / 1_000_000)
             else:
                 return
@@ -150,26 +150,31 @@ class ProducerEngine:
         """
         started_ns = time.monotonic_ns()
         if deadline is None:
-            deadline = self._cluster.deadline("delivery.timeout.ms", 2 * self._config.delivery_timeout_ms)
-        self.accumulator.seal_all()
-        awaited = [*self.accumulator.waiting(), *(b.outcome for b in self._dispatcher.outstanding())]
+            deadline = self._cluster.start_deadline(
+                "delivery.timeout.ms", 2 * self._config.delivery_timeout_ms
+            )
+        self.accumulator.seal_open_batches()
+        awaited = [
+            *self.accumulator.list_sealed_outcomes(),
+            *(b.outcome for b in self._sender.iter_outstanding()),
+        ]
         if awaited:
-            self._dispatcher.flushing += 1
+            self._sender.flush_count += 1
             self._pump()
             try:
-                await _all_settled(awaited, deadline, self._cluster.now_ms())
+                await _wait_for_outcomes(awaited, deadline, self._cluster.now_ms())
             finally:
-                self._dispatcher.flushing -= 1
-        self._dispatcher.measures.flush_ns += time.monotonic_ns() - started_ns
+                self._sender.flush_count -= 1
+        self._sender.metrics.flush_ns += time.monotonic_ns() - started_ns
 
-    async def discard(self, why: ClientError) -> None:
+    async def abort_unsent(self, why: ClientError) -> None:
         """Fail the records not in flight, and wait for the answers to the others. Precedes an abort."""
-        self._dispatcher.abandon(why)
+        self._sender.fail_not_in_flight(why)
         await self.flush()
 
     def restart_sequences(self) -> None:
         """Begin every partition at sequence 0: the producer id or epoch has changed."""
-        self._dispatcher.restart_sequences()
+        self._sender.restart_sequences()
 
     def close_gate(self, why: Callable[[], Exception]) -> None:
         """Refuse further records with the error that `why` makes [CLI-25]; earlier records are still sent."""
@@ -179,7 +184,10 @@ class ProducerEngine:
         self.accumulator.open_gate()
 
     async def close(self, deadline: Deadline) -> None:
-        """Send what was taken, for as long as `deadline` allows; fail the rest. Never raises, never hangs."""
+        """Send what was taken, for as long as `start_deadline` allows; fail the rest.
+
+        Never raises, never hangs.
+        """
         self.close_gate(lambda: Closed("the producer is closed"))
         try:
             await self.flush(deadline)
@@ -187,106 +195,109 @@ class ProducerEngine:
             pass
         finally:
             self._closed = True
-            self._dispatcher.abandon_all(Closed("the producer was closed before this was written"))
-            for waiting in self._room:
+            self._sender.fail_all(Closed("the producer was closed before this was written"))
+            for waiting in self._space_waiters:
                 if not waiting.done():
                     waiting.set_result(None)
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._refresh is not None:
-                self._refresh.cancel()
-            if isinstance(self._dispatcher.signer, OwnIdentity):
-                self._dispatcher.signer.close()
+            if self._pump_timer is not None:
+                self._pump_timer.cancel()
+            if self._refresh_task is not None:
+                self._refresh_task.cancel()
+            if isinstance(self._sender.producer_identity, IdempotentIdentity):
+                self._sender.producer_identity.close()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by Kafka's names, those of the network included."""
         limits = self.accumulator.limits
         return {
             **self._cluster.metrics(),
-            **self._dispatcher.measures.as_metrics(),
-            "requests-in-flight": self._dispatcher.requests_in_flight,
+            **self._sender.metrics.as_metrics(),
+            "requests-in-flight": self._sender.requests_in_flight,
             "buffer-total-bytes": limits.buffer_bytes,
-            "buffer-available-bytes": max(limits.buffer_bytes - self.accumulator.buffered, 0),
-            "waiting-threads": sum(not waiting.done() for waiting in self._room),
+            "buffer-available-bytes": max(limits.buffer_bytes - self.accumulator.buffered_bytes, 0),
+            "waiting-threads": sum(not waiting.done() for waiting in self._space_waiters),
         }
 
     # -------------------------------------------------------------------------- the pump
 
-    def _changed(self) -> None:
+    def _schedule_pump(self) -> None:
         """Schedule the pump once, at the end of this turn of the loop: something was answered or settled."""
-        if not self._woken:
-            self._woken = True
+        if not self._is_pump_scheduled:
+            self._is_pump_scheduled = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        self._woken = False
+        self._is_pump_scheduled = False
         if self._closed:
             return
         if self._cluster.image is not self._image:
-            self._learn_all()
-        next_ms = self._dispatcher.pump()
-        if self._timer is not None:
-            self._timer.cancel()
+            self._apply_metadata()
+        next_ms = self._sender.send_producer_data()
+        if self._pump_timer is not None:
+            self._pump_timer.cancel()
         wait_s = max(next_ms - self._clock.monotonic_ms(), 0) / 1000
-        self._timer = self._loop.call_later(wait_s, self._pump)
-        if self._room and self.accumulator.buffered <= self.accumulator.limits.buffer_bytes * _ROOM_SHARE:
-            for waiting in self._room:
+        self._pump_timer = self._loop.call_later(wait_s, self._pump)
+        if (
+            self._space_waiters
+            and self.accumulator.buffered_bytes <= self.accumulator.limits.buffer_bytes * _WAKE_FREE_SHARE
+        ):
+            for waiting in self._space_waiters:
                 if not waiting.done():
                     waiting.set_result(None)
-            self._room.clear()
+            self._space_waiters.clear()
 
-    async def _await_room(self, deadline: Deadline) -> None:
+    async def _wait_for_memory(self, deadline: Deadline) -> None:
         waiting = self._loop.create_future()
-        self._room.append(waiting)
-        self.accumulator.seal_all()
-        self._changed()
-        await asyncio.wait((waiting,), timeout=deadline.left_ms(self._cluster.now_ms()) / 1000)
+        self._space_waiters.append(waiting)
+        self.accumulator.seal_open_batches()
+        self._schedule_pump()
+        await asyncio.wait((waiting,), timeout=deadline.remaining_ms(self._cluster.now_ms()) / 1000)
         if not waiting.done():
-            self._room.remove(waiting)
+            self._space_waiters.remove(waiting)
             what = f"waiting for room in buffer.memory = {self.accumulator.limits.buffer_bytes}"
-            raise TimedOut(deadline.limit, deadline.length_ms, what)
+            raise TimedOut(deadline.limit_name, deadline.length_ms, what)
 
     # -------------------------------------------------------------------------- metadata
 
-    async def _learn(self, topic: str) -> None:
-        self._learn_of(await self._cluster.topic(topic))
+    async def _fetch_topic(self, topic: str) -> None:
+        self._apply_topic(await self._cluster.get_topic(topic))
 
-    def _learn_all(self) -> None:
+    def _apply_metadata(self) -> None:
         """Apply a new metadata image: more partitions, other leaders, or a recreated topic."""
         self._image = self._cluster.image
-        for topic in self.accumulator.topics:
+        for topic in self.accumulator.topic_names:
             info = self._image.topics.get(topic)
             if info is not None:
-                self._learn_of(info)
+                self._apply_topic(info)
 
-    def _learn_of(self, info: TopicInfo) -> None:
+    def _apply_topic(self, info: TopicInfo) -> None:
         """Apply one topic's metadata; fewer partitions are stale news unless the topic id has changed."""
-        before = self._ids.get(info.name, NIL)
-        self._ids[info.name] = info.id
+        before = self._topic_ids.get(info.name, NIL)
+        self._topic_ids[info.name] = info.id
         if before != info.id or info.id == NIL:
-            self._dispatcher.cut(info.name, len(info.partitions))
+            self._sender.drop_partitions(info.name, len(info.partitions))
         led = tuple(p for p in sorted(info.partitions) if info.partitions[p].leader is not None)
-        self.accumulator.learn(info.name, len(info.partitions), led)
+        self.accumulator.update_topic(info.name, len(info.partitions), led)
 
-    def _want_metadata(self, topic: str) -> None:
+    def _request_metadata(self, topic: str) -> None:
         """Ask for fresh metadata: a leader is unknown, or is no longer the leader."""
-        self._stale[topic] = None
-        if self._refresh is None and not self._closed:
-            self._refresh = self._loop.create_task(self._refresh_soon())
+        self._stale_topics[topic] = None
+        if self._refresh_task is None and not self._closed:
+            self._refresh_task = self._loop.create_task(self._refresh_stale_topics())
 
-    async def _refresh_soon(self) -> None:
+    async def _refresh_stale_topics(self) -> None:
         try:
-            topics, self._stale = list(self._stale), {}
+            topics, self._stale_topics = list(self._stale_topics), {}
             await self._cluster.refresh(topics)
         except ClientError:
             pass  # requested again as long as a leader is missing
         finally:
             await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
-            self._refresh = None
-            self._changed()
+            self._refresh_task = None
+            self._schedule_pump()
 
 
-def _after(check: Callable[[], None], take: Callable[P, T]) -> Callable[P, T]:
+def _check_before(check: Callable[[], None], take: Callable[P, T]) -> Callable[P, T]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
         check()
         return take(*args, **kwargs)
@@ -294,7 +305,7 @@ def _after(check: Callable[[], None], take: Callable[P, T]) -> Callable[P, T]:
     return checked
 
 
-async def _all_settled(outcomes: list[Outcome], deadline: Deadline, now_ms: int) -> None:
+async def _wait_for_outcomes(outcomes: list[BatchOutcome], deadline: Deadline, now_ms: int) -> None:
     done = asyncio.get_running_loop().create_future()
     left = len(outcomes)
 
@@ -305,8 +316,8 @@ async def _all_settled(outcomes: list[Outcome], deadline: Deadline, now_ms: int)
             done.set_result(None)
 
     for outcome in outcomes:
-        outcome.watch(one, 0)
-    await asyncio.wait((done,), timeout=deadline.left_ms(now_ms) / 1000)
+        outcome.add_callback(one, 0)
+    await asyncio.wait((done,), timeout=deadline.remaining_ms(now_ms) / 1000)
     if left:
-        late = TimedOut(deadline.limit, deadline.length_ms, f"flush: {left} batches have no answer yet")
+        late = TimedOut(deadline.limit_name, deadline.length_ms, f"flush: {left} batches have no answer yet")
         raise late.after(Effect.UNKNOWN)

@@ -36,17 +36,17 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import INT16_MAX, INT32_MAX, Identity, ProducerEpoch
+from tallystick.kernel.ids import INT16_MAX, INT32_MAX, ProducerEpoch, ProducerIdAndEpoch
 
 OUTSTANDING_MAX: Final = 5
 
 
-def after(sequence: int, count: int) -> int:
+def increment_sequence(sequence: int, count: int) -> int:
     """Return the sequence number `count` records later; INT32_MAX is followed by 0 [REC-3]."""
     return (sequence + count) & INT32_MAX
 
 
-def bumped(identity: Identity) -> Identity | None:
+def bump_epoch(identity: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
     """Return the producer id at its next epoch; None if epochs are used up and a new id is needed.
 
     A producer without a transactional id may bump its epoch by itself: no other producer has its id.
@@ -54,18 +54,18 @@ def bumped(identity: Identity) -> Identity | None:
     """
     if identity.epoch >= INT16_MAX:
         return None
-    return Identity(identity.producer_id, ProducerEpoch(identity.epoch + 1))
+    return ProducerIdAndEpoch(identity.producer_id, ProducerEpoch(identity.epoch + 1))
 
 
-class Numbered(Protocol):
+class SequencedBatch(Protocol):
     """A batch as this module sees it.
 
     serial      the number of records signed for its partition before it
     doubtful    an attempt to send it has no answer, or an answer that leaves open whether it is written
     """
 
-    doubtful: bool
-    signature: Identity | None
+    maybe_sent: bool
+    identity: ProducerIdAndEpoch | None
     base_sequence: int
     serial: int
 
@@ -73,27 +73,27 @@ class Numbered(Protocol):
     def count(self) -> int: ...
 
 
-B = TypeVar("B", bound=Numbered)
+B = TypeVar("B", bound=SequencedBatch)
 
 
-class Verdict(Enum):
+class SequenceErrorMeaning(Enum):
     """Meaning of a sequence error (45, 46 or 59) for the batch that got it."""
 
     WRITTEN = auto()  # the broker has exactly these records
-    AGAIN = auto()  # an earlier batch is missing, and still outstanding
-    REFUSED = auto()  # it is the first: the answers to all outstanding batches decide, see `resolve`
+    RETRY = auto()  # an earlier batch is missing, and still outstanding
+    AWAIT_RESOLUTION = auto()  # it is the first: the answers to all outstanding batches decide, see `resolve`
     FAILED = auto()  # the same, in a transaction, which has to be aborted
 
 
 class Resolution(Enum):
     """Fate of the outstanding batches after the first of them was refused."""
 
-    ASK_AGAIN = auto()  # some have no answer in this round
+    RESEND_ALL = auto()  # some have no answer in this round
     RENUMBER = auto()  # none is written: restart at 0 under a new epoch
     UNKNOWN = auto()  # the first may or may not be written
 
 
-class Lane(Generic[B]):
+class PartitionInFlight(Generic[B]):
     """One partition's outstanding batches and sequence numbers. Owned by the engine's loop.
 
     in_flight       sent and unanswered, by serial
@@ -105,96 +105,101 @@ class Lane(Generic[B]):
     """
 
     __slots__ = (
-        "_lost_end",
-        "_refusals",
-        "_serial",
+        "_maybe_written_end",
+        "_next_serial",
+        "_sequence_errors",
         "_written_end",
-        "again",
-        "gap",
+        "has_sequence_gap",
         "identity",
-        "in_flight",
         "next_sequence",
+        "retry_queue",
+        "unanswered",
     )
 
     def __init__(self) -> None:
-        self.in_flight: list[B] = []
-        self.again: list[B] = []
-        self._serial = 0
-        self._begin(None)
+        self.unanswered: list[B] = []
+        self.retry_queue: list[B] = []
+        self._next_serial = 0
+        self._reset(None)
 
-    def _begin(self, identity: Identity | None) -> None:
+    def _reset(self, identity: ProducerIdAndEpoch | None) -> None:
         """Restart at sequence 0 under another producer id and epoch, of which nothing is known yet."""
-        self.identity, self.next_sequence, self.gap = identity, 0, False
-        self._refusals: dict[int, int] = {}
-        self._written_end = self._lost_end = -1
+        self.identity, self.next_sequence, self.has_sequence_gap = identity, 0, False
+        self._sequence_errors: dict[int, int] = {}
+        self._written_end = self._maybe_written_end = -1
 
     @property
-    def refusal(self) -> int | None:
-        """Error code of the first batch in `again` if it was refused as out of order."""
-        return self._refusals.get(self.again[0].serial) if self.again else None
+    def first_sequence_error(self) -> int | None:
+        """Error code of the first batch in `retry_queue` if it was refused as out of order."""
+        return self._sequence_errors.get(self.retry_queue[0].serial) if self.retry_queue else None
 
     @property
-    def outstanding(self) -> int:
-        return len(self.in_flight) + len(self.again)
+    def outstanding_count(self) -> int:
+        return len(self.unanswered) + len(self.retry_queue)
 
-    def may_sign(self, identity: Identity | None, outstanding_max: int) -> bool:
+    def may_assign_sequence(self, identity: ProducerIdAndEpoch | None, outstanding_max: int) -> bool:
         """Tell whether a new batch may be numbered and sent.
 
         It waits for batches to be sent again, for room among those in flight, and until none in flight has
         another producer id or epoch.
         """
-        if self.again or len(self.in_flight) >= outstanding_max:
+        if self.retry_queue or len(self.unanswered) >= outstanding_max:
             return False
-        return not self.in_flight or (identity == self.identity and not self.gap)
+        return not self.unanswered or (identity == self.identity and not self.has_sequence_gap)
 
-    def may_repeat(self) -> bool:
-        """Tell whether the first of `again` may be sent: not while a later batch is in flight [CLI-21]."""
-        return not self.in_flight or self.in_flight[-1].serial < self.again[0].serial
+    def may_retry(self) -> bool:
+        """Tell whether the first of `retry_queue` may be sent.
 
-    def sign(self, batch: B, identity: Identity | None) -> None:
+        Not while a later batch is in flight [CLI-21].
+        """
+        return not self.unanswered or self.unanswered[-1].serial < self.retry_queue[0].serial
+
+    def assign_sequence(self, batch: B, identity: ProducerIdAndEpoch | None) -> None:
         """Assign a batch that was never sent its sequence numbers.
 
         A new producer id or epoch begins at 0 [CLI-23].
         """
         if identity != self.identity:
-            check(not self.outstanding, "numbers begin again only when nothing is outstanding [CLI-23]")
-            self._begin(identity)
-        check(identity is None or self.outstanding < OUTSTANDING_MAX, "five outstanding batches [CLI-22]")
-        batch.signature, batch.serial = identity, self._serial
-        self._serial += batch.count
+            check(not self.outstanding_count, "numbers begin again only when nothing is outstanding [CLI-23]")
+            self._reset(identity)
+        check(
+            identity is None or self.outstanding_count < OUTSTANDING_MAX, "five outstanding batches [CLI-22]"
+        )
+        batch.identity, batch.serial = identity, self._next_serial
+        self._next_serial += batch.count
         if identity is not None:
             batch.base_sequence = self.next_sequence
-            self.next_sequence = after(self.next_sequence, batch.count)
+            self.next_sequence = increment_sequence(self.next_sequence, batch.count)
 
-    def sent(self, batch: B) -> None:
-        """Mark a batch as in flight: the first of `again`, or one just signed."""
-        if self.again:
-            check(self.again[0] is batch, "sent again in the order of the first time [CLI-21]")
-            del self.again[0]
-        check(not self.in_flight or self.in_flight[-1].serial < batch.serial, "in order [CLI-21]")
-        self.in_flight.append(batch)
-        self._refusals.pop(batch.serial, None)
+    def mark_sent(self, batch: B) -> None:
+        """Mark a batch as in flight: the first of `retry_queue`, or one just signed."""
+        if self.retry_queue:
+            check(self.retry_queue[0] is batch, "sent again in the order of the first time [CLI-21]")
+            del self.retry_queue[0]
+        check(not self.unanswered or self.unanswered[-1].serial < batch.serial, "in order [CLI-21]")
+        self.unanswered.append(batch)
+        self._sequence_errors.pop(batch.serial, None)
 
     def retry(self, batch: B) -> None:
-        """Put a batch in flight back into `again`, by its serial [CLI-21]."""
-        self.in_flight.remove(batch)
-        insort(self.again, batch, key=_serial_of)
+        """Put a batch in flight back into `retry_queue`, by its serial [CLI-21]."""
+        self.unanswered.remove(batch)
+        insort(self.retry_queue, batch, key=_get_serial)
 
-    def done(self, batch: B, *, failed: bool) -> None:
+    def remove(self, batch: B, *, failed: bool) -> None:
         """Remove a batch that has its final answer or timed out. A failure may leave a gap in the numbers."""
-        (self.in_flight if batch in self.in_flight else self.again).remove(batch)
-        self._refusals.pop(batch.serial, None)
+        (self.unanswered if batch in self.unanswered else self.retry_queue).remove(batch)
+        self._sequence_errors.pop(batch.serial, None)
         if not failed:
             self._written_end = max(self._written_end, batch.serial + batch.count)
-        elif batch.signature is not None:
-            self.gap = True
-            self._give_up(batch)
+        elif batch.identity is not None:
+            self.has_sequence_gap = True
+            self._note_abandoned(batch)
 
-    def _give_up(self, batch: B) -> None:
-        if batch.doubtful:
-            self._lost_end = max(self._lost_end, batch.serial + batch.count)
+    def _note_abandoned(self, batch: B) -> None:
+        if batch.maybe_sent:
+            self._maybe_written_end = max(self._maybe_written_end, batch.serial + batch.count)
 
-    def judge(self, batch: B, code: int, *, alone: bool) -> Verdict:
+    def interpret_error(self, batch: B, code: int, *, alone: bool) -> SequenceErrorMeaning:
         """Return what a sequence error means for a batch in flight.
 
         Args:
@@ -202,16 +207,18 @@ class Lane(Generic[B]):
             alone: no transaction: the producer may bump its epoch by itself.
         """
         if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER or batch.serial < self._written_end:
-            return Verdict.WRITTEN
+            return SequenceErrorMeaning.WRITTEN
         if alone:
-            self._refusals[batch.serial] = code
-        if any(other.serial < batch.serial for other in (*self.in_flight, *self.again)):
-            return Verdict.AGAIN
-        return Verdict.REFUSED if alone else Verdict.FAILED
+            self._sequence_errors[batch.serial] = code
+        if any(other.serial < batch.serial for other in (*self.unanswered, *self.retry_queue)):
+            return SequenceErrorMeaning.RETRY
+        return SequenceErrorMeaning.AWAIT_RESOLUTION if alone else SequenceErrorMeaning.FAILED
 
-    def proved_written(self) -> list[B]:
+    def find_proved_written(self) -> list[B]:
         """Return refused batches that a later written batch proves written: brokers take no gaps."""
-        return [b for b in self.again if b.serial in self._refusals and b.serial < self._written_end]
+        return [
+            b for b in self.retry_queue if b.serial in self._sequence_errors and b.serial < self._written_end
+        ]
 
     def resolve(self) -> Resolution:
         """Return what the answers to all outstanding batches prove [CLI-23].
@@ -221,50 +228,54 @@ class Lane(Generic[B]):
             and none before it.
         """
         check(
-            self.refusal is not None and not self.in_flight,
+            self.first_sequence_error is not None and not self.unanswered,
             "all answers are there before they are weighed [CLI-23]",
         )
-        if any(batch.serial not in self._refusals for batch in self.again):
-            return Resolution.ASK_AGAIN
-        first = self.again[0]
-        if not first.doubtful:
+        if any(batch.serial not in self._sequence_errors for batch in self.retry_queue):
+            return Resolution.RESEND_ALL
+        first = self.retry_queue[0]
+        if not first.maybe_sent:
             return Resolution.RENUMBER
         # 59: the broker has no state of this producer; 47: another epoch wrote. Neither proves anything here.
-        remembers = all(code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER for code in self._refusals.values())
-        none_open = self._lost_end <= self._written_end  # a given-up batch is written if a later one is
+        remembers = all(
+            code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER for code in self._sequence_errors.values()
+        )
+        none_open = (
+            self._maybe_written_end <= self._written_end
+        )  # a given-up batch is written if a later one is
         return Resolution.RENUMBER if remembers and none_open else Resolution.UNKNOWN
 
-    def ask_again(self) -> None:
+    def restart_round(self) -> None:
         """Send all outstanding batches once more, the refused ones too: one round has to answer for all."""
-        self._refusals.clear()
+        self._sequence_errors.clear()
 
-    def divided(self, batch: B, pieces: Sequence[B]) -> None:
+    def replace_with_pieces(self, batch: B, pieces: Sequence[B]) -> None:
         """Replace a batch that was refused as too large by its pieces, which keep its sequence numbers."""
-        self.in_flight.remove(batch)
-        self._give_up(batch)  # a broker that has the whole batch does not recognise its pieces
+        self.unanswered.remove(batch)
+        self._note_abandoned(batch)  # a broker that has the whole batch does not recognise its pieces
         before = 0
         for piece in pieces:
-            piece.signature, piece.serial = batch.signature, batch.serial + before
-            if batch.signature is not None:
-                piece.base_sequence = after(batch.base_sequence, before)
+            piece.identity, piece.serial = batch.identity, batch.serial + before
+            if batch.identity is not None:
+                piece.base_sequence = increment_sequence(batch.base_sequence, before)
             before += piece.count
-            insort(self.again, piece, key=_serial_of)
+            insort(self.retry_queue, piece, key=_get_serial)
 
-    def restart(self) -> None:
+    def restart_sequences(self) -> None:
         """Begin at 0 with the next batch, under any producer id and epoch."""
-        check(not self.outstanding, "numbers begin again only when nothing is outstanding [CLI-23]")
-        self.identity, self.gap = None, False
+        check(not self.outstanding_count, "numbers begin again only when nothing is outstanding [CLI-23]")
+        self.identity, self.has_sequence_gap = None, False
 
-    def renumber(self, identity: Identity) -> None:
+    def renumber(self, identity: ProducerIdAndEpoch) -> None:
         """Assign all outstanding batches new sequence numbers, from 0 under a new epoch [CLI-23]."""
-        check(not self.in_flight, "what is in flight keeps its numbers [CLI-21]")
+        check(not self.unanswered, "what is in flight keeps its numbers [CLI-21]")
         proved = self.resolve() is Resolution.RENUMBER
         check(proved, "without proof that they are not written they keep them, too [CLI-23]")
-        self._begin(identity)
-        for batch in self.again:
-            batch.signature, batch.base_sequence = identity, self.next_sequence
-            self.next_sequence = after(self.next_sequence, batch.count)
+        self._reset(identity)
+        for batch in self.retry_queue:
+            batch.identity, batch.base_sequence = identity, self.next_sequence
+            self.next_sequence = increment_sequence(self.next_sequence, batch.count)
 
 
-def _serial_of(batch: Numbered) -> int:
+def _get_serial(batch: SequencedBatch) -> int:
     return batch.serial

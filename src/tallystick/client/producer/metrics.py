@@ -1,7 +1,7 @@
 """Counters of a producer, by Kafka's metric names. Pure."""
 
 
-class Totals:
+class ValueStats:
     """Sum, count and maximum of a series of values."""
 
     __slots__ = ("count", "max", "sum")
@@ -20,7 +20,7 @@ class Totals:
         return self.sum / self.count if self.count else 0.0
 
 
-class ProducerMeasures:
+class ProducerMetrics:
     """Counters of one producer, written by its engine alone, readable from any thread.
 
     Averages are since the start; Kafka's are over its last two windows of 30 s.
@@ -31,31 +31,31 @@ class ProducerMeasures:
         "batch_records",
         "batch_splits",
         "block_ms",
-        "compression",
-        "errors",
+        "compression_rate",
         "flush_ns",
         "latency_ms",
         "metadata_wait_ns",
         "queue_ms",
+        "record_errors",
+        "record_retries",
+        "records_sent",
         "request_records",
-        "retries",
-        "sent",
         "throttle_ms",
     )
 
     def __init__(self) -> None:
-        self.sent = self.errors = self.retries = self.batch_splits = 0
+        self.records_sent = self.record_errors = self.record_retries = self.batch_splits = 0
         self.flush_ns = self.metadata_wait_ns = 0
-        self.batch_bytes, self.batch_records, self.request_records = Totals(), Totals(), Totals()
-        self.queue_ms, self.latency_ms, self.throttle_ms = Totals(), Totals(), Totals()
-        self.compression, self.block_ms = Totals(), Totals()
+        self.batch_bytes, self.batch_records, self.request_records = ValueStats(), ValueStats(), ValueStats()
+        self.queue_ms, self.latency_ms, self.throttle_ms = ValueStats(), ValueStats(), ValueStats()
+        self.compression_rate, self.block_ms = ValueStats(), ValueStats()
 
     def as_metrics(self) -> dict[str, float]:
         """Return the counters by the names of Kafka's `producer-metrics`."""
         return {
-            "record-send-total": self.sent,
-            "record-error-total": self.errors,
-            "record-retry-total": self.retries,
+            "record-send-total": self.records_sent,
+            "record-error-total": self.record_errors,
+            "record-retry-total": self.record_retries,
             "batch-split-total": self.batch_splits,
             "batch-size-avg": self.batch_bytes.average,
             "batch-size-max": self.batch_bytes.max,
@@ -66,7 +66,7 @@ class ProducerMeasures:
             "produce-latency-max": self.latency_ms.max,
             "produce-throttle-time-avg": self.throttle_ms.average,
             "produce-throttle-time-max": self.throttle_ms.max,
-            "compression-rate-avg": self.compression.average,
+            "compression-rate-avg": self.compression_rate.average,
             "bufferpool-wait-time-ns-total": self.block_ms.sum * 1_000_000,
             "buffer-exhausted-total": self.block_ms.count,
             "flush-time-ns-total": self.flush_ns,

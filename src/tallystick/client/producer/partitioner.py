@@ -25,8 +25,8 @@ _MASK: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 
 # Keys recur: a look-up costs a tenth of hashing 16 bytes.
-_KEYS_REMEMBERED: Final = 1 << 16
-_LONG_KEY: Final = 256
+_CACHED_KEYS_MAX: Final = 1 << 16
+_CACHED_KEY_BYTES_MAX: Final = 256
 
 
 def murmur2(data: bytes) -> int:
@@ -36,7 +36,7 @@ def murmur2(data: bytes) -> int:
     """
     size = len(data)
     h = _SEED ^ size
-    for k in _words(size >> 2).unpack_from(data):
+    for k in _get_word_struct(size >> 2).unpack_from(data):
         k = k * _M & _MASK
         h = (h * _M ^ (k ^ k >> 24) * _M) & _MASK
     if rest := data[size & ~3 :]:
@@ -46,22 +46,22 @@ def murmur2(data: bytes) -> int:
 
 
 @cache
-def _words(count: int) -> Struct:
+def _get_word_struct(count: int) -> Struct:
     return Struct(f"<{count}I")
 
 
-_hash_of_short: Final = lru_cache(_KEYS_REMEMBERED)(murmur2)
+_cached_murmur2: Final = lru_cache(_CACHED_KEYS_MAX)(murmur2)
 
 
-def partition_of(key: bytes, partitions: int) -> int:
+def hash_key_to_partition(key: bytes, partitions: int) -> int:
     """Return the partition of a keyed record, the same in every Kafka client."""
     if native.codec is not None:
         return native.codec.partition_of(key, partitions)
-    h = _hash_of_short(key) if len(key) <= _LONG_KEY else murmur2(key)
+    h = _cached_murmur2(key) if len(key) <= _CACHED_KEY_BYTES_MAX else murmur2(key)
     return (h & _POSITIVE) % partitions
 
 
-def next_partition(candidates: Sequence[int], queued: Sequence[int], noise: float) -> int:
+def choose_sticky_partition(candidates: Sequence[int], queued: Sequence[int], noise: float) -> int:
     """Return the partition to stick to next.
 
     Source: KIP-794; BuiltInPartitioner.updatePartitionLoadStats: a weight is the longest queue + 1 - its own.

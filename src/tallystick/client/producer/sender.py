@@ -17,16 +17,21 @@ from typing import Final
 from uuid import UUID
 
 from tallystick.client.config import Address, ProducerConfig
-from tallystick.client.errors import BadAnswer, ClientError, TimedOut, refused
-from tallystick.client.jitter import noise
+from tallystick.client.errors import BadAnswer, ClientError, TimedOut, build_broker_error
+from tallystick.client.jitter import uniform
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import Node
-from tallystick.client.producer.accumulator import Accumulator, Batch, PartitionQueue
-from tallystick.client.producer.batches import Signature, sealed
-from tallystick.client.producer.identity import OwnIdentity, Signer
-from tallystick.client.producer.in_flight import OUTSTANDING_MAX, Lane, Resolution, Verdict
-from tallystick.client.producer.metrics import ProducerMeasures
-from tallystick.client.retry import backoff_ms
+from tallystick.client.producer.accumulator import PartitionQueue, ProducerBatch, RecordAccumulator
+from tallystick.client.producer.batches import BatchProducerState, assemble_batch
+from tallystick.client.producer.identity import IdempotentIdentity, ProducerIdentity
+from tallystick.client.producer.in_flight import (
+    OUTSTANDING_MAX,
+    PartitionInFlight,
+    Resolution,
+    SequenceErrorMeaning,
+)
+from tallystick.client.producer.metrics import ProducerMetrics
+from tallystick.client.retry import compute_backoff_ms
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
@@ -42,19 +47,19 @@ from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import HEADER_SIZE, Codec, compress
 
 # KIP-516: Produce 13 and later name topics by id, which a Kafka 2 cluster does not provide.
-_BY_NAME_MAX: Final = 12
+_TOPIC_NAME_VERSION_MAX: Final = 12
 
-_OF_SEQUENCE: Final = frozenset(
+_SEQUENCE_ERRORS: Final = frozenset(
     {
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         ErrorCode.DUPLICATE_SEQUENCE_NUMBER,
         ErrorCode.UNKNOWN_PRODUCER_ID,
     }
 )
-_TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
+_TOO_LARGE_ERRORS: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE})
 
 
-class Slot:
+class PartitionSendState:
     """Send state of one partition.
 
     node            broker that has its batches in flight
@@ -64,42 +69,51 @@ class Slot:
     gone            why nothing is sent there again: the topic was recreated without this partition
     """
 
-    __slots__ = ("failures", "gone", "lane", "last", "node", "not_before_ms", "queue", "tp")
+    __slots__ = (
+        "failure_count",
+        "in_flight",
+        "last_error",
+        "next_attempt_ms",
+        "node_id",
+        "queue",
+        "removed_error",
+        "tp",
+    )
 
     def __init__(self, queue: PartitionQueue) -> None:
         self.queue, self.tp = queue, queue.tp
-        self.lane: Lane[Batch] = Lane()
-        self.node: int | None = None
-        self.not_before_ms = 0
-        self.failures = 0
-        self.last: ClientError | None = None
-        self.gone: ClientError | None = None
+        self.in_flight: PartitionInFlight[ProducerBatch] = PartitionInFlight()
+        self.node_id: int | None = None
+        self.next_attempt_ms = 0
+        self.failure_count = 0
+        self.last_error: ClientError | None = None
+        self.removed_error: ClientError | None = None
 
 
-class Dispatcher:
+class Sender:
     """Sends due batches and settles answered ones. Owned by a ProducerEngine, on its loop."""
 
     def __init__(
         self,
         cluster: Cluster,
         config: ProducerConfig,
-        accumulator: Accumulator,
-        signer: Signer,
+        accumulator: RecordAccumulator,
+        signer: ProducerIdentity,
         *,
         clock: Clock,
-        hooks: "Hooks",
+        hooks: "SenderHooks",
     ) -> None:
-        self.measures = ProducerMeasures()
-        self.signer = signer
-        self.flushing = 0
+        self.metrics = ProducerMetrics()
+        self.producer_identity = signer
+        self.flush_count = 0
         self._cluster, self._config, self._accumulator = cluster, config, accumulator
         self._clock, self._hooks = clock, hooks
         self._codec = Codec[config.compression_type.upper()]
-        self._level = _level(config)
-        self._slots: dict[PartitionQueue, Slot] = {}
-        self._busy: dict[Slot, None] = {}
-        self._flying: dict[int, int] = {}
-        self._muted_until_ms: dict[int, int] = {}
+        self._compression_level = _choose_compression_level(config)
+        self._partitions: dict[PartitionQueue, PartitionSendState] = {}
+        self._outstanding: dict[PartitionSendState, None] = {}
+        self._requests_by_node: dict[int, int] = {}
+        self._throttled_until_ms: dict[int, int] = {}
         self._outstanding_max = min(config.max_in_flight_requests_per_connection, OUTSTANDING_MAX)
         if not config.enable_idempotence:
             self._outstanding_max = config.max_in_flight_requests_per_connection
@@ -108,184 +122,197 @@ class Dispatcher:
 
     @property
     def requests_in_flight(self) -> int:
-        return sum(self._flying.values())
+        return sum(self._requests_by_node.values())
 
-    def pump(self) -> int:
+    def send_producer_data(self) -> int:
         """Send everything that may be sent; return when, by the monotonic clock, something more is due."""
         now_ms = self._clock.monotonic_ms()
-        if self._accumulator.active and (refusal := self.signer.refusal()) is not None:
-            self.abandon_unsent(refusal)
-        queues = dict.fromkeys(list(self._accumulator.active))  # copied at once: senders add to it
-        slots = [self._slots.get(queue) or self._slot(queue) for queue in queues]
-        slots += [slot for slot in self._busy if slot.queue not in queues]
+        if (
+            self._accumulator.active_queues
+            and (refusal := self.producer_identity.find_fatal_error()) is not None
+        ):
+            self.fail_unsent(refusal)
+        queues = dict.fromkeys(list(self._accumulator.active_queues))  # copied at once: senders add to it
+        slots = [self._partitions.get(queue) or self._create_partition(queue) for queue in queues]
+        slots += [slot for slot in self._outstanding if slot.queue not in queues]
         next_ms = now_ms + self._config.delivery_timeout_ms
-        ready: dict[int, list[Slot]] = {}
+        ready: dict[int, list[PartitionSendState]] = {}
         for slot in slots:
-            self._expire(slot, now_ms)
-            due_ms = self._due_ms(slot)
-            node = self._node_of(slot) if due_ms <= now_ms else None
-            if node is not None and (muted_ms := self._muted_until_ms.get(node, 0)) > now_ms:
+            self._expire_batches(slot, now_ms)
+            due_ms = self._find_due_ms(slot)
+            node = self._find_node(slot) if due_ms <= now_ms else None
+            if node is not None and (muted_ms := self._throttled_until_ms.get(node, 0)) > now_ms:
                 due_ms, node = muted_ms, None
             if node is not None:
                 ready.setdefault(node, []).append(slot)
             if due_ms > now_ms:
                 next_ms = min(next_ms, due_ms)
-            next_ms = min(next_ms, self._expiry_ms(slot, now_ms))
+            next_ms = min(next_ms, self._find_expiry_ms(slot, now_ms))
         for node, of_node in ready.items():
-            self._fill(node, of_node, now_ms)
+            self._send_to_node(node, of_node, now_ms)
         for slot in slots:
-            self._accumulator.settle_active(slot.queue)
+            self._accumulator.deactivate_if_empty(slot.queue)
         return next_ms
 
-    def _slot(self, queue: PartitionQueue) -> Slot:
-        made = self._slots[queue] = Slot(queue)
+    def _create_partition(self, queue: PartitionQueue) -> PartitionSendState:
+        made = self._partitions[queue] = PartitionSendState(queue)
         return made
 
-    def _due_ms(self, slot: Slot) -> int:
+    def _find_due_ms(self, slot: PartitionSendState) -> int:
         """Return when a slot may send; far in the future if that depends on a response."""
-        lane = slot.lane
-        self._resolve(slot)
-        if lane.again:
-            return slot.not_before_ms if lane.may_repeat() and lane.refusal is None else _FAR
-        if slot.queue.empty or not self._may_sign(slot):
-            return _FAR
-        linger_ms = 0 if self.flushing else self._accumulator.limits.linger_ms
-        return max(slot.queue.due_ms(linger_ms), slot.not_before_ms)
+        lane = slot.in_flight
+        self._resolve_sequence_errors(slot)
+        if lane.retry_queue:
+            return (
+                slot.next_attempt_ms if lane.may_retry() and lane.first_sequence_error is None else _NEVER_MS
+            )
+        if slot.queue.is_empty or not self._may_assign_sequence(slot):
+            return _NEVER_MS
+        linger_ms = 0 if self.flush_count else self._accumulator.limits.linger_ms
+        return max(slot.queue.find_due_ms(linger_ms), slot.next_attempt_ms)
 
-    def _may_sign(self, slot: Slot) -> bool:
-        lane, signer = slot.lane, self.signer
-        if not signer.ready:
+    def _may_assign_sequence(self, slot: PartitionSendState) -> bool:
+        lane, signer = slot.in_flight, self.producer_identity
+        if not signer.is_ready:
             return False
-        if lane.gap and not lane.outstanding and lane.identity == signer.identity:
+        if lane.has_sequence_gap and not lane.outstanding_count and lane.identity == signer.identity:
             # KIP-360: the broker expects sequence numbers that will not come; only a new epoch restarts them.
-            bumped = signer.bump() if isinstance(signer, OwnIdentity) else None
+            bumped = signer.bump_epoch() if isinstance(signer, IdempotentIdentity) else None
             if bumped is None:
                 return False
-        return lane.may_sign(signer.identity, self._outstanding_max)
+        return lane.may_assign_sequence(signer.identity, self._outstanding_max)
 
-    def _resolve(self, slot: Slot) -> None:
+    def _resolve_sequence_errors(self, slot: PartitionSendState) -> None:
         """Act on the answers after the first outstanding batch was refused as out of order [CLI-23].
 
         Order: all outstanding batches are answered.
         """
-        lane = slot.lane
-        while (code := lane.refusal) is not None and not lane.in_flight:
+        lane = slot.in_flight
+        while (code := lane.first_sequence_error) is not None and not lane.unanswered:
             match lane.resolve():
-                case Resolution.ASK_AGAIN:
-                    lane.ask_again()
+                case Resolution.RESEND_ALL:
+                    lane.restart_round()
                 case Resolution.UNKNOWN:
-                    self._failed(slot, lane.again[0], _not_remembered(slot.tp, code))
+                    self._fail_batch(slot, lane.retry_queue[0], _build_unknown_outcome_error(slot.tp, code))
                 case Resolution.RENUMBER:
                     self._renumber(slot)
                     return
 
-    def _renumber(self, slot: Slot) -> None:
-        if isinstance(self.signer, OwnIdentity):
+    def _renumber(self, slot: PartitionSendState) -> None:
+        if isinstance(self.producer_identity, IdempotentIdentity):
             # Another partition may have bumped the epoch already.
-            moved = self.signer.identity != slot.lane.identity and self.signer.ready
-            identity = self.signer.identity if moved else self.signer.bump()
+            moved = (
+                self.producer_identity.identity != slot.in_flight.identity and self.producer_identity.is_ready
+            )
+            identity = self.producer_identity.identity if moved else self.producer_identity.bump_epoch()
             if identity is not None:
-                slot.lane.renumber(identity)
-                slot.not_before_ms = 0
+                slot.in_flight.renumber(identity)
+                slot.next_attempt_ms = 0
 
-    def _node_of(self, slot: Slot) -> int | None:
-        leader = self._cluster.image.leader(slot.tp)
+    def _find_node(self, slot: PartitionSendState) -> int | None:
+        leader = self._cluster.image.find_leader(slot.tp)
         if leader is None:
-            self._hooks.want_metadata(slot.tp.topic)
+            self._hooks.request_metadata(slot.tp.topic)
             return None
-        if slot.lane.in_flight and slot.node != leader:
+        if slot.in_flight.unanswered and slot.node_id != leader:
             return None
         return leader
 
-    def _fill(self, node: int, slots: list[Slot], now_ms: int) -> None:
+    def _send_to_node(self, node: int, slots: list[PartitionSendState], now_ms: int) -> None:
         """Send requests to one broker until enough are in flight, with at most one batch per partition."""
-        while self._flying.get(node, 0) < self._config.max_in_flight_requests_per_connection:
-            chosen: list[tuple[Slot, Batch]] = []
+        while self._requests_by_node.get(node, 0) < self._config.max_in_flight_requests_per_connection:
+            chosen: list[tuple[PartitionSendState, ProducerBatch]] = []
             room = self._config.max_request_size
             for slot in slots:
-                batch = self._next(slot, now_ms) if self._due_ms(slot) <= now_ms else None
+                batch = self._take_next_batch(slot, now_ms) if self._find_due_ms(slot) <= now_ms else None
                 if batch is None:
                     continue
                 assert batch.payload is not None
                 if chosen and len(batch.payload) > room:
-                    self._unget(slot, batch)
+                    self._return_batch(slot, batch)
                     continue
                 room -= len(batch.payload) + HEADER_SIZE
                 chosen.append((slot, batch))
             if not chosen:
                 return
-            self._send(node, chosen)
+            self._send_request(node, chosen)
             # Rotate, so that full requests do not starve the last slot.
             slots = slots[1:] + slots[:1]
 
-    def _next(self, slot: Slot, now_ms: int) -> Batch | None:
+    def _take_next_batch(self, slot: PartitionSendState, now_ms: int) -> ProducerBatch | None:
         """Return the batch a slot sends next, packed; None if its partition is not admitted yet."""
-        if slot.lane.again:
-            return slot.lane.again[0]
-        if not self.signer.admits(slot.tp):
+        if slot.in_flight.retry_queue:
+            return slot.in_flight.retry_queue[0]
+        if not self.producer_identity.may_send_to(slot.tp):
             return None
         while True:
-            batch = self._accumulator.take(slot.queue, now_ms, linger=not self.flushing)
-            if batch is None or self._packed(slot, batch):
+            batch = self._accumulator.take_batch(slot.queue, now_ms, linger=not self.flush_count)
+            if batch is None or self._compress_batch(slot, batch):
                 return batch
 
-    def _unget(self, slot: Slot, batch: Batch) -> None:
+    def _return_batch(self, slot: PartitionSendState, batch: ProducerBatch) -> None:
         if batch.serial < 0:
-            self._accumulator.put_back(slot.queue, (batch,))
+            self._accumulator.reenqueue(slot.queue, (batch,))
 
-    def _packed(self, slot: Slot, batch: Batch) -> bool:
+    def _compress_batch(self, slot: PartitionSendState, batch: ProducerBatch) -> bool:
         """Pack the records once. Return False if they do not fit: their pieces are then in the queue."""
         if batch.payload is not None:
             return True
         assert batch.rows is not None
-        section = batch.rows.section()
-        batch.payload = compress(self._codec, section, self._level)
-        self.measures.compression.add(len(batch.payload) / len(section))
+        section = batch.rows.encode_section()
+        batch.payload = compress(self._codec, section, self._compression_level)
+        self.metrics.compression_rate.add(len(batch.payload) / len(section))
         size = len(batch.payload) + HEADER_SIZE
         limit = self._config.max_request_size
         if size <= limit:
             return True
         if batch.count == 1:
             words = f"a batch of one record, {size} bytes, above max.request.size = {limit}"
-            self._settle(batch, refused("Produce", batch.tp, ErrorCode.MESSAGE_TOO_LARGE, words))
+            self._finish_batch(
+                batch, build_broker_error("Produce", batch.tp, ErrorCode.MESSAGE_TOO_LARGE, words)
+            )
         else:
-            self._accumulator.put_back(slot.queue, self._divide(batch))
+            self._accumulator.reenqueue(slot.queue, self._split_batch(batch))
         return False
 
-    def _divide(self, batch: Batch) -> list[Batch]:
+    def _split_batch(self, batch: ProducerBatch) -> list[ProducerBatch]:
         """Return two halves of a batch, each with its own outcome; together they settle the whole."""
         assert batch.rows is not None
-        self.measures.batch_splits += 1
+        self.metrics.batch_splits += 1
         middle = batch.count // 2
         pieces = []
         bounds = ((0, middle), (middle, batch.count))
-        outcomes = batch.outcome.divide([begin for begin, _ in bounds])
+        outcomes = batch.outcome.split([begin for begin, _ in bounds])
         for (begin, end), outcome in zip(bounds, outcomes, strict=True):
-            piece = Batch(batch.tp, 0)
+            piece = ProducerBatch(batch.tp, 0)
             piece.outcome = outcome
-            rows = batch.rows.part(begin, end)
+            rows = batch.rows.slice_rows(begin, end)
             # Together the pieces hold as much of buffer.memory as the whole batch.
             piece.fill(rows, batch.size * end // batch.count - batch.size * begin // batch.count)
-            piece.opened_ms, piece.attempts, piece.doubtful = batch.opened_ms, batch.attempts, batch.doubtful
+            piece.opened_ms, piece.attempts, piece.maybe_sent = (
+                batch.opened_ms,
+                batch.attempts,
+                batch.maybe_sent,
+            )
             pieces.append(piece)
         return pieces
 
-    def _send(self, node: int, chosen: list[tuple[Slot, Batch]]) -> None:
-        signer, now_ms = self.signer, self._clock.monotonic_ms()
+    def _send_request(self, node: int, chosen: list[tuple[PartitionSendState, ProducerBatch]]) -> None:
+        signer, now_ms = self.producer_identity, self._clock.monotonic_ms()
         image = self._cluster.image
         parts: dict[str, list[PartitionProduceData]] = {}
         for slot, batch in chosen:
             if batch.serial < 0:
-                slot.lane.sign(batch, signer.identity)
-                self.measures.queue_ms.add(now_ms - batch.opened_ms)
-            slot.lane.sent(batch)
-            slot.node = node
-            self._busy[slot] = None
+                slot.in_flight.assign_sequence(batch, signer.identity)
+                self.metrics.queue_ms.add(now_ms - batch.opened_ms)
+            slot.in_flight.mark_sent(batch)
+            slot.node_id = node
+            self._outstanding[slot] = None
             batch.attempts += 1
             if batch.attempts > 1:
-                self.measures.retries += batch.count
+                self.metrics.record_retries += batch.count
             parts.setdefault(slot.tp.topic, []).append(
-                PartitionProduceData(index=slot.tp.partition, records=self._bytes_of(batch))
+                PartitionProduceData(index=slot.tp.partition, records=self._encode_batch(batch))
             )
         ids = {topic: found.id for topic in parts if (found := image.topics.get(topic)) is not None}
         by_id = len(ids) == len(parts) and NIL not in ids.values()
@@ -298,65 +325,69 @@ class Dispatcher:
                 for topic, of_topic in parts.items()
             ),
         )
-        highest = None if by_id else _BY_NAME_MAX
+        highest = None if by_id else _TOPIC_NAME_VERSION_MAX
         if signer.produce_version_max is not None:
             highest = signer.produce_version_max
-        self._flying[node] = self._flying.get(node, 0) + 1
-        self.measures.request_records.add(sum(batch.count for _, batch in chosen))
+        self._requests_by_node[node] = self._requests_by_node.get(node, 0) + 1
+        self.metrics.request_records.add(sum(batch.count for _, batch in chosen))
         asked = self._cluster.submit(node, request, max_version=highest)
         names = {topic_id: topic for topic, topic_id in ids.items()}
-        asked.add_done_callback(lambda done: self._answered(node, chosen, names, now_ms, done))
+        asked.add_done_callback(lambda done: self._handle_completion(node, chosen, names, now_ms, done))
 
-    def _bytes_of(self, batch: Batch) -> bytes:
+    def _encode_batch(self, batch: ProducerBatch) -> bytes:
         assert batch.rows is not None
         assert batch.payload is not None
-        signature = Signature(
-            identity=batch.signature,
+        signature = BatchProducerState(
+            identity=batch.identity,
             base_sequence=batch.base_sequence,
-            transactional=self.signer.transactional_id is not None,
+            is_transactional=self.producer_identity.transactional_id is not None,
         )
-        whole = sealed(batch.rows, batch.payload, self._codec, signature)
-        self.measures.batch_bytes.add(len(whole))
-        self.measures.batch_records.add(batch.count)
+        whole = assemble_batch(batch.rows, batch.payload, self._codec, signature)
+        self.metrics.batch_bytes.add(len(whole))
+        self.metrics.batch_records.add(batch.count)
         return whole
 
     # -------------------------------------------------------------------------- answers
 
-    def _answered(
+    def _handle_completion(
         self,
         node: int,
-        sent: list[tuple[Slot, Batch]],
+        sent: list[tuple[PartitionSendState, ProducerBatch]],
         names: Mapping[UUID, str],
         sent_ms: int,
         done: "asyncio.Future[object]",
     ) -> None:
-        self._flying[node] -= 1
+        self._requests_by_node[node] -= 1
         error = asyncio.CancelledError() if done.cancelled() else done.exception()
         if error is None:
-            self.measures.latency_ms.add(self._clock.monotonic_ms() - sent_ms)
+            self.metrics.latency_ms.add(self._clock.monotonic_ms() - sent_ms)
             answer = done.result()
             if isinstance(answer, ProduceResponse):
-                self._read(node, sent, names, answer)
+                self._handle_response(node, sent, names, answer)
             else:  # acks=0: sent is all that is known
                 for slot, batch in sent:
-                    self._written(slot, batch, None)
+                    self._complete_batch(slot, batch, None)
         else:
             if isinstance(error, ClientError) and error.remedy is Remedy.REFRESH:
-                self._cluster.suspect(node)
+                self._cluster.mark_suspect(node)
             for slot, batch in sent:
-                self._not_written(slot, batch, _as_client_error(error))
+                self._handle_no_response(slot, batch, _to_client_error(error))
         for slot, _ in sent:
-            if not slot.lane.outstanding:
-                self._busy.pop(slot, None)
-        self._hooks.changed()
+            if not slot.in_flight.outstanding_count:
+                self._outstanding.pop(slot, None)
+        self._hooks.on_change()
 
-    def _read(
-        self, node: int, sent: list[tuple[Slot, Batch]], names: Mapping[UUID, str], answer: ProduceResponse
+    def _handle_response(
+        self,
+        node: int,
+        sent: list[tuple[PartitionSendState, ProducerBatch]],
+        names: Mapping[UUID, str],
+        answer: ProduceResponse,
     ) -> None:
         # KIP-219: the client sends no Produce to this broker while it is throttled.
         if answer.throttle_time_ms > 0:
-            self.measures.throttle_ms.add(answer.throttle_time_ms)
-            self._muted_until_ms[node] = self._clock.monotonic_ms() + answer.throttle_time_ms
+            self.metrics.throttle_ms.add(answer.throttle_time_ms)
+            self._throttled_until_ms[node] = self._clock.monotonic_ms() + answer.throttle_time_ms
         parts = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), part.index): part
             for topic in answer.responses
@@ -370,207 +401,221 @@ class Dispatcher:
         }
         if leaders:
             nodes = [Node(id=n.node_id, address=Address(n.host, n.port)) for n in answer.node_endpoints]
-            self._cluster.learn_leaders(leaders, nodes)
+            self._cluster.update_leaders(leaders, nodes)
         for slot, batch in sent:
             part = parts.get(slot.tp)
             if part is None:
                 said = f"it says nothing about {slot.tp}"
-                self._not_written(slot, batch, BadAnswer(f"node {node}", "Produce", said))
+                self._handle_no_response(slot, batch, BadAnswer(f"node {node}", "Produce", said))
             elif part.error_code == 0:
-                self._written(slot, batch, part)
+                self._complete_batch(slot, batch, part)
             else:
-                self._refused(slot, batch, part, at_once=slot.tp in leaders)
+                self._handle_error(slot, batch, part, at_once=slot.tp in leaders)
 
-    def _refused(self, slot: Slot, batch: Batch, part: PartitionProduceResponse, *, at_once: bool) -> None:
+    def _handle_error(
+        self, slot: PartitionSendState, batch: ProducerBatch, part: PartitionProduceResponse, *, at_once: bool
+    ) -> None:
         code = part.error_code
-        error = refused("Produce", slot.tp, code, _words(part))
-        alone = self.signer.transactional_id is None
+        error = build_broker_error("Produce", slot.tp, code, _format_broker_error(part))
+        alone = self.producer_identity.transactional_id is None
         # Without transactions there is no fencing: 47 means this producer's own older epoch.
-        lost_count = code in _OF_SEQUENCE or (alone and code == ErrorCode.INVALID_PRODUCER_EPOCH)
-        if lost_count and batch.signature is not None:
-            match slot.lane.judge(batch, code, alone=alone):
-                case Verdict.WRITTEN:
-                    self._written(slot, batch, None)
-                case Verdict.AGAIN:
-                    self._again(slot, batch, error)
-                case Verdict.REFUSED:
-                    self._again(slot, batch, error, at_once=True)
-                case Verdict.FAILED:
-                    self._failed(slot, batch, error)
-        elif code in _TOO_LARGE and batch.count > 1 and not batch.outcome.settled:
-            slot.lane.divided(batch, self._repacked(batch))
+        lost_count = code in _SEQUENCE_ERRORS or (alone and code == ErrorCode.INVALID_PRODUCER_EPOCH)
+        if lost_count and batch.identity is not None:
+            match slot.in_flight.interpret_error(batch, code, alone=alone):
+                case SequenceErrorMeaning.WRITTEN:
+                    self._complete_batch(slot, batch, None)
+                case SequenceErrorMeaning.RETRY:
+                    self._retry_batch(slot, batch, error)
+                case SequenceErrorMeaning.AWAIT_RESOLUTION:
+                    self._retry_batch(slot, batch, error, at_once=True)
+                case SequenceErrorMeaning.FAILED:
+                    self._fail_batch(slot, batch, error)
+        elif code in _TOO_LARGE_ERRORS and batch.count > 1 and not batch.outcome.is_complete:
+            slot.in_flight.replace_with_pieces(batch, self._split_compressed(batch))
         elif error.remedy.repeats:
-            batch.doubtful = batch.doubtful or error.effect is Effect.UNKNOWN
-            self._again(slot, batch, error, at_once=at_once)
+            batch.maybe_sent = batch.maybe_sent or error.effect is Effect.UNKNOWN
+            self._retry_batch(slot, batch, error, at_once=at_once)
         else:
-            self._failed(slot, batch, error)
+            self._fail_batch(slot, batch, error)
 
-    def _repacked(self, batch: Batch) -> list[Batch]:
-        pieces = self._divide(batch)
+    def _split_compressed(self, batch: ProducerBatch) -> list[ProducerBatch]:
+        pieces = self._split_batch(batch)
         for piece in pieces:
             assert piece.rows is not None
-            piece.payload = compress(self._codec, piece.rows.section(), self._level)
+            piece.payload = compress(self._codec, piece.rows.encode_section(), self._compression_level)
         return pieces
 
-    def _written(self, slot: Slot, batch: Batch, part: PartitionProduceResponse | None) -> None:
-        slot.failures, slot.last = 0, None
-        slot.lane.done(batch, failed=False)
+    def _complete_batch(
+        self, slot: PartitionSendState, batch: ProducerBatch, part: PartitionProduceResponse | None
+    ) -> None:
+        slot.failure_count, slot.last_error = 0, None
+        slot.in_flight.remove(batch, failed=False)
         outcome = batch.outcome
         if part is not None:
             outcome.base_offset = part.base_offset if part.base_offset >= 0 else None
             outcome.log_append_time_ms = part.log_append_time_ms if part.log_append_time_ms >= 0 else None
-        self._settle(batch, None)
-        for earlier in slot.lane.proved_written():
-            slot.lane.done(earlier, failed=False)
-            self._settle(earlier, None)
+        self._finish_batch(batch, None)
+        for earlier in slot.in_flight.find_proved_written():
+            slot.in_flight.remove(earlier, failed=False)
+            self._finish_batch(earlier, None)
 
-    def _not_written(self, slot: Slot, batch: Batch, error: ClientError) -> None:
+    def _handle_no_response(self, slot: PartitionSendState, batch: ProducerBatch, error: ClientError) -> None:
         """Handle a batch without a response, or with one that cannot be read."""
-        batch.doubtful = batch.doubtful or error.effect is Effect.UNKNOWN
+        batch.maybe_sent = batch.maybe_sent or error.effect is Effect.UNKNOWN
         if error.remedy.repeats and self._config.acks_on_wire:
-            self._again(slot, batch, error)
+            self._retry_batch(slot, batch, error)
         else:
-            self._failed(slot, batch, error)
+            self._fail_batch(slot, batch, error)
 
-    def _again(self, slot: Slot, batch: Batch, error: ClientError, *, at_once: bool = False) -> None:
+    def _retry_batch(
+        self, slot: PartitionSendState, batch: ProducerBatch, error: ClientError, *, at_once: bool = False
+    ) -> None:
         """Queue the batch to be sent again, unless its time or its retries are used up.
 
         `at_once`: the cause is known and mended, so there is no backoff.
         """
-        if batch.outcome.settled or batch.attempts > self._config.retries:
-            self._failed(slot, batch, error)
+        if batch.outcome.is_complete or batch.attempts > self._config.retries:
+            self._fail_batch(slot, batch, error)
             return
-        if slot.gone is not None:
-            self._failed(slot, batch, _copy(slot.gone))
+        if slot.removed_error is not None:
+            self._fail_batch(slot, batch, _copy_error(slot.removed_error))
             return
-        slot.lane.retry(batch)
-        slot.last = error
+        slot.in_flight.retry(batch)
+        slot.last_error = error
         if at_once:
-            slot.not_before_ms = 0
+            slot.next_attempt_ms = 0
             return
         client = self._config.client
-        wait_ms = backoff_ms(slot.failures, client.retry_backoff_ms, client.retry_backoff_max_ms, noise())
-        slot.failures += 1
-        slot.not_before_ms = self._clock.monotonic_ms() + wait_ms
+        wait_ms = compute_backoff_ms(
+            slot.failure_count, client.retry_backoff_ms, client.retry_backoff_max_ms, uniform()
+        )
+        slot.failure_count += 1
+        slot.next_attempt_ms = self._clock.monotonic_ms() + wait_ms
         if error.remedy is Remedy.REFRESH:
-            self._hooks.want_metadata(slot.tp.topic)
+            self._hooks.request_metadata(slot.tp.topic)
 
-    def _failed(self, slot: Slot, batch: Batch, error: ClientError) -> None:
-        slot.lane.done(batch, failed=True)
-        self._settle(batch, error)
+    def _fail_batch(self, slot: PartitionSendState, batch: ProducerBatch, error: ClientError) -> None:
+        slot.in_flight.remove(batch, failed=True)
+        self._finish_batch(batch, error)
 
-    def _settle(self, batch: Batch, error: ClientError | None) -> None:
+    def _finish_batch(self, batch: ProducerBatch, error: ClientError | None) -> None:
         """Free the memory of a batch and settle its outcome, unless that happened in time."""
-        self._accumulator.release(batch.size)
-        self._hooks.changed()
-        self._tell(batch, error)
+        self._accumulator.release_memory(batch.size)
+        self._hooks.on_change()
+        self._complete_outcome(batch, error)
 
-    def _tell(self, batch: Batch, error: ClientError | None) -> None:
-        if batch.outcome.settled:
+    def _complete_outcome(self, batch: ProducerBatch, error: ClientError | None) -> None:
+        if batch.outcome.is_complete:
             return
         if error is None:
-            self.measures.sent += batch.count
+            self.metrics.records_sent += batch.count
         else:
-            self.measures.errors += batch.count
-            error = error.after(Effect.UNKNOWN if batch.doubtful else Effect.NONE)
-            self.signer.failed(batch.tp, error)
+            self.metrics.record_errors += batch.count
+            error = error.after(Effect.UNKNOWN if batch.maybe_sent else Effect.NONE)
+            self.producer_identity.note_failure(batch.tp, error)
         batch.payload = batch.rows = None
-        batch.outcome.settle(error)
+        batch.outcome.complete(error)
 
     # --------------------------------------------------------------------------- limits
 
-    def _expire(self, slot: Slot, now_ms: int) -> None:
+    def _expire_batches(self, slot: PartitionSendState, now_ms: int) -> None:
         """Fail the batches that have reached delivery.timeout.ms [CLI-27]."""
         limit_ms = self._config.delivery_timeout_ms
-        lane = slot.lane
-        for batch in [b for b in lane.again if b.opened_ms + limit_ms <= now_ms]:
-            self._failed(slot, batch, self._late(slot))
-        for batch in lane.in_flight:
-            if batch.opened_ms + limit_ms <= now_ms and not batch.outcome.settled:
-                batch.doubtful = True
-                self._tell(batch, self._late(slot))
-        if not lane.outstanding:
-            self._busy.pop(slot, None)
-        while not slot.queue.empty and slot.queue.due_ms(0) + limit_ms <= now_ms:
-            batch_or_none = self._accumulator.take(slot.queue, now_ms, linger=False)
+        lane = slot.in_flight
+        for batch in [b for b in lane.retry_queue if b.opened_ms + limit_ms <= now_ms]:
+            self._fail_batch(slot, batch, self._build_timeout_error(slot))
+        for batch in lane.unanswered:
+            if batch.opened_ms + limit_ms <= now_ms and not batch.outcome.is_complete:
+                batch.maybe_sent = True
+                self._complete_outcome(batch, self._build_timeout_error(slot))
+        if not lane.outstanding_count:
+            self._outstanding.pop(slot, None)
+        while not slot.queue.is_empty and slot.queue.find_due_ms(0) + limit_ms <= now_ms:
+            batch_or_none = self._accumulator.take_batch(slot.queue, now_ms, linger=False)
             if batch_or_none is None:
                 return
-            self._settle(batch_or_none, self._late(slot))
+            self._finish_batch(batch_or_none, self._build_timeout_error(slot))
 
-    def _late(self, slot: Slot) -> TimedOut:
-        said = "" if slot.last is None else slot.last.what()
-        if not said and self._cluster.image.leader(slot.tp) is None:
-            said = f"no leader: {ErrorCode(self._cluster.image.why_not(slot.tp)).name}"
+    def _build_timeout_error(self, slot: PartitionSendState) -> TimedOut:
+        said = "" if slot.last_error is None else slot.last_error.what()
+        if not said and self._cluster.image.find_leader(slot.tp) is None:
+            said = f"no leader: {ErrorCode(self._cluster.image.find_leader_error(slot.tp)).name}"
         return TimedOut("delivery.timeout.ms", self._config.delivery_timeout_ms, f"Produce {slot.tp}", said)
 
-    def _expiry_ms(self, slot: Slot, now_ms: int) -> int:
-        first = (*slot.lane.again[:1], *slot.lane.in_flight[:1])
-        opened = [batch.opened_ms for batch in first if not batch.outcome.settled]
-        if not slot.queue.empty:
-            opened.append(slot.queue.due_ms(0))
+    def _find_expiry_ms(self, slot: PartitionSendState, now_ms: int) -> int:
+        first = (*slot.in_flight.retry_queue[:1], *slot.in_flight.unanswered[:1])
+        opened = [batch.opened_ms for batch in first if not batch.outcome.is_complete]
+        if not slot.queue.is_empty:
+            opened.append(slot.queue.find_due_ms(0))
         return min(opened, default=now_ms) + self._config.delivery_timeout_ms
 
     # --------------------------------------------------------------------------- ending
 
-    def outstanding(self) -> Iterator[Batch]:
+    def iter_outstanding(self) -> Iterator[ProducerBatch]:
         """Yield all batches that were sent and have no outcome yet."""
-        for slot in self._busy:
-            yield from (b for b in (*slot.lane.in_flight, *slot.lane.again) if not b.outcome.settled)
+        for slot in self._outstanding:
+            yield from (
+                b
+                for b in (*slot.in_flight.unanswered, *slot.in_flight.retry_queue)
+                if not b.outcome.is_complete
+            )
 
-    def abandon_unsent(self, why: ClientError) -> None:
+    def fail_unsent(self, why: ClientError) -> None:
         """Fail the batches that were never sent."""
         for batch in self._accumulator.drain():
-            self._settle(batch, _copy(why))
+            self._finish_batch(batch, _copy_error(why))
 
-    def abandon(self, why: ClientError) -> None:
+    def fail_not_in_flight(self, why: ClientError) -> None:
         """Fail every batch that is not in flight."""
-        self.abandon_unsent(why)
-        for slot in list(self._busy):
-            for batch in list(slot.lane.again):
-                self._failed(slot, batch, _copy(why))
-            if not slot.lane.outstanding:
-                del self._busy[slot]
+        self.fail_unsent(why)
+        for slot in list(self._outstanding):
+            for batch in list(slot.in_flight.retry_queue):
+                self._fail_batch(slot, batch, _copy_error(why))
+            if not slot.in_flight.outstanding_count:
+                del self._outstanding[slot]
 
-    def abandon_all(self, why: ClientError) -> None:
+    def fail_all(self, why: ClientError) -> None:
         """Fail all batches; those in flight with an unknown effect."""
-        self.abandon(why)
-        for batch in list(self.outstanding()):
-            batch.doubtful = True
-            self._tell(batch, _copy(why))
+        self.fail_not_in_flight(why)
+        for batch in list(self.iter_outstanding()):
+            batch.maybe_sent = True
+            self._complete_outcome(batch, _copy_error(why))
 
-    def cut(self, topic: str, partitions: int) -> None:
+    def drop_partitions(self, topic: str, partitions: int) -> None:
         """Fail batches for partitions that the recreated topic lacks; those in flight fail when answered."""
-        for batch in self._accumulator.cut(topic, partitions):
-            self._settle(batch, _made_again(batch.tp, partitions))
-        for queue, slot in list(self._slots.items()):
+        for batch in self._accumulator.drop_partitions(topic, partitions):
+            self._finish_batch(batch, _build_recreated_error(batch.tp, partitions))
+        for queue, slot in list(self._partitions.items()):
             if slot.tp.topic == topic and slot.tp.partition >= partitions:
-                slot.gone = _made_again(slot.tp, partitions)
-                for batch in list(slot.lane.again):
-                    self._failed(slot, batch, _copy(slot.gone))
-                del self._slots[queue]
+                slot.removed_error = _build_recreated_error(slot.tp, partitions)
+                for batch in list(slot.in_flight.retry_queue):
+                    self._fail_batch(slot, batch, _copy_error(slot.removed_error))
+                del self._partitions[queue]
 
     def restart_sequences(self) -> None:
         """Begin every partition at sequence 0 with its next batch. Nothing is outstanding."""
-        for slot in self._slots.values():
-            slot.lane.restart()
+        for slot in self._partitions.values():
+            slot.in_flight.restart_sequences()
 
-    def forget(self, topic: str) -> None:
+    def forget_topic(self, topic: str) -> None:
         """Drop the idle slots of a topic that the accumulator forgot."""
-        for queue in [q for q, slot in self._slots.items() if q.tp.topic == topic and slot not in self._busy]:
-            del self._slots[queue]
+        for queue in [
+            q for q, slot in self._partitions.items() if q.tp.topic == topic and slot not in self._outstanding
+        ]:
+            del self._partitions[queue]
 
 
-_FAR: Final = 1 << 62
+_NEVER_MS: Final = 1 << 62
 
 
-class Hooks:
+class SenderHooks:
     """Callbacks from a Dispatcher to its engine."""
 
     def __init__(self, changed: Callable[[], None], want_metadata: Callable[[str], None]) -> None:
-        self.changed, self.want_metadata = changed, want_metadata
+        self.on_change, self.request_metadata = changed, want_metadata
 
 
-def _level(config: ProducerConfig) -> int | None:
+def _choose_compression_level(config: ProducerConfig) -> int | None:
     match config.compression_type:
         case "gzip":
             return None if config.compression_gzip_level == -1 else config.compression_gzip_level
@@ -582,31 +627,31 @@ def _level(config: ProducerConfig) -> int | None:
             return None
 
 
-def _not_remembered(tp: TopicPartition, code: int) -> ClientError:
+def _build_unknown_outcome_error(tp: TopicPartition, code: int) -> ClientError:
     words = "the broker does not remember far enough back to say whether these records are in the log"
-    return refused("Produce", tp, code, words)
+    return build_broker_error("Produce", tp, code, words)
 
 
-def _made_again(tp: TopicPartition, partitions: int) -> ClientError:
+def _build_recreated_error(tp: TopicPartition, partitions: int) -> ClientError:
     words = (
         f"the topic was deleted and made again, and has {partitions} partitions now: send the record again"
     )
-    return refused("Produce", tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, words)
+    return build_broker_error("Produce", tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, words)
 
 
-def _words(part: PartitionProduceResponse) -> str:
+def _format_broker_error(part: PartitionProduceResponse) -> str:
     """Return the broker's error message, with the records at fault."""
     said = [part.error_message] if part.error_message else []
     said += [f"record {e.batch_index}: {e.batch_index_error_message}" for e in part.record_errors[:3]]
     return "; ".join(said)
 
 
-def _copy(error: ClientError) -> ClientError:
+def _copy_error(error: ClientError) -> ClientError:
     """Copy an error: each batch has its own, since each has its own worst effect."""
     return type(error)(*error.args).after(error.effect)
 
 
-def _as_client_error(error: BaseException) -> ClientError:
+def _to_client_error(error: BaseException) -> ClientError:
     if isinstance(error, ClientError):
-        return _copy(error)
+        return _copy_error(error)
     return ClientError("Produce", f"{type(error).__name__}: {error}")

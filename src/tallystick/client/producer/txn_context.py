@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from tallystick.client.errors import ClientError
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 
 
 class TxnContext(Protocol):
@@ -14,7 +14,7 @@ class TxnContext(Protocol):
     def transactional_id(self) -> str: ...
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ProducerIdAndEpoch:
         """Producer id and epoch that sign batches. Changes only when no batch is pending."""
 
     @property
@@ -22,28 +22,28 @@ class TxnContext(Protocol):
         """Version of the open transaction: below 2, Produce goes up to version 11 (KIP-890)."""
 
     @property
-    def is_sending(self) -> bool:
+    def may_send_batches(self) -> bool:
         """Whether batches may be sent. If not, batches that were never sent fail with `why_not()`."""
 
-    def why_not(self) -> ClientError:
+    def build_send_error(self) -> ClientError:
         """Return the error for a record that cannot be sent."""
 
     def check_sendable(self) -> None:
         """Raise if `send()` may accept no record; called in its caller's thread before anything is queued."""
 
-    def is_enlisted(self, partition: TopicPartition) -> bool:
+    def is_partition_added(self, partition: TopicPartition) -> bool:
         """Tell, right before a batch joins a request, whether the coordinator knows its partition.
 
         Always true under transaction version 2, where the Produce request itself adds the partition.
         """
 
-    async def enlist(self, partitions: Collection[TopicPartition]) -> None:
+    async def add_partitions(self, partitions: Collection[TopicPartition]) -> None:
         """Add partitions at the coordinator (version 1).
 
         Raises: ClientError, with which their batches fail.
         """
 
-    def batch_failed(self, partition: TopicPartition, error: ClientError) -> None:
+    def note_batch_failure(self, partition: TopicPartition, error: ClientError) -> None:
         """Note that a batch failed for good: the transaction can no longer be committed [CLI-47]."""
 
 
@@ -59,10 +59,10 @@ class RecordFlow(Protocol):
     async def flush(self) -> None:
         """Wait until every record accepted so far is acknowledged or has failed.
 
-        Raises: TimedOut, but no error of a record: those are reported to `batch_failed`.
+        Raises: TimedOut, but no error of a record: those are reported to `note_batch_failure`.
         """
 
-    async def discard(self, why: ClientError) -> None:
+    async def abort_unsent(self, why: ClientError) -> None:
         """Fail the records that were never sent, and wait for those in flight. Raises: TimedOut."""
 
     def restart_sequences(self) -> None:

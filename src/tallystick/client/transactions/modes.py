@@ -10,12 +10,12 @@ release; and a weaker mode is used only where the user has listed it [CLI-40].
 | keep   | is aborted by transaction.timeout  | is fenced by recovery (KIP-939 without 2PC)     |
 | resume | is aborted by transaction.timeout  | is fenced only when the transaction has ended   |
 
-Recovery in doubt is a comparison. The coordinator's description of an id becomes a `Finding`, and `VERDICTS`
-says what follows: one row per finding, one column for each combination of the wish (commit or abort) and the
-time of the description (before this client sent a decision, or after one with an ambiguous answer).
-Under version 2 every end of a transaction bumps the epoch by one, so the producer id and epoch shown tell
-which transaction ended (KIP-890); InitProducerId bumps it again and leaves the state Empty, which tells
-nothing. Therefore recovery describes before init.
+Recovery in doubt is a comparison. The coordinator's description of an id becomes a `TxnFinding`, and
+`ACTION_BY_FINDING` says what follows: one row per finding, one column for each combination of the wish
+(commit or abort) and the time of the description (before this client sent a decision, or after one with an
+ambiguous answer). Under version 2 every end of a transaction bumps the epoch by one, so the producer id and
+epoch shown tell which transaction ended (KIP-890); InitProducerId bumps it again and leaves the state Empty,
+which tells nothing. Therefore recovery describes before init.
 
 Sources: KIP-939 "RPC Changes" and "Disallowing keepPreparedTxn=true without 2PC"; KIP-890; KIP-664.
 """
@@ -25,7 +25,7 @@ from enum import Enum, auto
 from typing import Final
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch
+from tallystick.kernel.ids import ProducerEpoch, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import frozen
 
@@ -62,7 +62,7 @@ _NOT_PROMISED: Final = {
 
 
 @frozen(kw_only=True)
-class Offer:
+class ClusterCapabilities:
     """Capabilities that a cluster announces.
 
     init_version         highest version of InitProducerId that both sides support
@@ -72,13 +72,13 @@ class Offer:
 
     init_version: int
     transaction_version: int
-    describes: bool
+    can_describe: bool
 
 
-def lacking(mode: Mode, offer: Offer) -> str | None:
+def find_missing_capability(mode: Mode, offer: ClusterCapabilities) -> str | None:
     """Return what this cluster lacks for `mode`; None if the mode can be tried."""
     if mode is Mode.RESUME:
-        return None if offer.describes else "DescribeTransactions (KIP-664, Apache Kafka 3.0)"
+        return None if offer.can_describe else "DescribeTransactions (KIP-664, Apache Kafka 3.0)"
     if offer.init_version < KEEP_API_VERSION:
         return (
             f"InitProducerId version {KEEP_API_VERSION} (KIP-939); the cluster offers {offer.init_version}: "
@@ -93,7 +93,7 @@ def lacking(mode: Mode, offer: Offer) -> str | None:
 
 
 # What is missing for a mode that looked possible, by the error code of InitProducerId.
-REFUSALS: Final = {
+MODE_REFUSALS: Final = {
     (Mode.TWO_PHASE, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): (
         "the grants WRITE and TWO_PHASE_COMMIT on the transactional id, or the broker's setting "
         "transaction.two.phase.commit.enable=true"
@@ -104,37 +104,39 @@ REFUSALS: Final = {
 
 
 @frozen
-class NoMode:
-    """No listed mode is possible; `lacks` has what each would need."""
+class NoPossibleMode:
+    """No listed mode is possible; `missing` has what each would need."""
 
-    lacks: tuple[tuple[Mode, str], ...]
+    missing: tuple[tuple[Mode, str], ...]
 
     def __str__(self) -> str:
-        return "; ".join(f"{mode.value} needs {what}" for mode, what in self.lacks)
+        return "; ".join(f"{mode.value} needs {what}" for mode, what in self.missing)
 
 
-def choose(listed: Iterable[Mode], offer: Offer, refused: Iterable[tuple[Mode, int]] = ()) -> Mode | NoMode:
+def choose_mode(
+    listed: Iterable[Mode], offer: ClusterCapabilities, refused: Iterable[tuple[Mode, int]] = ()
+) -> Mode | NoPossibleMode:
     """Return the strongest listed mode that is still possible [CLI-40].
 
     Args:
         refused: the modes that were tried, each with the error code that refused it. Codes outside
-            `REFUSALS` are no reason to try a weaker mode, and must not be passed.
+            `MODE_REFUSALS` are no reason to try a weaker mode, and must not be passed.
     """
-    answers = {mode: REFUSALS[mode, ErrorCode(code)] for mode, code in refused}
+    answers = {mode: MODE_REFUSALS[mode, ErrorCode(code)] for mode, code in refused}
     lacks = []
     for mode in listed:
-        lack = answers.get(mode) or lacking(mode, offer)
+        lack = answers.get(mode) or find_missing_capability(mode, offer)
         if lack is None:
             return mode
         lacks.append((mode, lack))
-    return NoMode(tuple(lacks))
+    return NoPossibleMode(tuple(lacks))
 
 
 # ---- outcome of a transaction
 
 
 @frozen(kw_only=True)
-class Seen:
+class TxnDescription:
     """A coordinator's description of a transactional id.
 
     forced  producer ids and epochs of transactions ended without their client, if the broker reports them
@@ -142,11 +144,11 @@ class Seen:
     """
 
     state: str
-    identity: Identity
-    forced: frozenset[Identity] = frozenset()
+    identity: ProducerIdAndEpoch
+    forced_identities: frozenset[ProducerIdAndEpoch] = frozenset()
 
 
-class Finding(Enum):
+class TxnFinding(Enum):
     """Relation between the state of a transactional id and one transaction of it that was open."""
 
     OPEN = auto()  # the transaction is open
@@ -159,12 +161,12 @@ class Finding(Enum):
     LOST = auto()  # the id is not past this transaction, yet it is not open: the cluster lost data
 
 
-class Wish(Enum):
+class TxnDecision(Enum):
     COMMIT = auto()
     ABORT = auto()
 
 
-class Verdict(Enum):
+class TxnRecoveryAction(Enum):
     """Action of recovery for a finding."""
 
     END = auto()  # send the decision
@@ -177,7 +179,7 @@ class Verdict(Enum):
     HALT = auto()  # the cluster has lost acknowledged data; commit and abort would both hide that
 
 
-class When(Enum):
+class DescriptionTime(Enum):
     """Time of a description: before this client sent a decision, or after one answered ambiguously."""
 
     BEFORE = auto()
@@ -187,18 +189,58 @@ class When(Enum):
 # The columns: commit wished but not sent; commit sent; abort wished but not sent; abort sent.
 # UNVERIFIED is KIP-939's "no-op when nothing is in doubt". It is not enough for a commit that *this* client
 # sent. An abort is done as soon as the transaction is not open and was not committed.
-_COLUMNS: Final = tuple((wish, when) for wish in Wish for when in When)
+_COLUMNS: Final = tuple((wish, when) for wish in TxnDecision for when in DescriptionTime)
 _ROWS: Final = {
-    Finding.OPEN: (Verdict.END, Verdict.FENCED, Verdict.END, Verdict.FENCED),
-    Finding.COMMITTED: (Verdict.DONE, Verdict.DONE, Verdict.CONTRADICTED, Verdict.CONTRADICTED),
-    Finding.ABORTED: (Verdict.CONTRADICTED, Verdict.CONTRADICTED, Verdict.DONE, Verdict.DONE),
-    Finding.FORCED: (Verdict.CONTRADICTED, Verdict.CONTRADICTED, Verdict.DONE, Verdict.DONE),
-    Finding.OTHER_OPEN: (Verdict.END_OTHER, Verdict.IN_DOUBT, Verdict.END_OTHER, Verdict.DONE),
-    Finding.MOVED_ON: (Verdict.UNVERIFIED, Verdict.IN_DOUBT, Verdict.DONE, Verdict.DONE),
-    Finding.GONE: (Verdict.UNVERIFIED, Verdict.IN_DOUBT, Verdict.DONE, Verdict.DONE),
-    Finding.LOST: (Verdict.HALT, Verdict.HALT, Verdict.DONE, Verdict.DONE),
+    TxnFinding.OPEN: (
+        TxnRecoveryAction.END,
+        TxnRecoveryAction.FENCED,
+        TxnRecoveryAction.END,
+        TxnRecoveryAction.FENCED,
+    ),
+    TxnFinding.COMMITTED: (
+        TxnRecoveryAction.DONE,
+        TxnRecoveryAction.DONE,
+        TxnRecoveryAction.CONTRADICTED,
+        TxnRecoveryAction.CONTRADICTED,
+    ),
+    TxnFinding.ABORTED: (
+        TxnRecoveryAction.CONTRADICTED,
+        TxnRecoveryAction.CONTRADICTED,
+        TxnRecoveryAction.DONE,
+        TxnRecoveryAction.DONE,
+    ),
+    TxnFinding.FORCED: (
+        TxnRecoveryAction.CONTRADICTED,
+        TxnRecoveryAction.CONTRADICTED,
+        TxnRecoveryAction.DONE,
+        TxnRecoveryAction.DONE,
+    ),
+    TxnFinding.OTHER_OPEN: (
+        TxnRecoveryAction.END_OTHER,
+        TxnRecoveryAction.IN_DOUBT,
+        TxnRecoveryAction.END_OTHER,
+        TxnRecoveryAction.DONE,
+    ),
+    TxnFinding.MOVED_ON: (
+        TxnRecoveryAction.UNVERIFIED,
+        TxnRecoveryAction.IN_DOUBT,
+        TxnRecoveryAction.DONE,
+        TxnRecoveryAction.DONE,
+    ),
+    TxnFinding.GONE: (
+        TxnRecoveryAction.UNVERIFIED,
+        TxnRecoveryAction.IN_DOUBT,
+        TxnRecoveryAction.DONE,
+        TxnRecoveryAction.DONE,
+    ),
+    TxnFinding.LOST: (
+        TxnRecoveryAction.HALT,
+        TxnRecoveryAction.HALT,
+        TxnRecoveryAction.DONE,
+        TxnRecoveryAction.DONE,
+    ),
 }
-VERDICTS: Final = {
+ACTION_BY_FINDING: Final = {
     (finding, wish, when): verdict
     for finding, row in _ROWS.items()
     for (wish, when), verdict in zip(_COLUMNS, row, strict=True)
@@ -206,7 +248,7 @@ VERDICTS: Final = {
 
 
 @frozen(kw_only=True)
-class Asked:
+class TxnToResolve:
     """A transaction to find the outcome of.
 
     writer   the producer id and epoch that signed its records: its name
@@ -214,65 +256,67 @@ class Asked:
     version  the transaction version it was started with
     """
 
-    writer: Identity
-    client: Identity
+    writer: ProducerIdAndEpoch
+    client: ProducerIdAndEpoch
     version: int
 
 
-def compare(asked: Asked, seen: Seen | None) -> Finding:
+def classify_outcome(asked: TxnToResolve, seen: TxnDescription | None) -> TxnFinding:
     """Return the finding for one transaction that was open, given a description of its id [CLI-41].
 
     Source: KIP-890 "Bump Epoch on Each Transaction"; protocol of DescribeTransactions: while markers are
         written, the producer id and epoch shown are theirs; afterwards, those the client may use next.
     """
     if seen is None:
-        return Finding.GONE
-    if asked.writer in seen.forced:
-        return Finding.FORCED
+        return TxnFinding.GONE
+    if asked.writer in seen.forced_identities:
+        return TxnFinding.FORCED
     match seen.state:
         case "Ongoing" if seen.identity == asked.writer:
-            return Finding.OPEN
+            return TxnFinding.OPEN
         case "Ongoing":
-            return Finding.OTHER_OPEN
-        case "PrepareCommit" if seen.identity in _while_deciding(asked, commit=True):
-            return Finding.COMMITTED
-        case "PrepareAbort" | "PrepareEpochFence" if seen.identity in _while_deciding(asked, commit=False):
-            return Finding.ABORTED
+            return TxnFinding.OTHER_OPEN
+        case "PrepareCommit" if seen.identity in _list_marker_identities(asked, commit=True):
+            return TxnFinding.COMMITTED
+        case "PrepareAbort" | "PrepareEpochFence" if seen.identity in _list_marker_identities(
+            asked, commit=False
+        ):
+            return TxnFinding.ABORTED
         case "CompleteCommit" if _is_after(asked, seen.identity, commit=True):
-            return Finding.COMMITTED
+            return TxnFinding.COMMITTED
         case "CompleteAbort" if _is_after(asked, seen.identity, commit=False):
-            return Finding.ABORTED
-    return Finding.MOVED_ON if _is_past(asked, seen.identity) else Finding.LOST
+            return TxnFinding.ABORTED
+    return TxnFinding.MOVED_ON if _is_past(asked, seen.identity) else TxnFinding.LOST
 
 
-def _while_deciding(asked: Asked, *, commit: bool) -> set[Identity]:
+def _list_marker_identities(asked: TxnToResolve, *, commit: bool) -> set[ProducerIdAndEpoch]:
     """Return the possible producer ids and epochs of the markers.
 
     Under version 2 the epoch is one above the writer's; an abort by timeout always bumps it.
     """
     writer = asked.writer
-    above = Identity(writer.producer_id, ProducerEpoch(min(writer.epoch + 1, EPOCH_MAX)))
+    above = ProducerIdAndEpoch(writer.producer_id, ProducerEpoch(min(writer.epoch + 1, EPOCH_MAX)))
     if asked.version >= EPOCH_BUMP_VERSION:
         return {above}
     return {writer} if commit else {writer, above}
 
 
-def _is_after(asked: Asked, shown: Identity, *, commit: bool) -> bool:
+def _is_after(asked: TxnToResolve, shown: ProducerIdAndEpoch, *, commit: bool) -> bool:
     """Tell whether `shown` is the producer id and epoch that follow the end of this transaction.
 
     Under version 1 only an abort by timeout bumps the epoch; mode `resume` leaves that one epoch free.
     """
     if asked.version < EPOCH_BUMP_VERSION:
-        return shown == asked.client or (not commit and _follows(asked.client, shown))
-    return _follows(asked.client, shown)
+        return shown == asked.client or (not commit and _is_next_identity(asked.client, shown))
+    return _is_next_identity(asked.client, shown)
 
 
-def _follows(client: Identity, shown: Identity) -> bool:
+def _is_next_identity(client: ProducerIdAndEpoch, shown: ProducerIdAndEpoch) -> bool:
     if shown.producer_id == client.producer_id:
         return shown.epoch == client.epoch + 1
     # KIP-890 "Overflow": the last epoch of an id is followed by the first one of another.
     return client.epoch >= EPOCH_MAX - 1 and shown.epoch == 0
 
 
-def _is_past(asked: Asked, shown: Identity) -> bool:
+def _is_past(asked: TxnToResolve, shown: ProducerIdAndEpoch) -> bool:
     return shown.producer_id != asked.client.producer_id or shown.epoch > asked.client.epoch

@@ -9,11 +9,11 @@ import re
 from typing import Final, Self
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.ids import INT16_MAX, INT64_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT16_MAX, INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 
 # The form that Kafka's `PreparedTxnState.toString` writes; Kafka's parser accepts more.
-_FORM: Final = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})", re.ASCII)
-_SHOWN_MAX: Final = 60
+_PATTERN: Final = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})", re.ASCII)
+_TEXT_LENGTH_MAX: Final = 60
 
 
 class BadPreparedTxnState(TallystickError, ValueError):
@@ -24,7 +24,7 @@ class BadPreparedTxnState(TallystickError, ValueError):
         self.text = text
 
     def __str__(self) -> str:
-        shown = self.text if len(self.text) <= _SHOWN_MAX else f"{self.text[:_SHOWN_MAX]}…"
+        shown = self.text if len(self.text) <= _TEXT_LENGTH_MAX else f"{self.text[:_TEXT_LENGTH_MAX]}…"
         return (
             f"{shown!r} is not the state of a prepared transaction: that is empty, or producerId:epoch "
             f"with 0..{INT64_MAX} and 0..{INT16_MAX} in decimal digits"
@@ -42,7 +42,7 @@ class PreparedTxnState:
     """
 
     __slots__ = ("_identity",)
-    _identity: Identity | None
+    _identity: ProducerIdAndEpoch | None
 
     def __init__(self, serialized_state: str | None = None) -> None:
         """Parse a stored state.
@@ -56,14 +56,14 @@ class PreparedTxnState:
         self._identity = _parse(serialized_state) if serialized_state else None
 
     @classmethod
-    def of(cls, identity: Identity | None) -> Self:
+    def of(cls, identity: ProducerIdAndEpoch | None) -> Self:
         """Return the state that names the transaction signed by `identity`."""
         state = cls()
         state._identity = identity
         return state
 
     @property
-    def identity(self) -> Identity | None:
+    def identity(self) -> ProducerIdAndEpoch | None:
         """Producer id and epoch that signed the records; None for the empty state."""
         return self._identity
 
@@ -94,8 +94,8 @@ class PreparedTxnState:
         return PreparedTxnState, (str(self),)
 
 
-def _parse(text: str) -> Identity:
-    found = _FORM.fullmatch(text)
+def _parse(text: str) -> ProducerIdAndEpoch:
+    found = _PATTERN.fullmatch(text)
     if found is None or int(found[1]) > INT64_MAX or int(found[2]) > INT16_MAX:
         raise BadPreparedTxnState(text)
-    return Identity(ProducerId(int(found[1])), ProducerEpoch(int(found[2])))
+    return ProducerIdAndEpoch(ProducerId(int(found[1])), ProducerEpoch(int(found[2])))

@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
-from tallystick.client.errors import refused
+from tallystick.client.errors import build_broker_error
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.transactions.modes import Seen, Wish
-from tallystick.client.transactions.state import End
+from tallystick.client.transactions.modes import TxnDecision, TxnDescription
+from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -33,66 +33,72 @@ from tallystick.protocol.messages.txn_offset_commit import (
 V = TypeVar("V")
 
 # KIP-890: these request versions imply transaction version 2, lower ones the versions before.
-END_BUMPS: Final = 5
-OFFSETS_JOIN: Final = 5
-ADD_PARTITIONS_OF_CLIENTS: Final = 3
-INIT_MOVES_EPOCH: Final = 3
+END_TXN_BUMP_VERSION: Final = 5
+TXN_OFFSETS_JOIN_VERSION: Final = 5
+ADD_PARTITIONS_CLIENT_MAX: Final = 3
+INIT_EPOCH_BUMP_VERSION: Final = 3
 """KIP-360: the producer sends its producer id and epoch, and gets the next epoch."""
 
 
-def pair(producer_id: int, epoch: int) -> Identity | None:
+def parse_identity(producer_id: int, epoch: int) -> ProducerIdAndEpoch | None:
     """Return the producer id and epoch of a message, where -1 stands for none."""
     if producer_id < 0 or epoch < 0:
         return None
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
-def claimed(transactional_id: str, answer: InitProducerIdResponse) -> tuple[Identity, Identity | None]:
+def parse_init_producer_id(
+    transactional_id: str, answer: InitProducerIdResponse
+) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
     """Return the client's producer id and epoch, and those of the transaction in doubt, if any."""
-    client = pair(answer.producer_id, answer.producer_epoch)
+    client = parse_identity(answer.producer_id, answer.producer_epoch)
     if answer.error_code or client is None:
         code = answer.error_code or ErrorCode.UNKNOWN_SERVER_ERROR
-        raise refused("InitProducerId", transactional_id, code)
-    return client, pair(answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch)
+        raise build_broker_error("InitProducerId", transactional_id, code)
+    return client, parse_identity(answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch)
 
 
-def seen(transactional_id: str, answer: DescribeTransactionsResponse) -> Seen | None:
+def parse_description(transactional_id: str, answer: DescribeTransactionsResponse) -> TxnDescription | None:
     """Return the coordinator's description of an id; None when it knows of none (105)."""
     (state,) = answer.transaction_states
     if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
         return None
     if state.error_code:
-        raise refused("DescribeTransactions", transactional_id, state.error_code)
-    identity = pair(state.producer_id, state.producer_epoch)
+        raise build_broker_error("DescribeTransactions", transactional_id, state.error_code)
+    identity = parse_identity(state.producer_id, state.producer_epoch)
     if identity is None:  # created, and never initialised
         return None
     # docs/formats/private-tags.md: tallystick's broker reports transactions it ended for a client.
-    forced = {pair(f.producer_id, f.producer_epoch) for f in state.forced_outcomes if f.topic is None}
-    return Seen(
-        state=state.transaction_state, identity=identity, forced=frozenset(f for f in forced if f is not None)
+    forced = {
+        parse_identity(f.producer_id, f.producer_epoch) for f in state.forced_outcomes if f.topic is None
+    }
+    return TxnDescription(
+        state=state.transaction_state,
+        identity=identity,
+        forced_identities=frozenset(f for f in forced if f is not None),
     )
 
 
-def end_request(transactional_id: str, end: End) -> EndTxnRequest:
+def build_end_txn(transactional_id: str, end: DueEndTxn) -> EndTxnRequest:
     return EndTxnRequest(
         transactional_id=transactional_id,
         producer_id=end.client.producer_id,
         producer_epoch=end.client.epoch,
-        committed=end.wish is Wish.COMMIT,
+        committed=end.decision is TxnDecision.COMMIT,
     )
 
 
-def next_client(transactional_id: str, answer: EndTxnResponse) -> Identity | None:
+def parse_end_txn(transactional_id: str, answer: EndTxnResponse) -> ProducerIdAndEpoch | None:
     """Return the producer id and epoch for the next transaction, if the end bumped them."""
     if answer.error_code:
-        raise refused("EndTxn", transactional_id, answer.error_code)
-    return pair(answer.producer_id, answer.producer_epoch)
+        raise build_broker_error("EndTxn", transactional_id, answer.error_code)
+    return parse_identity(answer.producer_id, answer.producer_epoch)
 
 
-def add_partitions(
-    transactional_id: str, client: Identity, partitions: Iterable[TopicPartition]
+def build_add_partitions(
+    transactional_id: str, client: ProducerIdAndEpoch, partitions: Iterable[TopicPartition]
 ) -> AddPartitionsToTxnRequest:
-    topics = _by_topic({each: each.partition for each in partitions})
+    topics = _group_by_topic({each: each.partition for each in partitions})
     return AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=transactional_id,
         v3_and_below_producer_id=client.producer_id,
@@ -104,7 +110,7 @@ def add_partitions(
     )
 
 
-def check_added(transactional_id: str, answer: AddPartitionsToTxnResponse) -> None:
+def check_partitions_added(transactional_id: str, answer: AddPartitionsToTxnResponse) -> None:
     """Raise the first refusal; 55 only says that another partition was refused."""
     codes = {
         TopicPartition(topic.name, result.partition_index): result.partition_error_code
@@ -115,10 +121,12 @@ def check_added(transactional_id: str, answer: AddPartitionsToTxnResponse) -> No
     if not codes:
         return
     at = min(codes, key=lambda each: (codes[each] == ErrorCode.OPERATION_NOT_ATTEMPTED, each))
-    raise refused("AddPartitionsToTxn", transactional_id, codes[at], f"partition {at}")
+    raise build_broker_error("AddPartitionsToTxn", transactional_id, codes[at], f"partition {at}")
 
 
-def add_offsets(transactional_id: str, client: Identity, group_id: str) -> AddOffsetsToTxnRequest:
+def build_add_offsets(
+    transactional_id: str, client: ProducerIdAndEpoch, group_id: str
+) -> AddOffsetsToTxnRequest:
     return AddOffsetsToTxnRequest(
         transactional_id=transactional_id,
         producer_id=client.producer_id,
@@ -127,13 +135,13 @@ def add_offsets(transactional_id: str, client: Identity, group_id: str) -> AddOf
     )
 
 
-def commit_offsets(
+def build_txn_offset_commit(
     transactional_id: str,
-    client: Identity,
+    client: ProducerIdAndEpoch,
     group: GroupMetadata,
     offsets: Mapping[TopicPartition, OffsetAndMetadata],
 ) -> TxnOffsetCommitRequest:
-    topics = _by_topic({at: _offset(at, offset) for at, offset in sorted(offsets.items())})
+    topics = _group_by_topic({at: _build_offset(at, offset) for at, offset in sorted(offsets.items())})
     return TxnOffsetCommitRequest(
         transactional_id=transactional_id,
         group_id=group.group_id,
@@ -148,7 +156,7 @@ def commit_offsets(
     )
 
 
-def _offset(at: TopicPartition, offset: OffsetAndMetadata) -> TxnOffsetCommitRequestPartition:
+def _build_offset(at: TopicPartition, offset: OffsetAndMetadata) -> TxnOffsetCommitRequestPartition:
     return TxnOffsetCommitRequestPartition(
         partition_index=at.partition,
         committed_offset=offset.offset,
@@ -157,7 +165,7 @@ def _offset(at: TopicPartition, offset: OffsetAndMetadata) -> TxnOffsetCommitReq
     )
 
 
-def codes_of(answer: TxnOffsetCommitResponse) -> dict[TopicPartition, int]:
+def parse_error_codes(answer: TxnOffsetCommitResponse) -> dict[TopicPartition, int]:
     """Return the error code of every answered partition, 0 included."""
     return {
         TopicPartition(topic.name, result.partition_index): result.error_code
@@ -166,7 +174,7 @@ def codes_of(answer: TxnOffsetCommitResponse) -> dict[TopicPartition, int]:
     }
 
 
-def _by_topic(values: Mapping[TopicPartition, V]) -> dict[str, list[V]]:
+def _group_by_topic(values: Mapping[TopicPartition, V]) -> dict[str, list[V]]:
     topics: defaultdict[str, list[V]] = defaultdict(list)
     for at, value in values.items():
         topics[at.topic].append(value)

@@ -7,9 +7,9 @@
                         PREPARED or UNCLAIMED  +------ COMMITTING or ABORTING <----------------+
                                         ^------------------+             commit, abort, complete
 
-`CALLS` has every legal call and the state it leads to; any other call raises and sends nothing [CLI-42].
-`failed` and `ended` apply answers. `client.retry` alone decides what an error code means; this module turns
-that into the fate of the transaction.
+`TRANSITIONS` has every legal call and the state it leads to; any other call raises and sends nothing
+[CLI-42]. `apply_failure` and `apply_end` apply answers. `client.retry` alone decides what an error code
+means; this module turns that into the fate of the transaction.
 
 Three facts deliberately have no flag of their own, because such flags went wrong in other clients:
 
@@ -33,11 +33,17 @@ from types import MappingProxyType
 from typing import Final
 
 from tallystick.client.errors import ClientError, Fenced, IdExpired
-from tallystick.client.transactions.modes import EPOCH_BUMP_VERSION, Asked, Mode, Verdict, Wish
+from tallystick.client.transactions.modes import (
+    EPOCH_BUMP_VERSION,
+    Mode,
+    TxnDecision,
+    TxnRecoveryAction,
+    TxnToResolve,
+)
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Effect, Remedy
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import frozen, replace
 
 
@@ -59,7 +65,7 @@ class State(Enum):
     FATAL = auto()  # this producer failed
 
 
-class Call(Enum):
+class TxnCall(Enum):
     """Calls of the user; `begin_transaction()` makes `CLAIM` first where the id must be initialised."""
 
     INIT = "init_transactions"
@@ -73,31 +79,31 @@ class Call(Enum):
 
 
 S = State
-CALLS: Final = MappingProxyType(
+TRANSITIONS: Final = MappingProxyType(
     {
-        (Call.INIT, S.UNINITIALIZED): S.INITIALIZING,
-        (Call.CLAIM, S.UNCLAIMED): S.CLAIMING,
-        (Call.BEGIN, S.READY): S.IN_TRANSACTION,
-        (Call.SEND, S.IN_TRANSACTION): S.IN_TRANSACTION,
-        (Call.SEND_OFFSETS, S.IN_TRANSACTION): S.IN_TRANSACTION,
-        (Call.PREPARE, S.IN_TRANSACTION): S.PREPARING,
-        (Call.COMMIT, S.IN_TRANSACTION): S.COMMITTING,
-        (Call.COMMIT, S.PREPARED): S.COMMITTING,
-        (Call.COMMIT, S.IN_DOUBT): S.COMMITTING,  # if that is what was decided
-        (Call.ABORT, S.IN_TRANSACTION): S.ABORTING,
-        (Call.ABORT, S.PREPARED): S.ABORTING,
-        (Call.ABORT, S.ABORTABLE_ERROR): S.ABORTING,
-        (Call.ABORT, S.IN_DOUBT): S.ABORTING,  # if that is what was decided
+        (TxnCall.INIT, S.UNINITIALIZED): S.INITIALIZING,
+        (TxnCall.CLAIM, S.UNCLAIMED): S.CLAIMING,
+        (TxnCall.BEGIN, S.READY): S.IN_TRANSACTION,
+        (TxnCall.SEND, S.IN_TRANSACTION): S.IN_TRANSACTION,
+        (TxnCall.SEND_OFFSETS, S.IN_TRANSACTION): S.IN_TRANSACTION,
+        (TxnCall.PREPARE, S.IN_TRANSACTION): S.PREPARING,
+        (TxnCall.COMMIT, S.IN_TRANSACTION): S.COMMITTING,
+        (TxnCall.COMMIT, S.PREPARED): S.COMMITTING,
+        (TxnCall.COMMIT, S.IN_DOUBT): S.COMMITTING,  # if that is what was decided
+        (TxnCall.ABORT, S.IN_TRANSACTION): S.ABORTING,
+        (TxnCall.ABORT, S.PREPARED): S.ABORTING,
+        (TxnCall.ABORT, S.ABORTABLE_ERROR): S.ABORTING,
+        (TxnCall.ABORT, S.IN_DOUBT): S.ABORTING,  # if that is what was decided
     }
 )
-_WISHES: Final = {Call.COMMIT: Wish.COMMIT, Call.ABORT: Wish.ABORT}
-_DECIDING: Final = frozenset({S.COMMITTING, S.ABORTING})
-_STARTING: Final = frozenset({S.INITIALIZING, S.CLAIMING})
-_OPEN: Final = frozenset({S.IN_TRANSACTION, S.PREPARING, S.COMMITTING, S.ABORTABLE_ERROR})
+_DECISION_BY_CALL: Final = {TxnCall.COMMIT: TxnDecision.COMMIT, TxnCall.ABORT: TxnDecision.ABORT}
+_DECIDING_STATES: Final = frozenset({S.COMMITTING, S.ABORTING})
+_INITIALIZING_STATES: Final = frozenset({S.INITIALIZING, S.CLAIMING})
+_OPEN_STATES: Final = frozenset({S.IN_TRANSACTION, S.PREPARING, S.COMMITTING, S.ABORTABLE_ERROR})
 
 
 @frozen
-class Refused:
+class IllegalCall:
     """The call is not legal in this state, and nothing was sent.
 
     broken      the earlier failure behind it, if there was one
@@ -106,23 +112,23 @@ class Refused:
     """
 
     reason: str
-    broken: ClientError | None = None
+    cause: ClientError | None = None
     must_abort: bool = False
-    txn_state: bool = False
+    is_invalid_txn_state: bool = False
 
 
 @frozen(kw_only=True)
-class End:
+class DueEndTxn:
     """The EndTxn that is due: who signs it, and the transaction version it was started with [CLI-44]."""
 
-    client: Identity
-    wish: Wish
+    client: ProducerIdAndEpoch
+    decision: TxnDecision
     version: int
 
 
 @frozen(kw_only=True)
-class TxnProducer:
-    """Immutable state of one producer. Methods return the next state, or a `Refused`.
+class TxnProducerState:
+    """Immutable state of one producer. Methods return the next state, or an `IllegalCall`.
 
     mode         mechanism that holds a prepared transaction; None: nothing may be prepared
     version      transaction version of the open transaction, else of the next one
@@ -131,7 +137,7 @@ class TxnProducer:
     recovered    the open transaction was written by an earlier client of the id
     completable  init_transactions(True) or prepare_transaction() came after the last begin_transaction()
     stale        the epoch must move before the next transaction, and the end will not move it
-    decided      the end that was asked for; `decided_in` is the state it was asked in
+    decided      the end that was asked for; `decided_from` is the state it was asked in
     unsure       an attempt at that end may have had an effect [CLI-46]
     error        the reason for ABORTABLE_ERROR or FATAL
     """
@@ -139,37 +145,37 @@ class TxnProducer:
     state: State = State.UNINITIALIZED
     mode: Mode | None = None
     version: int = 0
-    client: Identity | None = None
-    writer: Identity | None = None
-    recovered: bool = False
-    completable: bool = False
-    stale: bool = False
-    decided: Wish | None = None
-    decided_in: State = State.UNINITIALIZED
-    unsure: bool = False
+    client: ProducerIdAndEpoch | None = None
+    writer: ProducerIdAndEpoch | None = None
+    is_recovered: bool = False
+    may_complete: bool = False
+    needs_epoch_bump: bool = False
+    decision: TxnDecision | None = None
+    decided_from: State = State.UNINITIALIZED
+    maybe_sent: bool = False
     error: ClientError | None = None
 
     # ---- calls
 
-    def call(self, call: Call) -> "TxnProducer | Refused":
-        """Return the producer after `call`, or a `Refused` if the call is not legal [CLI-42]."""
-        to = CALLS.get((call, self.state))
+    def apply_call(self, call: TxnCall) -> "TxnProducerState | IllegalCall":
+        """Return the producer after `apply_call`, or an `IllegalCall` if the call is not legal [CLI-42]."""
+        to = TRANSITIONS.get((call, self.state))
         if to is None:
-            return self._refusal(call.value)
-        if call is Call.PREPARE and self.mode is None:
+            return self._build_refusal(call.value)
+        if call is TxnCall.PREPARE and self.mode is None:
             # KIP-939: "If the 2PC is not enabled, we return the INVALID_TXN_STATE error."
-            return Refused(
+            return IllegalCall(
                 "prepare_transaction: no way to keep a prepared transaction is configured; set "
                 "transaction.two.phase.commit.enable or tallystick.modes",
-                txn_state=True,
+                is_invalid_txn_state=True,
             )
-        if call in _WISHES:
-            return self._decide(_WISHES[call], to)
-        if call is Call.BEGIN:
-            return replace(self, state=to, completable=False)
+        if call in _DECISION_BY_CALL:
+            return self._decide(_DECISION_BY_CALL[call], to)
+        if call is TxnCall.BEGIN:
+            return replace(self, state=to, may_complete=False)
         return self if to is self.state else replace(self, state=to)
 
-    def complete(self, token: PreparedTxnState) -> "TxnProducer | Refused":
+    def complete(self, token: PreparedTxnState) -> "TxnProducerState | IllegalCall":
         """Commit the prepared transaction if `token` names it, else abort it.
 
         With nothing in doubt the producer stays as it is: `modes.VERDICTS` then says what became of the
@@ -180,38 +186,42 @@ class TxnProducer:
             prepareTransaction was called nor initTransaction(true) was called) we return an
             INVALID_TXN_STATE error"; "In this case calling .completeTransaction would be a no-op."
         """
-        wish = Wish.COMMIT if token == self.token else Wish.ABORT
+        wish = TxnDecision.COMMIT if token == self.token else TxnDecision.ABORT
         match self.state:
-            case State.PREPARED | State.IN_DOUBT if self.completable:
-                return self._decide(wish, S.COMMITTING if wish is Wish.COMMIT else S.ABORTING)
-            case State.READY | State.UNCLAIMED if self.completable:
+            case State.PREPARED | State.IN_DOUBT if self.may_complete:
+                return self._decide(wish, S.COMMITTING if wish is TxnDecision.COMMIT else S.ABORTING)
+            case State.READY | State.UNCLAIMED if self.may_complete:
                 return self
             case State.READY | State.UNCLAIMED | State.IN_TRANSACTION:
-                return Refused(
+                return IllegalCall(
                     "complete_transaction: neither prepare_transaction() nor init_transactions(True) came "
                     f"before it; the producer is {self.state.name}",
-                    txn_state=True,
+                    is_invalid_txn_state=True,
                 )
             case _:
-                return self._refusal("complete_transaction")
+                return self._build_refusal("complete_transaction")
 
-    def _decide(self, wish: Wish, to: State) -> "TxnProducer | Refused":
+    def _decide(self, wish: TxnDecision, to: State) -> "TxnProducerState | IllegalCall":
         if self.state is S.IN_DOUBT:
-            if wish is not self.decided:
-                was = "none" if self.decided is None else self.decided.name.lower()
-                return Refused(f"{wish.name.lower()}: {was} was sent and may have happened; only that again")
+            if wish is not self.decision:
+                was = "none" if self.decision is None else self.decision.name.lower()
+                return IllegalCall(
+                    f"{wish.name.lower()}: {was} was sent and may have happened; only that again"
+                )
             return replace(self, state=to)
-        return replace(self, state=to, decided=wish, decided_in=self.state, unsure=False)
+        return replace(self, state=to, decision=wish, decided_from=self.state, maybe_sent=False)
 
-    def _refusal(self, name: str) -> Refused:
+    def _build_refusal(self, name: str) -> IllegalCall:
         if self.state is S.FATAL:
-            return Refused(f"{name}: this producer failed: {self.error}", self.error)
+            return IllegalCall(f"{name}: this producer failed: {self.error}", self.error)
         if self.state is S.ABORTABLE_ERROR:
-            return Refused(
+            return IllegalCall(
                 f"{name}: the transaction failed, abort it: {self.error}", self.error, must_abort=True
             )
-        legal = [call.value for call, state in CALLS if state is self.state] or ["to wait for the answer"]
-        return Refused(f"{name}: the producer is {self.state.name}; legal are {', '.join(legal)}")
+        legal = [call.value for call, state in TRANSITIONS if state is self.state] or [
+            "to wait for the answer"
+        ]
+        return IllegalCall(f"{name}: the producer is {self.state.name}; legal are {', '.join(legal)}")
 
     # ---- the open transaction
 
@@ -221,68 +231,77 @@ class TxnProducer:
         return PreparedTxnState.of(self.writer)
 
     @property
-    def due(self) -> End | None:
+    def due_end_txn(self) -> DueEndTxn | None:
         """The EndTxn to send; None when there is nothing to end, or nothing is decided.
 
         Source: KAFKA-18401, no EndTxn for an empty transaction; KIP-939, signed by the latest client.
         """
-        if self.state not in _DECIDING or self.writer is None:
+        if self.state not in _DECIDING_STATES or self.writer is None:
             return None
-        check(self.client is not None and self.decided is not None, "a decision without a pair")
+        check(self.client is not None and self.decision is not None, "a decision without a pair")
         assert self.client is not None
-        assert self.decided is not None
-        return End(client=self.client, wish=self.decided, version=self.version)
+        assert self.decision is not None
+        return DueEndTxn(client=self.client, decision=self.decision, version=self.version)
 
     @property
-    def asked(self) -> Asked | None:
+    def txn_to_resolve(self) -> TxnToResolve | None:
         """The open transaction, for `modes.compare`."""
         if self.writer is None or self.client is None:
             return None
-        return Asked(writer=self.writer, client=self.client, version=self.version)
+        return TxnToResolve(writer=self.writer, client=self.client, version=self.version)
 
-    def opened(self) -> "TxnProducer":
+    def mark_open(self) -> "TxnProducerState":
         """Note that part of this transaction is in flight: from now on there is something to end."""
-        check(self.state in _OPEN or self.state is S.ABORTING, f"opened while {self.state.name}")
+        check(self.state in _OPEN_STATES or self.state is S.ABORTING, f"opened while {self.state.name}")
         return self if self.writer is not None else replace(self, writer=self.client)
 
-    def flushed(self) -> "TxnProducer":
+    def mark_flushed(self) -> "TxnProducerState":
         """Note that every record and offset is acknowledged; failures were reported before."""
-        return replace(self, state=S.PREPARED, completable=True) if self.state is S.PREPARING else self
+        return replace(self, state=S.PREPARED, may_complete=True) if self.state is S.PREPARING else self
 
     # ---- answers
 
-    def initialised(
-        self, client: Identity, *, kept: Identity | None = None, version: int, mode: Mode | None, keep: bool
-    ) -> "TxnProducer":
+    def apply_init(
+        self,
+        client: ProducerIdAndEpoch,
+        *,
+        kept: ProducerIdAndEpoch | None = None,
+        version: int,
+        mode: Mode | None,
+        keep: bool,
+    ) -> "TxnProducerState":
         """Apply the answer to InitProducerId: `client` signs from now on, and `kept`, if any, is in doubt.
 
         Source: KIP-939 "RPC Changes": without an ongoing transaction `.completeTransaction` is a no-op.
         """
-        check(self.state in _STARTING, f"initialised while {self.state.name}")
-        return TxnProducer(
+        check(self.state in _INITIALIZING_STATES, f"initialised while {self.state.name}")
+        return TxnProducerState(
             state=S.READY if kept is None else S.PREPARED,
             mode=mode,
             version=version,
             client=client,
             writer=kept,
-            recovered=kept is not None,
-            completable=keep,
+            is_recovered=kept is not None,
+            may_complete=keep,
         )
 
-    def described(self, found: Identity | None, *, version: int) -> "TxnProducer":
-        """Apply a description in mode `resume`, without init: `found`, if any, is open and in doubt."""
-        check(self.state in _STARTING, f"described while {self.state.name}")
-        return TxnProducer(
+    def apply_description(self, found: ProducerIdAndEpoch | None, *, version: int) -> "TxnProducerState":
+        """Apply a description in mode `resume`, without init.
+
+        `apply_outcome`, if any, is open and in doubt.
+        """
+        check(self.state in _INITIALIZING_STATES, f"described while {self.state.name}")
+        return TxnProducerState(
             state=S.UNCLAIMED if found is None else S.PREPARED,
             mode=Mode.RESUME,
             version=version,
             client=found,
             writer=found,
-            recovered=found is not None,
-            completable=True,
+            is_recovered=found is not None,
+            may_complete=True,
         )
 
-    def ended(self, client: Identity | None, *, version: int) -> "TxnProducer":
+    def apply_end(self, client: ProducerIdAndEpoch | None, *, version: int) -> "TxnProducerState":
         """Note that the decision was carried out, or that there was nothing to end.
 
         Args:
@@ -290,59 +309,59 @@ class TxnProducer:
             version: finalized `transaction.version` now. A transaction is ended as it was started; when the
                 version has changed, the id is initialised before the next one (KAFKA-18227).
         """
-        check(self.state in _DECIDING, f"ended while {self.state.name}")
+        check(self.state in _DECIDING_STATES, f"ended while {self.state.name}")
         moved = client is not None and client != self.client
         # Under version 1 one epoch names many transactions, unless InitProducerId bumps it in between.
         by_hand = self.mode is Mode.RESUME and not moved and self.writer is not None
-        claim = self.version != version or (self.stale and not moved) or by_hand
-        claim |= self.recovered and self.mode is Mode.RESUME
-        idle = self._idle(S.UNCLAIMED if claim else S.READY)
-        if self.recovered and self.mode is Mode.RESUME:
+        claim = self.version != version or (self.needs_epoch_bump and not moved) or by_hand
+        claim |= self.is_recovered and self.mode is Mode.RESUME
+        idle = self._reset(S.UNCLAIMED if claim else S.READY)
+        if self.is_recovered and self.mode is Mode.RESUME:
             return replace(idle, client=None)  # init must fence other holders of this epoch, not fail on them
         return replace(idle, client=client or self.client)
 
-    def found(self, verdict: Verdict, error: ClientError) -> "TxnProducer":
+    def apply_outcome(self, verdict: TxnRecoveryAction, error: ClientError) -> "TxnProducerState":
         """Apply the look-up of the outcome, after EndTxn was answered ambiguously by `error`."""
-        check(self.state in _DECIDING, f"looked up while {self.state.name}")
+        check(self.state in _DECIDING_STATES, f"looked up while {self.state.name}")
         match verdict:
-            case Verdict.DONE if isinstance(error, Fenced):
-                return replace(self._idle(S.FATAL), error=error)
-            case Verdict.DONE:
+            case TxnRecoveryAction.DONE if isinstance(error, Fenced):
+                return replace(self._reset(S.FATAL), error=error)
+            case TxnRecoveryAction.DONE:
                 # The next producer id and epoch were in the lost answer: claim others.
-                return replace(self._idle(S.UNCLAIMED), client=None)
-            case Verdict.CONTRADICTED if self.decided is Wish.COMMIT:
+                return replace(self._reset(S.UNCLAIMED), client=None)
+            case TxnRecoveryAction.CONTRADICTED if self.decision is TxnDecision.COMMIT:
                 return replace(self, state=S.ABORTABLE_ERROR, error=error)
-            case Verdict.IN_DOUBT:
-                return replace(self, state=S.IN_DOUBT, unsure=True, error=error)
+            case TxnRecoveryAction.IN_DOUBT:
+                return replace(self, state=S.IN_DOUBT, maybe_sent=True, error=error)
             case _:
                 return replace(self, state=S.FATAL, error=error)
 
-    def _idle(self, state: State) -> "TxnProducer":
+    def _reset(self, state: State) -> "TxnProducerState":
         return replace(
             self,
             state=state,
             writer=None,
-            recovered=False,
-            stale=False,
-            decided=None,
-            decided_in=S.UNINITIALIZED,
-            unsure=False,
+            is_recovered=False,
+            needs_epoch_bump=False,
+            decision=None,
+            decided_from=S.UNINITIALIZED,
+            maybe_sent=False,
             error=None,
         )
 
-    def failed(self, api: str, error: ClientError) -> "TxnProducer":
+    def apply_failure(self, api: str, error: ClientError) -> "TxnProducerState":
         """Apply the final failure of `api`; `error.effect` is the worst of all its attempts [CLI-46]."""
         match api:
             case "InitProducerId" | "DescribeTransactions":
-                check(self.state in _STARTING, f"{api} failed while {self.state.name}")
-                return self._init_failed(error)
+                check(self.state in _INITIALIZING_STATES, f"{api} failed while {self.state.name}")
+                return self._apply_init_failure(error)
             case "EndTxn":
-                check(self.state in _DECIDING, f"{api} failed while {self.state.name}")
-                return self._end_failed(error)
+                check(self.state in _DECIDING_STATES, f"{api} failed while {self.state.name}")
+                return self._apply_end_failure(error)
             case _:
-                return self._part_failed(api, error)
+                return self._apply_part_failure(api, error)
 
-    def _init_failed(self, error: ClientError) -> "TxnProducer":
+    def _apply_init_failure(self, error: ClientError) -> "TxnProducerState":
         """Stay ready to initialise again, unless the id has been taken over by another producer."""
         if error.remedy is Remedy.STOP:
             return replace(self, state=S.FATAL, error=error)
@@ -350,33 +369,33 @@ class TxnProducer:
             self, state=S.UNINITIALIZED if self.mode is None and self.client is None else S.UNCLAIMED
         )
 
-    def _part_failed(self, api: str, error: ClientError) -> "TxnProducer":
+    def _apply_part_failure(self, api: str, error: ClientError) -> "TxnProducerState":
         """Fail the transaction: a record or offset did not arrive, so it is never committed [CLI-47].
 
         Source: KAFKA-19176, retries that are used up fail the transaction and not the producer; KIP-360, an
             abort that leaves a gap in the sequence numbers is followed by a new epoch under version 1.
         """
-        if self.state not in _OPEN or self.decided_in is S.PREPARED:
+        if self.state not in _OPEN_STATES or self.decided_from is S.PREPARED:
             return self
         gap = api == "Produce" or isinstance(error, IdExpired)
-        stale = self.stale or (gap and self.version < EPOCH_BUMP_VERSION)
+        stale = self.needs_epoch_bump or (gap and self.version < EPOCH_BUMP_VERSION)
         if error.remedy is Remedy.STOP:
             return replace(self, state=S.FATAL, error=error)
         if self.state is S.ABORTABLE_ERROR:
-            return replace(self, stale=stale)  # the first failure says why
-        return replace(self, state=S.ABORTABLE_ERROR, error=error, stale=stale)
+            return replace(self, needs_epoch_bump=stale)  # the first failure says why
+        return replace(self, state=S.ABORTABLE_ERROR, error=error, needs_epoch_bump=stale)
 
-    def _end_failed(self, error: ClientError) -> "TxnProducer":
+    def _apply_end_failure(self, error: ClientError) -> "TxnProducerState":
         """Apply a failed decision. A prepared transaction stays prepared: no error can un-prepare it.
 
         Source: KIP-890, 120 on commit can be aborted; KAFKA-19250, on abort it would repeat for ever.
         """
-        if self.unsure or error.effect is Effect.UNKNOWN:
-            return replace(self, state=S.IN_DOUBT, unsure=True, error=error)
-        if self.decided_in is S.PREPARED:
-            return replace(self, state=S.PREPARED, decided=None)
-        if error.remedy is Remedy.ABORT and self.decided is Wish.COMMIT:
+        if self.maybe_sent or error.effect is Effect.UNKNOWN:
+            return replace(self, state=S.IN_DOUBT, maybe_sent=True, error=error)
+        if self.decided_from is S.PREPARED:
+            return replace(self, state=S.PREPARED, decision=None)
+        if error.remedy is Remedy.ABORT and self.decision is TxnDecision.COMMIT:
             return replace(self, state=S.ABORTABLE_ERROR, error=error)
         if error.remedy.repeats:  # nothing arrived: the same call, or an abort, may be tried
-            return replace(self, state=self.decided_in, decided=None)
+            return replace(self, state=self.decided_from, decision=None)
         return replace(self, state=S.FATAL, error=error)

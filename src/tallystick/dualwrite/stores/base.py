@@ -116,7 +116,7 @@ class AsyncStore(Protocol[A_co]):
 
 
 @frozen(kw_only=True)
-class OffsetMoved:
+class OffsetAdvance:
     """Progress in one partition, read from `before` up to but excluding `after`.
 
     before  None if the database has no offset of this partition yet
@@ -129,7 +129,7 @@ class OffsetMoved:
 class OffsetTransaction(StoreTransaction, Protocol):
     """A store transaction that can also move consumed offsets."""
 
-    def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
+    def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         """Replace each offset of `group` if it is still `before` [DW-4].
 
         That comparison is the fence: when a reader has lost a partition, others have moved its offset.
@@ -150,7 +150,7 @@ class OffsetStore(Store[O_co], Protocol[O_co]):
 class AsyncOffsetTransaction(AsyncStoreTransaction, Protocol):
     """The asyncio version of `OffsetTransaction`."""
 
-    async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None: ...
+    async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None: ...
 
 
 AO_co = TypeVar("AO_co", bound=AsyncOffsetTransaction, covariant=True)

@@ -28,13 +28,18 @@ from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotComm
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.dualwrite.stores.durability import (
-    Allowed,
+    AllowedRisks,
     AllowUnsafe,
-    allowed_of,
-    judge_postgresql,
-    judge_sqlite,
+    check_postgresql,
+    check_sqlite,
+    parse_allowed,
 )
-from tallystick.dualwrite.stores.refusals import ENDED, SENT_IN_VAIN, refuses, savepoint_of
+from tallystick.dualwrite.stores.refusals import (
+    ORPHANED_RECORDS_TEXT,
+    TRANSACTION_ENDED_TEXT,
+    is_refusal,
+    parse_savepoint,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ COLUMNS: Final = {
 _COLLATION: Final = {"postgresql": 'COLLATE "C"', "sqlite": "COLLATE BINARY"}
 CLAIM_LOCK_S: Final = 60
 # Marks that distinguish a transaction from the next one on the same connection [DW-11]: both end with it.
-_MARK: Final = "tallystick.block"
+_MARK_SETTING: Final = "tallystick.block"
 _SAVEPOINT: Final = "tallystick_block"
 
 
@@ -63,17 +68,17 @@ class DjangoTransaction:
 
     def __init__(self, store: "DjangoStore") -> None:
         """Prepare the block without opening it. Raises: NotYours inside another block."""
-        self._using = store.using
-        self._allowed = store.allowed
+        self._alias = store.using
+        self._allowed = store.allowed_risks
         self._committed = False
         self._connection = connections[store.using]
         _check_outermost(self._connection)
         # durable: Django itself raises if another block is opened around this one after all.
         self._atomic: Any = transaction.atomic(using=store.using, durable=True)
         self._mark = secrets.token_hex(8)
-        self._sent = 0
+        self._sent_count = 0
         self._savepoints: dict[str, int] = {}
-        self._in_vain = False
+        self._has_orphaned_records = False
 
     @property
     def connection(self) -> Any:
@@ -90,28 +95,28 @@ class DjangoTransaction:
         Raises: UnsafeStore. After that, or an interrupt, call `rollback` to leave the block.
         """
         self._atomic.__enter__()
-        transaction.on_commit(self._note_commit, using=self._using)
-        self._connection.execute_wrappers.append(self._watch)
+        transaction.on_commit(self._set_committed, using=self._alias)
+        self._connection.execute_wrappers.append(self._track_statement)
         with self._connection.cursor() as cursor:
             if self._connection.vendor == "postgresql":
-                cursor.execute("SELECT set_config(%s, %s, true)", [_MARK, self._mark])
+                cursor.execute("SELECT set_config(%s, %s, true)", [_MARK_SETTING, self._mark])
             else:
                 cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
     def sent(self) -> None:
         """Count a record sent to Kafka."""
-        self._sent += 1
+        self._sent_count += 1
 
     def savepoint(self) -> Any:
         """Begin a savepoint, as a context manager: an inner `atomic`."""
-        return transaction.atomic(using=self._using)
+        return transaction.atomic(using=self._alias)
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Write the row if its owner is unchanged."""
         self._check_open()
-        if self._in_vain:
-            raise NotYours(SENT_IN_VAIN)
+        if self._has_orphaned_records:
+            raise NotYours(ORPHANED_RECORDS_TEXT)
         values = to_columns(row)
         who, owner = values.pop("transactional_id"), values.pop("owner")
         assignments = ", ".join(f"{name} = %s" for name in values)
@@ -121,20 +126,20 @@ class DjangoTransaction:
             statement += " AND prepared_transaction_state = %s"
         with self._connection.cursor() as cursor:
             # First: if its transaction has ended, SQLite would autocommit the row, which decides the outcome.
-            self._check_marked(cursor)
+            self._check_mark(cursor)
             cursor.execute(statement, [*values.values(), who, owner, *compared])
             if cursor.rowcount != 1:
-                check_record(_read(cursor, row.transactional_id), row, before)
+                check_record(_read_row(cursor, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
             # A transaction can weaken its durability (SET LOCAL), so check right before the commit.
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
-    def _check_marked(self, cursor: Any) -> None:
+    def _check_mark(self, cursor: Any) -> None:
         """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
         if self._connection.vendor == "postgresql":
-            cursor.execute("SELECT current_setting(%s, true)", [_MARK])
+            cursor.execute("SELECT current_setting(%s, true)", [_MARK_SETTING])
             if cursor.fetchone() != (self._mark,):
-                raise NotYours(ENDED)
+                raise NotYours(TRANSACTION_ENDED_TEXT)
             return
         try:
             # Release and create it again: a writer of several clusters records several rows.
@@ -142,7 +147,7 @@ class DjangoTransaction:
             cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
         except DatabaseError as exc:
             if "no such savepoint" in str(exc):
-                raise NotYours(ENDED) from exc
+                raise NotYours(TRANSACTION_ENDED_TEXT) from exc
             raise
 
     def commit(self) -> None:
@@ -155,9 +160,9 @@ class DjangoTransaction:
             self._check_open()
         except NotYours as exc:
             raise NotCommitted(exc) from exc
-        atomic = self._ending()
+        atomic = self._detach_block()
         if self._connection.needs_rollback or self._connection.closed_in_transaction:
-            _leave(atomic, NotYours("rollback"))
+            _exit_block(atomic, NotYours("rollback"))
             raise NotCommitted(
                 NotYours("the block was marked for rollback, or its connection closed; it did not commit")
             )
@@ -167,43 +172,47 @@ class DjangoTransaction:
             if self._committed:
                 _LOG.exception("a callback of on_commit failed; the transaction is committed")
                 return
-            if isinstance(exc, IntegrityError) or (isinstance(exc, DatabaseError) and refuses(exc.__cause__)):
+            if isinstance(exc, IntegrityError) or (
+                isinstance(exc, DatabaseError) and is_refusal(exc.__cause__)
+            ):
                 raise NotCommitted(exc) from exc
             raise CommitUnknown(f"{type(exc).__name__}: {exc}") from exc
         except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             self._connection.close()
             raise
         if not self._committed:
-            raise CommitUnknown(f"Django left the block of {self._using!r} and did not say that it committed")
+            raise CommitUnknown(f"Django left the block of {self._alias!r} and did not say that it committed")
 
     def rollback(self) -> None:
         """Leave the block without effect."""
-        atomic = self._ending()
+        atomic = self._detach_block()
         if atomic is not None and self._connection.atomic_blocks[-1:] == [atomic]:
-            _leave(atomic, NotYours("rollback"))
+            _exit_block(atomic, NotYours("rollback"))
 
     def abandon(self) -> None:
         """Drop the connection in a forked child, where Django opens another one."""
-        del connections[self._using]
+        del connections[self._alias]
 
-    def _ending(self) -> Any:
+    def _detach_block(self) -> Any:
         """Detach and return the block; None if already detached."""
         atomic, self._atomic = self._atomic, None
-        if self._watch in self._connection.execute_wrappers:
-            self._connection.execute_wrappers.remove(self._watch)
+        if self._track_statement in self._connection.execute_wrappers:
+            self._connection.execute_wrappers.remove(self._track_statement)
         return atomic
 
-    def _watch(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def _track_statement(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         """Execute a statement and track savepoints, including those of inner `atomic` blocks."""
         result = execute(sql, params, many, context)
-        match savepoint_of(str(sql)):
+        match parse_savepoint(str(sql)):
             case "SAVEPOINT", name:
-                self._savepoints[name] = self._sent
+                self._savepoints[name] = self._sent_count
             case "ROLLBACK TO", name:
-                self._in_vain = self._in_vain or self._sent > self._savepoints.get(name, 0)
+                self._has_orphaned_records = (
+                    self._has_orphaned_records or self._sent_count > self._savepoints.get(name, 0)
+                )
         return result
 
-    def _note_commit(self) -> None:
+    def _set_committed(self) -> None:
         """Note the commit, as the block's first callback: a later exception did not prevent the commit."""
         self._committed = True
 
@@ -227,7 +236,7 @@ class DjangoStore:
         Raises: BadStore for a database other than PostgreSQL or SQLite. ValueError for an unknown setting.
         """
         self.using = using
-        self.allowed = allowed_of(allow_unsafe_durability)
+        self.allowed_risks = parse_allowed(allow_unsafe_durability)
         vendor = connections[using].vendor
         if vendor not in _COLLATION:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
@@ -261,9 +270,9 @@ class DjangoStore:
         )
         try:
             with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
-                _limit_locks(connection)
+                _limit_lock_wait(connection)
                 cursor.execute(statement, list(fresh.values()))
-                row = _read(cursor, transactional_id)
+                row = _read_row(cursor, transactional_id)
         except (ProgrammingError, DjangoOperationalError) as exc:
             if TABLE not in connection.introspection.table_names():
                 raise BadStore(f"there is no table {TABLE}; DjangoStore.create() makes it") from exc
@@ -286,7 +295,7 @@ class DjangoStore:
         """Begin like `begin`, with the claim's limit on lock waits."""
         opened = self.begin()
         try:
-            _limit_locks(opened.connection)
+            _limit_lock_wait(opened.connection)
             return opened
         except BaseException:
             opened.rollback()
@@ -295,7 +304,7 @@ class DjangoStore:
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the committed row."""
         with connections[self.using].cursor() as cursor:
-            return _read(cursor, transactional_id)
+            return _read_row(cursor, transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
         """Return every id that has a row, in order."""
@@ -318,31 +327,31 @@ def _check_outermost(connection: Any) -> None:
         raise NotYours(f"the autocommit of {connection.alias!r} is off: whose transaction is open?")
 
 
-def _limit_locks(connection: Any) -> None:
+def _limit_lock_wait(connection: Any) -> None:
     """Limit lock waits: the server keeps the locks of a lost client until TCP keepalive notices."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'")
 
 
-def _check_durable(vendor: str, cursor: Any, allowed: Allowed) -> None:
+def _check_durable(vendor: str, cursor: Any, allowed: AllowedRisks) -> None:
     """Check that a commit would survive a crash of the database [DW-8]. Raises: UnsafeStore."""
-    if allowed.everything:
+    if allowed.allows_all:
         return
     if vendor == "postgresql":
         cursor.execute("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
         synchronous, fsync = cursor.fetchone()
-        judge_postgresql(synchronous, allowed)
-        allowed.need("fsync", fsync, safe=fsync == "on", wanted="on")
+        check_postgresql(synchronous, allowed)
+        allowed.require("fsync", fsync, safe=fsync == "on", wanted="on")
         return
     cursor.execute("PRAGMA synchronous")
     (synchronous,) = cursor.fetchone()
     cursor.execute("PRAGMA journal_mode")
     (journal,) = cursor.fetchone()
-    judge_sqlite(str(synchronous), journal, allowed)
+    check_sqlite(str(synchronous), journal, allowed)
 
 
-def _read(cursor: Any, transactional_id: str) -> StoredState | None:
+def _read_row(cursor: Any, transactional_id: str) -> StoredState | None:
     cursor.execute(
         f"SELECT {', '.join(COLUMNS)} FROM {TABLE} WHERE transactional_id = %s", [transactional_id]
     )
@@ -350,7 +359,7 @@ def _read(cursor: Any, transactional_id: str) -> StoredState | None:
     return None if row is None else from_columns(dict(zip(COLUMNS, row, strict=True)))
 
 
-def _leave(atomic: Any, because: BaseException) -> None:
+def _exit_block(atomic: Any, because: BaseException) -> None:
     """Leave a block as if by an exception. If its connection is lost, the server has rolled it back."""
     try:
         atomic.__exit__(type(because), because, None)

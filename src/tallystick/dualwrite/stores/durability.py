@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from tallystick.dualwrite.errors import UnsafeStore
 from tallystick.kernel.value import frozen
 
-Risk: TypeAlias = Literal[
+DurabilitySetting: TypeAlias = Literal[
     "fsync",
     "synchronous_commit",
     "synchronous_standby_names",
@@ -22,52 +22,55 @@ Risk: TypeAlias = Literal[
 ]
 """The database's own name of a setting: three of PostgreSQL, two of MySQL and MariaDB, two of SQLite."""
 
-RISKS: Final[tuple[Risk, ...]] = get_args(Risk)
-AllowUnsafe: TypeAlias = bool | Collection[Risk]
+DURABILITY_SETTINGS: Final[tuple[DurabilitySetting, ...]] = get_args(DurabilitySetting)
+AllowUnsafe: TypeAlias = bool | Collection[DurabilitySetting]
 
 
 @frozen
-class Allowed:
-    """The unsafe settings that a store accepts. With `everything` it does not query them at all."""
+class AllowedRisks:
+    """The unsafe settings that a store accepts. With `allows_all` it does not query them at all."""
 
     risks: frozenset[str]
-    everything: bool = False
+    allows_all: bool = False
 
-    def need(self, risk: Risk, found: str, *, safe: bool, wanted: str, called: str = "") -> None:
+    def require(
+        self, risk: DurabilitySetting, found: str, *, safe: bool, wanted: str, called: str = ""
+    ) -> None:
         """Raise UnsafeStore if a setting is neither safe nor allowed."""
         if not (safe or self.covers(risk)):
             raise UnsafeStore(called or risk, found, wanted, risk)
 
-    def covers(self, risk: Risk) -> bool:
-        return self.everything or risk in self.risks
+    def covers(self, risk: DurabilitySetting) -> bool:
+        return self.allows_all or risk in self.risks
 
 
-STRICT: Final = Allowed(frozenset())
+STRICT: Final = AllowedRisks(frozenset())
 
 
-def allowed_of(allow: AllowUnsafe) -> Allowed:
+def parse_allowed(allow: AllowUnsafe) -> AllowedRisks:
     """Parse `allow_unsafe_durability`. Raises: ValueError for unknown names."""
     if isinstance(allow, bool):
-        return Allowed(frozenset(), everything=allow)
+        return AllowedRisks(frozenset(), allows_all=allow)
     names = [allow] if isinstance(allow, str) else list(allow)
-    unknown = [each for each in names if each not in RISKS]
+    unknown = [each for each in names if each not in DURABILITY_SETTINGS]
     if unknown or isinstance(allow, str):
         told = ", ".join(map(repr, unknown or names))
         raise ValueError(
-            f"allow_unsafe_durability: {told}: it takes True, or a set of settings out of {', '.join(RISKS)}"
+            f"allow_unsafe_durability: {told}: it takes True, or a set of settings out of "
+            f"{', '.join(DURABILITY_SETTINGS)}"
         )
-    return Allowed(frozenset(names))
+    return AllowedRisks(frozenset(names))
 
 
-def judge_postgresql(synchronous_commit: str, allowed: Allowed) -> None:
+def check_postgresql(synchronous_commit: str, allowed: AllowedRisks) -> None:
     """Raise UnsafeStore for `off`; local, remote_write, remote_apply and on flush to the local disk first."""
-    allowed.need("synchronous_commit", synchronous_commit, safe=synchronous_commit != "off", wanted="on")
+    allowed.require("synchronous_commit", synchronous_commit, safe=synchronous_commit != "off", wanted="on")
 
 
-def judge_sqlite(synchronous: str, journal: str, allowed: Allowed) -> None:
+def check_sqlite(synchronous: str, journal: str, allowed: AllowedRisks) -> None:
     """Raise UnsafeStore for unsafe values of `PRAGMA synchronous` and `PRAGMA journal_mode`."""
     full, on_disk = synchronous in ("2", "3"), journal not in ("off", "memory")
     wanted = "FULL (2) or EXTRA (3)"
-    allowed.need("synchronous", synchronous, safe=full, wanted=wanted, called="PRAGMA synchronous")
+    allowed.require("synchronous", synchronous, safe=full, wanted=wanted, called="PRAGMA synchronous")
     wanted = "a journal on the disk"
-    allowed.need("journal_mode", journal, safe=on_disk, wanted=wanted, called="PRAGMA journal_mode")
+    allowed.require("journal_mode", journal, safe=on_disk, wanted=wanted, called="PRAGMA journal_mode")

@@ -5,40 +5,46 @@ from typing import Final
 # PostgreSQL answers COMMIT with an error only if it did not commit. A lost connection is no answer, nor is a
 # shutdown (57), an I/O error (58), an internal error (XX) or a full disk (53): a server that cannot write its
 # commit record terminates with that code. 40003 means "statement completion unknown".
-_POSTGRESQL: Final = ("22", "23", "25", "40001", "40002", "40P01", "P0")
-_SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT", "SQLITE_FULL", "SQLITE_READONLY")
-_MYSQL: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
+_POSTGRESQL_STATES: Final = ("22", "23", "25", "40001", "40002", "40P01", "P0")
+_SQLITE_ERRORS: Final = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_CONSTRAINT",
+    "SQLITE_FULL",
+    "SQLITE_READONLY",
+)
+_MYSQL_ERRORS: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
 
 
-def refuses(answer: object) -> bool:
+def is_refusal(answer: object) -> bool:
     """Return whether a driver's exception is a refusal, by `sqlstate`, `sqlite_errorname` or number."""
     state = getattr(answer, "sqlstate", None) or getattr(answer, "pgcode", None)
     if isinstance(state, str):
-        return state.startswith(_POSTGRESQL)
+        return state.startswith(_POSTGRESQL_STATES)
     name = getattr(answer, "sqlite_errorname", None)
     if isinstance(name, str):
-        return name.startswith(_SQLITE)
-    return next(iter(getattr(answer, "args", ())), None) in _MYSQL
+        return name.startswith(_SQLITE_ERRORS)
+    return next(iter(getattr(answer, "args", ())), None) in _MYSQL_ERRORS
 
 
-ENDED: Final = (
+TRANSACTION_ENDED_TEXT: Final = (
     "the database transaction was ended inside the block, by a COMMIT or ROLLBACK of its own or by a "
     "statement that commits by itself (DDL on MySQL and MariaDB). Rows written before that are gone after a "
     "ROLLBACK and committed after a COMMIT; nothing else of this block is, and no record. Leave both to the "
     "writer; a savepoint is yours"
 )
-SENT_IN_VAIN: Final = (
+ORPHANED_RECORDS_TEXT: Final = (
     "records were sent inside a savepoint that was rolled back, and they would be committed without its "
     "rows: neither half is committed. Send after the savepoint, or use txn.savepoint(), which keeps records "
     "back until it is released"
 )
 
 
-def savepoint_of(statement: str) -> tuple[str, str] | None:
+def parse_savepoint(statement: str) -> tuple[str, str] | None:
     """Parse a savepoint statement into SAVEPOINT or ROLLBACK TO and its name; None for all others."""
     if statement[:20].lstrip()[:8].upper() not in ("SAVEPOIN", "ROLLBACK"):
         return None
-    words = statement.translate(_UNQUOTED).split()
+    words = statement.translate(_QUOTES_REMOVED).split()
     match [each.upper() for each in words[:-1]]:
         case ["SAVEPOINT"]:
             return "SAVEPOINT", words[-1].lower()
@@ -47,4 +53,4 @@ def savepoint_of(statement: str) -> tuple[str, str] | None:
     return None
 
 
-_UNQUOTED: Final = str.maketrans("", "", '"`;')
+_QUOTES_REMOVED: Final = str.maketrans("", "", '"`;')

@@ -32,7 +32,7 @@ _LOCKS: Final[dict[Path, threading.Lock]] = {}
 _LOCKS_GUARD: Final = threading.Lock()
 
 
-def _synced() -> WriteOptions:
+def _synced_write_options() -> WriteOptions:
     """Build options that sync a commit to disk before it is acknowledged, whatever the database's options."""
     options = WriteOptions()
     options.sync = True
@@ -87,7 +87,7 @@ class RocksStore:
     def __init__(self, database: Rdict) -> None:
         """Use `database`, opened read-write with all its column families, as rocksdict does by default."""
         self.database = database
-        self.raw_mode = _raw_mode(database)
+        self.raw_mode = _detect_raw_mode(database)
         self._family: tuple[Rdict, ColumnFamily] | None = None
         with _LOCKS_GUARD:
             self._lock = _LOCKS.setdefault(Path(database.path()).resolve(), threading.Lock())
@@ -107,8 +107,8 @@ class RocksStore:
             row = self.read_state(transactional_id)
             row = row.owned_by(owner) if row else StoredState(transactional_id=transactional_id, owner=owner)
             batch = WriteBatch(raw_mode=self.raw_mode)
-            self._put(batch, row)
-            self._write(batch)
+            self._put_row(batch, row)
+            self._write_batch(batch)
         return row
 
     def begin(self) -> RocksTransaction:
@@ -117,7 +117,7 @@ class RocksStore:
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the row as written."""
-        rows, _ = self._families()
+        rows, _ = self._open_family()
         data = rows.get(self._key(transactional_id))
         if data is None:
             return None
@@ -125,7 +125,7 @@ class RocksStore:
 
     def transactional_ids(self) -> Iterable[str]:
         """Return every id that has a row, in order."""
-        rows, _ = self._families()
+        rows, _ = self._open_family()
         return sorted(key.decode() if isinstance(key, bytes) else str(key) for key in rows.keys())  # noqa: SIM118
 
     def close(self) -> None:
@@ -144,18 +144,18 @@ class RocksStore:
             try:
                 for row, before in rows:
                     self.check(row, before)
-                    self._put(batch, row)
+                    self._put_row(batch, row)
             except (Fenced, DatabaseBehind) as exc:
                 raise NotCommitted(exc) from exc
-            self._write(batch)
+            self._write_batch(batch)
 
-    def _put(self, batch: WriteBatch, row: StoredState) -> None:
-        _, family = self._families()
+    def _put_row(self, batch: WriteBatch, row: StoredState) -> None:
+        _, family = self._open_family()
         batch.put(self._key(row.transactional_id), to_bytes(row), family)
 
-    def _write(self, batch: WriteBatch) -> None:
+    def _write_batch(self, batch: WriteBatch) -> None:
         try:
-            self.database.write(batch, _synced())
+            self.database.write(batch, _synced_write_options())
         except DbClosedError:
             raise
         except Exception as exc:
@@ -165,7 +165,7 @@ class RocksStore:
     def _key(self, transactional_id: str) -> str | bytes:
         return transactional_id.encode() if self.raw_mode else transactional_id
 
-    def _families(self) -> tuple[Rdict, ColumnFamily]:
+    def _open_family(self) -> tuple[Rdict, ColumnFamily]:
         if self._family is None:
             try:
                 handle = self.database.get_column_family_handle(TABLE)
@@ -179,7 +179,7 @@ class RocksStore:
         return self._family
 
 
-def _raw_mode(database: Rdict) -> bool:
+def _detect_raw_mode(database: Rdict) -> bool:
     """Detect the raw mode by writing an empty batch, because rocksdict has no way to query it."""
     try:
         database.write(WriteBatch(raw_mode=False))

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
-from tallystick.dualwrite.stores.base import OffsetMoved
-from tallystick.dualwrite.stores.durability import AllowUnsafe, allowed_of
-from tallystick.dualwrite.stores.refusals import ENDED
-from tallystick.dualwrite.stores.sql_guard import OURS, Guard
-from tallystick.dualwrite.stores.sql_table import Tables
+from tallystick.dualwrite.stores.base import OffsetAdvance
+from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
+from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
+from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
+from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class SqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: Session | None = None
-        self._guard = Guard(connection)
+        self._guard = TransactionGuard(connection)
 
     @property
     def connection(self) -> Connection:
@@ -55,7 +55,7 @@ class SqlTransaction:
 
     def sent(self) -> None:
         """Count a record sent to Kafka."""
-        self._guard.sent()
+        self._guard.count_sent()
 
     def savepoint(self) -> NestedTransaction:
         """Begin a savepoint, as a context manager."""
@@ -71,20 +71,20 @@ class SqlTransaction:
         self._check_open()
         self._guard.check_savepoints()
         dialect = self._connection.dialect.name
-        tables, values = self._store.tables, sql_table.to_record(row, before, dialect, self._mark)
+        tables, values = self._store.tables, sql_table.record_parameters(row, before, dialect, self._mark)
         replaced = tables.record(dialect, compares=before is not None)
         result = self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            found = sql_table.judge_record(result.all(), self._store.allowed)
+            found = sql_table.count_recorded(result.all(), self._store.allowed_risks)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
-            self._check_marked(dialect)
+            self._check_mark(dialect)
             there = self._connection.execute(tables.read_locked(row.transactional_id))
             now = there.mappings().first()
-            sql_table.check_missed(cast("Mapping[str, object] | None", now), row, before)
+            sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
 
-    def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
+    def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         self._check_open()
         dialect = self._connection.dialect.name
         for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
@@ -106,19 +106,19 @@ class SqlTransaction:
     def commit(self) -> None:
         try:
             self._check_open()
-            self._unmark()
+            self._release_mark()
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         assert self._root is not None
-        self._guard.ending = True
+        self._guard.is_ending = True
         try:
             self._root.commit()
         except Exception as exc:
-            if sql_table.certainly_not_committed(exc):
+            if sql_table.is_certainly_not_committed(exc):
                 raise NotCommitted(exc) from exc
             if not isinstance(exc, DBAPIError):  # not from the driver: a timeout raised by a signal handler
                 self._connection.invalidate()
-            raise CommitUnknown(sql_table.told_of(exc)) from exc
+            raise CommitUnknown(sql_table.describe_driver_error(exc)) from exc
         except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             self._connection.invalidate()
             raise
@@ -151,22 +151,22 @@ class SqlTransaction:
         if self._session is not None:
             self._session.flush()
         if self._root is None or not self._root.is_active:
-            raise NotYours(f"the database transaction was ended inside the block: {OURS}")
+            raise NotYours(f"the database transaction was ended inside the block: {WRITER_COMMITS_TEXT}")
 
-    def _check_marked(self, dialect: str) -> None:
+    def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
-            sql_table.check_mark(self._connection.execute(sql_table.marks()).scalar_one(), self._mark)
+            sql_table.check_mark(self._connection.execute(sql_table.select_mark()).scalar_one(), self._mark)
 
-    def _unmark(self) -> None:
+    def _release_mark(self) -> None:
         """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-        releasing = sql_table.unmarking(self._connection.dialect.name)
+        releasing = sql_table.unmark_statement(self._connection.dialect.name)
         if releasing is None:
             return
         try:
             self._connection.execute(releasing)
         except DBAPIError as exc:
-            if sql_table.is_unmarked(exc):
-                raise NotYours(ENDED) from exc
+            if sql_table.is_mark_missing(exc):
+                raise NotYours(TRANSACTION_ENDED_TEXT) from exc
             raise
 
 
@@ -199,8 +199,8 @@ class SqlStore:
                 lose commits; True skips all durability checks.
         Raises: ValueError for an unknown setting name.
         """
-        self.tables = Tables(metadata, schema=schema)
-        self.allowed = allowed_of(allow_unsafe_durability)
+        self.tables = DualWriteTables(metadata, schema=schema)
+        self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = engine
         self._session_factory = session_factory
 
@@ -214,9 +214,9 @@ class SqlStore:
         dialect = self._engine.dialect.name
         connection: Connection | None = None
         try:
-            connection = self._begun(claiming=True)
+            connection = self._connect_and_begin(claiming=True)
             connection.execute(self.tables.claim(fresh, dialect))
-            row = self._read(connection, transactional_id)
+            row = self._read_row(connection, transactional_id)
             connection.commit()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
@@ -233,9 +233,9 @@ class SqlStore:
         connection: Connection | None = None
         mark = secrets.token_hex(MARK_BYTES)
         try:  # no gap between taking the connection and the handler that releases it
-            connection = self._begun()
+            connection = self._connect_and_begin()
             if connection.dialect.name == "postgresql":
-                _mark(connection, mark)
+                _set_mark(connection, mark)
             return SqlTransaction(self, connection, mark)
         except BaseException:
             if connection is not None:
@@ -246,7 +246,7 @@ class SqlStore:
         """Begin like `begin`, with the claim's limit on lock waits."""
         txn = self.begin()
         try:
-            for statement in sql_table.briefly(txn.connection.dialect.name):
+            for statement in sql_table.lock_limit_statements(txn.connection.dialect.name):
                 txn.connection.execute(statement)
             return txn
         except BaseException:
@@ -255,7 +255,7 @@ class SqlStore:
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         with self._engine.connect() as connection:
-            return self._read(connection, transactional_id)
+            return self._read_row(connection, transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
         with self._engine.connect() as connection:
@@ -264,7 +264,7 @@ class SqlStore:
     def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
         with self._engine.connect() as connection:
             found = connection.execute(self.tables.read_offsets(group)).mappings()
-            return sql_table.offsets_of(cast(Iterable[Mapping[str, Any]], found))
+            return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], found))
 
     def close(self) -> None:
         """Do nothing: the caller owns the engine."""
@@ -272,17 +272,17 @@ class SqlStore:
     def new_session(self, bind: Connection) -> Session:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
-    def _read(self, connection: Connection, transactional_id: str) -> StoredState | None:
+    def _read_row(self, connection: Connection, transactional_id: str) -> StoredState | None:
         found = connection.execute(self.tables.read(transactional_id)).mappings().first()
         return None if found is None else from_columns(cast(Mapping[str, object], found))
 
-    def _begun(self, *, claiming: bool = False) -> Connection:
+    def _connect_and_begin(self, *, claiming: bool = False) -> Connection:
         """Return a connection that passed the durability checks, in a transaction."""
         connection: Connection | None = None
         try:
             connection = self._engine.connect()
             dialect = connection.dialect.name
-            sql_table.check_durable(connection, self.allowed)
+            sql_table.check_durable(connection, self.allowed_risks)
             if claiming and dialect != "sqlite":
                 connection.execution_options(isolation_level="READ COMMITTED")
             connection.begin()
@@ -295,9 +295,9 @@ class SqlStore:
             raise
 
 
-def _mark(connection: Connection, mark: str) -> None:
+def _set_mark(connection: Connection, mark: str) -> None:
     """Mark the transaction. psycopg sends it in one message with BEGIN, without another round trip."""
-    marking, driver = sql_table.marking(mark), cast(Any, connection.connection.driver_connection)
+    marking, driver = sql_table.mark_statement(mark), cast(Any, connection.connection.driver_connection)
     if not sql_table.has_pipeline(driver):
         connection.exec_driver_sql(marking)
         return
@@ -306,4 +306,4 @@ def _mark(connection: Connection, mark: str) -> None:
         with driver.pipeline():
             driver.execute(marking)
     except dbapi.Error as exc:
-        raise sql_table.not_begun(connection, exc) from exc
+        raise sql_table.begin_error(connection, exc) from exc

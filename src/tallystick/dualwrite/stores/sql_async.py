@@ -20,11 +20,11 @@ from sqlalchemy.orm import Session
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
-from tallystick.dualwrite.stores.base import OffsetMoved
-from tallystick.dualwrite.stores.durability import AllowUnsafe, allowed_of
-from tallystick.dualwrite.stores.refusals import ENDED
-from tallystick.dualwrite.stores.sql_guard import OURS, Guard
-from tallystick.dualwrite.stores.sql_table import Tables
+from tallystick.dualwrite.stores.base import OffsetAdvance
+from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
+from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
+from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
+from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
 
@@ -43,15 +43,15 @@ class AsyncSqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: AsyncSession | None = None
-        self._guard = Guard(_sync(connection))
-        self._listened: Any = None
+        self._guard = TransactionGuard(_sync_connection(connection))
+        self._watched_driver: Any = None
 
-    async def listen(self) -> None:
+    async def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them: asyncpg from 0.29 on."""
         driver: Any = (await self._connection.get_raw_connection()).driver_connection
         if hasattr(driver, "add_query_logger"):
-            driver.add_query_logger(self._guard.on_driver)
-            self._listened = driver
+            driver.add_query_logger(self._guard.on_driver_statement)
+            self._watched_driver = driver
 
     @property
     def connection(self) -> AsyncConnection:
@@ -72,7 +72,7 @@ class AsyncSqlTransaction:
 
     def sent(self) -> None:
         """Count a record sent to Kafka."""
-        self._guard.sent()
+        self._guard.count_sent()
 
     def savepoint(self) -> AsyncTransaction:
         """Begin a savepoint, as a context manager."""
@@ -88,23 +88,23 @@ class AsyncSqlTransaction:
         await self._check_open()
         self._guard.check_savepoints()
         dialect = self._connection.dialect.name
-        tables, values = self._store.tables, sql_table.to_record(row, before, dialect, self._mark)
+        tables, values = self._store.tables, sql_table.record_parameters(row, before, dialect, self._mark)
         replaced = tables.record(dialect, compares=before is not None)
         result = await self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            found = sql_table.judge_record(result.all(), self._store.allowed)
+            found = sql_table.count_recorded(result.all(), self._store.allowed_risks)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
-            await self._check_marked(dialect)
+            await self._check_mark(dialect)
             there = await self._connection.execute(tables.read_locked(row.transactional_id))
             now = there.mappings().first()
-            sql_table.check_missed(cast("Mapping[str, object] | None", now), row, before)
+            sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
 
-    async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
+    async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         await self._check_open()
         dialect = self._connection.dialect.name
-        await self._check_marked(dialect)  # first: asyncpg does not begin another transaction by itself
+        await self._check_mark(dialect)  # first: asyncpg does not begin another transaction by itself
         for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
@@ -124,19 +124,19 @@ class AsyncSqlTransaction:
     async def commit(self) -> None:
         try:
             await self._check_open()
-            await self._unmark()
+            await self._release_mark()
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         assert self._root is not None
-        self._guard.ending = True
+        self._guard.is_ending = True
         try:
             await self._root.commit()
         except Exception as exc:
-            if sql_table.certainly_not_committed(exc):
+            if sql_table.is_certainly_not_committed(exc):
                 raise NotCommitted(exc) from exc
             if not isinstance(exc, DBAPIError):  # not from the driver: a timeout raised by a signal handler
                 await self._connection.invalidate()
-            raise CommitUnknown(sql_table.told_of(exc)) from exc
+            raise CommitUnknown(sql_table.describe_driver_error(exc)) from exc
         except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             await self._connection.invalidate()
             raise
@@ -152,7 +152,7 @@ class AsyncSqlTransaction:
 
     def abandon(self) -> None:
         """Detach the connection in a forked child, where it must be neither used nor closed."""
-        _sync(self._connection).detach()
+        _sync_connection(self._connection).detach()
 
     async def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
@@ -160,9 +160,9 @@ class AsyncSqlTransaction:
             if self._session is not None:
                 await self._session.close()
         finally:
-            listened, self._listened = self._listened, None
+            listened, self._watched_driver = self._watched_driver, None
             if listened is not None:
-                listened.remove_query_logger(self._guard.on_driver)
+                listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
                 await self._connection.close()
@@ -172,23 +172,23 @@ class AsyncSqlTransaction:
         if self._session is not None:
             await self._session.flush()
         if self._root is None or not self._root.is_active:
-            raise NotYours(f"the database transaction was ended inside the block: {OURS}")
+            raise NotYours(f"the database transaction was ended inside the block: {WRITER_COMMITS_TEXT}")
 
-    async def _check_marked(self, dialect: str) -> None:
+    async def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
-            found = await self._connection.execute(sql_table.marks())
+            found = await self._connection.execute(sql_table.select_mark())
             sql_table.check_mark(found.scalar_one(), self._mark)
 
-    async def _unmark(self) -> None:
+    async def _release_mark(self) -> None:
         """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-        releasing = sql_table.unmarking(self._connection.dialect.name)
+        releasing = sql_table.unmark_statement(self._connection.dialect.name)
         if releasing is None:
             return
         try:
             await self._connection.execute(releasing)
         except DBAPIError as exc:
-            if sql_table.is_unmarked(exc):
-                raise NotYours(ENDED) from exc
+            if sql_table.is_mark_missing(exc):
+                raise NotYours(TRANSACTION_ENDED_TEXT) from exc
             raise
 
 
@@ -221,8 +221,8 @@ class AsyncSqlStore:
                 lose commits; True skips all durability checks.
         Raises: ValueError for an unknown setting name.
         """
-        self.tables = Tables(metadata, schema=schema)
-        self.allowed = allowed_of(allow_unsafe_durability)
+        self.tables = DualWriteTables(metadata, schema=schema)
+        self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = engine
         self._session_factory = session_factory
 
@@ -235,9 +235,9 @@ class AsyncSqlStore:
         fresh = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
         connection: AsyncConnection | None = None
         try:
-            connection = await self._begun(claiming=True)
+            connection = await self._connect_and_begin(claiming=True)
             await connection.execute(self.tables.claim(fresh, connection.dialect.name))
-            row = await self._read(connection, transactional_id)
+            row = await self._read_row(connection, transactional_id)
             await connection.commit()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
@@ -254,11 +254,11 @@ class AsyncSqlStore:
         connection: AsyncConnection | None = None
         mark = secrets.token_hex(MARK_BYTES)
         try:  # no gap between taking the connection and the handler that releases it
-            connection = await self._begun()
+            connection = await self._connect_and_begin()
             if connection.dialect.name == "postgresql":
-                await _mark(connection, mark)
+                await _set_mark(connection, mark)
             txn = AsyncSqlTransaction(self, connection, mark)
-            await txn.listen()
+            await txn.watch_driver()
             return txn
         except BaseException:
             if connection is not None:
@@ -269,7 +269,7 @@ class AsyncSqlStore:
         """Begin like `begin`, with the claim's limit on lock waits."""
         txn = await self.begin()
         try:
-            for statement in sql_table.briefly(txn.connection.dialect.name):
+            for statement in sql_table.lock_limit_statements(txn.connection.dialect.name):
                 await txn.connection.execute(statement)
             return txn
         except BaseException:
@@ -278,7 +278,7 @@ class AsyncSqlStore:
 
     async def read_state(self, transactional_id: str) -> StoredState | None:
         async with self._engine.connect() as connection:
-            return await self._read(connection, transactional_id)
+            return await self._read_row(connection, transactional_id)
 
     async def transactional_ids(self) -> Iterable[str]:
         async with self._engine.connect() as connection:
@@ -287,7 +287,7 @@ class AsyncSqlStore:
     async def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
         async with self._engine.connect() as connection:
             found = (await connection.execute(self.tables.read_offsets(group))).mappings()
-            return sql_table.offsets_of(cast(Iterable[Mapping[str, Any]], found))
+            return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], found))
 
     async def close(self) -> None:
         """Do nothing: the caller owns the engine."""
@@ -295,17 +295,17 @@ class AsyncSqlStore:
     def new_session(self, bind: AsyncConnection) -> AsyncSession:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
-    async def _read(self, connection: AsyncConnection, transactional_id: str) -> StoredState | None:
+    async def _read_row(self, connection: AsyncConnection, transactional_id: str) -> StoredState | None:
         found = (await connection.execute(self.tables.read(transactional_id))).mappings().first()
         return None if found is None else from_columns(cast(Mapping[str, object], found))
 
-    async def _begun(self, *, claiming: bool = False) -> AsyncConnection:
+    async def _connect_and_begin(self, *, claiming: bool = False) -> AsyncConnection:
         """Return a connection that passed the durability checks, in a transaction."""
         connection: AsyncConnection | None = None
         try:
             connection = await self._engine.connect()
             dialect = connection.dialect.name
-            await connection.run_sync(sql_table.check_durable, self.allowed)
+            await connection.run_sync(sql_table.check_durable, self.allowed_risks)
             if claiming and dialect != "sqlite":
                 await connection.execution_options(isolation_level="READ COMMITTED")
             await connection.begin()
@@ -318,7 +318,7 @@ class AsyncSqlStore:
             raise
 
 
-def _sync(connection: AsyncConnection) -> Connection:
+def _sync_connection(connection: AsyncConnection) -> Connection:
     sync = connection.sync_connection
     check(sync is not None, "a connection that was begun")
     assert sync is not None
@@ -329,9 +329,9 @@ def _after_commit(session: Session) -> None:
     session.dispatch.after_commit(session)
 
 
-async def _mark(connection: AsyncConnection, mark: str) -> None:
+async def _set_mark(connection: AsyncConnection, mark: str) -> None:
     """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
-    marking = sql_table.marking(mark)
+    marking = sql_table.mark_statement(mark)
     driver = cast(Any, (await connection.get_raw_connection()).driver_connection)
     if not sql_table.has_pipeline(driver):
         await connection.exec_driver_sql(marking)
@@ -341,4 +341,4 @@ async def _mark(connection: AsyncConnection, mark: str) -> None:
         async with driver.pipeline():
             await driver.execute(marking)
     except dbapi.Error as exc:
-        raise sql_table.not_begun(_sync(connection), exc) from exc
+        raise sql_table.begin_error(_sync_connection(connection), exc) from exc

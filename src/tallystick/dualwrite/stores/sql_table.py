@@ -39,29 +39,29 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from tallystick.dualwrite.errors import BadStore, Fenced, NotYours, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
-from tallystick.dualwrite.stores.base import OffsetMoved, check_record
-from tallystick.dualwrite.stores.durability import STRICT, Allowed, judge_postgresql, judge_sqlite
-from tallystick.dualwrite.stores.refusals import ENDED, refuses
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_record
+from tallystick.dualwrite.stores.durability import STRICT, AllowedRisks, check_postgresql, check_sqlite
+from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT, is_refusal
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger("tallystick.dualwrite")
 
 OFFSETS_TABLE: Final = "kafka_consumed_offsets"
-CHECKED: Final = "tallystick.durable"
+CHECKED_INFO_KEY: Final = "tallystick.durable"
 """The key in a connection's `info` that marks it as checked."""
 
-_WHO: Final = "recorded_id"
-_OWNER: Final = "recorded_owner"
-_BEFORE_STATE: Final = "recorded_before"
-_MARK: Final = "tallystick.block"
-_MARKED: Final = "recorded_mark"
+_ID_PARAM: Final = "recorded_id"
+_OWNER_PARAM: Final = "recorded_owner"
+_BEFORE_STATE_PARAM: Final = "recorded_before"
+_MARK_SETTING: Final = "tallystick.block"
+_MARK_PARAM: Final = "recorded_mark"
 _SAVEPOINT: Final = "tallystick_block"
 _NAME_BYTES_MAX: Final = 750  # four such names fit into one InnoDB key
 _MYSQL: Final = ("mysql", "mariadb")
 
 
-class Name(TypeDecorator[str]):
+class ExactText(TypeDecorator[str]):
     """Text compared byte by byte.
 
     PostgreSQL and SQLite have a collation for that. The collations that MySQL and MariaDB share ignore
@@ -83,7 +83,7 @@ class Name(TypeDecorator[str]):
         return value.decode() if isinstance(value, bytes | bytearray) else value  # type: ignore[return-value]
 
 
-class Tables:
+class DualWriteTables:
     """The two tables, in a MetaData that may be the user's own (for Alembic and similar tools)."""
 
     def __init__(self, metadata: MetaData | None = None, *, schema: str | None = None) -> None:
@@ -96,7 +96,7 @@ class Tables:
         self.states = Table(
             TABLE,
             metadata,
-            Column("transactional_id", Name, primary_key=True),
+            Column("transactional_id", ExactText, primary_key=True),
             Column("owner", String(64), nullable=False),
             Column("prepared_transaction_state", String(64), nullable=False),
             Column("settled", SmallInteger, nullable=False),
@@ -112,8 +112,8 @@ class Tables:
         self.offsets = Table(
             OFFSETS_TABLE,
             metadata,
-            Column("consumer_group", Name, nullable=False),
-            Column("topic", Name, nullable=False),
+            Column("consumer_group", ExactText, nullable=False),
+            Column("topic", ExactText, nullable=False),
             Column("partition_id", Integer, nullable=False, autoincrement=False),
             Column("next_offset", BigInteger, nullable=False),
             PrimaryKeyConstraint("consumer_group", "topic", "partition_id"),
@@ -123,18 +123,18 @@ class Tables:
         # Built once: that costs SQLAlchemy as much as the rest of a statement.
         states = self.states.c
         owned = update(self.states).where(
-            states.transactional_id == bindparam(_WHO), states.owner == bindparam(_OWNER)
+            states.transactional_id == bindparam(_ID_PARAM), states.owner == bindparam(_OWNER_PARAM)
         )
-        same = owned.where(states.prepared_transaction_state == bindparam(_BEFORE_STATE))
-        self._replacing: Final = {False: owned, True: same}
+        same = owned.where(states.prepared_transaction_state == bindparam(_BEFORE_STATE_PARAM))
+        self._replace_statements: Final = {False: owned, True: same}
         # A transaction can turn durability off for itself (SET LOCAL), so the same statement returns the
         # setting. And if the transaction was ended unnoticed, asyncpg begins no other: the UPDATE would
         # autocommit, hence the condition on the mark.
-        self._returning: Final = {
-            compares: each.where(_mark() == bindparam(_MARKED)).returning(
+        self._replace_returning: Final = {
+            compares: each.where(_mark_expression() == bindparam(_MARK_PARAM)).returning(
                 func.current_setting("synchronous_commit")
             )
-            for compares, each in self._replacing.items()
+            for compares, each in self._replace_statements.items()
         }
 
     def create(self, connection: Connection) -> None:
@@ -180,8 +180,11 @@ class Tables:
         return select(self.states.c.transactional_id).order_by(self.states.c.transactional_id)
 
     def record(self, dialect: str, *, compares: bool) -> Executable:
-        """Replace a row if its owner, and optionally its state, is unchanged; parameters from `to_record`."""
-        return (self._returning if dialect == "postgresql" else self._replacing)[compares]
+        """Replace a row if its owner, and optionally its state, is unchanged.
+
+        Parameters from `record_parameters`.
+        """
+        return (self._replace_returning if dialect == "postgresql" else self._replace_statements)[compares]
 
     def read_offsets(self, group: str) -> Executable:
         offsets = self.offsets.c
@@ -189,12 +192,12 @@ class Tables:
             offsets.consumer_group == group
         )
 
-    def move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved, dialect: str) -> Executable:
+    def move_offset(self, group: str, at: TopicPartition, moved: OffsetAdvance, dialect: str) -> Executable:
         """Insert or replace one offset if it is still `before`: one row if so. PostgreSQL returns marks."""
         statement = self._move_offset(group, at, moved)
-        return statement.returning(_mark()) if dialect == "postgresql" else statement
+        return statement.returning(_mark_expression()) if dialect == "postgresql" else statement
 
-    def _move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved) -> Insert | Update:
+    def _move_offset(self, group: str, at: TopicPartition, moved: OffsetAdvance) -> Insert | Update:
         if moved.before is None:
             made = insert(self.offsets).values(
                 consumer_group=group, topic=at.topic, partition_id=at.partition, next_offset=moved.after
@@ -210,38 +213,47 @@ class Tables:
         return update(self.offsets).where(*same).values(next_offset=moved.after)
 
 
-def _mark() -> ColumnElement[str]:
-    return func.coalesce(func.current_setting(_MARK, True), "")
+def _mark_expression() -> ColumnElement[str]:
+    return func.coalesce(func.current_setting(_MARK_SETTING, True), "")
 
 
-def marks() -> Executable:
+def select_mark() -> Executable:
     """Select the mark of PostgreSQL's open transaction, for `check_mark`."""
-    return select(_mark())
+    return select(_mark_expression())
 
 
-def to_record(row: StoredState, before: StoredState | None, dialect: str, mark: str) -> Mapping[str, object]:
-    """Build the parameters of `Tables.record`."""
+def record_parameters(
+    row: StoredState, before: StoredState | None, dialect: str, mark: str
+) -> Mapping[str, object]:
+    """Build the parameters of `DualWriteTables.record`."""
     values = dict(to_columns(row))
-    compared = {} if before is None else {_BEFORE_STATE: str(before.state)}
+    compared = {} if before is None else {_BEFORE_STATE_PARAM: str(before.state)}
     if dialect == "postgresql":
-        compared[_MARKED] = mark
-    return {_WHO: values.pop("transactional_id"), _OWNER: values.pop("owner"), **compared, **values}
+        compared[_MARK_PARAM] = mark
+    return {
+        _ID_PARAM: values.pop("transactional_id"),
+        _OWNER_PARAM: values.pop("owner"),
+        **compared,
+        **values,
+    }
 
 
-def judge_record(answers: Sequence[Sequence[Any]], allowed: Allowed) -> int:
+def count_recorded(answers: Sequence[Sequence[Any]], allowed: AllowedRisks) -> int:
     """Count the rows PostgreSQL replaced: none in another transaction [DW-11]. Raises: UnsafeStore."""
     for (synchronous_commit,) in answers:
-        judge_postgresql(str(synchronous_commit), allowed)
+        check_postgresql(str(synchronous_commit), allowed)
     return len(answers)
 
 
 def check_mark(found: object, mark: str) -> None:
     """Raise NotYours unless the transaction is still the one that was begun [DW-11]."""
     if found != mark:
-        raise NotYours(ENDED)
+        raise NotYours(TRANSACTION_ENDED_TEXT)
 
 
-def check_missed(found: Mapping[str, object] | None, row: StoredState, before: StoredState | None) -> None:
+def raise_not_recorded(
+    found: Mapping[str, object] | None, row: StoredState, before: StoredState | None
+) -> None:
     """Raise the reason why `record` changed no row: Fenced or DatabaseBehind.
 
     MySQL counts unchanged rows only if the client has set CLIENT.FOUND_ROWS; a row already equal to `row`
@@ -253,7 +265,7 @@ def check_missed(found: Mapping[str, object] | None, row: StoredState, before: S
         raise Fenced(row.transactional_id, row.owner)
 
 
-def offsets_of(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int]:
+def offsets_from_rows(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int]:
     """Convert the result mappings of `read_offsets`."""
     return {TopicPartition(row["topic"], row["partition_id"]): row["next_offset"] for row in rows}
 
@@ -261,11 +273,11 @@ def offsets_of(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int
 # ---- durability of a database
 
 CLAIM_LOCK_S: Final = 60
-_BEFORE: Final[Mapping[str, str]] = {
+_FIRST_STATEMENT: Final[Mapping[str, str]] = {
     # Take the write lock at once: a transaction that reads first may otherwise be unable to write.
     "sqlite": "BEGIN IMMEDIATE",
 }
-_BEFORE_CLAIM: Final[Mapping[str, str]] = {
+_CLAIM_STATEMENT: Final[Mapping[str, str]] = {
     # The server keeps the locks of a client whose host is gone until TCP keepalive notices: two hours.
     # InnoDB and SQLite limit the wait by default.
     "postgresql": f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'",
@@ -275,13 +287,13 @@ _BEFORE_CLAIM: Final[Mapping[str, str]] = {
 def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
     """Return the statements at the beginning of every transaction, or of every claim."""
     marking = f"SAVEPOINT {_SAVEPOINT}" if dialect != "postgresql" else None
-    texts = [_BEFORE.get(dialect), _BEFORE_CLAIM.get(dialect) if claiming else marking]
+    texts = [_FIRST_STATEMENT.get(dialect), _CLAIM_STATEMENT.get(dialect) if claiming else marking]
     return tuple(text(each) for each in texts if each is not None)
 
 
-def briefly(dialect: str) -> tuple[Executable, ...]:
+def lock_limit_statements(dialect: str) -> tuple[Executable, ...]:
     """Return the statements that limit the lock wait of a transaction on a state row alone."""
-    limit = _BEFORE_CLAIM.get(dialect)
+    limit = _CLAIM_STATEMENT.get(dialect)
     return () if limit is None else (text(limit),)
 
 
@@ -291,9 +303,9 @@ def briefly(dialect: str) -> tuple[Executable, ...]:
 _MYSQL_NO_SAVEPOINT: Final = 1305
 
 
-def marking(mark: str) -> str:
+def mark_statement(mark: str) -> str:
     """Build PostgreSQL's statement that sets the mark. The characters of `mark` need no quoting."""
-    return f"SET LOCAL {_MARK} = '{mark}'"
+    return f"SET LOCAL {_MARK_SETTING} = '{mark}'"
 
 
 def has_pipeline(driver: Any) -> bool:
@@ -302,7 +314,7 @@ def has_pipeline(driver: Any) -> bool:
     return hasattr(driver, "pipeline") and hasattr(pgconn, "enter_pipeline_mode")
 
 
-def not_begun(connection: Connection, exc: Exception) -> DBAPIError:
+def begin_error(connection: Connection, exc: Exception) -> DBAPIError:
     """Invalidate a dead pooled connection and build the error that SQLAlchemy itself would raise."""
     connection.invalidate(exc)
     base = connection.dialect.loaded_dbapi.Error
@@ -311,21 +323,21 @@ def not_begun(connection: Connection, exc: Exception) -> DBAPIError:
     return failure
 
 
-def unmarking(dialect: str) -> Executable | None:
+def unmark_statement(dialect: str) -> Executable | None:
     """Build the statement that fails in any other transaction; None where `record` detects that."""
     return None if dialect == "postgresql" else text(f"RELEASE SAVEPOINT {_SAVEPOINT}")
 
 
-def is_unmarked(exc: DBAPIError) -> bool:
-    """Return whether `unmarking` failed because the savepoint is gone."""
+def is_mark_missing(exc: DBAPIError) -> bool:
+    """Return whether `unmark_statement` failed because the savepoint is gone."""
     first = next(iter(getattr(exc.orig, "args", ())), None)
     return first == _MYSQL_NO_SAVEPOINT or str(first).startswith("no such savepoint")
 
 
-_STANDBYS: Final = (
+_ASYNC_STANDBYS_QUERY: Final = (
     "SELECT current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication)"
 )
-_QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+_DURABILITY_QUERIES: Final[Mapping[str, tuple[str, ...]]] = {
     # A transaction-local setting is gone at the next statement if every statement commits. The isolation
     # level does not show it: with an AUTOCOMMIT engine the server answers READ COMMITTED.
     "postgresql": (
@@ -334,7 +346,7 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "SELECT set_config('tallystick.block', 'open', true)",
         "SELECT coalesce(current_setting('tallystick.block', true), '')",
         # Roles without pg_monitor see only that standbys exist.
-        _STANDBYS,
+        _ASYNC_STANDBYS_QUERY,
     ),
     "mysql": (
         "SELECT @@innodb_flush_log_at_trx_commit",
@@ -345,40 +357,40 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def questions(dialect: str) -> tuple[Executable, ...]:
-    """Return the queries for a new connection, each with one value; `judge` takes the answers.
+def durability_queries(dialect: str) -> tuple[Executable, ...]:
+    """Return the queries for a new connection, each with one value, for `check_durability_answers`.
 
     Raises: BadStore for an unsupported database.
     """
     family = "mysql" if dialect in _MYSQL else dialect
-    if family not in _QUESTIONS:
+    if family not in _DURABILITY_QUERIES:
         raise BadStore(f"{dialect} is not PostgreSQL, MySQL, MariaDB or SQLite: it needs a store of its own")
-    return tuple(text(each) for each in _QUESTIONS[family])
+    return tuple(text(each) for each in _DURABILITY_QUERIES[family])
 
 
-def check_durable(connection: Connection, allowed: Allowed) -> None:
+def check_durable(connection: Connection, allowed: AllowedRisks) -> None:
     """Check a connection not checked before, or checked with more allowed. Raises: UnsafeStore."""
-    if allowed.everything:
+    if allowed.allows_all:
         return
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
-    if CHECKED in connection.info and connection.info[CHECKED] <= allowed.risks:
+    if CHECKED_INFO_KEY in connection.info and connection.info[CHECKED_INFO_KEY] <= allowed.risks:
         return
     dialect = connection.dialect.name
     level = connection.get_isolation_level()
-    answers = [connection.execute(each).scalar_one() for each in questions(dialect)]
+    answers = [connection.execute(each).scalar_one() for each in durability_queries(dialect)]
     connection.rollback()
-    judge(dialect, level, answers, allowed)
-    connection.info[CHECKED] = allowed.risks
+    check_durability_answers(dialect, level, answers, allowed)
+    connection.info[CHECKED_INFO_KEY] = allowed.risks
 
 
-def judge(
-    dialect: str, isolation_level: str | None, answers: Sequence[object], allowed: Allowed = STRICT
+def check_durability_answers(
+    dialect: str, isolation_level: str | None, answers: Sequence[object], allowed: AllowedRisks = STRICT
 ) -> None:
     """Check that a commit on this connection would survive a crash of the database [DW-8].
 
     Args:
-        answers: results of `questions`, in order.
+        answers: results of `durability_queries`, in order.
     Raises: UnsafeStore if it would not, or if every statement commits by itself.
     """
     if isolation_level is not None and isolation_level.upper() == "AUTOCOMMIT":
@@ -386,30 +398,30 @@ def judge(
     told = [str(each).lower() for each in answers]
     match dialect, told:
         case "postgresql", [synchronous, fsync, _, block, behind]:
-            _need_transaction("on", open_=block == "open")
-            judge_postgresql(synchronous, allowed)
-            allowed.need("fsync", fsync, safe=fsync == "on", wanted="on")
+            _require_transaction("on", open_=block == "open")
+            check_postgresql(synchronous, allowed)
+            allowed.require("fsync", fsync, safe=fsync == "on", wanted="on")
             if behind == "true" and not allowed.covers("synchronous_standby_names"):
-                _log.warning(ASYNCHRONOUS)
+                _log.warning(ASYNC_STANDBYS_WARNING)
         case (("mysql" | "mariadb"), [flush, binlog, autocommit]):
-            _need_transaction(autocommit, open_=autocommit == "0")
-            allowed.need("innodb_flush_log_at_trx_commit", flush, safe=flush == "1", wanted="1")
+            _require_transaction(autocommit, open_=autocommit == "0")
+            allowed.require("innodb_flush_log_at_trx_commit", flush, safe=flush == "1", wanted="1")
             wanted = "1 (with log_bin, recovery takes the binary log's word)"
-            allowed.need("sync_binlog", binlog, safe=binlog == "1", wanted=wanted)
+            allowed.require("sync_binlog", binlog, safe=binlog == "1", wanted=wanted)
         case "sqlite", [synchronous, journal]:
-            judge_sqlite(synchronous, journal, allowed)
+            check_sqlite(synchronous, journal, allowed)
         case _:
             check(False, f"{dialect} gave {len(told)} answers")
 
 
-ASYNCHRONOUS: Final = (
+ASYNC_STANDBYS_WARNING: Final = (
     "PostgreSQL has standbys, and synchronous_standby_names is empty: after a failover commits that it has "
     "acknowledged are gone, and Kafka has their records. A writer finds out afterwards (DatabaseBehind); "
     "name a synchronous standby, and it cannot happen"
 )
 
 
-def _need_transaction(autocommit: str, *, open_: bool) -> None:
+def _require_transaction(autocommit: str, *, open_: bool) -> None:
     if not open_:
         raise UnsafeStore("autocommit", autocommit, "a transaction")
 
@@ -426,7 +438,7 @@ def is_missing_table(exc: DBAPIError) -> bool:
 _MYSQL_NO_TABLE: Final = 1146
 
 
-def certainly_not_committed(exc: BaseException) -> bool:
+def is_certainly_not_committed(exc: BaseException) -> bool:
     """Return whether this answer to COMMIT proves that it failed; if not, the outcome is unknown [DW-3]."""
     if not isinstance(exc, DBAPIError) or exc.connection_invalidated:
         return False
@@ -434,10 +446,10 @@ def certainly_not_committed(exc: BaseException) -> bool:
         return True
     if not isinstance(exc, DatabaseError):
         return False
-    return refuses(exc.orig)
+    return is_refusal(exc.orig)
 
 
-def told_of(exc: Exception) -> str:
+def describe_driver_error(exc: Exception) -> str:
     """Describe an error without the SQL statement."""
     told = getattr(exc, "orig", None) or exc
     return f"{type(told).__name__}: {told}"

@@ -50,7 +50,7 @@ class ZooKeeperTransaction:
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Add the row to the `multi`, conditional on the node version that has `row.owner`."""
         self._check_open()
-        now, version = self._store.read(row.transactional_id)
+        now, version = self._store.read_versioned(row.transactional_id)
         check_record(now, row, before)
         self._rows.append((len(self.request.operations), row))
         self.request.set_data(self._store.path_of(row.transactional_id), to_bytes(row), version)
@@ -70,9 +70,9 @@ class ZooKeeperTransaction:
         except Exception as exc:
             # Lost connection, lost session or timeout: the request may have arrived.
             raise CommitUnknown(f"ZooKeeper did not answer the multi: {exc!r}") from exc
-        self._raise_refusal(results)
+        self._raise_if_refused(results)
 
-    def _raise_refusal(self, results: Sequence[object]) -> None:
+    def _raise_if_refused(self, results: Sequence[object]) -> None:
         """Raise the reason of a refused `multi`: one operation has it, the others were only rolled back."""
         refusals = [
             (at, result)
@@ -124,7 +124,7 @@ class ZooKeeperStore:
         """Take over the node, without waiting: a `multi` that arrives later finds another version."""
         path, owner = self.path_of(transactional_id), secrets.token_hex(16)
         for _ in range(CLAIM_ATTEMPTS_MAX):
-            found, version = self.read(transactional_id)
+            found, version = self.read_versioned(transactional_id)
             row = (
                 found.owned_by(owner)
                 if found
@@ -152,10 +152,10 @@ class ZooKeeperStore:
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         """Return the row as the quorum has it."""
-        row, _ = self.read(transactional_id)
+        row, _ = self.read_versioned(transactional_id)
         return row
 
-    def read(self, transactional_id: str) -> tuple[StoredState | None, int]:
+    def read_versioned(self, transactional_id: str) -> tuple[StoredState | None, int]:
         """Return the row and the version of its node; (None, 0) if there is none."""
         path = self.path_of(transactional_id)
         # A server may lag behind its leader; after a sync it has seen all earlier commits.

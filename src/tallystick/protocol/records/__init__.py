@@ -7,7 +7,7 @@ from tallystick.protocol.records.batch import (
     Buffer,
     TimestampType,
     check_batch,
-    check_produced,
+    check_produce_batch,
     iter_headers,
     patch_log_append_time,
     patch_offset_and_epoch,
@@ -16,14 +16,14 @@ from tallystick.protocol.records.batch import (
 from tallystick.protocol.records.compression import Codec, compress, decompress
 from tallystick.protocol.records.control import (
     ControlType,
-    Marker,
-    control_type,
+    EndTransactionMarker,
     decode_marker,
     encode_marker,
+    parse_control_type,
     read_marker,
 )
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch, RecordsError, UnsupportedMagic
-from tallystick.protocol.records.filtering import filter_batch, seal_empty
+from tallystick.protocol.records.filtering import build_empty_batch, filter_batch
 from tallystick.protocol.records.record import Headers, Record
 from tallystick.protocol.records.section import (
     BatchMeta,
@@ -45,18 +45,18 @@ __all__ = [
     "ControlType",
     "CorruptBatch",
     "DecodeLimits",
+    "EndTransactionMarker",
     "Headers",
     "InvalidBatch",
-    "Marker",
     "Record",
     "RecordsError",
     "ScannedKey",
     "TimestampType",
     "UnsupportedMagic",
+    "build_empty_batch",
     "check_batch",
-    "check_produced",
+    "check_produce_batch",
     "compress",
-    "control_type",
     "decode_marker",
     "decode_records",
     "decompress",
@@ -65,10 +65,10 @@ __all__ = [
     "filter_batch",
     "iter_headers",
     "iter_records",
+    "parse_control_type",
     "patch_log_append_time",
     "patch_offset_and_epoch",
     "read_header",
     "read_marker",
     "scan_keys",
-    "seal_empty",
 ]

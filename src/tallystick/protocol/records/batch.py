@@ -13,7 +13,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.limits import RECORDS_PER_BATCH_MAX
 from tallystick.protocol.records.compression import Codec
 from tallystick.protocol.records.crc import crc32c
@@ -52,8 +52,8 @@ DELETE_HORIZON_BIT: Final = 0x40
 # The shortest record: seven fields of one byte each.
 RECORD_SIZE_MIN: Final = 7
 
-HEADER: Final = Struct(">qiibIhiqqqhii")
-_unpack_header: Final = HEADER.unpack_from
+HEADER_STRUCT: Final = Struct(">qiibIhiqqqhii")
+_unpack_header: Final = HEADER_STRUCT.unpack_from
 _pack_int64: Final = Struct(">q").pack_into
 _pack_int32: Final = Struct(">i").pack_into
 _pack_uint32: Final = Struct(">I").pack_into
@@ -135,11 +135,11 @@ class BatchHeader:
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
-    def producer(self) -> Identity | None:
+    def producer_id_and_epoch(self) -> ProducerIdAndEpoch | None:
         """Producer id and epoch of an idempotent or transactional batch; None for others."""
         if self.producer_id < 0:
             return None
-        return Identity(ProducerId(self.producer_id), ProducerEpoch(self.producer_epoch))
+        return ProducerIdAndEpoch(ProducerId(self.producer_id), ProducerEpoch(self.producer_epoch))
 
     @property
     def last_sequence(self) -> int:
@@ -158,10 +158,10 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
     Raises: UnsupportedMagic for formats 0 and 1; CorruptBatch for a short buffer or impossible numbers.
     """
     if len(buf) - at < HEADER_SIZE:
-        raise _short(buf, at)
+        raise _short_batch_error(buf, at)
     header = BatchHeader(*_unpack_header(buf, at))
     if header.magic != MAGIC:
-        raise _foreign(header.magic, at)
+        raise _foreign_magic_error(header.magic, at)
     if header.batch_length < BATCH_LENGTH_MIN:
         raise CorruptBatch(f"length {header.batch_length} is below the header's {BATCH_LENGTH_MIN}", at)
     if header.last_offset_delta < 0 or header.record_count < 0:
@@ -174,7 +174,8 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 def check_batch(buf: Buffer, at: int = 0) -> BatchHeader:
     """Read the header and verify the batch: length, CRC-32C, codec, and no more records than offsets.
 
-    The checks apply to every batch, compacted ones too; `check_produced` adds those for clients' batches.
+    The checks apply to every batch, compacted ones too; `check_produce_batch` adds those for clients'
+    batches.
 
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     Cost: 1 us, and the CRC of the batch.
@@ -195,7 +196,7 @@ def check_batch(buf: Buffer, at: int = 0) -> BatchHeader:
     return header
 
 
-def check_produced(header: BatchHeader, at: int = 0) -> None:
+def check_produce_batch(header: BatchHeader, at: int = 0) -> None:
     """Check the header of a client's batch: a record per offset, no control records.
 
     Source: LogValidator.validateBatch with AppendOrigin.CLIENT.
@@ -251,14 +252,14 @@ def patch_log_append_time(buf: bytearray | memoryview, at: int, now_ms: int) -> 
     _pack_uint32(buf, at + CRC_AT, crc)
 
 
-def _short(buf: Buffer, at: int) -> CorruptBatch | UnsupportedMagic:
+def _short_batch_error(buf: Buffer, at: int) -> CorruptBatch | UnsupportedMagic:
     # A message of format 0 or 1 can be shorter than our header; its magic is at the same position.
     if len(buf) - at > MAGIC_AT and buf[at + MAGIC_AT] != MAGIC:
-        return _foreign(buf[at + MAGIC_AT], at)
+        return _foreign_magic_error(buf[at + MAGIC_AT], at)
     return CorruptBatch(f"a header needs {HEADER_SIZE} bytes, {max(0, len(buf) - at)} are there", at)
 
 
-def _foreign(magic: int, at: int) -> CorruptBatch | UnsupportedMagic:
+def _foreign_magic_error(magic: int, at: int) -> CorruptBatch | UnsupportedMagic:
     # ByteBufferLogInputStream: a magic that Kafka never used is CORRUPT_MESSAGE.
     if magic in (0, 1):
         return UnsupportedMagic(magic, at)

@@ -58,17 +58,17 @@ _LZ4_HIGH_MIN: Final = 3
 _ZSTD_WINDOW_MAX: Final = 128 * MIB
 
 
-class _Output:
+class _DecompressedOutput:
     """Decompressed bytes and their limit. BytesIO hands its buffer over without a copy."""
 
-    __slots__ = ("bound", "buffer", "size")
+    __slots__ = ("buffer", "bytes_max", "size")
 
     def __init__(self, bound: int) -> None:
-        self.buffer, self.size, self.bound = BytesIO(), 0, bound
+        self.buffer, self.size, self.bytes_max = BytesIO(), 0, bound
 
-    def room(self) -> int:
+    def next_piece_size(self) -> int:
         """Return the size of the next piece; one byte past the limit shows that it is exceeded."""
-        return min(OUTPUT_PIECE, self.bound - self.size + 1)
+        return min(OUTPUT_PIECE, self.bytes_max - self.size + 1)
 
     def add(self, piece: bytes) -> None:
         self.reserve(len(piece))
@@ -77,8 +77,8 @@ class _Output:
     def reserve(self, size: int) -> None:
         """Count `size` more bytes; raise before they are produced if their number is known and too large."""
         self.size += size
-        if self.size > self.bound:
-            raise InvalidBatch(f"records unpack to {self.size} bytes or more, the bound is {self.bound}")
+        if self.size > self.bytes_max:
+            raise InvalidBatch(f"records unpack to {self.size} bytes or more, the bound is {self.bytes_max}")
 
 
 def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
@@ -126,16 +126,16 @@ def decompress(
     """
     if codec is Codec.NONE:
         return bytes(data)
-    output = _Output(min(max_bytes, max(DECOMPRESSED_BYTES_FLOOR, max_ratio * len(data))))
+    output = _DecompressedOutput(min(max_bytes, max(DECOMPRESSED_BYTES_FLOOR, max_ratio * len(data))))
     try:
-        _UNPACK[codec](memoryview(data), output)
+        _DECOMPRESSORS[codec](memoryview(data), output)
     except (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, MemoryError) as exc:
         # lz4 raises RuntimeError for a bad frame, MemoryError for one that is too large.
         raise InvalidBatch(f"{codec.name.lower()} cannot unpack the records: {exc}") from exc
     return output.buffer.getvalue()
 
 
-def _gunzip(source: memoryview, output: _Output) -> None:
+def _decompress_gzip(source: memoryview, output: _DecompressedOutput) -> None:
     at = 0
     for _ in range(GZIP_MEMBERS_MAX):
         member, rest = zlib.decompressobj(_GZIP_WINDOW), b""
@@ -144,7 +144,7 @@ def _gunzip(source: memoryview, output: _Output) -> None:
             if not rest:
                 given = source[at : at + INPUT_PIECE]
                 at += len(given)
-            piece = member.decompress(given, output.room())
+            piece = member.decompress(given, output.next_piece_size())
             if not piece and not given:
                 raise InvalidBatch(f"gzip ends inside a member, after {at} bytes")
             output.add(piece)
@@ -163,9 +163,9 @@ def _compress_xerial(data: bytes) -> bytes:
     return b"".join(parts)
 
 
-def _unsnappy(source: memoryview, output: _Output) -> None:
+def _decompress_snappy(source: memoryview, output: _DecompressedOutput) -> None:
     if bytes(source[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _unsnappy_block(source, output)  # some clients omit the framing
+        return _decompress_snappy_block(source, output)  # some clients omit the framing
     at = 0
     while at < len(source):
         if bytes(source[at : at + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
@@ -175,12 +175,12 @@ def _unsnappy(source: memoryview, output: _Output) -> None:
         at += _INT32.size
         if not 0 < size <= len(source) - at:
             raise InvalidBatch(f"snappy block of {size} bytes, {max(0, len(source) - at)} are left")
-        _unsnappy_block(source[at : at + size], output)
+        _decompress_snappy_block(source[at : at + size], output)
         at += size
     return None
 
 
-def _unsnappy_block(block: memoryview, output: _Output) -> None:
+def _decompress_snappy_block(block: memoryview, output: _DecompressedOutput) -> None:
     size: int = cramjam.snappy.decompress_raw_len(block)
     if size > _SNAPPY_RATIO_MAX * len(block):
         raise InvalidBatch(f"snappy block of {len(block)} bytes claims to unpack to {size}")
@@ -194,27 +194,27 @@ def _unsnappy_block(block: memoryview, output: _Output) -> None:
         cramjam.snappy.decompress_raw_into(block, room)
 
 
-def _unlz4(source: memoryview, output: _Output) -> None:
+def _decompress_lz4(source: memoryview, output: _DecompressedOutput) -> None:
     frame, at = lz4.frame.LZ4FrameDecompressor(), 0
     while not frame.eof:
         given = source[at : at + INPUT_PIECE] if frame.needs_input else b""
         at += len(given)
-        piece = frame.decompress(given, max_length=output.room())
+        piece = frame.decompress(given, max_length=output.next_piece_size())
         if not piece and not given and not frame.eof:
             raise InvalidBatch(f"lz4 ends inside its frame, after {at} bytes")
         output.add(piece)
 
 
-def _unzstd(source: memoryview, output: _Output) -> None:
+def _decompress_zstd(source: memoryview, output: _DecompressedOutput) -> None:
     unpacker = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
     with unpacker.stream_reader(source, read_across_frames=True) as stream:
-        while piece := stream.read(output.room()):
+        while piece := stream.read(output.next_piece_size()):
             output.add(piece)
 
 
-_UNPACK: Final[dict[Codec, Callable[[memoryview, _Output], None]]] = {
-    Codec.GZIP: _gunzip,
-    Codec.SNAPPY: _unsnappy,
-    Codec.LZ4: _unlz4,
-    Codec.ZSTD: _unzstd,
+_DECOMPRESSORS: Final[dict[Codec, Callable[[memoryview, _DecompressedOutput], None]]] = {
+    Codec.GZIP: _decompress_gzip,
+    Codec.SNAPPY: _decompress_snappy,
+    Codec.LZ4: _decompress_lz4,
+    Codec.ZSTD: _decompress_zstd,
 }

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 
 from tallystick.kernel.check import check
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records.batch import (
     CODEC_MASK,
@@ -31,8 +31,8 @@ _VERSION: Final = 0
 # A marker's batch as Kafka and we write it. From the header: length, magic, attributes, last offset delta,
 # record count; from the record: its size, zero attributes, timestamp and offset deltas, size of the key; then
 # key, size of the value, value, no headers.
-_PLAIN: Final = Struct(">8xi4xb4xhi30xi5shhbhib")
-_PLAIN_LENGTH: Final = _PLAIN.size - LOG_OVERHEAD
+_PLAIN_MARKER: Final = Struct(">8xi4xb4xhi30xi5shhbhib")
+_PLAIN_LENGTH: Final = _PLAIN_MARKER.size - LOG_OVERHEAD
 _PLAIN_RECORD: Final = b"\x20\0\0\0\x08"
 _CODEC_AND_CONTROL: Final = CODEC_MASK | CONTROL_BIT
 
@@ -50,39 +50,44 @@ class ControlType(IntEnum):
 
 
 @frozen(kw_only=True)
-class Marker:
+class EndTransactionMarker:
     """The end of a transaction in one partition.
 
     `coordinator_epoch` lets a partition refuse the marker of a coordinator that was replaced.
     """
 
-    type: ControlType
+    control_type: ControlType
     coordinator_epoch: int
 
 
 def encode_marker(
-    marker: Marker, identity: Identity, *, timestamp_ms: int, offset: int = 0, leader_epoch: int = -1
+    marker: EndTransactionMarker,
+    identity: ProducerIdAndEpoch,
+    *,
+    timestamp_ms: int,
+    offset: int = 0,
+    leader_epoch: int = -1,
 ) -> bytes:
     """Encode a marker as a whole batch, with producer id and epoch of `identity`."""
-    check(marker.type in (ControlType.ABORT, ControlType.COMMIT), "only these two end a transaction")
+    check(marker.control_type in (ControlType.ABORT, ControlType.COMMIT), "only these two end a transaction")
     record = Record(
         offset=offset,
         timestamp_ms=timestamp_ms,
-        key=_KEY.pack(_VERSION, marker.type),
+        key=_KEY.pack(_VERSION, marker.control_type),
         value=_VALUE.pack(_VERSION, marker.coordinator_epoch),
     )
     meta = BatchMeta(
         base_offset=offset,
         producer_id=identity.producer_id,
-        epoch=identity.epoch,
-        transactional=True,
-        control=True,
+        producer_epoch=identity.epoch,
+        is_transactional=True,
+        is_control=True,
         leader_epoch=leader_epoch,
     )
     return encode_batch([record], meta)
 
 
-def control_type(record: Record) -> ControlType | None:
+def parse_control_type(record: Record) -> ControlType | None:
     """Return the type of a control record; None for a type newer than ours, which readers skip.
 
     A key of a later version begins like ours: Kafka reads the fields it knows.
@@ -99,9 +104,9 @@ def control_type(record: Record) -> ControlType | None:
         return None
 
 
-def decode_marker(record: Record) -> Marker:
+def decode_marker(record: Record) -> EndTransactionMarker:
     """Decode the marker in a control record. Raises: InvalidBatch, also if it is not a marker."""
-    found = control_type(record)
+    found = parse_control_type(record)
     if found not in (ControlType.ABORT, ControlType.COMMIT):
         raise InvalidBatch(f"control record {record.offset} is no marker but {found!r}")
     if record.value is None or len(record.value) < _VALUE.size:
@@ -109,27 +114,29 @@ def decode_marker(record: Record) -> Marker:
     version, coordinator_epoch = _VALUE.unpack_from(record.value)
     if version < 0:
         raise InvalidBatch(f"the value of marker {record.offset} has version {version}")
-    return Marker(type=found, coordinator_epoch=coordinator_epoch)
+    return EndTransactionMarker(control_type=found, coordinator_epoch=coordinator_epoch)
 
 
-def read_marker(buf: Buffer, at: int = 0) -> Marker | None:
+def read_marker(buf: Buffer, at: int = 0) -> EndTransactionMarker | None:
     """Return the marker in the batch at `at`; None for data, other control records, and an emptied batch.
 
     Raises: as decode_records, and InvalidBatch for a malformed marker.
     """
-    if len(buf) - at == _PLAIN.size:
-        plain = _read_plain(_PLAIN.unpack_from(buf, at))
+    if len(buf) - at == _PLAIN_MARKER.size:
+        plain = _read_plain_marker(_PLAIN_MARKER.unpack_from(buf, at))
         if plain is not None:
             return plain
     if not read_header(buf, at).is_control:
         return None
     for record in decode_records(buf, at):
-        if control_type(record) in (ControlType.ABORT, ControlType.COMMIT):
+        if parse_control_type(record) in (ControlType.ABORT, ControlType.COMMIT):
             return decode_marker(record)
     return None
 
 
-def _read_plain(found: tuple[int, int, int, int, int, bytes, int, int, int, int, int, int]) -> Marker | None:
+def _read_plain_marker(
+    found: tuple[int, int, int, int, int, bytes, int, int, int, int, int, int],
+) -> EndTransactionMarker | None:
     """Return a marker of the usual layout; None means that the caller must decode the batch [WIRE-4]."""
     length, magic, attributes, delta, count, record, key_version, number, size, version, epoch, headers = (
         found
@@ -142,7 +149,7 @@ def _read_plain(found: tuple[int, int, int, int, int, bytes, int, int, int, int,
         or number < ControlType.ABORT
     ):
         return None
-    return Marker(type=_ENDS[number], coordinator_epoch=epoch)
+    return EndTransactionMarker(control_type=_END_TXN_TYPES[number], coordinator_epoch=epoch)
 
 
-_ENDS: Final = (ControlType.ABORT, ControlType.COMMIT)
+_END_TXN_TYPES: Final = (ControlType.ABORT, ControlType.COMMIT)

@@ -11,7 +11,7 @@ from importlib.util import module_from_spec
 Crc = Callable[..., int]
 
 
-def _load() -> Crc:
+def _load_crc32c() -> Crc:
     package = PathFinder.find_spec("crc32c")
     spec = package and PathFinder.find_spec("crc32c._crc32c", package.submodule_search_locations)
     if not spec or not spec.loader:
@@ -23,6 +23,6 @@ def _load() -> Crc:
 
 
 try:
-    crc32c = _load()
+    crc32c = _load_crc32c()
 except (ImportError, AttributeError):  # a version with another layout
     pass

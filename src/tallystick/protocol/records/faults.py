@@ -11,32 +11,34 @@ from tallystick.protocol.records import native
 from tallystick.protocol.records.batch import HEADER_SIZE, BatchHeader, Buffer
 from tallystick.protocol.records.errors import InvalidBatch
 from tallystick.protocol.records.record import iter_section
-from tallystick.protocol.records.section import unpack_section
+from tallystick.protocol.records.section import decompress_section
 
-ANY_TIME = (0, INT64_MAX)
+ANY_TIMESTAMP = (0, INT64_MAX)
 
 
 @frozen
-class Faults:
+class RecordFaults:
     """Faults of readable records; the first few of each kind by their index in the batch.
 
-    keyless_count   records without a key; `keyless` are the first of them
+    keyless_count   records without a key; `missing_keys` are the first of them
     late            records with a timestamp (not -1) outside the bounds, with their timestamps
     """
 
-    keyless_count: int
-    keyless: tuple[int, ...]
-    late: tuple[tuple[int, int], ...]
+    missing_key_count: int
+    missing_keys: tuple[int, ...]
+    bad_timestamps: tuple[tuple[int, int], ...]
 
 
-def find_faults(buf: Buffer, at: int, header: BatchHeader, times: tuple[int, int] = ANY_TIME) -> Faults:
+def find_faults(
+    buf: Buffer, at: int, header: BatchHeader, times: tuple[int, int] = ANY_TIMESTAMP
+) -> RecordFaults:
     """Check the records of the batch at `at`; the CRC is not checked again.
 
     Args:
         times: the earliest and the latest timestamp allowed.
     Raises: CorruptBatch, InvalidBatch if the records cannot be decompressed or parsed.
     """
-    return walk_section(unpack_section(buf, at, header), header, times)
+    return find_section_faults(decompress_section(buf, at, header), header, times)
 
 
 def is_readable(buf: Buffer, at: int, header: BatchHeader) -> bool:
@@ -48,20 +50,22 @@ def is_readable(buf: Buffer, at: int, header: BatchHeader) -> bool:
     return (
         native.scan is not None
         and header.record_count <= RECORDS_PER_BATCH_MAX
-        and native.scan(section, native.batch_of(header), 0, INT64_MAX, 0) is not None
+        and native.scan(section, native.make_native_batch(header), 0, INT64_MAX, 0) is not None
     )
 
 
-def walk_section(section: bytes, header: BatchHeader, times: tuple[int, int] = ANY_TIME) -> Faults:
+def find_section_faults(
+    section: bytes, header: BatchHeader, times: tuple[int, int] = ANY_TIMESTAMP
+) -> RecordFaults:
     """Check decompressed records as `find_faults` does."""
     if native.scan is not None:
-        found = native.scan(section, native.batch_of(header), *times, RECORD_ERRORS_MAX)
+        found = native.scan(section, native.make_native_batch(header), *times, RECORD_ERRORS_MAX)
         if found is not None:
-            return Faults(*found)
-    return _walk(section, header, times)
+            return RecordFaults(*found)
+    return _check_records(section, header, times)
 
 
-def _walk(section: bytes, header: BatchHeader, times: tuple[int, int]) -> Faults:
+def _check_records(section: bytes, header: BatchHeader, times: tuple[int, int]) -> RecordFaults:
     count, last = 0, -1
     keyless: list[int] = []
     late: list[tuple[int, int]] = []
@@ -76,4 +80,4 @@ def _walk(section: bytes, header: BatchHeader, times: tuple[int, int]) -> Faults
             late.append((index, time))
     if last + 1 != header.record_count:
         raise InvalidBatch(f"{last + 1} records, the header says {header.record_count}")
-    return Faults(count, tuple(keyless), tuple(late))
+    return RecordFaults(count, tuple(keyless), tuple(late))

@@ -18,8 +18,8 @@ from tallystick.protocol.records.batch import (
     read_header,
 )
 from tallystick.protocol.records.compression import compress
-from tallystick.protocol.records.record import Span, encode_span, walk
-from tallystick.protocol.records.section import ScannedKey, seal, unpack_section
+from tallystick.protocol.records.record import RecordSpan, encode_span, iter_spans
+from tallystick.protocol.records.section import ScannedKey, build_batch, decompress_section
 
 
 def filter_batch(
@@ -45,13 +45,13 @@ def filter_batch(
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """
     header = read_header(buf, at)
-    section = unpack_section(buf, at, header)
+    section = decompress_section(buf, at, header)
     if isinstance(keep, Set):
-        kept = [span for span in walk(section, header) if span[0] in keep]
+        kept = [span for span in iter_spans(section, header) if span[0] in keep]
     else:
-        kept = [span for span in walk(section, header) if keep(_scanned(span))]
+        kept = [span for span in iter_spans(section, header) if keep(_make_scanned_key(span))]
     if not kept:
-        return seal_empty(header) if retain_empty else None
+        return build_empty_batch(header) if retain_empty else None
 
     needs_horizon = header.is_control or any(value_size < 0 for *_, value_size, _ in kept)
     new_horizon = horizon_ms if needs_horizon and header.delete_horizon_ms is None else None
@@ -60,21 +60,21 @@ def filter_batch(
     return _rewrite(header, section, kept, new_horizon)
 
 
-def seal_empty(header: BatchHeader) -> bytes:
+def build_empty_batch(header: BatchHeader) -> bytes:
     """Build the batch with no record left in it.
 
     Source: DefaultRecordBatch.writeEmptyHeader: uncompressed, without base timestamp or delete horizon.
     """
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
-    return seal(replace(header, attributes=attributes, base_timestamp=-1, record_count=0), b"")
+    return build_batch(replace(header, attributes=attributes, base_timestamp=-1, record_count=0), b"")
 
 
-def _scanned(span: Span) -> ScannedKey:
+def _make_scanned_key(span: RecordSpan) -> ScannedKey:
     offset, timestamp, key, _, _, size, _ = span
     return ScannedKey(offset, timestamp, key, size < 0, max(0, size))
 
 
-def _rewrite(header: BatchHeader, section: bytes, kept: list[Span], new_horizon: int | None) -> bytes:
+def _rewrite(header: BatchHeader, section: bytes, kept: list[RecordSpan], new_horizon: int | None) -> bytes:
     horizon = header.delete_horizon_ms if new_horizon is None else new_horizon
     base_timestamp = kept[0][1] if horizon is None else horizon
     records = [encode_span(span, section, header.base_offset, base_timestamp) for span in kept]
@@ -85,4 +85,4 @@ def _rewrite(header: BatchHeader, section: bytes, kept: list[Span], new_horizon:
         max_timestamp=max(timestamp for _, timestamp, *_ in kept),
         record_count=len(kept),
     )
-    return seal(changed, compress(header.codec, b"".join(records)))
+    return build_batch(changed, compress(header.codec, b"".join(records)))

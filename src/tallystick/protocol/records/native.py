@@ -16,24 +16,26 @@ R = TypeVar("R", bound=tuple[object, ...])
 INTERFACE: Final = 1
 """The interface that these sources expect; an extension compiled before an upgrade is not used."""
 
-Texts = tuple[object, object, object, int]
+TextColumn = tuple[object, object, object, int]
 """Buffers of an Arrow array of `large_binary`: validity or None, offsets, data or None, start index."""
 
-Column = list[bytes | None] | Texts
+Column = list[bytes | None] | TextColumn
 
 Batch = tuple[int, int, int | None, int, int]
 """Base offset and timestamp, LogAppendTime or None, record count, last offset delta."""
 
-Part = tuple[bytes, Batch, bytes, int, int, int]
+BatchRun = tuple[bytes, Batch, bytes, int, int, int]
 """Section, batch, topic, partition, timestamp type, first offset wanted."""
 
-Strings = tuple[int, bytes | None, bytes, bytes]
+StringColumn = tuple[int, bytes | None, bytes, bytes]
 """Buffers of an Arrow array of `binary`: length, validity, offsets, data."""
 
-Numbers = tuple[bytes, bytes, bytes, bytes, bytes]
+NumberColumns = tuple[bytes, bytes, bytes, bytes, bytes]
 """Offsets, timestamps, partitions, timestamp types, bounds of the header lists."""
 
-Table = tuple[int, int, Numbers, tuple[Strings, Strings, Strings, Strings, Strings]]
+Table = tuple[
+    int, int, NumberColumns, tuple[StringColumn, StringColumn, StringColumn, StringColumn, StringColumn]
+]
 """Rows, rows beyond the limit, numbers, and strings: topic, key, value, names and values of headers."""
 
 
@@ -64,11 +66,11 @@ class Extension(Protocol):
     ) -> list[R] | None:
         """Decode all records as ConsumerRecord; `origin`: topic, partition, timestamp type, leader epoch."""
 
-    def columns(self, parts: list[Part], most: int, /) -> Table | None:
+    def columns(self, parts: list[BatchRun], most: int, /) -> Table | None:
         """Decode the wanted records of all parts, at most `most` of them."""
 
 
-class Scanner(Protocol):
+class NativeScanner(Protocol):
     """`scan` of the extension, missing in one that was compiled from earlier sources."""
 
     def __call__(
@@ -77,7 +79,7 @@ class Scanner(Protocol):
         """Return the number of records without a key, the first of them, and the first late records."""
 
 
-def _load() -> Extension | None:
+def _load_extension() -> Extension | None:
     try:
         found = cast(Extension, _lazy.load("tallystick._native"))
     except ImportError:
@@ -85,11 +87,11 @@ def _load() -> Extension | None:
     return found if found.INTERFACE == INTERFACE else None
 
 
-codec = _load()
-scan: Scanner | None = getattr(codec, "scan", None)
+codec = _load_extension()
+scan: NativeScanner | None = getattr(codec, "scan", None)
 
 
-def batch_of(header: BatchHeader) -> Batch:
+def make_native_batch(header: BatchHeader) -> Batch:
     """Return the facts about a batch that the extension needs."""
     return (
         header.base_offset,

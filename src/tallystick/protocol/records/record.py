@@ -37,9 +37,10 @@ class Record(NamedTuple):
     headers: Headers = ()
 
 
-# A record as `walk` yields it: offset, timestamp, key, position after the deltas, position of the value, size
-# of the value (-1 for null), end of the record. A plain tuple, because one is made for every record.
-Span = tuple[int, int, bytes | None, int, int, int, int]
+# A record as `iter_spans` yields it: offset, timestamp, key, position after the deltas, position of the
+# value, size of the value (-1 for null), end of the record. A plain tuple, because one is made for every
+# record.
+RecordSpan = tuple[int, int, bytes | None, int, int, int, int]
 
 
 def encode_zigzag(value: int) -> bytes:
@@ -55,11 +56,11 @@ def encode_zigzag(value: int) -> bytes:
 
 def decode_zigzag(data: bytes, at: int = 0) -> tuple[int, int]:
     """Decode the signed number at `at`; return it and the position after it."""
-    raw, last = long_varint(data, at)
+    raw, last = read_long_varint(data, at)
     return (raw >> 1) ^ -(raw & 1), last + 1
 
 
-def long_varint(data: bytes, at: int) -> tuple[int, int]:
+def read_long_varint(data: bytes, at: int) -> tuple[int, int]:
     """Read the varint at `at`; return it, still in zigzag, and the position of its *last* byte.
 
     Raises: InvalidBatch beyond 64 bits; IndexError at the end of the data.
@@ -76,10 +77,10 @@ def long_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 # Varints of one and two bytes, by value; enough except for large values and timestamp deltas.
-_SMALL: Final = 8192
+_ZIGZAG_CACHED_MAX: Final = 8192
 _ZIGZAG: Final = (
     *(bytes((2 * n,)) for n in range(64)),
-    *(bytes((2 * n & 0x7F | 0x80, n >> 6)) for n in range(64, _SMALL)),
+    *(bytes((2 * n & 0x7F | 0x80, n >> 6)) for n in range(64, _ZIGZAG_CACHED_MAX)),
 )
 
 
@@ -88,7 +89,7 @@ def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: 
 
     Cost: about 250 ns per record.
     """
-    table, small, join = _ZIGZAG, _SMALL, b"".join
+    table, small, join = _ZIGZAG, _ZIGZAG_CACHED_MAX, b"".join
     parts: list[bytes] = []
     for offset, timestamp, key, value, headers in records:
         delta = timestamp - base_timestamp
@@ -112,29 +113,32 @@ def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: 
     return join(parts)
 
 
-def _zigzag(value: int) -> bytes:
-    return _ZIGZAG[value] if 0 <= value < _SMALL else encode_zigzag(value)
+def _encode_cached_zigzag(value: int) -> bytes:
+    return _ZIGZAG[value] if 0 <= value < _ZIGZAG_CACHED_MAX else encode_zigzag(value)
 
 
 def encode_headers(headers: Headers) -> bytes:
     """Encode the number of headers, then key and value of each."""
-    parts = [_zigzag(len(headers))]
+    parts = [_encode_cached_zigzag(len(headers))]
     for name, value in headers:
         key = name.encode()
-        parts += (_zigzag(len(key)), key)
-        parts += (_NULL,) if value is None else (_zigzag(len(value)), value)
+        parts += (_encode_cached_zigzag(len(key)), key)
+        parts += (_NULL,) if value is None else (_encode_cached_zigzag(len(value)), value)
     return b"".join(parts)
 
 
-def encode_span(span: Span, section: bytes, base_offset: int, base_timestamp: int) -> bytes:
+def encode_span(span: RecordSpan, section: bytes, base_offset: int, base_timestamp: int) -> bytes:
     """Re-encode a record with deltas to other bases; key, value and headers are copied unchanged."""
     offset, timestamp, _, tail_at, _, _, end = span
-    when, where = _zigzag(timestamp - base_timestamp), _zigzag(offset - base_offset)
+    when, where = (
+        _encode_cached_zigzag(timestamp - base_timestamp),
+        _encode_cached_zigzag(offset - base_offset),
+    )
     body = b"".join((b"\0", when, where, section[tail_at:end]))
-    return _zigzag(len(body)) + body
+    return _encode_cached_zigzag(len(body)) + body
 
 
-def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
+def iter_spans(section: bytes, header: BatchHeader) -> Iterator[RecordSpan]:
     """Yield every record of an uncompressed section in turn, without parsing headers.
 
     Checks the section: as many records as announced, each within its length, offsets ascending and within
@@ -152,7 +156,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
-                    raw, at = long_varint(section, at - 1)
+                    raw, at = read_long_varint(section, at - 1)
             end = at + 1 + (raw >> 1)
             if raw & 1 or end > limit:
                 raise InvalidBatch(f"a record ends at byte {end}, its section at {limit}")
@@ -160,7 +164,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
-                    raw, at = long_varint(section, at - 1)
+                    raw, at = read_long_varint(section, at - 1)
             timestamp = base_timestamp + ((raw >> 1) ^ -(raw & 1))
             if not earliest <= timestamp <= latest:
                 timestamp = (timestamp - earliest & UINT64_MAX) + earliest  # wraps as in Java
@@ -168,7 +172,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
-                    raw, at = long_varint(section, at - 1)
+                    raw, at = read_long_varint(section, at - 1)
             delta = raw >> 1
             if raw & 1 or not previous < delta <= last:
                 raise InvalidBatch(f"offset delta {delta} after {previous}, the last one being {last}")
@@ -178,7 +182,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
-                    raw, at = long_varint(section, at - 1)
+                    raw, at = read_long_varint(section, at - 1)
             at += 1
             if not raw & 1:
                 key = section[at : at + (raw >> 1)]
@@ -187,7 +191,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
-                    raw, at = long_varint(section, at - 1)
+                    raw, at = read_long_varint(section, at - 1)
             at += 1
             value_size, value_end = (-1, at) if raw & 1 else (raw >> 1, at + (raw >> 1))
             if value_end >= end:
@@ -205,7 +209,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
 def iter_section(section: bytes, header: BatchHeader) -> Iterator[Record]:
     """Yield every record of an uncompressed section. Raises: InvalidBatch."""
     new, here, headers = tuple.__new__, Record, ()
-    for offset, timestamp, key, _, at, value_size, end in walk(section, header):
+    for offset, timestamp, key, _, at, value_size, end in iter_spans(section, header):
         value: bytes | None = None
         if value_size >= 0:
             value = section[at : at + value_size]

@@ -25,11 +25,11 @@ from tallystick.protocol.records.batch import (
 from tallystick.protocol.records.compression import Codec, compress, decompress
 from tallystick.protocol.records.crc import crc32c
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch
-from tallystick.protocol.records.record import Record, encode_records, iter_section, walk
+from tallystick.protocol.records.record import Record, encode_records, iter_section, iter_spans
 
 # The header in two parts: the fields before the CRC's range, and those in it.
-_PLACE: Final = Struct(">qiibI")
-_COVERED: Final = Struct(">hiqqqhii")
+_PREFIX: Final = Struct(">qiibI")
+_CRC_COVERED: Final = Struct(">hiqqqhii")
 
 
 @frozen(kw_only=True)
@@ -40,10 +40,10 @@ class BatchMeta:
     codec: Codec = Codec.NONE
     level: int | None = None
     producer_id: int = -1
-    epoch: int = -1
+    producer_epoch: int = -1
     base_sequence: int = -1
-    transactional: bool = False
-    control: bool = False
+    is_transactional: bool = False
+    is_control: bool = False
     leader_epoch: int = -1
     timestamp_type: TimestampType = TimestampType.CREATE_TIME
     delete_horizon_ms: int | None = None
@@ -53,8 +53,8 @@ class BatchMeta:
         return (
             self.codec
             | (LOG_APPEND_TIME_BIT if self.timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
-            | (TRANSACTIONAL_BIT if self.transactional else 0)
-            | (CONTROL_BIT if self.control else 0)
+            | (TRANSACTIONAL_BIT if self.is_transactional else 0)
+            | (CONTROL_BIT if self.is_control else 0)
             | (DELETE_HORIZON_BIT if self.delete_horizon_ms is not None else 0)
         )
 
@@ -63,7 +63,7 @@ class BatchMeta:
 class DecodeLimits:
     """Limits of the memory that one batch may take to decode."""
 
-    unpacked_bytes_max: int = DECOMPRESSED_BYTES_MAX
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
     ratio_max: int = DECOMPRESSION_RATIO_MAX
     records_max: int = RECORDS_PER_BATCH_MAX
 
@@ -87,9 +87,9 @@ def encode_batch(records: Sequence[Record], meta: BatchMeta) -> bytes:
     last_offset_delta = records[-1].offset - meta.base_offset
     check(meta.base_offset <= records[0].offset, "offsets begin at the base")
     check(len(records) - 1 <= last_offset_delta <= INT32_MAX, "and rise, within an int32 of it")
-    check(meta.producer_id < 0 or meta.epoch >= 0, "a producer id comes with its epoch")
-    check(meta.producer_id < 0 or meta.base_sequence >= 0 or meta.control, "and data with its sequence")
-    check(meta.producer_id >= 0 or not meta.transactional, "a transaction has a producer")
+    check(meta.producer_id < 0 or meta.producer_epoch >= 0, "a producer id comes with its epoch")
+    check(meta.producer_id < 0 or meta.base_sequence >= 0 or meta.is_control, "and data with its sequence")
+    check(meta.producer_id >= 0 or not meta.is_transactional, "a transaction has a producer")
     base_timestamp = records[0].timestamp_ms if meta.delete_horizon_ms is None else meta.delete_horizon_ms
     section = encode_records(records, meta.base_offset, base_timestamp)
     header = BatchHeader(
@@ -103,18 +103,18 @@ def encode_batch(records: Sequence[Record], meta: BatchMeta) -> bytes:
         base_timestamp=base_timestamp,
         max_timestamp=max([record.timestamp_ms for record in records]),
         producer_id=meta.producer_id,
-        producer_epoch=meta.epoch,
+        producer_epoch=meta.producer_epoch,
         base_sequence=meta.base_sequence,
         record_count=len(records),
     )
-    return seal(header, compress(meta.codec, section, meta.level))
+    return build_batch(header, compress(meta.codec, section, meta.level))
 
 
-def seal(header: BatchHeader, payload: bytes) -> bytes:
+def build_batch(header: BatchHeader, payload: bytes) -> bytes:
     """Build a batch from a header and a compressed record section; computes length and CRC."""
     length = BATCH_LENGTH_MIN + len(payload)
     check(length <= INT32_MAX, "a batch's length is an int32")
-    covered = _COVERED.pack(
+    covered = _CRC_COVERED.pack(
         header.attributes,
         header.last_offset_delta,
         header.base_timestamp,
@@ -125,11 +125,13 @@ def seal(header: BatchHeader, payload: bytes) -> bytes:
         header.record_count,
     )
     crc = crc32c(payload, crc32c(covered))
-    place = _PLACE.pack(header.base_offset, length, header.partition_leader_epoch, MAGIC, crc)
+    place = _PREFIX.pack(header.base_offset, length, header.partition_leader_epoch, MAGIC, crc)
     return b"".join((place, covered, payload))
 
 
-def unpack_section(buf: Buffer, at: int, header: BatchHeader, limits: DecodeLimits = DEFAULT_LIMITS) -> bytes:
+def decompress_section(
+    buf: Buffer, at: int, header: BatchHeader, limits: DecodeLimits = DEFAULT_LIMITS
+) -> bytes:
     """Return the record section of the batch at `at`, decompressed within `limits`.
 
     Raises: CorruptBatch if it is truncated; InvalidBatch if it cannot be decompressed, or exceeds a limit.
@@ -138,7 +140,7 @@ def unpack_section(buf: Buffer, at: int, header: BatchHeader, limits: DecodeLimi
     if end > len(buf):
         raise CorruptBatch(f"needs {header.size_bytes} bytes, {len(buf) - at} are there", at)
     packed = memoryview(buf)[at + HEADER_SIZE : end]
-    section = decompress(header.codec, packed, limits.unpacked_bytes_max, limits.ratio_max)
+    section = decompress(header.codec, packed, limits.decompressed_bytes_max, limits.ratio_max)
     count = header.record_count
     if count > limits.records_max or count * RECORD_SIZE_MIN > len(section):
         raise InvalidBatch(f"{count} records in {len(section)} bytes, the most is {limits.records_max}", at)
@@ -152,7 +154,7 @@ def iter_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic; records before the bad one have been yielded.
     """
     header = read_header(buf, at)
-    yield from iter_section(unpack_section(buf, at, header, limits), header)
+    yield from iter_section(decompress_section(buf, at, header, limits), header)
 
 
 def decode_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -> list[Record]:
@@ -162,7 +164,7 @@ def decode_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMI
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """
     header = read_header(buf, at)
-    return list(iter_section(unpack_section(buf, at, header, limits), header))
+    return list(iter_section(decompress_section(buf, at, header, limits), header))
 
 
 def scan_keys(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -> Iterator[ScannedKey]:
@@ -172,6 +174,8 @@ def scan_keys(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -
     """
     header = read_header(buf, at)
     new, here = tuple.__new__, ScannedKey
-    for offset, timestamp, key, _, _, size, _ in walk(unpack_section(buf, at, header, limits), header):
+    for offset, timestamp, key, _, _, size, _ in iter_spans(
+        decompress_section(buf, at, header, limits), header
+    ):
         null = size < 0
         yield new(here, (offset, timestamp, key, null, 0 if null else size))

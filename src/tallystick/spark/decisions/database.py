@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, create_engine, make_url
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 
-BUSY_S: Final = 60
+SQLITE_BUSY_TIMEOUT_S: Final = 60
 """Seconds that SQLite waits for another writer: tasks stage in turns."""
 
 _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
@@ -19,7 +19,7 @@ _ENGINES: Final[dict[tuple[int, str], Engine]] = {}
 
 
 @frozen(kw_only=True)
-class Database:
+class DecisionDatabase:
     """The database with the tables and the decisions.
 
     url    the user's SQLAlchemy URL
@@ -27,26 +27,26 @@ class Database:
     """
 
     url: str
-    place: str | None = None
+    sqlite_location: str | None = None
 
 
-def opened(url: str) -> Database:
+def resolve_database(url: str) -> DecisionDatabase:
     """Check the URL on the driver and return its database. Raises: BadConfig."""
     parsed = make_url(url)
     if parsed.get_backend_name() not in (*_DRIVERS, "sqlite"):
         raise BadConfig(f"database: {parsed.get_backend_name()} is not PostgreSQL, MySQL, MariaDB or SQLite")
     if parsed.get_backend_name() != "sqlite":
-        return Database(url=url)
-    place = _place(parsed)
+        return DecisionDatabase(url=url)
+    place = _locate_sqlite_file(parsed)
     if place is None:
         raise BadConfig(
             f"database: {parsed.database or ':memory:'}: is no file here; the sink does not make one, and "
             "tasks are processes of their own"
         )
-    return Database(url=url, place=place)
+    return DecisionDatabase(url=url, sqlite_location=place)
 
 
-def engine_of(where: Database) -> Engine:
+def get_engine(where: DecisionDatabase) -> Engine:
     """Return this process's engine. Raises: BadConfig in a task that cannot reach an SQLite file."""
     key = (os.getpid(), where.url)
     if key in _ENGINES:
@@ -54,12 +54,12 @@ def engine_of(where: Database) -> Engine:
     parsed = make_url(where.url)
     backend = parsed.get_backend_name()
     if backend == "sqlite":
-        if _place(parsed) != where.place:
+        if _locate_sqlite_file(parsed) != where.sqlite_location:
             raise BadConfig(
                 f"database: {parsed.database}: this task is on {platform.node()}, where that is not the "
                 "driver's file. SQLite is for masters local and local-cluster; use a database server"
             )
-        engine = create_engine(parsed, connect_args={"timeout": BUSY_S})
+        engine = create_engine(parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_S})
     else:
         plain = parsed.drivername == backend
         parsed = parsed.set(drivername=_DRIVERS[backend]) if plain else parsed
@@ -68,7 +68,7 @@ def engine_of(where: Database) -> Engine:
     return _ENGINES.setdefault(key, engine)
 
 
-def _place(parsed: URL) -> str | None:
+def _locate_sqlite_file(parsed: URL) -> str | None:
     """Identify host and file, by device and inode: containers share a kernel, but not the file system."""
     if parsed.database in (None, "", ":memory:"):
         return None

@@ -2,25 +2,28 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from tallystick.admin.listing import gather
+from tallystick.admin.admin_call import gather_answers
 from tallystick.admin.model import TransactionDescription
-from tallystick.admin.transactions import Transactions
-from tallystick.client.errors import BrokerRefused, ClientError, Fenced, IdExpired, refused
+from tallystick.admin.transactions import TransactionAdmin
+from tallystick.client.errors import BrokerRefused, ClientError, Fenced, IdExpired, build_broker_error
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.transactions.modes import REFUSALS, Mode, Wish
-from tallystick.client.transactions.state import End
-from tallystick.client.transactions.wire import TxnWire
+from tallystick.client.transactions.modes import MODE_REFUSALS, Mode, TxnDecision
+from tallystick.client.transactions.request_sender import TxnRequestSender
+from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
-from tallystick.spark.options.sink_options import TIMEOUT_MS, SinkOptions
+from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.transactional_ids import coordinator_id
 
 
 class ClusterParticipants:
-    """`ports.Participants` of one prefix on a cluster, on one event loop; the caller closes the cluster."""
+    """`ports.ParticipantsPort` of one prefix on a cluster, on one event loop.
+
+    The caller closes the cluster.
+    """
 
     def __init__(self, cluster: Cluster, options: SinkOptions, limit_ms: int) -> None:
         """Bind the prefix to the cluster.
@@ -29,23 +32,25 @@ class ClusterParticipants:
             limit_ms: the time limit of each request, including its retries.
         """
         self._cluster, self._options, self._limit_ms = cluster, options, limit_ms
-        self._name = coordinator_id(options.prefix)
-        self._transactions = Transactions(cluster, limit_ms)
+        self._coordinator_id = coordinator_id(options.prefix)
+        self._transactions = TransactionAdmin(cluster, limit_ms)
 
-    async def claim(self) -> tuple[Identity, int]:
+    async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
         # InitProducerId fences the earlier driver, and succeeds only when its open transaction has ended.
-        held = await self._initialise(self._name, self._options.coordinator_timeout_ms, None)
-        return held, self._wire(self._name).transaction_version
+        held = await self._init_producer_id(self._coordinator_id, self._options.coordinator_timeout_ms, None)
+        return held, self._txn_client(self._coordinator_id).transaction_version
 
-    async def reclaim(self, held: Identity) -> Identity | None:
+    async def reclaim(self, held: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
         # KIP-360: InitProducerId with the current producer id and epoch is fenced if a newer one was issued.
         try:
-            return await self._initialise(self._name, self._options.coordinator_timeout_ms, held)
+            return await self._init_producer_id(
+                self._coordinator_id, self._options.coordinator_timeout_ms, held
+            )
         except (Fenced, IdExpired):
             return None
 
-    async def holds(self, held: Identity) -> bool:
-        found = (await self.describe([self._name]))[self._name]
+    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
+        found = (await self.describe([self._coordinator_id]))[self._coordinator_id]
         return found is not None and found.writer == held
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
@@ -58,32 +63,34 @@ class ClusterParticipants:
         return {name: answers.found.get(name) for name in names}
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         named = {each.transactional_id: each for each in participants}
 
         async def one(name: str) -> None:
-            end = End(client=named[name].identity, wish=wish, version=transaction_version)
-            await self._wire(name).end(end)
+            end = DueEndTxn(client=named[name].identity, decision=wish, version=transaction_version)
+            await self._txn_client(name).end_txn(end)
 
-        return (await gather(named, one)).failures
+        return (await gather_answers(named, one)).failures
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         named = {each.transactional_id: each.identity for each in participants}
 
         async def one(name: str) -> None:
-            client, kept = await self._keep(name)
+            client, kept = await self._init_keeping_prepared(name)
             if kept != named[name]:
                 # The id has been reused. The transaction that is open now is another one, and stays open.
                 why = f"{named[name]} is no longer what is open: that is {kept}"
-                raise refused("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH, why)
-            await self._wire(name).end(End(client=client, wish=wish, version=transaction_version))
+                raise build_broker_error("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH, why)
+            await self._txn_client(name).end_txn(
+                DueEndTxn(client=client, decision=wish, version=transaction_version)
+            )
 
-        return (await gather(named, one)).failures
+        return (await gather_answers(named, one)).failures
 
-    async def _keep(self, name: str) -> tuple[Identity, Identity | None]:
+    async def _init_keeping_prepared(self, name: str) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
         """Initialise the id and keep its open transaction (KIP-939).
 
         `Producer.complete_transaction` would abort any other transaction, as KIP-939's recipe does. Here that
@@ -94,31 +101,35 @@ class ClusterParticipants:
         two_phase = Mode.TWO_PHASE.value in self._options.modes
         request = InitProducerIdRequest(
             transactional_id=name,
-            transaction_timeout_ms=int(self._options.client.get("transaction.timeout.ms", TIMEOUT_MS)),
+            transaction_timeout_ms=int(
+                self._options.client.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS)
+            ),
             enable_2pc=two_phase,
             keep_prepared_txn=True,
         )
         try:
-            return await self._wire(name).init_producer_id(request)
+            return await self._txn_client(name).init_producer_id(request)
         except BrokerRefused as exc:
-            if (Mode.TWO_PHASE, exc.code) not in REFUSALS or not two_phase:
+            if (Mode.TWO_PHASE, exc.code) not in MODE_REFUSALS or not two_phase:
                 raise
-            return await self._wire(name).init_producer_id(replace(request, enable_2pc=False))
+            return await self._txn_client(name).init_producer_id(replace(request, enable_2pc=False))
 
-    async def open_ids(self) -> Collection[str]:
+    async def list_open_ids(self) -> Collection[str]:
         answers = await self._transactions.list(states=("Ongoing",))
         # If a coordinator does not answer, its orphans stay open until the next batch: no decision has them.
         return {each.transactional_id for found in answers.found.values() for each in found}
 
-    async def _initialise(self, name: str, timeout_ms: int, held: Identity | None) -> Identity:
+    async def _init_producer_id(
+        self, name: str, timeout_ms: int, held: ProducerIdAndEpoch | None
+    ) -> ProducerIdAndEpoch:
         request = InitProducerIdRequest(
             transactional_id=name,
             transaction_timeout_ms=timeout_ms,
             producer_id=-1 if held is None else held.producer_id,
             producer_epoch=-1 if held is None else held.epoch,
         )
-        client, _ = await self._wire(name).init_producer_id(request)
+        client, _ = await self._txn_client(name).init_producer_id(request)
         return client
 
-    def _wire(self, name: str) -> TxnWire:
-        return TxnWire(self._cluster, name, self._limit_ms)
+    def _txn_client(self, name: str) -> TxnRequestSender:
+        return TxnRequestSender(self._cluster, name, self._limit_ms)

@@ -40,41 +40,41 @@ from sqlalchemy.schema import CreateTable
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError, NotAuthorized
-from tallystick.client.transactions.modes import Mode, Wish
+from tallystick.client.transactions.modes import Mode, TxnDecision
 from tallystick.dualwrite.errors import BadStore, NotCommitted
 from tallystick.dualwrite.stores.sql import SqlStore, SqlTransaction
-from tallystick.dualwrite.stores.sql_table import Name, first_statements
+from tallystick.dualwrite.stores.sql_table import ExactText, first_statements
 from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import InDoubt
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace
-from tallystick.spark.decisions.staging import Staged
-from tallystick.spark.options.sinks import Moves
+from tallystick.spark.decisions.staging import StagingTable
+from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import (
     Decision,
-    Noted,
+    DecisionNote,
     Participant,
     decode_decision,
     encode_decision,
 )
-from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import NoDecisionTopic, PrefixTaken, VoteLost
-from tallystick.spark.protocol.ports import Participants
+from tallystick.spark.protocol.ports import ParticipantsPort
 
 _log = logging.getLogger("tallystick.spark")
 
 TABLE: Final = "tallystick_decisions"
 SCHEMA_VERSION: Final = 1
-_PLACE: Final = "#place"  # no prefix has this character
-_PLACE_BYTES: Final = 16
-_UNNOTED: Final = (NoDecisionTopic, NotAuthorized)
+_DATABASE_NAME_KEY: Final = "#place"  # no prefix has this character
+_DATABASE_NAME_BYTES: Final = 16
+_NOTE_REFUSED: Final = (NoDecisionTopic, NotAuthorized)
 _MYSQL: Final = ("mysql", "mariadb")
 
 _TABLE: Final = Table(
     TABLE,
     MetaData(),
-    Column("prefix", Name, primary_key=True),
+    Column("prefix", ExactText, primary_key=True),
     Column("owner", String(64), nullable=False),
     Column("nonce", String(64)),
     Column("done", SmallInteger, nullable=False),
@@ -85,20 +85,23 @@ _TABLE: Final = Table(
 
 
 class DecisionRow:
-    """The row of one prefix. Its calls block on the database; `RowLog` is the asynchronous interface."""
+    """The row of one prefix. Its calls block on the database.
 
-    def __init__(self, engine: Engine, prefix: str, staged: Sequence[Staged] = ()) -> None:
+    `DatabaseDecisionLog` is the asynchronous interface.
+    """
+
+    def __init__(self, engine: Engine, prefix: str, staged: Sequence[StagingTable] = ()) -> None:
         self.prefix = prefix
         self._engine, self._staged = engine, staged
         self._store = SqlStore(engine)  # for its transactions, which check that commits are durable
-        self._made = False
+        self._is_created = False
 
-    def claim(self, held: Identity, is_last: Callable[[], bool]) -> bool:
+    def claim(self, held: ProducerIdAndEpoch, is_last: Callable[[], bool]) -> bool:
         """Give the prefix to `held` and sweep staged rows, if `is_last()` holds under the row's lock.
 
         Order: waits for a decision in flight; when this returns True, that is in the row or will never be.
         """
-        self.make()
+        self.create_table()
         for each in self._staged:
             each.create()
         transaction = self._store.begin()
@@ -107,7 +110,7 @@ class DecisionRow:
             if connection.dialect.name == "postgresql":
                 for statement in first_statements("postgresql", claiming=True):
                     connection.execute(statement)
-            connection.execute(self._claiming(str(held), connection.dialect.name))
+            connection.execute(self._claim_statement(str(held), connection.dialect.name))
             if not is_last():
                 return False
             for each in self._staged:
@@ -117,40 +120,46 @@ class DecisionRow:
             transaction.rollback()
         return True
 
-    def _claiming(self, owner: str, dialect: str) -> Executable:
+    def _claim_statement(self, owner: str, dialect: str) -> Executable:
         values = {"prefix": self.prefix, "owner": owner, "done": 0, "schema_version": SCHEMA_VERSION}
         if dialect in _MYSQL:
             return mysql.insert(_TABLE).values(values).on_duplicate_key_update(owner=owner)
         made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
         return made.values(values).on_conflict_do_update(index_elements=["prefix"], set_={"owner": owner})
 
-    def place(self) -> str | None:
+    def find_location(self) -> str | None:
         """Return the name that the decision table keeps for its database; it survives a change of address."""
-        if not self._made and not inspect(self._engine).has_table(TABLE):
+        if not self._is_created and not inspect(self._engine).has_table(TABLE):
             return None
         with self._engine.connect() as connection:
-            name = connection.execute(select(_TABLE.c.owner).where(_TABLE.c.prefix == _PLACE)).scalar()
+            name = connection.execute(
+                select(_TABLE.c.owner).where(_TABLE.c.prefix == _DATABASE_NAME_KEY)
+            ).scalar()
         return None if name is None else f"database {name}"
 
-    def read(self) -> Known:
+    def read(self) -> DecisionState:
         """Read the last decision. Raises: BadCommittable, BadStore."""
-        if not self._made:
+        if not self._is_created:
             found = inspect(self._engine)
             if not found.has_table(TABLE):
-                return Known()
+                return DecisionState()
             _check_columns(found)
         with self._engine.connect() as connection:
             row = connection.execute(select(_TABLE).where(_TABLE.c.prefix == self.prefix)).mappings().first()
         if row is None:
-            return Known()
+            return DecisionState()
         if row["schema_version"] != SCHEMA_VERSION:
             raise BadStore(f"{TABLE}: the row of {self.prefix!r} has version {row['schema_version']}")
         if row["decision"] is None:
-            return Known()
-        return Known(decision=decode_decision(row["decision"].encode()), done=bool(row["done"]))
+            return DecisionState()
+        return DecisionState(decision=decode_decision(row["decision"].encode()), done=bool(row["done"]))
 
     def decide(
-        self, decision: Decision, held: Identity, moves: Moves, in_time: Callable[[], bool] = lambda: True
+        self,
+        decision: Decision,
+        held: ProducerIdAndEpoch,
+        moves: StagedMoves,
+        in_time: Callable[[], bool] = lambda: True,
     ) -> None:
         """Commit the decision and the moved rows in one transaction, if `held` still owns the prefix.
 
@@ -159,7 +168,7 @@ class DecisionRow:
         Args:
             in_time: called when all rows are moved; returns whether the cluster still keeps the prepared
                 transactions.
-        Raises: PrefixTaken, VoteLost, RowsRefused: nothing is decided. InDoubt.
+        Raises: PrefixTaken, VoteLost, RowsRejected: nothing is decided. InDoubt.
         """
         check(len(moves.rows) == len(self._staged), "a decision moves the rows of every table")
         self._commit(
@@ -169,12 +178,16 @@ class DecisionRow:
             in_time,
         )
 
-    def forget(self, held: Identity) -> None:
-        nothing = Moves(attempts=(), rows=(0,) * len(self._staged))
+    def forget(self, held: ProducerIdAndEpoch) -> None:
+        nothing = StagedMoves(attempts=(), rows=(0,) * len(self._staged))
         self._commit(held, {"decision": None, "nonce": None, "done": 0}, nothing, lambda: True)
 
     def _commit(
-        self, held: Identity, values: Mapping[str, object], moves: Moves, in_time: Callable[[], bool]
+        self,
+        held: ProducerIdAndEpoch,
+        values: Mapping[str, object],
+        moves: StagedMoves,
+        in_time: Callable[[], bool],
     ) -> None:
         mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(held))
         transaction = self._store.begin()
@@ -191,11 +204,11 @@ class DecisionRow:
                     "transactions first. Nothing was decided: make batches smaller, or raise "
                     "kafka.transaction.timeout.ms; with two-phase commit there is no limit"
                 )
-            self._end(transaction)
+            self._commit_or_raise(transaction)
         finally:
             transaction.rollback()
 
-    def _end(self, transaction: SqlTransaction) -> None:
+    def _commit_or_raise(self, transaction: SqlTransaction) -> None:
         """Commit. Raises: the cause if it certainly did not commit; InDoubt after any other error [DW-3]."""
         try:
             transaction.commit()
@@ -212,21 +225,21 @@ class DecisionRow:
         with self._engine.begin() as connection:
             connection.execute(update(_TABLE).where(*mine).values(done=1))
 
-    def make(self) -> None:
+    def create_table(self) -> None:
         """Create the table once, if it is missing. Raises: BadStore for a table of another version."""
-        if self._made:
+        if self._is_created:
             return
         with self._engine.begin() as connection:
             connection.execute(CreateTable(_TABLE, if_not_exists=True))
             _check_columns(inspect(connection))
-            connection.execute(_naming(connection.dialect.name))
-        self._made = True
+            connection.execute(_name_database_statement(connection.dialect.name))
+        self._is_created = True
 
 
-def _naming(dialect: str) -> Executable:
+def _name_database_statement(dialect: str) -> Executable:
     """Return the statement that names the database, unless it has a name."""
-    name = token_hex(_PLACE_BYTES)
-    values = {"prefix": _PLACE, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
+    name = token_hex(_DATABASE_NAME_BYTES)
+    values = {"prefix": _DATABASE_NAME_KEY, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
     if dialect in _MYSQL:
         return mysql.insert(_TABLE).values(values).prefix_with("IGNORE")
     made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
@@ -239,21 +252,24 @@ def _check_columns(found: Inspector) -> None:
         raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
 
 
-class Notes(Protocol):
+class DecisionNotes(Protocol):
     """The cluster's notes of decisions in a database; implemented by `decisions.DecisionTopic`."""
 
     async def open(self) -> None: ...
 
-    async def read(self) -> Known: ...
+    async def read(self) -> DecisionState: ...
 
-    async def write_note(self, noted: Noted | None) -> None: ...
+    async def write_note(self, noted: DecisionNote | None) -> None: ...
 
 
-class RowLog:
-    """`ports.DecisionLog` in a database. A decision moves the staged rows that `moving` named before."""
+class DatabaseDecisionLog:
+    """`ports.DecisionLogPort` in a database.
+
+    A decision moves the staged rows that `set_staged_moves` named before.
+    """
 
     def __init__(
-        self, row: DecisionRow, limit_ms: int, clock: Clock | None = None, notes: Notes | None = None
+        self, row: DecisionRow, limit_ms: int, clock: Clock | None = None, notes: DecisionNotes | None = None
     ) -> None:
         """Bind the log to a row.
 
@@ -263,21 +279,21 @@ class RowLog:
         """
         self._notes = notes
         self._row, self._limit_ms, self._clock = row, limit_ms, clock or SystemClock()
-        self._moving: tuple[str, Moves] | None = None
+        self._staged_moves: tuple[str, StagedMoves] | None = None
 
-    def moving(self, nonce: str, moves: Moves) -> None:
+    def set_staged_moves(self, nonce: str, moves: StagedMoves) -> None:
         """Set the rows that the decision with this nonce, the lease's, will move."""
-        self._moving = (nonce, moves)
+        self._staged_moves = (nonce, moves)
 
     async def open(self) -> None:
-        await asyncio.to_thread(self._row.make)
+        await asyncio.to_thread(self._row.create_table)
         if self._notes is not None:
             try:
                 await self._notes.open()
-            except _UNNOTED as exc:
-                self._go_without(exc)
+            except _NOTE_REFUSED as exc:
+                self._disable_notes(exc)
 
-    def _go_without(self, why: Exception) -> None:
+    def _disable_notes(self, why: Exception) -> None:
         _log.warning(
             "%s: the cluster takes no note of decisions, so that nothing will tell if the database loses "
             "one, as an asynchronous replica that is promoted may: %s",
@@ -286,32 +302,32 @@ class RowLog:
         )
         self._notes = None
 
-    async def place(self) -> str | None:
-        return await asyncio.to_thread(self._row.place)
+    async def find_location(self) -> str | None:
+        return await asyncio.to_thread(self._row.find_location)
 
-    async def read(self) -> Known:
+    async def read(self) -> DecisionState:
         noted = None
         if self._notes is not None:
             try:
                 # Read before the row: a decision that is made and noted in between must not look lost.
-                noted = (await self._notes.read()).noted
-            except _UNNOTED as exc:
-                self._go_without(exc)
-        return replace(await asyncio.to_thread(self._row.read), noted=noted)
+                noted = (await self._notes.read()).note
+            except _NOTE_REFUSED as exc:
+                self._disable_notes(exc)
+        return replace(await asyncio.to_thread(self._row.read), note=noted)
 
     async def note(self, decision: Decision | None) -> None:
         if self._notes is None:
             return
         noted = None
         if decision is not None:
-            noted = Noted(number=decision.number, what=str(decision), offsets=decision.offsets)
+            noted = DecisionNote(number=decision.number, what=str(decision), offsets=decision.offsets)
         try:
             await self._notes.write_note(noted)
-        except _UNNOTED as exc:
-            self._go_without(exc)
+        except _NOTE_REFUSED as exc:
+            self._disable_notes(exc)
 
-    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
-        nonce, moves = self._moving or ("", Moves(attempts=(), rows=()))
+    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
+        nonce, moves = self._staged_moves or ("", StagedMoves(attempts=(), rows=()))
         check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")
         began_ms = self._clock.now_ms()
 
@@ -324,51 +340,54 @@ class RowLog:
     async def mark_done(self, nonce: str) -> None:
         await asyncio.to_thread(self._row.mark_done, nonce)
 
-    async def forget(self, held: Identity, transaction_version: int) -> None:
+    async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         await asyncio.to_thread(self._row.forget, held)
         await self.note(None)
 
 
-class RowParticipants:
-    """`ports.Participants` whose claim also takes the row [SPK-43]; the cluster's does everything else."""
+class DatabaseParticipants:
+    """`ports.ParticipantsPort` whose claim also takes the row [SPK-43].
 
-    def __init__(self, cluster: Participants, row: DecisionRow) -> None:
+    The cluster's does everything else.
+    """
+
+    def __init__(self, cluster: ParticipantsPort, row: DecisionRow) -> None:
         self._cluster, self._row = cluster, row
 
-    async def claim(self) -> tuple[Identity, int]:
+    async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
         held, transaction_version = await self._cluster.claim()
-        if not await self._take(held):
+        if not await self._claim_row(held):
             raise PrefixTaken(self._row.prefix, "another query began at the same time")
         return held, transaction_version
 
-    async def reclaim(self, held: Identity) -> Identity | None:
+    async def reclaim(self, held: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
         fresh = await self._cluster.reclaim(held)
-        return fresh if fresh is not None and await self._take(fresh) else None
+        return fresh if fresh is not None and await self._claim_row(fresh) else None
 
-    async def _take(self, held: Identity) -> bool:
+    async def _claim_row(self, held: ProducerIdAndEpoch) -> bool:
         loop = asyncio.get_running_loop()
 
         def is_last() -> bool:
-            return asyncio.run_coroutine_threadsafe(self._cluster.holds(held), loop).result()
+            return asyncio.run_coroutine_threadsafe(self._cluster.owns_prefix(held), loop).result()
 
         # One thread uses the connection for all of its statements, even if the caller is cancelled.
         return await asyncio.to_thread(self._row.claim, held, is_last)
 
-    async def holds(self, held: Identity) -> bool:
-        return await self._cluster.holds(held)
+    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
+        return await self._cluster.owns_prefix(held)
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
         return await self._cluster.describe(transactional_ids)
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         return await self._cluster.end(participants, transaction_version, wish)
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         return await self._cluster.recover(participants, transaction_version, wish)
 
-    async def open_ids(self) -> Collection[str]:
-        return await self._cluster.open_ids()
+    async def list_open_ids(self) -> Collection[str]:
+        return await self._cluster.list_open_ids()

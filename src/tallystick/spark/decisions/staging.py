@@ -60,12 +60,12 @@ _log = logging.getLogger("tallystick.spark")
 ATTEMPT: Final = "tallystick_attempt"
 ROW: Final = "tallystick_row"
 _ATTEMPT_LENGTH: Final = 32
-_DIGITS: Final = 24
+_NAME_DIGITS: Final = 24
 _MYSQL: Final = ("mysql", "mariadb")
 # Types that drivers want as objects and a batch has as text: staged as text, and cast when moved.
-_AS_TEXT: Final = (JSON, Uuid)
+_TEXT_STAGED_TYPES: Final = (JSON, Uuid)
 # Types that PostgreSQL's COPY reads from text as from its driver; all others are inserted, with casts.
-_COPIED: Final[Mapping[Callable[[pa.DataType], bool], tuple[type, ...]]] = {
+_COPY_TYPES: Final[Mapping[Callable[[pa.DataType], bool], tuple[type, ...]]] = {
     pa.types.is_null: (object,),
     pa.types.is_boolean: (Boolean,),
     pa.types.is_integer: (Integer, Numeric),
@@ -77,14 +77,14 @@ _COPIED: Final[Mapping[Callable[[pa.DataType], bool], tuple[type, ...]]] = {
     pa.types.is_timestamp: (DateTime,),
 }
 # TRUNCATE frees the space, but would wait for the insert of a fenced attempt that is still running.
-_TRUNCATE_WAIT: Final = "SET LOCAL lock_timeout = '200ms'"
+_LIMIT_TRUNCATE_WAIT: Final = "SET LOCAL lock_timeout = '200ms'"
 
 
-class RowsRefused(SinkError):
+class RowsRejected(SinkError):
     """The table refuses the rows of a batch. Nothing was decided."""
 
 
-class Staged:
+class StagingTable:
     """A target table of a query and its staging table. It belongs to one engine."""
 
     def __init__(self, engine: Engine, prefix: str, sink: ToTable) -> None:
@@ -96,19 +96,19 @@ class Staged:
         """
         self.sink = sink
         self._engine = engine
-        self._made = False
+        self._is_created = False
         self._dialect = engine.dialect.name
-        self.target = _reflected(engine, sink)
-        if problems := list(self._problems()):
+        self.target = _reflect_table(engine, sink)
+        if problems := list(self._find_problems()):
             raise BadConfig("\n".join(problems))
-        self._names = tuple(name for name, _ in sink.columns or ())
-        name = sha256(f"{prefix}\0{sink.table}".encode()).hexdigest()[:_DIGITS]
+        self._column_names = tuple(name for name, _ in sink.columns or ())
+        name = sha256(f"{prefix}\0{sink.table}".encode()).hexdigest()[:_NAME_DIGITS]
         self.table = Table(
             f"tallystick_staged_{name}",
             MetaData(),
             Column(ATTEMPT, String(_ATTEMPT_LENGTH), primary_key=True),
             Column(ROW, Integer, primary_key=True, autoincrement=False),
-            *(Column(each, self._staged_type(each), nullable=True) for each in self._names),
+            *(Column(each, self._staged_type(each), nullable=True) for each in self._column_names),
             schema=sink.schema,
             prefixes=["UNLOGGED"] if self._dialect == "postgresql" else [],
             mysql_engine="InnoDB",
@@ -116,9 +116,9 @@ class Staged:
 
     def _staged_type(self, name: str) -> Any:
         found = self.target.c[name].type
-        return Text() if isinstance(found, _AS_TEXT) else found
+        return Text() if isinstance(found, _TEXT_STAGED_TYPES) else found
 
-    def _problems(self) -> Iterator[str]:
+    def _find_problems(self) -> Iterator[str]:
         at, there = f"table {self.sink.table}", self.target.c
         given = [name for name, _ in self.sink.columns or ()]
         for name in given:
@@ -135,9 +135,9 @@ class Staged:
             ):
                 yield f"{at}: column {column.name} may not be null, has no default, and is not written"
         if self.sink.write == "upsert":
-            yield from self._key_problems(at)
+            yield from self._find_key_problems(at)
 
-    def _key_problems(self, at: str) -> Iterator[str]:
+    def _find_key_problems(self, at: str) -> Iterator[str]:
         unique = {frozenset(self.target.primary_key.columns.keys())}
         unique |= {
             frozenset(each.columns.keys())
@@ -160,31 +160,31 @@ class Staged:
 
     def create(self) -> None:
         """Create the staging table once, or again if the target has changed; no live batch needs old rows."""
-        if self._made:
+        if self._is_created:
             return
         with self._engine.begin() as connection:
             found = inspect(connection)
             if found.has_table(self.table.name, self.table.schema):
                 there = found.get_columns(self.table.name, self.table.schema)
-                kinds = {each["name"]: self._ddl(each["type"]) for each in there}
+                kinds = {each["name"]: self._compile_type(each["type"]) for each in there}
                 if [each.name for each in self.table.columns] != list(kinds) or any(
-                    kinds[name] != self._ddl(self.table.c[name].type) for name in self._names
+                    kinds[name] != self._compile_type(self.table.c[name].type) for name in self._column_names
                 ):
                     connection.execute(DropTable(self.table))
             connection.execute(CreateTable(self.table, if_not_exists=True))
-        self._made = True
+        self._is_created = True
 
-    def _ddl(self, kind: Any) -> str:
+    def _compile_type(self, kind: Any) -> str:
         text: str = kind.compile(self._engine.dialect)
         return text
 
     def sweep(self, connection: Connection) -> None:
         """Remove all staged rows. This may fail, because rows without a vote are never moved."""
-        for statement in self._sweeping(connection):
+        for statement in self._sweep_statements(connection):
             try:
                 with connection.begin_nested():
                     if self._dialect == "postgresql":
-                        connection.execute(text(_TRUNCATE_WAIT))
+                        connection.execute(text(_LIMIT_TRUNCATE_WAIT))
                     connection.execute(statement)
                 return
             except DBAPIError as exc:
@@ -192,7 +192,7 @@ class Staged:
                     raise
                 _log.info("%s: not swept: %s", self.table.name, exc.orig)
 
-    def _sweeping(self, connection: Connection) -> Iterator[Executable]:
+    def _sweep_statements(self, connection: Connection) -> Iterator[Executable]:
         if self._dialect == "postgresql":
             yield text(f"TRUNCATE {connection.dialect.identifier_preparer.format_table(self.table)}")
         yield delete(self.table)
@@ -207,12 +207,13 @@ class Staged:
             rows: rows with the sink's columns.
         """
         columns = [
-            _python_values(rows.column(name), self.table.c[name].type, self._dialect) for name in self._names
+            _to_python_values(rows.column(name), self.table.c[name].type, self._dialect)
+            for name in self._column_names
         ]
         made = zip(repeat(attempt, rows.num_rows), count(first), *columns)
         with self._engine.begin() as connection:
             if self._engine.driver == "psycopg" and self._is_copied(rows.schema):
-                self._copy(connection, made)
+                self._stage_by_copy(connection, made)
             else:
                 names = self.table.c.keys()
                 connection.execute(insert(self.table), [dict(zip(names, row, strict=True)) for row in made])
@@ -221,12 +222,12 @@ class Staged:
         return all(
             any(
                 is_of(schema.field(name).type) and isinstance(self.table.c[name].type, kinds)
-                for is_of, kinds in _COPIED.items()
+                for is_of, kinds in _COPY_TYPES.items()
             )
-            for name in self._names
+            for name in self._column_names
         )
 
-    def _copy(self, connection: Connection, made: Iterable[tuple[Any, ...]]) -> None:
+    def _stage_by_copy(self, connection: Connection, made: Iterable[tuple[Any, ...]]) -> None:
         """Stage rows by COPY, in a seventh of an insert's CPU time: docs/notes/performance.md."""
         quoted = connection.dialect.identifier_preparer
         names = ", ".join(map(quoted.quote, self.table.c.keys()))
@@ -243,7 +244,7 @@ class Staged:
 
         Args:
             rows: the number of rows by the votes.
-        Raises: VoteLost if the number differs; RowsRefused.
+        Raises: VoteLost if the number differs; RowsRejected.
         """
         voted = self.table.c[ATTEMPT].in_(attempts)
         found = connection.execute(select(func.count()).select_from(self.table).where(voted)).scalar_one()
@@ -258,11 +259,11 @@ class Staged:
         if self.sink.write == "upsert":
             self._check_keys(connection, voted)
         try:
-            connection.execute(self._moving(voted))
+            connection.execute(self._move_statement(voted))
         except DBAPIError as exc:
             if exc.connection_invalidated:
                 raise
-            raise RowsRefused(
+            raise RowsRejected(
                 f"table {self.sink.table} does not take the rows of this batch: "
                 f"{' '.join(str(exc.orig).split())}. Nothing was decided"
             ) from exc
@@ -273,29 +274,29 @@ class Staged:
         twice = select(*keys).where(voted).group_by(*keys).having(func.count() > 1).limit(1)
         if (found := connection.execute(twice).first()) is not None:
             shown = ", ".join(f"{name}={value!r}" for name, value in zip(self.sink.keys, found, strict=True))
-            raise RowsRefused(
+            raise RowsRejected(
                 f"table {self.sink.table}: more than one row of this batch has {shown}, and nothing says "
                 "which is the later one. Nothing was decided: aggregate them to one row for each of the keys"
             )
 
-    def _moving(self, voted: ColumnElement[bool]) -> Executable:
+    def _move_statement(self, voted: ColumnElement[bool]) -> Executable:
         values = []
-        for name in self._names:
+        for name in self._column_names:
             wanted, staged = self.target.c[name].type, self.table.c[name]
-            is_cast = isinstance(wanted, _AS_TEXT) and self._dialect == "postgresql"
+            is_cast = isinstance(wanted, _TEXT_STAGED_TYPES) and self._dialect == "postgresql"
             values.append(cast(staged, wanted) if is_cast else staged)
         rows = select(*values).where(voted)
         if self.sink.write == "append":
-            return insert(self.target).from_select(self._names, rows)
-        others = [name for name in self._names if name not in self.sink.keys]
+            return insert(self.target).from_select(self._column_names, rows)
+        others = [name for name in self._column_names if name not in self.sink.keys]
         if self._dialect in _MYSQL:
-            made = mysql.insert(self.target).from_select(self._names, rows)
+            made = mysql.insert(self.target).from_select(self._column_names, rows)
             # Without other columns to replace, a key is set to its own value.
             return made.on_duplicate_key_update(
                 {name: made.inserted[name] for name in others or self.sink.keys[:1]}
             )
         dialect: Any = postgresql if self._dialect == "postgresql" else sqlite
-        upsert = dialect.insert(self.target).from_select(self._names, rows)
+        upsert = dialect.insert(self.target).from_select(self._column_names, rows)
         if not others:
             return upsert.on_conflict_do_nothing(index_elements=self.sink.keys)  # type: ignore[no-any-return]
         replaced = {name: upsert.excluded[name] for name in others}
@@ -304,14 +305,14 @@ class Staged:
         )
 
 
-def _reflected(engine: Engine, sink: ToTable) -> Table:
+def _reflect_table(engine: Engine, sink: ToTable) -> Table:
     try:
         return Table(sink.name, MetaData(), schema=sink.schema, autoload_with=engine, resolve_fks=False)
     except NoSuchTableError as exc:
         raise BadConfig(f"table {sink.table}: is not in the database; the sink does not make it") from exc
 
 
-def _python_values(column: pa.Array, kind: Any, dialect: str) -> list[Any]:
+def _to_python_values(column: pa.Array, kind: Any, dialect: str) -> list[Any]:
     """Convert a column to Python values; instants become UTC in columns without a time zone."""
     is_instant = pa.types.is_timestamp(column.type) and column.type.tz is not None
     keeps_zone = isinstance(kind, DateTime) and kind.timezone and dialect == "postgresql"

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.admin import configs, topics
+from tallystick.admin.admin_call import AdminCall
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.admin.listing import Asker
 from tallystick.admin.topics import LATEST, NewTopic
 from tallystick.client.errors import (
     BrokerRefused,
@@ -19,25 +19,25 @@ from tallystick.client.errors import (
     DecisionExpired,
     Fenced,
     UnknownTopic,
-    refused,
+    build_broker_error,
 )
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.transactions.modes import (
+    ACTION_BY_FINDING,
     EPOCH_BUMP_VERSION,
-    VERDICTS,
-    Asked,
-    Verdict,
-    When,
-    Wish,
-    compare,
+    DescriptionTime,
+    TxnDecision,
+    TxnRecoveryAction,
+    TxnToResolve,
+    classify_outcome,
 )
-from tallystick.client.transactions.state import End
-from tallystick.client.transactions.wire import TxnWire
+from tallystick.client.transactions.request_sender import TxnRequestSender
+from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, InDoubt, Remedy
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tallystick.protocol.messages.produce import (
     PartitionProduceData,
@@ -47,8 +47,19 @@ from tallystick.protocol.messages.produce import (
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Decision, Noted, encode_decision, encode_noted
-from tallystick.spark.protocol.decision_fold import DecisionFold, Known, decision_key, done_key, noted_key
+from tallystick.spark.protocol.committable import (
+    Decision,
+    DecisionNote,
+    encode_decision,
+    encode_decision_note,
+)
+from tallystick.spark.protocol.decision_fold import (
+    DecisionFold,
+    DecisionState,
+    decision_key,
+    done_key,
+    note_key,
+)
 from tallystick.spark.protocol.errors import NoDecisionTopic, PrefixTaken, TooManyTasks
 from tallystick.spark.protocol.transactional_ids import coordinator_id
 
@@ -66,14 +77,16 @@ TOPIC_CONFIG: Final = {
 _FETCH_BYTES: Final = 8 * 1024 * 1024
 # KIP-890: from Produce version 12 on, the broker adds the partition to the transaction; below it,
 # AddPartitionsToTxn does.
-_JOINS_BY_ITSELF: Final = 12
-_BY_NAME_FETCH: Final = 12
+_IMPLICIT_ADD_PARTITIONS: Final = 12
+_FETCH_BY_NAME_VERSION: Final = 12
 """Fetch version 13 and later name topics by id (KIP-516)."""
 
-_LOOKED_AT: Final = ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")
+_CHECKED_CONFIGS: Final = ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")
 
 
-def unfit(topic: str, found: Mapping[str, str | None], replicas: int) -> NoDecisionTopic | None:
+def find_unusable_config(
+    topic: str, found: Mapping[str, str | None], replicas: int
+) -> NoDecisionTopic | None:
     """Return an error if the topic would delete decisions or could never take one."""
     policy, least = found.get("cleanup.policy"), found.get("min.insync.replicas")
     change = f"tallystick configs alter --entity-type topics --entity-name {topic} --add-config"
@@ -92,7 +105,7 @@ def unfit(topic: str, found: Mapping[str, str | None], replicas: int) -> NoDecis
     return None
 
 
-def worries(found: Mapping[str, str | None], replicas: int, brokers: int) -> Iterator[str]:
+def find_durability_risks(found: Mapping[str, str | None], replicas: int, brokers: int) -> Iterator[str]:
     """Yield the ways in which an acknowledged decision may be lost; these are warnings only."""
     if replicas == 1 and brokers > 1:
         yield f"has one replica on {brokers} brokers: decisions are lost with that broker's disk"
@@ -106,39 +119,41 @@ def worries(found: Mapping[str, str | None], replicas: int, brokers: int) -> Ite
 
 
 class DecisionTopic:
-    """`ports.DecisionLog` of one prefix, on one event loop; the caller closes the cluster."""
+    """`ports.DecisionLogPort` of one prefix, on one event loop; the caller closes the cluster."""
 
     def __init__(
         self, cluster: Cluster, options: SinkOptions, limit_ms: int, clock: Clock | None = None
     ) -> None:
         self._cluster, self._options, self._limit_ms = cluster, options, limit_ms
         self._clock = clock or SystemClock()
-        self._at = TopicPartition(options.decisions, 0)
-        self._name = coordinator_id(options.prefix)
+        self._partition = TopicPartition(options.decisions_topic, 0)
+        self._coordinator_id = coordinator_id(options.prefix)
         self._fold = DecisionFold(options.prefix)
-        self._opened = False
+        self._is_checked = False
 
     # ---------------------------------------------------------------------------- reading
 
-    async def read(self) -> Known:
-        if not await self._found():
-            return Known()
+    async def read(self) -> DecisionState:
+        if not await self._check_exists():
+            return DecisionState()
         # KIP-207: ListOffsets fails until a new leader's high watermark has caught up with what its
         # predecessor acknowledged. The high watermark of a Fetch response may still lag behind.
-        asker = self._asker()
-        end = (await topics.list_offsets(asker, {self._at: LATEST}, read_committed=False)).one(self._at)
+        asker = self._new_request_context()
+        end = (await topics.list_offsets(asker, {self._partition: LATEST}, read_committed=False)).one(
+            self._partition
+        )
         end_offset = 0 if end is None else end.offset
         if end_offset < self._fold.next_offset:
             # The topic was recreated or truncated, so what was read before is no longer valid.
             self._fold = DecisionFold(self._options.prefix)
         while self._fold.next_offset < end_offset:
-            await self._cluster.retrying("Fetch", self._at, self._fetch, asker.deadline)
-        return self._fold.known
+            await self._cluster.run_with_retries("Fetch", self._partition, self._fetch, asker.deadline)
+        return self._fold.state
 
     async def _fetch(self) -> None:
-        node = await self._cluster.node_for(self._at)
+        node = await self._cluster.find_leader(self._partition)
         wanted = FetchPartition(
-            partition=self._at.partition,
+            partition=self._partition.partition,
             fetch_offset=self._fold.next_offset,
             partition_max_bytes=_FETCH_BYTES,
         )
@@ -146,90 +161,94 @@ class DecisionTopic:
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=_FETCH_BYTES,
-            topics=(FetchTopic(topic=self._at.topic, partitions=(wanted,)),),
+            topics=(FetchTopic(topic=self._partition.topic, partitions=(wanted,)),),
         )
-        answer = await self._cluster.send(node, request, FetchResponse, max_version=_BY_NAME_FETCH)
+        answer = await self._cluster.send(node, request, FetchResponse, max_version=_FETCH_BY_NAME_VERSION)
         if answer.error_code:
-            raise refused("Fetch", self._at, answer.error_code)
+            raise build_broker_error("Fetch", self._partition, answer.error_code)
         (found,) = (each for topic in answer.responses for each in topic.partitions)
         if found.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and found.log_start_offset > 0:
             self._fold = DecisionFold(self._options.prefix, found.log_start_offset)
             return
         if found.error_code:
-            raise refused("Fetch", self._at, found.error_code)
+            raise build_broker_error("Fetch", self._partition, found.error_code)
         before = self._fold.next_offset
         self._fold.feed(found.records or b"")
         if self._fold.next_offset == before:
-            raise refused("Fetch", self._at, ErrorCode.OFFSET_NOT_AVAILABLE)
+            raise build_broker_error("Fetch", self._partition, ErrorCode.OFFSET_NOT_AVAILABLE)
 
-    async def place(self) -> str | None:
+    async def find_location(self) -> str | None:
         # KIP-516: the topic id, since a recreated topic has the same name and none of the decisions.
-        info = await self._cluster.retrying("Metadata", self._at, self._look, self._asker().deadline)
+        info = await self._cluster.run_with_retries(
+            "Metadata", self._partition, self._describe_topic, self._new_request_context().deadline
+        )
         if info is None:
             return None
         return f"topic {info.name} ({info.id}) of cluster {self._cluster.image.cluster_id}"
 
     async def open(self) -> None:
-        if not await self._found():
-            await self._create(self._asker())
-            await self._found()
+        if not await self._check_exists():
+            await self._create(self._new_request_context())
+            await self._check_exists()
 
-    async def _found(self) -> bool:
+    async def _check_exists(self) -> bool:
         """Return whether the topic exists, and check it once it does. Raises: NoDecisionTopic."""
-        if not self._opened:
-            asker = self._asker()
+        if not self._is_checked:
+            asker = self._new_request_context()
             # Retried: a restarting broker must not end a query.
-            info = await self._cluster.retrying("Metadata", self._at, self._look, asker.deadline)
+            info = await self._cluster.run_with_retries(
+                "Metadata", self._partition, self._describe_topic, asker.deadline
+            )
             if info is not None:
-                await self._check(asker, info)
-                self._opened = True
-        return self._opened
+                await self._check_config(asker, info)
+                self._is_checked = True
+        return self._is_checked
 
-    def _asker(self) -> Asker:
-        return Asker(self._cluster, self._cluster.deadline("max.block.ms", self._limit_ms))
+    def _new_request_context(self) -> AdminCall:
+        return AdminCall(self._cluster, self._cluster.start_deadline("max.block.ms", self._limit_ms))
 
-    async def _look(self) -> TopicInfo | None:
+    async def _describe_topic(self) -> TopicInfo | None:
         try:
-            return await self._cluster.topic(self._at.topic)
+            return await self._cluster.get_topic(self._partition.topic)
         except UnknownTopic:
             return None
 
-    async def _create(self, asker: Asker) -> None:
-        wanted = NewTopic(name=self._at.topic, partitions=1, config=TOPIC_CONFIG)
+    async def _create(self, asker: AdminCall) -> None:
+        wanted = NewTopic(name=self._partition.topic, partitions=1, config=TOPIC_CONFIG)
         answer = await topics.create(asker, (wanted,), validate_only=False)
-        failure = answer.failures.get(self._at.topic)
+        failure = answer.failures.get(self._partition.topic)
         exists = isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TOPIC_ALREADY_EXISTS
         if failure is not None and not exists:
             raise NoDecisionTopic(
-                f"the topic of decisions, {self._at.topic!r}, is missing and cannot be made: "
-                f"{failure.what()}. Nothing was begun. Have it made: {self._command()}"
+                f"the topic of decisions, {self._partition.topic!r}, is missing and cannot be made: "
+                f"{failure.what()}. Nothing was begun. Have it made: {self._create_command()}"
             ) from failure
-        await self._cluster.retrying(
-            "Metadata", self._at, lambda: self._cluster.node_for(self._at), asker.deadline
+        await self._cluster.run_with_retries(
+            "Metadata", self._partition, lambda: self._cluster.find_leader(self._partition), asker.deadline
         )
 
-    def _command(self) -> str:
+    def _create_command(self) -> str:
         settings = " ".join(f"--config {name}={value}" for name, value in TOPIC_CONFIG.items())
-        return f"tallystick topics create {self._at.topic} --partitions 1 {settings}"
+        return f"tallystick topics create {self._partition.topic} --partitions 1 {settings}"
 
-    async def _check(self, asker: Asker, info: TopicInfo) -> None:
+    async def _check_config(self, asker: AdminCall, info: TopicInfo) -> None:
         """Refuse a topic that loses decisions or takes none. Raises: NoDecisionTopic."""
         at = ConfigResource(ResourceType.TOPIC, info.name)
-        answer = await configs.describe(asker, (at,), _LOOKED_AT)
+        answer = await configs.describe(asker, (at,), _CHECKED_CONFIGS)
         if at not in answer.found:
             _log.warning("%s: whether it is compacted cannot be seen: %s", at.name, answer.failures.get(at))
         found = {name: each.value for name, each in answer.found.get(at, {}).items()}
         replicas = len(info.partitions[0].replicas)
-        if (refusal := unfit(info.name, found, replicas)) is not None:
+        if (refusal := find_unusable_config(info.name, found, replicas)) is not None:
             raise refusal
-        for worry in worries(found, replicas, len(self._cluster.image.nodes)):
+        for worry in find_durability_risks(found, replicas, len(self._cluster.image.nodes)):
             _log.warning("the topic of decisions, %r, %s", info.name, worry)
         if len(info.partitions) != 1:
             _log.warning("%s has %d partitions; decisions are in partition 0", at.name, len(info.partitions))
 
     # ---------------------------------------------------------------------------- writing
 
-    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         value = encode_decision(decision)
         if len(value) > DECISION_BYTES_MAX:
             raise TooManyTasks(
@@ -237,94 +256,103 @@ class DecisionTopic:
                 f"{DECISION_BYTES_MAX} fit into a record. Nothing was decided: write fewer partitions, with "
                 "coalesce()"
             )
-        await self._decide(value, held, transaction_version)
-        self._fold.written(value, decision)
+        await self._write_in_transaction(value, held, transaction_version)
+        self._fold.cache_decision(value, decision)
 
-    async def forget(self, held: Identity, transaction_version: int) -> None:
-        await self._decide(None, held, transaction_version)
+    async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
+        await self._write_in_transaction(None, held, transaction_version)
 
     async def note(self, decision: Decision | None) -> None:
         """Do nothing: the decision itself is in the cluster."""
 
-    async def write_note(self, noted: Noted | None) -> None:
+    async def write_note(self, noted: DecisionNote | None) -> None:
         """Write the note of a decision in a database. Raises: the client's errors."""
-        value = None if noted is None else encode_noted(noted)
-        await self._produce(noted_key(self._options.prefix), value, None, _JOINS_BY_ITSELF)
+        value = None if noted is None else encode_decision_note(noted)
+        await self._produce(note_key(self._options.prefix), value, None, _IMPLICIT_ADD_PARTITIONS)
 
     async def mark_done(self, nonce: str) -> None:
         try:
-            await self._produce(done_key(self._options.prefix), nonce.encode(), None, _JOINS_BY_ITSELF)
+            await self._produce(
+                done_key(self._options.prefix), nonce.encode(), None, _IMPLICIT_ADD_PARTITIONS
+            )
         except ClientError as exc:
             _log.info("%s: the note that it is complete was not written: %s", self._options.prefix, exc)
 
-    async def _decide(self, value: bytes | None, held: Identity, transaction_version: int) -> None:
+    async def _write_in_transaction(
+        self, value: bytes | None, held: ProducerIdAndEpoch, transaction_version: int
+    ) -> None:
         """Write one record in a transaction with exactly this producer id and epoch, its only transaction."""
         await self.open()
-        wire = TxnWire(self._cluster, self._name, self._options.coordinator_timeout_ms)
+        wire = TxnRequestSender(self._cluster, self._coordinator_id, self._options.coordinator_timeout_ms)
         try:
             if transaction_version < EPOCH_BUMP_VERSION:
-                await wire.add_partitions(held, (self._at,))
-            highest = _JOINS_BY_ITSELF - (transaction_version < EPOCH_BUMP_VERSION)
+                await wire.add_partitions(held, (self._partition,))
+            highest = _IMPLICIT_ADD_PARTITIONS - (transaction_version < EPOCH_BUMP_VERSION)
             await self._produce(decision_key(self._options.prefix), value, held, highest)
         except Fenced as exc:  # EndTxn was not sent, so nothing is decided
             raise PrefixTaken(self._options.prefix, exc.what()) from exc
-        end = End(client=held, wish=Wish.COMMIT, version=transaction_version)
+        end = DueEndTxn(client=held, decision=TxnDecision.COMMIT, version=transaction_version)
         try:
-            await wire.end(end)
+            await wire.end_txn(end)
         except ClientError as exc:
-            await self._look_up(wire, held, transaction_version, exc)
+            await self._resolve_end_txn(wire, held, transaction_version, exc)
 
-    async def _look_up(
-        self, wire: TxnWire, held: Identity, transaction_version: int, error: ClientError
+    async def _resolve_end_txn(
+        self, wire: TxnRequestSender, held: ProducerIdAndEpoch, transaction_version: int, error: ClientError
     ) -> None:
-        """Return if a failed EndTxn was carried out after all. Raises: see `DecisionLog.append`."""
+        """Return if a failed EndTxn was carried out after all. Raises: see `DecisionLogPort.append`."""
         if error.remedy is Remedy.LOOK_UP:
-            asked = Asked(writer=held, client=held, version=transaction_version)
+            asked = TxnToResolve(writer=held, client=held, version=transaction_version)
             try:
-                verdict = VERDICTS[compare(asked, await wire.describe()), Wish.COMMIT, When.AFTER]
+                verdict = ACTION_BY_FINDING[
+                    classify_outcome(asked, await wire.describe()), TxnDecision.COMMIT, DescriptionTime.AFTER
+                ]
             except ClientError as exc:
-                _log.info("%s: cannot be looked up: %s", self._name, exc)
-                verdict = Verdict.IN_DOUBT
-            if verdict is Verdict.DONE:
+                _log.info("%s: cannot be looked up: %s", self._coordinator_id, exc)
+                verdict = TxnRecoveryAction.IN_DOUBT
+            if verdict is TxnRecoveryAction.DONE:
                 return
-            if verdict is Verdict.CONTRADICTED:
+            if verdict is TxnRecoveryAction.CONTRADICTED:
                 raise DecisionExpired(
-                    f"{self._name}: the decision took longer than "
+                    f"{self._coordinator_id}: the decision took longer than "
                     f"{self._options.coordinator_timeout_ms} ms, or another driver ended it; nothing was "
                     "decided"
                 ) from error
         elif error.effect is Effect.NONE:
             raise error
         raise InDoubt(
-            f"a decision of {self._name} was sent and its outcome could not be learned: {error.what()}; the "
-            "query finds out when it is started again"
+            f"a decision of {self._coordinator_id} was sent and its outcome could not be learned: "
+            f"{error.what()}; the query finds out when it is started again"
         ) from error
 
     async def _produce(
-        self, key: bytes, value: bytes | None, held: Identity | None, max_version: int
+        self, key: bytes, value: bytes | None, held: ProducerIdAndEpoch | None, max_version: int
     ) -> None:
         meta = BatchMeta()
         if held is not None:
             meta = BatchMeta(
-                producer_id=held.producer_id, epoch=held.epoch, base_sequence=0, transactional=True
+                producer_id=held.producer_id,
+                producer_epoch=held.epoch,
+                base_sequence=0,
+                is_transactional=True,
             )
         record = Record(offset=0, timestamp_ms=self._clock.now_ms(), key=key, value=value)
-        data = PartitionProduceData(index=self._at.partition, records=encode_batch([record], meta))
+        data = PartitionProduceData(index=self._partition.partition, records=encode_batch([record], meta))
         request = ProduceRequest(
-            transactional_id=None if held is None else self._name,
+            transactional_id=None if held is None else self._coordinator_id,
             acks=-1,
             timeout_ms=self._cluster.config.request_timeout_ms,
-            topic_data=(TopicProduceData(name=self._at.topic, partition_data=(data,)),),
+            topic_data=(TopicProduceData(name=self._partition.topic, partition_data=(data,)),),
         )
 
         async def attempt() -> None:
-            node = await self._cluster.node_for(self._at)
+            node = await self._cluster.find_leader(self._partition)
             answer = await self._cluster.send(node, request, ProduceResponse, max_version=max_version)
             (found,) = (each for topic in answer.responses for each in topic.partition_responses)
             # As in Kafka's Sender, a duplicate sequence number means that an earlier try was appended.
             if found.error_code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                raise refused("Produce", self._at, found.error_code, found.error_message)
+                raise build_broker_error("Produce", self._partition, found.error_code, found.error_message)
 
         limit_ms = self._options.coordinator_timeout_ms
-        deadline = self._cluster.deadline("the timeout of the coordinator's transaction", limit_ms)
-        await self._cluster.retrying("Produce", self._at, attempt, deadline)
+        deadline = self._cluster.start_deadline("the timeout of the coordinator's transaction", limit_ms)
+        await self._cluster.run_with_retries("Produce", self._partition, attempt, deadline)

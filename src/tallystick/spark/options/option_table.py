@@ -8,11 +8,11 @@ from typing import Final
 
 from tallystick.kernel.value import frozen
 
-PREFIX: Final = "kafka."
+KAFKA_PREFIX: Final = "kafka."
 DECISIONS_TOPIC: Final = "__tallystick_decisions"
 
 
-class Standing(Enum):
+class OptionSupport(Enum):
     """Treatment of an option."""
 
     SUPPORTED = "supported"
@@ -20,19 +20,19 @@ class Standing(Enum):
     REFUSED = "refused"
 
 
-class Side(Enum):
+class ConnectorSide(Enum):
     SOURCE = "source"
     SINK = "sink"
 
 
-class Query(Enum):
+class QueryType(Enum):
     BATCH = "batch"
     STREAM = "streaming"
 
 
-_BOTH: Final = (Query.STREAM, Query.BATCH)
-_SOURCE: Final = (Side.SOURCE,)
-_SINK: Final = (Side.SINK,)
+_BOTH: Final = (QueryType.STREAM, QueryType.BATCH)
+_SOURCE: Final = (ConnectorSide.SOURCE,)
+_SINK: Final = (ConnectorSide.SINK,)
 
 
 @frozen(kw_only=True)
@@ -47,29 +47,29 @@ class Option:
     doc: str
     values: str = ""
     default: str = ""
-    sides: tuple[Side, ...] = _SOURCE
-    queries: tuple[Query, ...] = _BOTH
-    standing: Standing = Standing.SUPPORTED
+    sides: tuple[ConnectorSide, ...] = _SOURCE
+    queries: tuple[QueryType, ...] = _BOTH
+    support: OptionSupport = OptionSupport.SUPPORTED
     ignored_elsewhere: bool = False
 
 
-def _idle(name: str, doc: str, sides: tuple[Side, ...] = _SOURCE) -> Option:
-    return Option(name=name, doc=doc, sides=sides, standing=Standing.NO_EFFECT)
+def _no_effect_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
+    return Option(name=name, doc=doc, sides=sides, support=OptionSupport.NO_EFFECT)
 
 
-def _refused(name: str, doc: str, sides: tuple[Side, ...] = _SOURCE) -> Option:
-    return Option(name=name, doc=doc, sides=sides, standing=Standing.REFUSED)
+def _refused_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
+    return Option(name=name, doc=doc, sides=sides, support=OptionSupport.REFUSED)
 
 
-_TIMES: Final = '`{"topicA":{"0":1000}}`, milliseconds'
-_STREAM: Final = (Query.STREAM,)
-_BATCH: Final = (Query.BATCH,)
+_TIMES_EXAMPLE: Final = '`{"topicA":{"0":1000}}`, milliseconds'
+_STREAM: Final = (QueryType.STREAM,)
+_BATCH: Final = (QueryType.BATCH,)
 
 OPTIONS: Final = (
     Option(
         name="kafka.bootstrap.servers",
         values="`host:port,...`",
-        sides=(Side.SOURCE, Side.SINK),
+        sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         doc="Brokers to ask first. Required.",
     ),
     Option(
@@ -97,7 +97,7 @@ OPTIONS: Final = (
         doc="The first record of this time or later, in all partitions. Goes before "
         "`startingOffsetsByTimestamp`, and that before `startingOffsets`.",
     ),
-    Option(name="startingOffsetsByTimestamp", values=_TIMES, doc="The same for each partition."),
+    Option(name="startingOffsetsByTimestamp", values=_TIMES_EXAMPLE, doc="The same for each partition."),
     Option(
         name="startingOffsetsByTimestampStrategy",
         values="`error`, `latest`",
@@ -119,7 +119,7 @@ OPTIONS: Final = (
     ),
     Option(
         name="endingOffsetsByTimestamp",
-        values=_TIMES,
+        values=_TIMES_EXAMPLE,
         queries=_BATCH,
         doc="The same for each partition.",
     ),
@@ -134,7 +134,7 @@ OPTIONS: Final = (
         name="includeHeaders",
         values="`true`, `false`",
         default="`false`",
-        sides=(Side.SOURCE, Side.SINK),
+        sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         doc="Whether rows have the column `headers`: an array, empty for a record without headers.",
     ),
     Option(
@@ -185,7 +185,7 @@ OPTIONS: Final = (
     Option(
         name="checkpointLocation",
         values="folder",
-        sides=(Side.SOURCE, Side.SINK),
+        sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         queries=_STREAM,
         doc="The query's own, where it is a folder of the driver's host. A source keeps in it where it "
         "began, so that a first batch that is repeated begins there again. Spark tells it to a sink, and "
@@ -204,15 +204,17 @@ OPTIONS: Final = (
         queries=_STREAM,
         doc="The `database` of `foreach_batch`, if that has the decisions.",
     ),
-    _idle("fetchOffset.numRetries", "Tried again until `kafka.default.api.timeout.ms` is over."),
-    _idle("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
-    _idle("groupIdPrefix", "No consumer group is used."),
-    _idle("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
-    _refused("kafka.auto.offset.reset", "say it with startingOffsets and failOnDataLoss"),
-    _refused("kafka.key.deserializer", "keys are bytes; convert them with Spark"),
-    _refused("kafka.value.deserializer", "values are bytes; convert them with Spark"),
-    _refused("kafka.enable.auto.commit", "offsets are in the checkpoint"),
-    _refused("kafka.interceptor.classes", "no Java classes are loaded", (Side.SOURCE, Side.SINK)),
+    _no_effect_option("fetchOffset.numRetries", "Tried again until `kafka.default.api.timeout.ms` is over."),
+    _no_effect_option("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
+    _no_effect_option("groupIdPrefix", "No consumer group is used."),
+    _no_effect_option("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
+    _refused_option("kafka.auto.offset.reset", "say it with startingOffsets and failOnDataLoss"),
+    _refused_option("kafka.key.deserializer", "keys are bytes; convert them with Spark"),
+    _refused_option("kafka.value.deserializer", "values are bytes; convert them with Spark"),
+    _refused_option("kafka.enable.auto.commit", "offsets are in the checkpoint"),
+    _refused_option(
+        "kafka.interceptor.classes", "no Java classes are loaded", (ConnectorSide.SOURCE, ConnectorSide.SINK)
+    ),
     Option(
         name="topic",
         values="name",
@@ -262,15 +264,17 @@ OPTIONS: Final = (
         name="decisions.topic",
         values="name",
         default=f"`{DECISIONS_TOPIC}`",
-        sides=(Side.SOURCE, Side.SINK),
+        sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         doc="Where decisions are kept: one compacted topic for all queries of a cluster, made when missing.",
     ),
-    _refused(
+    _refused_option(
         "asyncProgressTrackingEnabled",
         "batches are decided one by one, and Spark's log must know of one before the next begins",
         _SINK,
     ),
-    _refused("kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK),
-    _refused("kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK),
-    _refused("kafka.partitioner.class", "no Java classes are loaded; give rows a column partition", _SINK),
+    _refused_option("kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK),
+    _refused_option("kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK),
+    _refused_option(
+        "kafka.partitioner.class", "no Java classes are loaded; give rows a column partition", _SINK
+    ),
 )

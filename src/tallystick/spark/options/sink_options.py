@@ -11,22 +11,22 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
-from tallystick.spark.options.option_table import DECISIONS_TOPIC, PREFIX, Query, Side
-from tallystick.spark.options.source_options import common_problems, kafka_settings
+from tallystick.spark.options.option_table import DECISIONS_TOPIC, KAFKA_PREFIX, ConnectorSide, QueryType
+from tallystick.spark.options.source_options import find_common_problems, kafka_client_settings
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
-from tallystick.spark.protocol.transactional_ids import prefix_problems
+from tallystick.spark.protocol.transactional_ids import find_prefix_problems
 
 E = TypeVar("E", bound=Enum)
 
-TIMEOUT_MS: Final = 900_000
+TRANSACTION_TIMEOUT_MS: Final = 900_000
 """Timeout of prepared transactions without two-phase commit: the default of transaction.max.timeout.ms."""
 
 _COORDINATOR_TIMEOUT_MS: Final = 10_000
 # A task sends in bulk, so its batches are larger than those of a service's producer.
 _DEFAULTS: Final = {"batch.size": "262144", "linger.ms": "5"}
 # The sink sets them itself.
-_OWN: Final = (
+_RESERVED: Final = (
     "transactional.id",
     "transaction.two.phase.commit.enable",
     "tallystick.modes",
@@ -54,17 +54,17 @@ class SinkOptions:
     client: Mapping[str, str]
     topic: str | None = None
     modes: tuple[str, ...] = (Mode.TWO_PHASE.value,)
-    on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    on_new_checkpoint: NewCheckpoint = NewCheckpoint.REFUSE
     on_new_prefix: NewPrefix = NewPrefix.REFUSE
     write_id: str | None = None
-    decisions: str = DECISIONS_TOPIC
+    decisions_topic: str = DECISIONS_TOPIC
     checkpoint: str | None = None
 
-    def of_worker(self, transactional_id: str) -> dict[str, str]:
+    def producer_settings_for(self, transactional_id: str) -> dict[str, str]:
         """Return the settings of one attempt's producer, or of the recovery of its transaction."""
         two_phase = Mode.TWO_PHASE.value in self.modes
         endless = self.modes == (Mode.TWO_PHASE.value,)
-        timeout = {} if endless else {"transaction.timeout.ms": str(TIMEOUT_MS)}
+        timeout = {} if endless else {"transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS)}
         return {
             **timeout,
             **self.client,
@@ -74,7 +74,7 @@ class SinkOptions:
         }
 
     @property
-    def of_driver(self) -> dict[str, str]:
+    def driver_client_settings(self) -> dict[str, str]:
         """Settings of the driver's client, without the tasks' transaction timeout: a slow decision fails."""
         return {n: t for n, t in self.client.items() if n != "transaction.timeout.ms"}
 
@@ -84,7 +84,7 @@ class SinkOptions:
         return _COORDINATOR_TIMEOUT_MS
 
 
-def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
+def parse_sink_options(given: Mapping[str, str], query: QueryType) -> SinkOptions:
     """Parse the options of a writer.
 
     Args:
@@ -94,13 +94,15 @@ def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
     texts = {name.lower(): text.strip() for name, text in given.items()}
     # Spark adds these two to what the user gave.
     checkpoint, _ = texts.pop("checkpointlocation", None), texts.pop("queryname", None)
-    problems = list(common_problems(texts, Side.SINK, query))
-    client = {**_DEFAULTS, **kafka_settings(texts)}
+    problems = list(find_common_problems(texts, ConnectorSide.SINK, query))
+    client = {**_DEFAULTS, **kafka_client_settings(texts)}
     problems += [
-        f"{PREFIX}{name}: cannot be set: the sink sets it itself" for name in _OWN if client.pop(name, "")
+        f"{KAFKA_PREFIX}{name}: cannot be set: the sink sets it itself"
+        for name in _RESERVED
+        if client.pop(name, "")
     ]
     prefix = texts.get("transactional.id.prefix", "")
-    problems += prefix_problems(prefix)
+    problems += find_prefix_problems(prefix)
     if len(texts.get("write.id", "").encode()) > WRITE_ID_BYTES_MAX:
         problems.append(f"write.id: longer than {WRITE_ID_BYTES_MAX} bytes")
     options = SinkOptions(
@@ -108,19 +110,19 @@ def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
         client=client,
         topic=texts.get("topic") or None,
         modes=tuple(each.strip() for each in texts.get("tallystick.modes", "2pc").split(",")),
-        on_new=_choice(texts, "onNewCheckpoint", NewCheckpoint.REFUSE, problems),
-        on_new_prefix=_choice(texts, "onNewPrefix", NewPrefix.REFUSE, problems),
+        on_new_checkpoint=_parse_choice(texts, "onNewCheckpoint", NewCheckpoint.REFUSE, problems),
+        on_new_prefix=_parse_choice(texts, "onNewPrefix", NewPrefix.REFUSE, problems),
         write_id=texts.get("write.id") or None,
-        decisions=texts.get("decisions.topic") or DECISIONS_TOPIC,
+        decisions_topic=texts.get("decisions.topic") or DECISIONS_TOPIC,
         checkpoint=checkpoint,
     )
-    problems += _client_problems(options)
+    problems += _find_client_problems(options)
     if problems:
         raise BadConfig("\n".join(problems))
     return options
 
 
-def _choice(texts: Mapping[str, str], name: str, default: E, problems: list[str]) -> E:
+def _parse_choice(texts: Mapping[str, str], name: str, default: E, problems: list[str]) -> E:
     text = texts.get(name.lower(), default.value)
     try:
         return type(default)(text)
@@ -130,10 +132,10 @@ def _choice(texts: Mapping[str, str], name: str, default: E, problems: list[str]
         return default
 
 
-def _client_problems(options: SinkOptions) -> Iterator[str]:
+def _find_client_problems(options: SinkOptions) -> Iterator[str]:
     try:
-        ProducerConfig.parse(options.of_worker("checked"))
+        ProducerConfig.parse(options.producer_settings_for("checked"))
     except BadConfig as exc:
         for line in str(exc).splitlines():
             own = line.startswith("tallystick.")
-            yield line if own else f"{PREFIX}{line}"
+            yield line if own else f"{KAFKA_PREFIX}{line}"

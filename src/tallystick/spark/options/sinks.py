@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 from tallystick.kernel.value import frozen
 
-Write = Literal["append", "upsert"]
-_WRITES: Final = ("append", "upsert")
+WriteMode = Literal["append", "upsert"]
+_WRITE_MODES: Final = ("append", "upsert")
 
 
 @frozen(kw_only=True)
@@ -35,7 +35,7 @@ class ToTable:
 
     table: str
     columns: tuple[tuple[str, str], ...] | None = None
-    write: Write = "append"
+    write: WriteMode = "append"
     keys: tuple[str, ...] = ()
     where: str | None = None
 
@@ -52,7 +52,7 @@ Sink = ToTopic | ToTable
 
 
 @frozen(kw_only=True)
-class Moves:
+class StagedMoves:
     """The staged rows that a decision moves: the attempts that voted, and their row count for each table."""
 
     attempts: tuple[str, ...]
@@ -82,7 +82,7 @@ def to_table(
     table: str,
     *,
     columns: Mapping[str, str] | Sequence[str] | None = None,
-    write: Write = "append",
+    write: WriteMode = "append",
     keys: Sequence[str] = (),
     where: str | None = None,
 ) -> ToTable:
@@ -97,7 +97,9 @@ def to_table(
             with the same keys are refused.
         where: boolean; selects the rows.
     """
-    named = columns if columns is None or isinstance(columns, Mapping) else {c: quoted(c) for c in columns}
+    named = (
+        columns if columns is None or isinstance(columns, Mapping) else {c: quote_column(c) for c in columns}
+    )
     return ToTable(
         table=table,
         columns=None if named is None else tuple(named.items()),
@@ -107,12 +109,12 @@ def to_table(
     )
 
 
-def quoted(column: str) -> str:
+def quote_column(column: str) -> str:
     """Quote a column name of the batch as an expression."""
     return "`" + column.replace("`", "``") + "`"
 
 
-def sink_problems(sinks: Sequence[object], database: str | None) -> Iterator[str]:
+def find_sink_problems(sinks: Sequence[object], database: str | None) -> Iterator[str]:
     """Yield the problems of the sinks that show without a batch or the database."""
     tables = [sink for sink in sinks if isinstance(sink, ToTable)]
     for sink in sinks:
@@ -125,8 +127,8 @@ def sink_problems(sinks: Sequence[object], database: str | None) -> Iterator[str
         yield f"table {name}: written to by two sinks; make it one"
     for sink in tables:
         at = f"table {sink.table}"
-        if sink.write not in _WRITES:
-            yield f"{at}: write is {sink.write!r}, and must be one of {', '.join(_WRITES)}"
+        if sink.write not in _WRITE_MODES:
+            yield f"{at}: write is {sink.write!r}, and must be one of {', '.join(_WRITE_MODES)}"
         elif sink.write == "upsert" and not sink.keys:
             yield f"{at}: keys: required by an upsert"
         elif sink.write == "append" and sink.keys:

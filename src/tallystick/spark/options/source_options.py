@@ -20,14 +20,14 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 from tallystick.spark.options.option_table import (
     DECISIONS_TOPIC,
+    KAFKA_PREFIX,
     OPTIONS,
-    PREFIX,
+    ConnectorSide,
     Option,
-    Query,
-    Side,
-    Standing,
+    OptionSupport,
+    QueryType,
 )
-from tallystick.spark.protocol.transactional_ids import prefix_problems
+from tallystick.spark.protocol.transactional_ids import find_prefix_problems
 
 _READ_COMMITTED: Final = "read_committed"
 
@@ -56,7 +56,7 @@ class Assigned:
     partitions: tuple[TopicPartition, ...]
 
 
-Topics = Subscribed | Matching | Assigned
+ConsumerStrategy = Subscribed | Matching | Assigned
 
 
 # ------------------------------------------------------------------------- where to begin, to end
@@ -90,11 +90,11 @@ class AtTime:
     time_ms: int
 
 
-Place = Edge | AtOffsets | AtTimes | AtTime
+OffsetRangeLimit = Edge | AtOffsets | AtTimes | AtTime
 
 
 @frozen(kw_only=True)
-class Resume:
+class ResumeOptions:
     """The sink whose last decision gives the start offsets.
 
     prefix     the sink's `transactional.id.prefix`
@@ -103,7 +103,7 @@ class Resume:
     """
 
     prefix: str
-    decisions: str = DECISIONS_TOPIC
+    decisions_topic: str = DECISIONS_TOPIC
     database: str | None = None
 
 
@@ -117,9 +117,9 @@ class SourceOptions:
     resume               begin where a sink's last decision ended, if there is one
     """
 
-    topics: Topics
-    starting: Place
-    ending: Place
+    topics: ConsumerStrategy
+    starting: OffsetRangeLimit
+    ending: OffsetRangeLimit
     client: Mapping[str, str]
     latest_if_no_match: bool = False
     include_headers: bool = False
@@ -131,7 +131,7 @@ class SourceOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     checkpoint: str | None = None
-    resume: Resume | None = None
+    resume: ResumeOptions | None = None
 
     @property
     def read_committed(self) -> bool:
@@ -139,7 +139,7 @@ class SourceOptions:
         return self.client["isolation.level"] == _READ_COMMITTED
 
 
-def read_options(given: Mapping[str, str], query: Query | None = None) -> SourceOptions:
+def parse_source_options(given: Mapping[str, str], query: QueryType | None = None) -> SourceOptions:
     """Parse the options of a reader.
 
     Args:
@@ -149,33 +149,37 @@ def read_options(given: Mapping[str, str], query: Query | None = None) -> Source
     Raises: BadConfig with all problems at once.
     """
     texts = {name.lower(): text.strip() for name, text in given.items()}
-    values, problems = _values(texts, query)
-    client = {"isolation.level": _READ_COMMITTED, **kafka_settings(texts)}
-    problems += _client_problems(client)
-    topics = _topics(values, problems)
-    start = _place(values, "starting", Edge.LATEST if query is Query.STREAM else Edge.EARLIEST)
-    end = _place(values, "ending", Edge.LATEST)
-    problems += _crossed(values)
-    resume = _resume(texts, problems)
-    if query is Query.BATCH:
-        problems += _batch_problems(start, end)
+    values, problems = _parse_values(texts, query)
+    client = {"isolation.level": _READ_COMMITTED, **kafka_client_settings(texts)}
+    problems += _find_client_problems(client)
+    topics = _select_topics(values, problems)
+    start = _select_limit(values, "starting", Edge.LATEST if query is QueryType.STREAM else Edge.EARLIEST)
+    end = _select_limit(values, "ending", Edge.LATEST)
+    problems += _find_rate_limit_problems(values)
+    resume = _parse_resume(texts, problems)
+    if query is QueryType.BATCH:
+        problems += _find_batch_problems(start, end)
     if problems or topics is None:
         raise BadConfig("\n".join(problems))
-    named = {field: values[name] for name, field in _FIELDS.items() if name in values}
+    named = {field: values[name] for name, field in _FIELD_NAMES.items() if name in values}
     named["resume"] = resume
     return SourceOptions(topics=topics, starting=start, ending=end, client=client, **named)  # type: ignore[arg-type]
 
 
-def kafka_settings(given: Mapping[str, str]) -> dict[str, str]:
+def kafka_client_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Return the Kafka client settings among the options, except those without effect or refused."""
-    not_taken = {o.name.lower() for o in OPTIONS if o.standing is not Standing.SUPPORTED}
+    not_taken = {o.name.lower() for o in OPTIONS if o.support is not OptionSupport.SUPPORTED}
     texts = {name.lower(): text for name, text in given.items()}
     return {
-        n.removeprefix(PREFIX): t for n, t in texts.items() if n.startswith(PREFIX) and n not in not_taken
+        n.removeprefix(KAFKA_PREFIX): t
+        for n, t in texts.items()
+        if n.startswith(KAFKA_PREFIX) and n not in not_taken
     }
 
 
-def common_problems(texts: Mapping[str, str], side: Side, query: Query | None) -> Iterator[str]:
+def find_common_problems(
+    texts: Mapping[str, str], side: ConnectorSide, query: QueryType | None
+) -> Iterator[str]:
     """Yield a problem for each option that is unknown, refused, or for the other side or kind of query.
 
     Args:
@@ -189,15 +193,15 @@ def common_problems(texts: Mapping[str, str], side: Side, query: Query | None) -
             other = others[name]
             yield f"{other.name}: an option of the {other.sides[0].value}, this is a {side.value}"
         elif option is None:
-            if not name.startswith(PREFIX):
-                yield _unknown(name, known)
-        elif option.standing is Standing.REFUSED:
+            if not name.startswith(KAFKA_PREFIX):
+                yield _unknown_option_problem(name, known)
+        elif option.support is OptionSupport.REFUSED:
             yield f"{option.name}: {text!r} is refused: {option.doc}"
         elif query is not None and query not in option.queries and not option.ignored_elsewhere:
             yield f"{option.name}: only in a {option.queries[0].value} query"
 
 
-def _unknown(name: str, known: Mapping[str, Option]) -> str:
+def _unknown_option_problem(name: str, known: Mapping[str, Option]) -> str:
     near = _lazy.load("difflib").get_close_matches(name, known, n=1, cutoff=0.6)
     return f"{name}: unknown option" + (f"; did you mean {known[near[0]].name}?" if near else "")
 
@@ -205,12 +209,12 @@ def _unknown(name: str, known: Mapping[str, Option]) -> str:
 # -------------------------------------------------------------------------------- reading values
 
 
-def _values(texts: Mapping[str, str], query: Query | None) -> tuple[dict[str, object], list[str]]:
+def _parse_values(texts: Mapping[str, str], query: QueryType | None) -> tuple[dict[str, object], list[str]]:
     """Return the values of the source's own options, and their problems."""
-    problems = list(common_problems(texts, Side.SOURCE, query))
+    problems = list(find_common_problems(texts, ConnectorSide.SOURCE, query))
     values: dict[str, object] = {}
     names = {option.name.lower(): option.name for option in OPTIONS}
-    for name, read in _READERS.items():
+    for name, read in _PARSERS.items():
         if name in texts:
             try:
                 values[name] = read(texts[name])
@@ -219,54 +223,54 @@ def _values(texts: Mapping[str, str], query: Query | None) -> tuple[dict[str, ob
     return values, problems
 
 
-def _client_problems(client: Mapping[str, str]) -> Iterator[str]:
+def _find_client_problems(client: Mapping[str, str]) -> Iterator[str]:
     try:
         ConsumerConfig.parse(client)
     except BadConfig as exc:
-        yield from (f"{PREFIX}{line}" for line in str(exc).splitlines())
+        yield from (f"{KAFKA_PREFIX}{line}" for line in str(exc).splitlines())
 
 
-def _topics(values: Mapping[str, object], problems: list[str]) -> Topics | None:
+def _select_topics(values: Mapping[str, object], problems: list[str]) -> ConsumerStrategy | None:
     given = [name for name in ("assign", "subscribe", "subscribepattern") if name in values]
     if len(given) == 1:
-        return cast(Topics, values[given[0]])
+        return cast(ConsumerStrategy, values[given[0]])
     if given or not any(line.startswith(("assign:", "subscribe")) for line in problems):
         problems.append("assign, subscribe, subscribePattern: one of these must be given, and only one")
     return None
 
 
-def _place(values: Mapping[str, object], side: str, default: Edge) -> Place:
+def _select_limit(values: Mapping[str, object], side: str, default: Edge) -> OffsetRangeLimit:
     """Return the place in Spark's order of preference: one time for all, times, offsets."""
     for name in (f"{side}timestamp", f"{side}offsetsbytimestamp", f"{side}offsets"):
         if name in values:
-            return cast(Place, values[name])
+            return cast(OffsetRangeLimit, values[name])
     return default
 
 
-def _crossed(values: Mapping[str, object]) -> Iterator[str]:
+def _find_rate_limit_problems(values: Mapping[str, object]) -> Iterator[str]:
     least, most = values.get("minoffsetspertrigger"), values.get("maxoffsetspertrigger")
     if isinstance(least, int) and isinstance(most, int) and least > most:
         yield f"minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger {most}"
 
 
-def _resume(texts: Mapping[str, str], problems: list[str]) -> Resume | None:
+def _parse_resume(texts: Mapping[str, str], problems: list[str]) -> ResumeOptions | None:
     prefix = texts.get("resume.from.prefix")
     if not prefix:
         for name in ("resume.from.database", "decisions.topic"):
             if name in texts:
                 problems.append(f"{name}: is for resume.from.prefix, which is not given")
         return None
-    problems += [line.replace("transactional.id", "resume.from", 1) for line in prefix_problems(prefix)]
+    problems += [line.replace("transactional.id", "resume.from", 1) for line in find_prefix_problems(prefix)]
     if "checkpointlocation" not in texts:
         problems.append("resume.from.prefix: checkpointLocation must be given as well, the query's own")
-    return Resume(
+    return ResumeOptions(
         prefix=prefix,
-        decisions=texts.get("decisions.topic") or DECISIONS_TOPIC,
+        decisions_topic=texts.get("decisions.topic") or DECISIONS_TOPIC,
         database=texts.get("resume.from.database"),
     )
 
 
-def _batch_problems(start: Place, end: Place) -> Iterator[str]:
+def _find_batch_problems(start: OffsetRangeLimit, end: OffsetRangeLimit) -> Iterator[str]:
     """Yield the problems of a batch's range: it may not start at latest, end at earliest, or be inverted."""
     if start is Edge.LATEST:
         yield "startingOffsets: a batch cannot start at latest, it would read nothing"
@@ -280,12 +284,12 @@ def _batch_problems(start: Place, end: Place) -> Iterator[str]:
             yield f"endingOffsets: {at} cannot end at earliest (-2)"
     match start, end:
         case AtOffsets(offsets=first), AtOffsets(offsets=last):
-            yield from _compared("Offsets", first, last)
+            yield from _find_range_problems("Offsets", first, last)
         case AtTimes(times_ms=first_ms), AtTimes(times_ms=last_ms):
-            yield from _compared("OffsetsByTimestamp", first_ms, last_ms)
+            yield from _find_range_problems("OffsetsByTimestamp", first_ms, last_ms)
 
 
-def _compared(
+def _find_range_problems(
     suffix: str,
     first: Mapping[TopicPartition, int | Edge],
     last: Mapping[TopicPartition, int | Edge],
@@ -302,13 +306,13 @@ def _compared(
 # ------------------------------------------------------------------------------- forms of values
 
 
-def _boolean(text: str) -> bool:
+def _parse_boolean(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"{text!r} is not true or false")
     return text.lower() == "true"
 
 
-def _number(least: int, most: int) -> Callable[[str], int]:
+def _integer_parser(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not least <= int(text) <= most:
             raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
@@ -317,8 +321,8 @@ def _number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-_COUNT: Final = _number(1, INT64_MAX)
-_TIME: Final = _number(0, INT64_MAX)
+_parse_count: Final = _integer_parser(1, INT64_MAX)
+_parse_timestamp_ms: Final = _integer_parser(0, INT64_MAX)
 
 # Spark's JavaUtils.timeStringAs: a number without a unit is in milliseconds here.
 _UNITS_MS: Final = {
@@ -326,21 +330,21 @@ _UNITS_MS: Final = {
 }  # fmt: skip
 
 
-def _duration_ms(text: str) -> int:
+def _parse_duration_ms(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.lower())
     if match is None or match[2] not in _UNITS_MS:
         raise ValueError(f"{text!r} is not a time such as 100ms, 30s, 15m, 2h, 1d")
     return int(int(match[1]) * _UNITS_MS[match[2]])
 
 
-def _subscribed(text: str) -> Subscribed:
+def _parse_subscribe(text: str) -> Subscribed:
     topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not topics:
         raise ValueError("no topic is named")
     return Subscribed(topics)
 
 
-def _matching(text: str) -> Matching:
+def _parse_pattern(text: str) -> Matching:
     try:
         re.compile(text)
     except re.error as exc:
@@ -350,9 +354,9 @@ def _matching(text: str) -> Matching:
     return Matching(text)
 
 
-def _assigned(text: str) -> Assigned:
+def _parse_assign(text: str) -> Assigned:
     wanted = 'JSON such as {"topicA":[0,1],"topicB":[2]}'
-    found = _json(text, wanted)
+    found = _parse_json_object(text, wanted)
     partitions = []
     for topic, numbers in found.items():
         if not isinstance(numbers, list) or not all(map(_is_partition, numbers)):
@@ -363,9 +367,9 @@ def _assigned(text: str) -> Assigned:
     return Assigned(tuple(sorted(set(partitions))))
 
 
-def _by_partition(text: str, wanted: str, least: int) -> dict[TopicPartition, int]:
+def _parse_by_partition(text: str, wanted: str, least: int) -> dict[TopicPartition, int]:
     offsets = {}
-    for topic, numbers in _json(text, wanted).items():
+    for topic, numbers in _parse_json_object(text, wanted).items():
         if not isinstance(numbers, dict):
             raise ValueError(f"{text!r} is not {wanted}")
         for number, value in numbers.items():
@@ -379,26 +383,26 @@ def _by_partition(text: str, wanted: str, least: int) -> dict[TopicPartition, in
     return offsets
 
 
-def _offsets(text: str) -> Place:
+def _parse_offsets(text: str) -> OffsetRangeLimit:
     """Parse `earliest`, `latest`, or JSON in which -2 and -1 stand for them."""
     if text.lower() in ("earliest", "latest"):
         return Edge[text.upper()]
     wanted = 'earliest, latest, or JSON such as {"topicA":{"0":23,"1":-1}}'
-    found = _by_partition(text, wanted, Edge.EARLIEST.value)
+    found = _parse_by_partition(text, wanted, Edge.EARLIEST.value)
     return AtOffsets({at: Edge(offset) if offset < 0 else offset for at, offset in found.items()})
 
 
-def _times(text: str) -> Place:
-    return AtTimes(_by_partition(text, 'JSON such as {"topicA":{"0":1000}}, in milliseconds', 0))
+def _parse_timestamps(text: str) -> OffsetRangeLimit:
+    return AtTimes(_parse_by_partition(text, 'JSON such as {"topicA":{"0":1000}}, in milliseconds', 0))
 
 
-def _strategy(text: str) -> bool:
+def _parse_strategy(text: str) -> bool:
     if text.lower() not in ("error", "latest"):
         raise ValueError(f"{text!r} is not error or latest")
     return text.lower() == "latest"
 
 
-def _json(text: str, wanted: str) -> dict[str, object]:
+def _parse_json_object(text: str, wanted: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except ValueError as exc:
@@ -412,29 +416,29 @@ def _is_partition(number: object) -> bool:
     return type(number) is int and 0 <= number <= INT32_MAX
 
 
-_READERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "assign": _assigned,
-    "subscribe": _subscribed,
-    "subscribepattern": _matching,
-    "startingtimestamp": lambda text: AtTime(_TIME(text)),
-    "startingoffsetsbytimestamp": _times,
-    "startingoffsets": _offsets,
-    "startingoffsetsbytimestampstrategy": _strategy,
-    "endingtimestamp": lambda text: AtTime(_TIME(text)),
-    "endingoffsetsbytimestamp": _times,
-    "endingoffsets": _offsets,
-    "failondataloss": _boolean,
-    "includeheaders": _boolean,
-    "kafkaconsumer.polltimeoutms": _number(1, INT32_MAX),
-    "maxoffsetspertrigger": _COUNT,
-    "minoffsetspertrigger": _COUNT,
-    "maxtriggerdelay": _duration_ms,
-    "minpartitions": _number(1, INT32_MAX),
-    "maxrecordsperpartition": _COUNT,
+_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "assign": _parse_assign,
+    "subscribe": _parse_subscribe,
+    "subscribepattern": _parse_pattern,
+    "startingtimestamp": lambda text: AtTime(_parse_timestamp_ms(text)),
+    "startingoffsetsbytimestamp": _parse_timestamps,
+    "startingoffsets": _parse_offsets,
+    "startingoffsetsbytimestampstrategy": _parse_strategy,
+    "endingtimestamp": lambda text: AtTime(_parse_timestamp_ms(text)),
+    "endingoffsetsbytimestamp": _parse_timestamps,
+    "endingoffsets": _parse_offsets,
+    "failondataloss": _parse_boolean,
+    "includeheaders": _parse_boolean,
+    "kafkaconsumer.polltimeoutms": _integer_parser(1, INT32_MAX),
+    "maxoffsetspertrigger": _parse_count,
+    "minoffsetspertrigger": _parse_count,
+    "maxtriggerdelay": _parse_duration_ms,
+    "minpartitions": _integer_parser(1, INT32_MAX),
+    "maxrecordsperpartition": _parse_count,
     "checkpointlocation": str,
 }
 
-_FIELDS: Final = {
+_FIELD_NAMES: Final = {
     "startingoffsetsbytimestampstrategy": "latest_if_no_match",
     "failondataloss": "fail_on_data_loss",
     "includeheaders": "include_headers",

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
-from tallystick.kernel.ids import INT16_MAX, INT64_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT16_MAX, INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import frozen
 from tallystick.spark.protocol.errors import BadCommittable
 
@@ -27,25 +27,25 @@ WRITES_MAX: Final = 1000
 WRITE_ID_BYTES_MAX: Final = 200
 """Low enough that all names fit into a decision."""
 
-_MASK: Final = 2**64 - 1
+_UINT64_MASK: Final = 2**64 - 1
 
 
 @frozen
-class Tally:
+class RowChecksum:
     """A row count, and a checksum independent of row order: the sum of the rows' checksums modulo 2^64."""
 
     rows: int = 0
     checksum: int = 0
 
-    def plus(self, other: "Tally") -> "Tally":
-        return Tally(self.rows + other.rows, (self.checksum + other.checksum) & _MASK)
+    def combine(self, other: "RowChecksum") -> "RowChecksum":
+        return RowChecksum(self.rows + other.rows, (self.checksum + other.checksum) & _UINT64_MASK)
 
     def __str__(self) -> str:
         return f"{self.rows} rows with checksum {self.checksum:016x}"
 
 
 @frozen
-class Batch:
+class MicroBatch:
     """A micro-batch of a streaming query."""
 
     query_id: str
@@ -56,7 +56,7 @@ class Batch:
 
 
 @frozen
-class Write:
+class BatchWrite:
     """A batch write, by its `write.id`; a write without a name has an empty one and is never a repetition."""
 
     write_id: str
@@ -65,11 +65,11 @@ class Write:
         return f"write {self.write_id!r}"
 
 
-Job = Batch | Write
+Job = MicroBatch | BatchWrite
 
 
 @frozen(kw_only=True)
-class Decided:
+class DecisionSummary:
     """The part of the last decision that a task needs."""
 
     nonce: str
@@ -90,9 +90,9 @@ class Lease:
     """
 
     nonce: str
-    coordinator: Identity
+    coordinator: ProducerIdAndEpoch
     transaction_version: int
-    decided: Decided | None = None
+    decided: DecisionSummary | None = None
     repeats: bool = False
     began_ms: int = 0
 
@@ -102,7 +102,7 @@ class Participant:
     """One prepared transaction: its transactional id, and the producer id and epoch that wrote it."""
 
     transactional_id: str
-    identity: Identity
+    identity: ProducerIdAndEpoch
 
 
 @frozen(kw_only=True)
@@ -117,34 +117,34 @@ class Vote:
     """
 
     nonce: str
-    coordinator: Identity
+    coordinator: ProducerIdAndEpoch
     transaction_version: int
     job: Job
-    tallies: tuple[Tally, ...]
+    tallies: tuple[RowChecksum, ...]
     participant: Participant | None = None
     skipped: bool = False
     mode: str = ""
     began_ms: int = 0
 
 
-def no_vote(lease: Lease) -> Vote:
+def empty_vote(lease: Lease) -> Vote:
     """Return a vote for the abort of a batch whose tasks have not voted: it carries the lease."""
     return Vote(
         nonce=lease.nonce,
         coordinator=lease.coordinator,
         transaction_version=lease.transaction_version,
-        job=Write(""),
+        job=BatchWrite(""),
         tallies=(),
         began_ms=lease.began_ms,
     )
 
 
 @frozen
-class Written:
+class JobChecksums:
     """The record of a decided job: the batch's number or the write's name, and a tally for each sink."""
 
     name: int | str
-    tallies: tuple[Tally, ...]
+    tallies: tuple[RowChecksum, ...]
 
 
 @frozen(kw_only=True)
@@ -165,8 +165,8 @@ class Decision:
     transaction_version: int
     decided_ms: int
     query_id: str | None = None
-    batches: tuple[Written, ...] = ()
-    writes: tuple[Written, ...] = ()
+    batches: tuple[JobChecksums, ...] = ()
+    writes: tuple[JobChecksums, ...] = ()
     mode: str = ""
     offsets: str | None = None
     number: int = 0
@@ -177,8 +177,8 @@ class Decision:
         return int(self.batches[-1].name) if self.batches else None
 
     @property
-    def summary(self) -> Decided:
-        return Decided(nonce=self.nonce, query_id=self.query_id, batch_id=self.batch_id)
+    def summary(self) -> DecisionSummary:
+        return DecisionSummary(nonce=self.nonce, query_id=self.query_id, batch_id=self.batch_id)
 
     def __str__(self) -> str:
         last = f"batch {self.batch_id} of query {self.query_id}" if self.batches else "no batch of a query"
@@ -186,7 +186,7 @@ class Decision:
 
 
 @frozen(kw_only=True)
-class Noted:
+class DecisionNote:
     """The cluster's note of a decision that is kept in a database, which reveals that a database lost it.
 
     number   the decision's number
@@ -204,10 +204,10 @@ class Noted:
 
 def encode_lease(lease: Lease) -> bytes:
     d = lease.decided
-    return _bytes(
+    return _encode(
         kind="lease",
         nonce=lease.nonce,
-        coordinator=_pair_out(lease.coordinator),
+        coordinator=_identity_to_json(lease.coordinator),
         tv=lease.transaction_version,
         decided=None if d is None else [d.nonce, d.query_id, d.batch_id],
         repeats=lease.repeats,
@@ -219,29 +219,33 @@ def decode_lease(data: bytes) -> Lease:
     def build(found: Json) -> Lease:
         decided = None
         if found["decided"] is not None:
-            nonce, query_id, batch_id = _list(found["decided"])
-            decided = Decided(nonce=_str(nonce), query_id=_maybe_str(query_id), batch_id=_maybe_int(batch_id))
+            nonce, query_id, batch_id = _expect_list(found["decided"])
+            decided = DecisionSummary(
+                nonce=_expect_str(nonce),
+                query_id=_expect_optional_str(query_id),
+                batch_id=_expect_optional_int(batch_id),
+            )
         return Lease(
-            nonce=_str(found["nonce"]),
-            coordinator=_pair_in(found["coordinator"]),
-            transaction_version=_int(found["tv"]),
+            nonce=_expect_str(found["nonce"]),
+            coordinator=_identity_from_json(found["coordinator"]),
+            transaction_version=_expect_int(found["tv"]),
             decided=decided,
-            repeats=_bool(found["repeats"]),
-            began_ms=_int(found.get("began_ms", 0)),
+            repeats=_expect_bool(found["repeats"]),
+            began_ms=_expect_int(found.get("began_ms", 0)),
         )
 
-    return _read(data, "lease", build)
+    return _decode(data, "lease", build)
 
 
 def encode_vote(vote: Vote) -> bytes:
-    return _bytes(
+    return _encode(
         kind="vote",
         nonce=vote.nonce,
-        coordinator=_pair_out(vote.coordinator),
+        coordinator=_identity_to_json(vote.coordinator),
         tv=vote.transaction_version,
-        job=_job_out(vote.job),
-        tallies=_tallies_out(vote.tallies),
-        txn=None if vote.participant is None else _participant_out(vote.participant),
+        job=_job_to_json(vote.job),
+        tallies=_checksums_to_json(vote.tallies),
+        txn=None if vote.participant is None else _participant_to_json(vote.participant),
         skipped=vote.skipped,
         mode=vote.mode,
         began_ms=vote.began_ms,
@@ -249,33 +253,33 @@ def encode_vote(vote: Vote) -> bytes:
 
 
 def decode_vote(data: bytes) -> Vote:
-    return _read(
+    return _decode(
         data,
         "vote",
         lambda found: Vote(
-            nonce=_str(found["nonce"]),
-            coordinator=_pair_in(found["coordinator"]),
-            transaction_version=_int(found["tv"]),
-            job=_job_in(found["job"]),
-            tallies=_tallies_in(found["tallies"]),
-            participant=None if found["txn"] is None else _participant_in(found["txn"]),
-            skipped=_bool(found["skipped"]),
-            mode=_str(found["mode"]),
-            began_ms=_int(found.get("began_ms", 0)),
+            nonce=_expect_str(found["nonce"]),
+            coordinator=_identity_from_json(found["coordinator"]),
+            transaction_version=_expect_int(found["tv"]),
+            job=_job_from_json(found["job"]),
+            tallies=_checksums_from_json(found["tallies"]),
+            participant=None if found["txn"] is None else _participant_from_json(found["txn"]),
+            skipped=_expect_bool(found["skipped"]),
+            mode=_expect_str(found["mode"]),
+            began_ms=_expect_int(found.get("began_ms", 0)),
         ),
     )
 
 
 def encode_decision(decision: Decision) -> bytes:
-    return _bytes(
+    return _encode(
         kind="decision",
         nonce=decision.nonce,
-        txns=[_participant_out(each) for each in decision.participants],
+        txns=[_participant_to_json(each) for each in decision.participants],
         tv=decision.transaction_version,
         decided_ms=decision.decided_ms,
         query=decision.query_id,
-        batches=[_written_out(each) for each in decision.batches],
-        writes=[_written_out(each) for each in decision.writes],
+        batches=[_job_checksums_to_json(each) for each in decision.batches],
+        writes=[_job_checksums_to_json(each) for each in decision.writes],
         mode=decision.mode,
         offsets=decision.offsets,
         number=decision.number,
@@ -283,43 +287,49 @@ def encode_decision(decision: Decision) -> bytes:
 
 
 def decode_decision(data: bytes) -> Decision:
-    return _read(
+    return _decode(
         data,
         "decision",
         lambda found: Decision(
-            nonce=_str(found["nonce"]),
-            participants=tuple(_participant_in(each) for each in _list(found["txns"])),
-            transaction_version=_int(found["tv"]),
-            decided_ms=_int(found["decided_ms"]),
-            query_id=_maybe_str(found["query"]),
-            batches=tuple(_written_in(each, _int) for each in _list(found["batches"])),
-            writes=tuple(_written_in(each, _str) for each in _list(found["writes"])),
-            mode=_str(found["mode"]),
-            offsets=_maybe_str(found["offsets"]),
-            number=_int(found.get("number", 0)),
+            nonce=_expect_str(found["nonce"]),
+            participants=tuple(_participant_from_json(each) for each in _expect_list(found["txns"])),
+            transaction_version=_expect_int(found["tv"]),
+            decided_ms=_expect_int(found["decided_ms"]),
+            query_id=_expect_optional_str(found["query"]),
+            batches=tuple(
+                _job_checksums_from_json(each, _expect_int) for each in _expect_list(found["batches"])
+            ),
+            writes=tuple(
+                _job_checksums_from_json(each, _expect_str) for each in _expect_list(found["writes"])
+            ),
+            mode=_expect_str(found["mode"]),
+            offsets=_expect_optional_str(found["offsets"]),
+            number=_expect_int(found.get("number", 0)),
         ),
     )
 
 
-def encode_noted(noted: Noted) -> bytes:
-    return _bytes(kind="noted", number=noted.number, what=noted.what, offsets=noted.offsets)
+def encode_decision_note(noted: DecisionNote) -> bytes:
+    return _encode(kind="noted", number=noted.number, what=noted.what, offsets=noted.offsets)
 
 
-def decode_noted(data: bytes) -> Noted:
-    return _read(
+def decode_decision_note(data: bytes) -> DecisionNote:
+    return _decode(
         data,
         "noted",
-        lambda found: Noted(
-            number=_int(found["number"]), what=_str(found["what"]), offsets=_maybe_str(found["offsets"])
+        lambda found: DecisionNote(
+            number=_expect_int(found["number"]),
+            what=_expect_str(found["what"]),
+            offsets=_expect_optional_str(found["offsets"]),
         ),
     )
 
 
-def _bytes(**contents: object) -> bytes:
+def _encode(**contents: object) -> bytes:
     return json.dumps({"v": VERSION, **contents}, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _read(data: bytes, kind: str, build: Callable[[Json], T]) -> T:
+def _decode(data: bytes, kind: str, build: Callable[[Json], T]) -> T:
     """Parse a message of this kind. Raises: BadCommittable for any other bytes, kind or version."""
     try:
         found = json.loads(data)
@@ -335,86 +345,89 @@ def _read(data: bytes, kind: str, build: Callable[[Json], T]) -> T:
         raise BadCommittable(f"{data[:60]!r} is no {kind}: {type(exc).__name__} {exc}") from exc
 
 
-def _pair_out(pair: Identity) -> list[int]:
+def _identity_to_json(pair: ProducerIdAndEpoch) -> list[int]:
     return [pair.producer_id, pair.epoch]
 
 
-def _pair_in(found: object) -> Identity:
-    producer_id, epoch = _list(found)
-    return Identity(ProducerId(_int(producer_id, most=INT64_MAX)), ProducerEpoch(_int(epoch, most=INT16_MAX)))
+def _identity_from_json(found: object) -> ProducerIdAndEpoch:
+    producer_id, epoch = _expect_list(found)
+    return ProducerIdAndEpoch(
+        ProducerId(_expect_int(producer_id, most=INT64_MAX)),
+        ProducerEpoch(_expect_int(epoch, most=INT16_MAX)),
+    )
 
 
-def _participant_out(one: Participant) -> list[object]:
-    return [one.transactional_id, *_pair_out(one.identity)]
+def _participant_to_json(one: Participant) -> list[object]:
+    return [one.transactional_id, *_identity_to_json(one.identity)]
 
 
-def _participant_in(found: object) -> Participant:
-    transactional_id, *pair = _list(found)
-    return Participant(transactional_id=_str(transactional_id), identity=_pair_in(pair))
+def _participant_from_json(found: object) -> Participant:
+    transactional_id, *pair = _expect_list(found)
+    return Participant(transactional_id=_expect_str(transactional_id), identity=_identity_from_json(pair))
 
 
-def _job_out(job: Job) -> list[object]:
-    return [job.query_id, job.batch_id] if isinstance(job, Batch) else [job.write_id]
+def _job_to_json(job: Job) -> list[object]:
+    return [job.query_id, job.batch_id] if isinstance(job, MicroBatch) else [job.write_id]
 
 
-def _job_in(found: object) -> Job:
-    name, *number = _list(found)
+def _job_from_json(found: object) -> Job:
+    name, *number = _expect_list(found)
     if not number:
-        return Write(_str(name))
+        return BatchWrite(_expect_str(name))
     (batch_id,) = number
-    return Batch(_str(name), _int(batch_id))
+    return MicroBatch(_expect_str(name), _expect_int(batch_id))
 
 
-def _tallies_out(tallies: Iterable[Tally]) -> list[object]:
+def _checksums_to_json(tallies: Iterable[RowChecksum]) -> list[object]:
     # As a string: not every JSON parser has 64-bit integers.
     return [[each.rows, f"{each.checksum:016x}"] for each in tallies]
 
 
-def _tallies_in(found: object) -> tuple[Tally, ...]:
-    return tuple([_tally_in(each) for each in _list(found)])
+def _checksums_from_json(found: object) -> tuple[RowChecksum, ...]:
+    return tuple([_checksum_from_json(each) for each in _expect_list(found)])
 
 
-def _tally_in(found: object) -> Tally:
-    rows, checksum = _list(found)
-    return Tally(_int(rows), int(_str(checksum), 16))
+def _checksum_from_json(found: object) -> RowChecksum:
+    rows, checksum = _expect_list(found)
+    return RowChecksum(_expect_int(rows), int(_expect_str(checksum), 16))
 
 
-def _written_out(written: Written) -> list[object]:
-    return [written.name, *_tallies_out(written.tallies)]
+def _job_checksums_to_json(written: JobChecksums) -> list[object]:
+    return [written.name, *_checksums_to_json(written.tallies)]
 
 
-def _written_in(found: object, name_of: Callable[[object], int | str]) -> Written:
-    name, *tallies = _list(found)
-    return Written(name_of(name), _tallies_in(tallies))
+def _job_checksums_from_json(found: object, name_of: Callable[[object], int | str]) -> JobChecksums:
+    name, *tallies = _expect_list(found)
+    return JobChecksums(name_of(name), _checksums_from_json(tallies))
 
 
-def _list(found: object) -> list[object]:
+def _expect_list(found: object) -> list[object]:
     if not isinstance(found, list):
         raise TypeError(f"{found!r} is no list")
     return found
 
 
-def _str(found: object) -> str:
+def _expect_str(found: object) -> str:
     if not isinstance(found, str):
         raise TypeError(f"{found!r} is no text")
     return found
 
 
-def _int(found: object, most: int = INT64_MAX) -> int:
+def _expect_int(found: object, most: int = INT64_MAX) -> int:
     if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
         raise TypeError(f"{found!r} is no number up to {most}")
     return found
 
 
-def _bool(found: object) -> bool:
+def _expect_bool(found: object) -> bool:
     if not isinstance(found, bool):
         raise TypeError(f"{found!r} is neither true nor false")
     return found
 
 
-def _maybe_str(found: object) -> str | None:
-    return None if found is None else _str(found)
+def _expect_optional_str(found: object) -> str | None:
+    return None if found is None else _expect_str(found)
 
 
-def _maybe_int(found: object) -> int | None:
-    return None if found is None else _int(found)
+def _expect_optional_int(found: object) -> int | None:
+    return None if found is None else _expect_int(found)

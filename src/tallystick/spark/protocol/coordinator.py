@@ -15,29 +15,29 @@ from secrets import token_hex
 from typing import Final, TypeVar
 
 from tallystick.client.errors import ClientError, Fenced
-from tallystick.client.transactions.modes import Wish
+from tallystick.client.transactions.modes import TxnDecision
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import frozen
-from tallystick.spark.protocol.committable import Decision, Lease, Noted, Participant, Vote
+from tallystick.spark.protocol.committable import Decision, DecisionNote, Lease, Participant, Vote
 from tallystick.spark.protocol.decide import (
-    Ballot,
-    Beginning,
-    Fate,
-    broken,
-    count,
-    fate,
+    ParticipantOutcome,
+    QueryStart,
+    VoteSummary,
+    build_decision,
+    filter_worker_ids,
+    find_expired_votes,
+    find_incomplete_decision,
+    find_lost_decisions,
     is_open,
-    lost,
-    next_decision,
-    orphans,
-    replayed,
-    resumed,
-    unsound,
+    refuse_changed_replay,
+    resolve_outcome,
+    resume_decision,
+    summarize_votes,
 )
 from tallystick.spark.protocol.errors import PrefixTaken, SinkError
-from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -47,7 +47,7 @@ NONCE_BYTES: Final = 8
 
 
 @frozen(kw_only=True)
-class Standing:
+class PrefixStatus:
     """The transactions and the last decision of a prefix.
 
     fates      of the last decision's transactions, unless all are known to be committed
@@ -56,24 +56,28 @@ class Standing:
     """
 
     decision: Decision | None
-    fates: Mapping[str, Fate]
-    undecided: tuple[str, ...]
-    noted: Noted | None = None
+    outcomes: Mapping[str, ParticipantOutcome]
+    undecided_ids: tuple[str, ...]
+    note: DecisionNote | None = None
 
     @property
-    def lost(self) -> tuple[str, ...]:
+    def lost_ids(self) -> tuple[str, ...]:
         """Transactions that were decided and can no longer be committed."""
-        return tuple(name for name, found in self.fates.items() if found in (Fate.ABORTED, Fate.UNKNOWN))
+        return tuple(
+            name
+            for name, found in self.outcomes.items()
+            if found in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
+        )
 
 
-class Coordinator:
+class SinkCoordinator:
     """The two-phase commit coordinator of one prefix."""
 
     def __init__(
         self,
         prefix: str,
-        participants: Participants,
-        decisions: DecisionLog,
+        participants: ParticipantsPort,
+        decisions: DecisionLogPort,
         *,
         clock: Clock | None = None,
         nonces: Callable[[], str] | None = None,
@@ -81,10 +85,10 @@ class Coordinator:
         self.prefix = prefix
         self._participants, self._decisions = participants, decisions
         self._clock = clock or SystemClock()
-        self._nonce = nonces or (lambda: token_hex(NONCE_BYTES))
+        self._new_nonce = nonces or (lambda: token_hex(NONCE_BYTES))
 
     async def begin(
-        self, write_id: str | None = None, resuming: Beginning | None = None, *, adopting: bool = False
+        self, write_id: str | None = None, resuming: QueryStart | None = None, *, adopting: bool = False
     ) -> Lease:
         """Claim the prefix, complete the last decision, abort everything else, and return a batch's lease.
 
@@ -98,17 +102,17 @@ class Coordinator:
         await self._decisions.open()
         held, transaction_version = await self._participants.claim()
         known = await self._decisions.read()
-        if (refusal := lost(self.prefix, known)) is not None:
+        if (refusal := find_lost_decisions(self.prefix, known)) is not None:
             if not adopting:
                 raise refusal
             await self._decisions.note(known.decision)
         if known.decision is not None and not known.done:
             await self._roll_forward(known.decision)
-        await self._sweep(held, transaction_version)
+        await self._abort_undecided(held, transaction_version)
         last = known.decision
-        decided = _or_raise(resumed(last, resuming))
+        decided = _raise_if_error(resume_decision(last, resuming))
         return Lease(
-            nonce=self._nonce(),
+            nonce=self._new_nonce(),
             coordinator=held,
             transaction_version=transaction_version,
             decided=decided,
@@ -124,21 +128,21 @@ class Coordinator:
         Raises: SinkErrors, PrefixTaken, InDoubt, or the client's errors. The caller may call `abort` after
             any of them.
         """
-        ballot = _or_raise(count(votes))
+        ballot = _raise_if_error(summarize_votes(votes))
         last = (await self._decisions.read()).decision
         if ballot.skipped:
-            if (refusal := replayed(last, ballot)) is not None:
+            if (refusal := refuse_changed_replay(last, ballot)) is not None:
                 raise refusal
             return None
-        decision = _or_raise(next_decision(self.prefix, last, ballot, self._clock.now_ms(), offsets))
+        decision = _raise_if_error(build_decision(self.prefix, last, ballot, self._clock.now_ms(), offsets))
         shown = await self._participants.describe(each.transactional_id for each in ballot.participants)
-        refusal = unsound(ballot.participants, shown, self._clock.now_ms(), ballot.began_ms)
+        refusal = find_expired_votes(ballot.participants, shown, self._clock.now_ms(), ballot.began_ms)
         if refusal is not None:
             raise refusal
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
         # Decided. From here on the transactions are only ever committed [SPK-21].
         await self._complete(decision, decision.participants)
-        await self._tidy(ballot)
+        await self._abort_stray_attempts(ballot)
         return decision
 
     async def abort(self, votes: Iterable[Vote | None]) -> None:
@@ -149,8 +153,8 @@ class Coordinator:
         with the votes' own producer id and epoch: that settles a decision in flight, and fails if a newer
         driver has the prefix, which is then left alone.
         """
-        ballot = count(votes)
-        if not isinstance(ballot, Ballot):
+        ballot = summarize_votes(votes)
+        if not isinstance(ballot, VoteSummary):
             return
         held = await self._participants.reclaim(ballot.coordinator)
         if held is None:
@@ -160,45 +164,49 @@ class Coordinator:
         if last is not None and last.nonce == ballot.nonce:
             await self._complete(last, last.participants)
             return
-        opened = await self._opened()  # including those of tasks that have not voted
-        if opened and await self._participants.holds(held):
-            await self._drop(opened, ballot.transaction_version)
+        opened = await self._find_undecided()  # including those of tasks that have not voted
+        if opened and await self._participants.owns_prefix(held):
+            await self._abort_all(opened, ballot.transaction_version)
 
-    async def inspect(self) -> Standing:
+    async def inspect(self) -> PrefixStatus:
         """Return the state of the prefix. Changes nothing, and does not see a decision that is in flight."""
         known = await self._decisions.read()
-        fates: Mapping[str, Fate] = {}
+        fates: Mapping[str, ParticipantOutcome] = {}
         if known.decision is not None and not known.done:
-            fates = await self._fates(known.decision)
-        opened = orphans(self.prefix, await self._participants.open_ids())
-        return Standing(
+            fates = await self._resolve_outcomes(known.decision)
+        opened = filter_worker_ids(self.prefix, await self._participants.list_open_ids())
+        return PrefixStatus(
             decision=known.decision,
-            fates=fates,
-            undecided=tuple(name for name in opened if name not in fates),
-            noted=known.noted,
+            outcomes=fates,
+            undecided_ids=tuple(name for name in opened if name not in fates),
+            note=known.note,
         )
 
-    async def retire(self) -> Standing:
+    async def retire(self) -> PrefixStatus:
         """Commit decided transactions where possible, abort the others, and give the prefix up.
 
-        Returns: the state before any change; its `fates` tell which transactions are lost for good.
+        Returns: the state before any change; its `outcomes` tell which transactions are lost for good.
         """
         held, transaction_version = await self._participants.claim()
         found = await self.inspect()
         if found.decision is not None:
             decided = found.decision
-            left = [p for p in decided.participants if found.fates.get(p.transactional_id) is Fate.OPEN]
-            failures = await self._end(left, decided.transaction_version, Wish.COMMIT)
-            for each in await self._still_open(left) if failures else ():
-                raise _why_open(each, failures)
-        await self._sweep(held, transaction_version)
-        if found.decision is not None or found.noted is not None:
+            left = [
+                p
+                for p in decided.participants
+                if found.outcomes.get(p.transactional_id) is ParticipantOutcome.OPEN
+            ]
+            failures = await self._end_all(left, decided.transaction_version, TxnDecision.COMMIT)
+            for each in await self._filter_open(left) if failures else ():
+                raise _still_open_error(each, failures)
+        await self._abort_undecided(held, transaction_version)
+        if found.decision is not None or found.note is not None:
             await self._decisions.forget(held, transaction_version)
         return found
 
     async def _roll_forward(self, decision: Decision) -> None:
         """Complete the last decision, no matter which driver made it, and record that."""
-        left = await self._left(decision) if decision.participants else []
+        left = await self._find_prepared(decision) if decision.participants else []
         if left:
             _log.warning("%s: completing %d transactions of %s", self.prefix, len(left), decision)
         await self._complete(decision, left)
@@ -206,106 +214,113 @@ class Coordinator:
     async def _complete(self, decision: Decision, left: Collection[Participant]) -> None:
         """Commit the transactions of a decision that may be open, and record that all are committed."""
         await self._decisions.note(decision)
-        failures = await self._end(left, decision.transaction_version, Wish.COMMIT)
+        failures = await self._end_all(left, decision.transaction_version, TxnDecision.COMMIT)
         # Transactions that could not be ended may have been committed before.
-        for each in await self._left(decision) if failures else ():
-            raise _why_open(each, failures)
+        for each in await self._find_prepared(decision) if failures else ():
+            raise _still_open_error(each, failures)
         await self._decisions.mark_done(decision.nonce)
 
-    async def _left(self, decision: Decision) -> list[Participant]:
+    async def _find_prepared(self, decision: Decision) -> list[Participant]:
         """Return the participants whose transactions are still prepared.
 
         Raises: DecisionBroken if any can no longer be committed. PrefixTaken if a newer driver has completed
             this decision and continued from it: its batches reuse the ids.
         """
-        fates = await self._fates(decision)
-        if (report := broken(self.prefix, decision, fates)) is not None:
+        fates = await self._resolve_outcomes(decision)
+        if (report := find_incomplete_decision(self.prefix, decision, fates)) is not None:
             last = (await self._decisions.read()).decision
             if last is None or last.nonce != decision.nonce:
                 raise PrefixTaken(self.prefix, f"it has completed {decision} and gone on")
             raise report
-        return [each for each in decision.participants if fates[each.transactional_id] is Fate.OPEN]
+        return [
+            each for each in decision.participants if fates[each.transactional_id] is ParticipantOutcome.OPEN
+        ]
 
-    async def _fates(self, decision: Decision) -> Mapping[str, Fate]:
+    async def _resolve_outcomes(self, decision: Decision) -> Mapping[str, ParticipantOutcome]:
         named = {each.transactional_id: each for each in decision.participants}
         shown = await self._participants.describe(named)
-        return {name: fate(each, decision.transaction_version, shown[name]) for name, each in named.items()}
+        return {
+            name: resolve_outcome(each, decision.transaction_version, shown[name])
+            for name, each in named.items()
+        }
 
-    async def _tidy(self, ballot: Ballot) -> None:
+    async def _abort_stray_attempts(self, ballot: VoteSummary) -> None:
         """Abort the transactions of attempts that were killed before they voted, or not needed [SPK-26].
 
         The next begin would do so, but there may be none: a batch write has no next one, and a query that
         reads what it writes begins no batch, because the open transaction hides all newer records from it.
         """
         try:
-            opened = await self._opened()
+            opened = await self._find_undecided()
             # This replaces the epoch that the votes have: late attempts notice. It fences no newer driver.
             if opened and await self._participants.reclaim(ballot.coordinator) is not None:
-                await self._drop(opened, ballot.transaction_version)
+                await self._abort_all(opened, ballot.transaction_version)
         except TallystickError as exc:
             _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
 
-    async def _opened(self) -> list[Participant]:
+    async def _find_undecided(self) -> list[Participant]:
         """Return open transactions of no decision, each with its current producer id and epoch.
 
         If the prefix is still held *after* this call, none of them belongs to a newer lease, because the
         tasks of a lease begin after its claim.
         """
-        shown = await self._participants.describe(orphans(self.prefix, await self._participants.open_ids()))
+        shown = await self._participants.describe(
+            filter_worker_ids(self.prefix, await self._participants.list_open_ids())
+        )
         return [
             Participant(transactional_id=name, identity=found.writer)
             for name, found in shown.items()
             if found is not None and found.state == "Ongoing"
         ]
 
-    async def _drop(self, opened: Collection[Participant], transaction_version: int) -> None:
-        failures = await self._end(opened, transaction_version, Wish.ABORT)
+    async def _abort_all(self, opened: Collection[Participant], transaction_version: int) -> None:
+        failures = await self._end_all(opened, transaction_version, TxnDecision.ABORT)
         for name, failure in failures.items():
             _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
-    async def _sweep(self, held: Identity, transaction_version: int) -> None:
+    async def _abort_undecided(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         """Abort every open transaction that no decision will ever name. Only under a claim.
 
         A driver may stall here for any time while a newer one works. So it aborts only what it has seen,
         under the producer ids and epochs it has seen, and only if it held the prefix after it looked: then
         all of it was written under an earlier lease [SPK-28].
         """
-        opened = await self._opened()
+        opened = await self._find_undecided()
         if not opened:
             return
-        if not await self._participants.holds(held):
+        if not await self._participants.owns_prefix(held):
             raise PrefixTaken(self.prefix, "another driver began while this one looked at what is open")
         _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(opened))
-        failures = await self._end(opened, transaction_version, Wish.ABORT)
-        for each in await self._still_open(opened) if failures else ():
-            raise _why_open(each, failures)
+        failures = await self._end_all(opened, transaction_version, TxnDecision.ABORT)
+        for each in await self._filter_open(opened) if failures else ():
+            raise _still_open_error(each, failures)
 
-    async def _end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    async def _end_all(
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         """End transactions under exactly their producer ids and epochs; return the failures by id."""
         failures = await self._participants.end(participants, transaction_version, wish)
         fenced = [p for p in participants if isinstance(failures.get(p.transactional_id), Fenced)]
         # Fenced and still open: an earlier recovery kept the transaction (KIP-939) and did not end it.
-        kept = await self._still_open(fenced) if fenced else []
+        kept = await self._filter_open(fenced) if fenced else []
         if not kept:
             return failures
         again = await self._participants.recover(kept, transaction_version, wish)
         tried = {each.transactional_id for each in kept}
         return {**{name: why for name, why in failures.items() if name not in tried}, **again}
 
-    async def _still_open(self, participants: Collection[Participant]) -> list[Participant]:
+    async def _filter_open(self, participants: Collection[Participant]) -> list[Participant]:
         shown = await self._participants.describe(each.transactional_id for each in participants)
         return [each for each in participants if is_open(each, shown[each.transactional_id])]
 
 
-def _why_open(one: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
+def _still_open_error(one: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
     return failures.get(one.transactional_id) or SinkError(
         f"{one.transactional_id} is open although it was ended"
     )
 
 
-def _or_raise(found: T | SinkError) -> T:
+def _raise_if_error(found: T | SinkError) -> T:
     if isinstance(found, SinkError):
         raise found
     return found

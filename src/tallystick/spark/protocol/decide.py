@@ -32,23 +32,29 @@ from enum import Enum
 from typing import Final
 
 from tallystick.admin.model import TransactionDescription
-from tallystick.client.transactions.modes import Asked, Finding, Mode, Seen, compare
-from tallystick.kernel.ids import Identity
+from tallystick.client.transactions.modes import (
+    Mode,
+    TxnDescription,
+    TxnFinding,
+    TxnToResolve,
+    classify_outcome,
+)
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import frozen, replace
 from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
     WRITES_MAX,
-    Batch,
-    Decided,
+    BatchWrite,
     Decision,
+    DecisionSummary,
     Job,
+    JobChecksums,
+    MicroBatch,
     Participant,
-    Tally,
+    RowChecksum,
     Vote,
-    Write,
-    Written,
 )
-from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import (
     CheckpointsDiffer,
     DecisionBroken,
@@ -60,16 +66,16 @@ from tallystick.spark.protocol.errors import (
     UnknownCheckpoint,
     VoteLost,
 )
-from tallystick.spark.protocol.transactional_ids import IN_DATABASE, is_of_workers
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX, is_worker_id
 
-MARGIN_SHARE: Final = 4
+TIMEOUT_MARGIN_DIVISOR: Final = 4
 """A transaction with less than a quarter of its timeout left is not decided on."""
 
 
 # -------------------------------------------------------------------------------- in a task
 
 
-class Course(Enum):
+class TaskAction(Enum):
     """The action of a task on its rows."""
 
     WRITE = "write them"
@@ -92,18 +98,18 @@ class NewPrefix(Enum):
 
 
 @frozen(kw_only=True)
-class Home:
+class DecisionLocation:
     """The location of a query's decisions. Its checkpoint keeps a note of it, as each is useless alone.
 
     place  the topic and its cluster, or the database
     """
 
     prefix: str
-    place: str
+    location: str
 
 
 @frozen(kw_only=True)
-class Beginning:
+class QueryStart:
     """The beginning of a query according to its checkpoint, if the driver can read it.
 
     starts       the start offsets of its sources, as JSON; of sources that noted them, each value once
@@ -112,30 +118,30 @@ class Beginning:
     """
 
     query_id: str
-    starts: tuple[str, ...] = ()
-    sources: int = 0
-    keeps_state: bool = False
+    start_offsets: tuple[str, ...] = ()
+    source_count: int = 0
+    is_stateful: bool = False
 
 
-def course(
-    decided: Decided | None,
-    batch: Batch,
+def plan_task(
+    decided: DecisionSummary | None,
+    batch: MicroBatch,
     on_new: NewCheckpoint,
     on_new_prefix: NewPrefix = NewPrefix.REFUSE,
-) -> Course | SinkError:
+) -> TaskAction | SinkError:
     """Return whether a task writes or skips this batch, or the refusal [SPK-22] [SPK-29].
 
     A driver that lags behind repeats batches before the last decided one, so those are skipped, too.
     """
     if decided is None or decided.query_id != batch.query_id:
-        if (refusal := stranger(decided, batch.query_id, on_new)) is not None:
+        if (refusal := refuse_unknown_query(decided, batch.query_id, on_new)) is not None:
             return refusal
-        return _without_decisions(batch, on_new_prefix) or Course.WRITE
+        return _refuse_missing_decisions(batch, on_new_prefix) or TaskAction.WRITE
     last = -1 if decided.batch_id is None else decided.batch_id
     if batch.batch_id <= last:
-        return Course.SKIP
+        return TaskAction.SKIP
     if batch.batch_id == last + 1:
-        return Course.WRITE
+        return TaskAction.WRITE
     return CheckpointsDiffer(
         f"checkpoint and decisions differ: {batch} follows no decided batch: the last one decided is "
         f"{'none' if last < 0 else last}. Batches in between were committed without this sink, or decisions "
@@ -144,7 +150,7 @@ def course(
     )
 
 
-def _without_decisions(batch: Batch, on_new: NewPrefix) -> DecisionsMissing | None:
+def _refuse_missing_decisions(batch: MicroBatch, on_new: NewPrefix) -> DecisionsMissing | None:
     """Refuse a batch that is not the query's first if none before it is decided, unless adopting."""
     if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
         return None
@@ -157,27 +163,34 @@ def _without_decisions(batch: Batch, on_new: NewPrefix) -> DecisionsMissing | No
     )
 
 
-def moved(noted: Home | None, prefix: str, place: str | None, on_new: NewPrefix) -> DecisionsMissing | None:
+def refuse_moved_decisions(
+    noted: DecisionLocation | None, prefix: str, place: str | None, on_new: NewPrefix
+) -> DecisionsMissing | None:
     """Refuse a query whose decisions are not in the place that its checkpoint notes [SPK-29].
 
     Args:
         noted: the note in the checkpoint; None if there is none, or it cannot be read.
         place: the place where decisions are looked for now; None if there are none yet.
     """
-    if noted is None or on_new is NewPrefix.ADOPT or noted == Home(prefix=prefix, place=place or ""):
+    if (
+        noted is None
+        or on_new is NewPrefix.ADOPT
+        or noted == DecisionLocation(prefix=prefix, location=place or "")
+    ):
         return None
     now = "nowhere yet" if place is None else f"in {place}"
     return DecisionsMissing(
-        f"the decisions of this checkpoint are those of transactional.id.prefix {noted.prefix!r}, in "
-        f"{noted.place}; the query is started with {prefix!r}, and decisions {now}. What was decided there "
-        "and is not in the checkpoint would be written again. Nothing was begun. Take back what was changed; "
-        "if the decisions were lost, compare the topic with the sources. If this is meant: start the query "
-        "once more as it was, so that nothing is left half-way, then with onNewPrefix=adopt, which writes "
-        "the next batch and goes on here"
+        f"the checkpoint belongs to transactional.id.prefix {noted.prefix!r} with decisions in "
+        f"{noted.location}; the query was started with {prefix!r} and decisions {now}. Batches decided "
+        "there and not yet in the checkpoint would be written twice, so nothing was begun. Restore the old "
+        "options; if the decisions were lost, compare the topic with the sources. If the change is intended, "
+        "start the query once more as it was, so that no batch is left half-way, then with onNewPrefix=adopt"
     )
 
 
-def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> UnknownCheckpoint | None:
+def refuse_unknown_query(
+    decided: DecisionSummary | None, query_id: str, on_new: NewCheckpoint
+) -> UnknownCheckpoint | None:
     """Refuse a query that is new to the prefix, unless an option allows it.
 
     A task checks this, because it always knows its query. A driver that can find out its query checks it
@@ -189,7 +202,7 @@ def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> U
         f"query {query_id} is new to this transactional.id.prefix: the last decision is batch "
         f"{decided.batch_id} of query {decided.query_id}."
     )
-    if on_new is NewCheckpoint.RESUME:  # the driver would have told the tasks otherwise: `resumed`
+    if on_new is NewCheckpoint.RESUME:  # the driver would have told the tasks otherwise: `resume_decision`
         return UnknownCheckpoint(
             f"{known} Nothing was written. onNewCheckpoint=resume looks into the checkpoint, and the driver "
             "cannot: it must be a folder of the driver's host, given as the option checkpointLocation. "
@@ -205,7 +218,9 @@ def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> U
     )
 
 
-def resumed(last: Decision | None, beginning: Beginning | None) -> Decided | UnknownCheckpoint | None:
+def resume_decision(
+    last: Decision | None, beginning: QueryStart | None
+) -> DecisionSummary | UnknownCheckpoint | None:
     """Return the last decision to put into the lease, under `onNewCheckpoint=resume` [SPK-27].
 
     A new query follows the old one if all of its sources begin where the last decision ended. Then none of
@@ -220,28 +235,30 @@ def resumed(last: Decision | None, beginning: Beginning | None) -> Decided | Unk
     at = f"batch {last.batch_id} of query {last.query_id}"
     if not kept:
         why = f"the offsets of {at} were not kept: its checkpoint was no folder that its driver could read"
-    elif beginning.keeps_state:
+    elif beginning.is_stateful:
         why = f"the state of query {last.query_id} was in its checkpoint, and this query would begin without"
-    elif beginning.sources != len(kept) or _places(beginning.starts) != _places(kept):
-        began = " and ".join(beginning.starts) or "places that they did not tell"
+    elif beginning.source_count != len(kept) or _normalize_all_offsets(
+        beginning.start_offsets
+    ) != _normalize_all_offsets(kept):
+        began = " and ".join(beginning.start_offsets) or "unreported offsets"
         why = (
-            f"{at} ended at {' and '.join(kept)}; the {beginning.sources} sources of this query began at "
-            f"{began}. Give each the options resume.from.prefix and checkpointLocation"
+            f"{at} ended at {' and '.join(kept)}; the {beginning.source_count} sources of this query began "
+            f"at {began}. Give each the options resume.from.prefix and checkpointLocation"
         )
     else:
-        return Decided(nonce=last.nonce, query_id=beginning.query_id, batch_id=None)
+        return DecisionSummary(nonce=last.nonce, query_id=beginning.query_id, batch_id=None)
     return UnknownCheckpoint(
         f"query {beginning.query_id} cannot resume query {last.query_id}: {why}. Nothing was written. Begin "
         "with another checkpoint when that is mended, or choose onNewCheckpoint=restart, which does not look"
     )
 
 
-def _places(offsets: Iterable[str]) -> set[str]:
+def _normalize_all_offsets(offsets: Iterable[str]) -> set[str]:
     """Normalise the JSON offsets of sources; text that is no JSON is kept as it is."""
-    return {_place(each) for each in offsets}
+    return {_normalize_offsets(each) for each in offsets}
 
 
-def _place(text: str) -> str:
+def _normalize_offsets(text: str) -> str:
     try:
         return json.dumps(json.loads(text), sort_keys=True)
     except ValueError:
@@ -252,21 +269,21 @@ def _place(text: str) -> str:
 
 
 @frozen(kw_only=True)
-class Ballot:
+class VoteSummary:
     """The votes of a batch, combined: the values that all share, the participants and the tallies."""
 
     nonce: str
-    coordinator: Identity
+    coordinator: ProducerIdAndEpoch
     transaction_version: int
     job: Job
     skipped: bool
     participants: tuple[Participant, ...]
-    tallies: tuple[Tally, ...]
+    tallies: tuple[RowChecksum, ...]
     mode: str
     began_ms: int
 
 
-def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
+def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
     """Combine the votes of a batch. None is the vote of a task that did not report.
 
     Votes of killed attempts, and of attempts that lost to another one, do not arrive here. So their
@@ -285,8 +302,8 @@ def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
     first, *others = cast
     tallies = first.tallies
     for vote in others:
-        tallies = tuple(a.plus(b) for a, b in zip(tallies, vote.tallies, strict=True))
-    return Ballot(
+        tallies = tuple(a.combine(b) for a, b in zip(tallies, vote.tallies, strict=True))
+    return VoteSummary(
         nonce=first.nonce,
         coordinator=first.coordinator,
         transaction_version=first.transaction_version,
@@ -299,10 +316,10 @@ def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
     )
 
 
-def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
+def refuse_changed_replay(last: Decision | None, ballot: VoteSummary) -> SinkError | None:
     """Refuse a skipped job whose rows are not those that were decided [SPK-22]."""
-    name = ballot.job.batch_id if isinstance(ballot.job, Batch) else ballot.job.write_id
-    kept = () if last is None else last.batches if isinstance(ballot.job, Batch) else last.writes
+    name = ballot.job.batch_id if isinstance(ballot.job, MicroBatch) else ballot.job.write_id
+    kept = () if last is None else last.batches if isinstance(ballot.job, MicroBatch) else last.writes
     written = next((each for each in kept if each.name == name), None)
     now = " and ".join(map(str, ballot.tallies))
     if written is None:
@@ -316,22 +333,22 @@ def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
     then = " and ".join(map(str, written.tallies))
     return CheckpointsDiffer(
         f"checkpoint and decisions differ: {ballot.job} came again with {now}; what was decided is {then}. "
-        f"It was neither written again nor skipped. {_OTHER_ROWS[type(ballot.job)]}"
+        f"It was neither written again nor skipped. {_CHANGED_ROWS_ADVICE[type(ballot.job)]}"
     )
 
 
-_OTHER_ROWS: Final = {
-    Batch: (
+_CHANGED_ROWS_ADVICE: Final = {
+    MicroBatch: (
         "Other rows under the same number: the query or its source was changed, or it computes something "
         "else each time (rand, uuid). Find out what the topic lacks, then go on with a new checkpoint and "
         "onNewCheckpoint"
     ),
-    Write: "If these rows are to be written as well, give the write a name of its own",
+    BatchWrite: "If these rows are to be written as well, give the write a name of its own",
 }
 
 
-def next_decision(
-    prefix: str, last: Decision | None, ballot: Ballot, now_ms: int, offsets: str | None
+def build_decision(
+    prefix: str, last: Decision | None, ballot: VoteSummary, now_ms: int, offsets: str | None
 ) -> Decision | PrefixTaken:
     """Build the decision on this ballot, including the batches and writes that the last one kept.
 
@@ -350,14 +367,14 @@ def next_decision(
         offsets=None if last is None else last.offsets,
         number=1 if last is None else last.number + 1,
     )
-    if isinstance(ballot.job, Write):
-        written = Written(ballot.job.write_id, ballot.tallies)
+    if isinstance(ballot.job, BatchWrite):
+        written = JobChecksums(ballot.job.write_id, ballot.tallies)
         if not written.name:
             return decision
         if written.name in {each.name for each in decision.writes}:
             return PrefixTaken(prefix, f"it has decided {ballot.job}")
         return replace(decision, writes=(*decision.writes, written)[-WRITES_MAX:])
-    written = Written(ballot.job.batch_id, ballot.tallies)
+    written = JobChecksums(ballot.job.batch_id, ballot.tallies)
     batches = decision.batches if decision.query_id == ballot.job.query_id else ()
     if batches and batches[-1].name != ballot.job.batch_id - 1:
         return PrefixTaken(prefix, f"it has decided batch {batches[-1].name}, this is {ballot.job}")
@@ -369,7 +386,7 @@ def next_decision(
     )
 
 
-def unsound(
+def find_expired_votes(
     participants: Sequence[Participant],
     shown: Mapping[str, TransactionDescription | None],
     now_ms: int,
@@ -386,7 +403,7 @@ def unsound(
     problems = [
         why
         for each in participants
-        if (why := _unsound(each, shown[each.transactional_id], now_ms, began_ms))
+        if (why := _why_undecidable(each, shown[each.transactional_id], now_ms, began_ms))
     ]
     if not problems:
         return None
@@ -398,7 +415,7 @@ def unsound(
     )
 
 
-def _unsound(
+def _why_undecidable(
     one: Participant, shown: TransactionDescription | None, now_ms: int, began_ms: int
 ) -> str | None:
     if shown is None:
@@ -410,8 +427,8 @@ def _unsound(
         )
     if shown.timeout_ms is None or shown.started_ms is None:
         return None
-    age_ms = _age_ms(shown.started_ms, now_ms, began_ms)
-    if age_ms < shown.timeout_ms - shown.timeout_ms // MARGIN_SHARE:
+    age_ms = _transaction_age_ms(shown.started_ms, now_ms, began_ms)
+    if age_ms < shown.timeout_ms - shown.timeout_ms // TIMEOUT_MARGIN_DIVISOR:
         return None
     return (
         f"{one.transactional_id}: open for {age_ms} ms, and the cluster aborts it at {shown.timeout_ms} ms; "
@@ -419,7 +436,7 @@ def _unsound(
     )
 
 
-def _age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
+def _transaction_age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
     """Return how long a transaction has been open, by the driver's clock; an upper bound if that is unknown.
 
     `started_ms` is a broker's time. A task of the lease began the transaction, so a time before the lease or
@@ -433,7 +450,7 @@ def _age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
 # ------------------------------------------------------------------------ what was decided
 
 
-class Fate(Enum):
+class ParticipantOutcome(Enum):
     """The outcome of one decided transaction."""
 
     OPEN = "prepared: to be committed"
@@ -445,21 +462,21 @@ class Fate(Enum):
 # The hold rule makes this table safe [SPK-23]: between its vote and the next decision only recovery touches
 # an id, and recovery only commits. So if the id has moved on, its state alone tells the outcome: a recovery
 # completed the transaction and crashed before it could record that.
-_MOVED_ON: Final = {
-    "PrepareCommit": Fate.COMMITTED,
-    "CompleteCommit": Fate.COMMITTED,
-    "PrepareAbort": Fate.ABORTED,
-    "PrepareEpochFence": Fate.ABORTED,
-    "CompleteAbort": Fate.ABORTED,
+_OUTCOME_BY_STATE: Final = {
+    "PrepareCommit": ParticipantOutcome.COMMITTED,
+    "CompleteCommit": ParticipantOutcome.COMMITTED,
+    "PrepareAbort": ParticipantOutcome.ABORTED,
+    "PrepareEpochFence": ParticipantOutcome.ABORTED,
+    "CompleteAbort": ParticipantOutcome.ABORTED,
 }
-_FATES: Final = {
-    Finding.OPEN: Fate.OPEN,
-    Finding.COMMITTED: Fate.COMMITTED,
-    Finding.ABORTED: Fate.ABORTED,
-    Finding.FORCED: Fate.ABORTED,
-    Finding.OTHER_OPEN: Fate.UNKNOWN,
-    Finding.GONE: Fate.UNKNOWN,
-    Finding.LOST: Fate.UNKNOWN,
+_OUTCOME_BY_FINDING: Final = {
+    TxnFinding.OPEN: ParticipantOutcome.OPEN,
+    TxnFinding.COMMITTED: ParticipantOutcome.COMMITTED,
+    TxnFinding.ABORTED: ParticipantOutcome.ABORTED,
+    TxnFinding.FORCED: ParticipantOutcome.ABORTED,
+    TxnFinding.OTHER_OPEN: ParticipantOutcome.UNKNOWN,
+    TxnFinding.GONE: ParticipantOutcome.UNKNOWN,
+    TxnFinding.LOST: ParticipantOutcome.UNKNOWN,
 }
 
 
@@ -468,46 +485,54 @@ def is_open(one: Participant, shown: TransactionDescription | None) -> bool:
     return shown is not None and shown.state == "Ongoing" and shown.writer == one.identity
 
 
-def fate(one: Participant, transaction_version: int, shown: TransactionDescription | None) -> Fate:
+def resolve_outcome(
+    one: Participant, transaction_version: int, shown: TransactionDescription | None
+) -> ParticipantOutcome:
     """Return the outcome of a decided transaction, from its coordinator's description."""
-    asked = Asked(writer=one.identity, client=one.identity, version=transaction_version)
-    seen = None if shown is None else _seen(shown)
-    finding = compare(asked, seen)
-    if finding is Finding.MOVED_ON and seen is not None:
-        return _MOVED_ON.get(seen.state, Fate.UNKNOWN)
-    return _FATES[finding]
+    asked = TxnToResolve(writer=one.identity, client=one.identity, version=transaction_version)
+    seen = None if shown is None else _to_txn_state(shown)
+    finding = classify_outcome(asked, seen)
+    if finding is TxnFinding.MOVED_ON and seen is not None:
+        return _OUTCOME_BY_STATE.get(seen.state, ParticipantOutcome.UNKNOWN)
+    return _OUTCOME_BY_FINDING[finding]
 
 
-def _seen(shown: TransactionDescription) -> Seen:
+def _to_txn_state(shown: TransactionDescription) -> TxnDescription:
     whole = (each.writer for each in shown.forced_outcomes if each.partition is None)
-    return Seen(state=shown.state, identity=shown.writer, forced=frozenset(whole))
+    return TxnDescription(state=shown.state, identity=shown.writer, forced_identities=frozenset(whole))
 
 
-def broken(prefix: str, decision: Decision, fates: Mapping[str, Fate]) -> DecisionBroken | None:
+def find_incomplete_decision(
+    prefix: str, decision: Decision, fates: Mapping[str, ParticipantOutcome]
+) -> DecisionBroken | None:
     """Return an error if a decision cannot be completed; None if all of it is or can be committed."""
-    bad = [(name, found) for name, found in fates.items() if found in (Fate.ABORTED, Fate.UNKNOWN)]
+    bad = [
+        (name, found)
+        for name, found in fates.items()
+        if found in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
+    ]
     if not bad:
         return None
     told = "; ".join(f"{name}: {found.value}" for name, found in bad[:5])
     more = f", and {len(bad) - 5} more" if len(bad) > 5 else ""
     decided = f"the last decision under {prefix!r} ({decision})"
     return DecisionBroken(
-        f"{decided} cannot be completed: {told}{more}. Rows of these transactions are not in the topic, or "
-        f"cannot be told to be. The query stops and nothing else was changed. {_why_broken(decision.mode)}: "
-        "compare the topic with the source of that batch, write what is missing, then accept the loss with "
-        f"`{resolving(prefix)} --retire` and start the query with onNewPrefix=adopt, which writes that batch "
-        "again if it is not in the checkpoint's commits/"
+        f"{decided} cannot be completed: {told}{more}. Rows of these transactions are missing from the "
+        "topic, or it is unknown whether they are there. The query stops; nothing else was changed. "
+        f"{_explain_incomplete(decision.mode)}: compare the topic with the source of that batch, write what "
+        f"is missing, then accept the loss with `{format_resolve_command(prefix)} --retire` and start the "
+        "query with onNewPrefix=adopt, which writes that batch again unless the checkpoint has committed it"
     )
 
 
-def resolving(prefix: str) -> str:
+def format_resolve_command(prefix: str) -> str:
     """Return the command that completes or aborts the transactions of a prefix."""
-    name = prefix.removesuffix(IN_DATABASE)
+    name = prefix.removesuffix(DATABASE_SUFFIX)
     where = "" if name == prefix else " --store URL"
     return f"tallystick transactions resolve --prefix {name}{where}"
 
 
-def _why_broken(mode: str) -> str:
+def _explain_incomplete(mode: str) -> str:
     if mode == Mode.TWO_PHASE.value:
         return (
             "A prepared transaction of two-phase commit does not end by itself: it was aborted by hand "
@@ -520,9 +545,9 @@ def _why_broken(mode: str) -> str:
     )
 
 
-def lost(prefix: str, known: Known) -> DecisionsLost | None:
+def find_lost_decisions(prefix: str, known: DecisionState) -> DecisionsLost | None:
     """Return an error if the database has lost decisions that are noted in the cluster [SPK-44]."""
-    decision, noted = known.decision, known.noted
+    decision, noted = known.decision, known.note
     if noted is None or (decision is not None and (noted.number <= decision.number or not decision.number)):
         return None  # number 0: an earlier version, which did not number its decisions
     has = "none" if decision is None else f"number {decision.number}: {decision}"
@@ -533,15 +558,15 @@ def lost(prefix: str, known: Known) -> DecisionsLost | None:
         "Rows of the batches between are in the topics and not in the tables, and these batches would be "
         "written to the topics again. Nothing was begun. Bring the database to a state that has them. If "
         "they are lost: take them over from the topics by hand, accept that with "
-        f"`{resolving(prefix)} --retire`, and begin with a new checkpoint, its sources at "
+        f"`{format_resolve_command(prefix)} --retire`, and begin with a new checkpoint, its sources at "
         f"{noted.offsets or 'the end of that batch'}"
     )
 
 
-def orphans(prefix: str, open_ids: Iterable[str]) -> tuple[str, ...]:
+def filter_worker_ids(prefix: str, open_ids: Iterable[str]) -> tuple[str, ...]:
     """Return the open transactional ids of this prefix's workers.
 
     Right after a claim and the completion of the last decision, no decision will ever name them, because no
     task of the new lease exists yet. The filter is by name alone: a newer driver's may be among them.
     """
-    return tuple(sorted(each for each in open_ids if is_of_workers(prefix, each)))
+    return tuple(sorted(each for each in open_ids if is_worker_id(prefix, each)))

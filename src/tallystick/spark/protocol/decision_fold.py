@@ -33,10 +33,15 @@ from tallystick.protocol.records import (
     read_header,
     read_marker,
 )
-from tallystick.spark.protocol.committable import Decision, Noted, decode_decision, decode_noted
+from tallystick.spark.protocol.committable import (
+    Decision,
+    DecisionNote,
+    decode_decision,
+    decode_decision_note,
+)
 
-_NOTED: Final = "#noted"
-_DONE: Final = "#done"  # no prefix has this character
+_NOTE_SUFFIX: Final = "#noted"
+_DONE_SUFFIX: Final = "#done"  # no prefix has this character
 
 
 def decision_key(prefix: str) -> bytes:
@@ -44,15 +49,15 @@ def decision_key(prefix: str) -> bytes:
 
 
 def done_key(prefix: str) -> bytes:
-    return (prefix + _DONE).encode()
+    return (prefix + _DONE_SUFFIX).encode()
 
 
-def noted_key(prefix: str) -> bytes:
-    return (prefix + _NOTED).encode()
+def note_key(prefix: str) -> bytes:
+    return (prefix + _NOTE_SUFFIX).encode()
 
 
 @frozen(kw_only=True)
-class Known:
+class DecisionState:
     """The state of a prefix in the log: its last decision, and whether that is known to be completed.
 
     noted  the cluster's note of the last decision, where decisions are in a database
@@ -60,7 +65,7 @@ class Known:
 
     decision: Decision | None = None
     done: bool = False
-    noted: Noted | None = None
+    note: DecisionNote | None = None
 
 
 class DecisionFold:
@@ -70,25 +75,25 @@ class DecisionFold:
         self.next_offset = next_offset
         self._key, self._done_key = decision_key(prefix), done_key(prefix)
         self._pending: dict[int, bytes | None] = {}
-        self._decision: bytes | None = None
-        self._decoded: tuple[bytes, Decision] | None = None
+        self._decision_bytes: bytes | None = None
+        self._decoded_decision: tuple[bytes, Decision] | None = None
         self._done: str | None = None
-        self._noted_key, self._noted = noted_key(prefix), b""
+        self._note_key, self._note_bytes = note_key(prefix), b""
 
     @property
-    def known(self) -> Known:
+    def state(self) -> DecisionState:
         """State of the prefix, as read so far. Raises: BadCommittable."""
-        noted = decode_noted(self._noted) if self._noted else None
-        if not self._decision:
-            return Known(noted=noted)
-        if self._decoded is None or self._decoded[0] != self._decision:
-            self._decoded = self._decision, decode_decision(self._decision)
-        decision = self._decoded[1]
-        return Known(decision=decision, done=self._done == decision.nonce, noted=noted)
+        noted = decode_decision_note(self._note_bytes) if self._note_bytes else None
+        if not self._decision_bytes:
+            return DecisionState(note=noted)
+        if self._decoded_decision is None or self._decoded_decision[0] != self._decision_bytes:
+            self._decoded_decision = self._decision_bytes, decode_decision(self._decision_bytes)
+        decision = self._decoded_decision[1]
+        return DecisionState(decision=decision, done=self._done == decision.nonce, note=noted)
 
-    def written(self, value: bytes, decision: Decision) -> None:
+    def cache_decision(self, value: bytes, decision: Decision) -> None:
         """Keep a decision of this process, to save decoding it: a hundred batches take 0.3 ms."""
-        self._decoded = value, decision
+        self._decoded_decision = value, decision
 
     def feed(self, data: Buffer) -> None:
         """Read fetched record batches, from `next_offset` on; the last batch may be incomplete.
@@ -96,36 +101,40 @@ class DecisionFold:
         Raises: RecordsError for bytes that are no record batch.
         """
         at = 0
-        while (header := _whole(data, at)) is not None:
+        while (header := _read_complete_header(data, at)) is not None:
             check_batch(data, at)
             if header.next_offset > self.next_offset:
-                self._take(data, at, header)
+                self._apply_batch(data, at, header)
                 self.next_offset = header.next_offset
             at += header.size_bytes
 
-    def _take(self, data: Buffer, at: int, header: BatchHeader) -> None:
+    def _apply_batch(self, data: Buffer, at: int, header: BatchHeader) -> None:
         if header.is_control:
             marker = read_marker(data, at)
             if marker is not None and header.producer_id in self._pending:
                 value = self._pending.pop(header.producer_id)
-                if marker.type is ControlType.COMMIT:
-                    self._decision = value
+                if marker.control_type is ControlType.COMMIT:
+                    self._decision_bytes = value
             return
         for record in iter_records(data, at):
             if record.key == self._key and header.is_transactional:
                 self._pending[header.producer_id] = record.value
             elif record.key == self._done_key and record.value is not None:
                 self._done = record.value.decode(errors="replace")
-            elif record.key == self._noted_key:
-                self._note(record.value or b"")
+            elif record.key == self._note_key:
+                self._keep_latest_note(record.value or b"")
 
-    def _note(self, value: bytes) -> None:
+    def _keep_latest_note(self, value: bytes) -> None:
         """Keep the note with the highest number: a driver that was replaced may write its own late."""
-        late = value and self._noted and decode_noted(value).number < decode_noted(self._noted).number
-        self._noted = self._noted if late else value
+        late = (
+            value
+            and self._note_bytes
+            and decode_decision_note(value).number < decode_decision_note(self._note_bytes).number
+        )
+        self._note_bytes = self._note_bytes if late else value
 
 
-def _whole(data: Buffer, at: int) -> BatchHeader | None:
+def _read_complete_header(data: Buffer, at: int) -> BatchHeader | None:
     """Return the header of the batch at `at`; None if the batch is incomplete."""
     left = len(data) - at
     if left < HEADER_SIZE:

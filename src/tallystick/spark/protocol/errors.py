@@ -7,7 +7,7 @@
       DecisionsMissing    the query continues, but its decisions are not where the sink looks for them
       CheckpointsDiffer   the checkpoint and the decisions disagree about the batches
       VoteLost            a prepared transaction is no longer there; nothing was decided
-      BadRows             rows that cannot be turned into records
+      InvalidRows             rows that cannot be turned into records
       MixedVotes          the tasks of a batch do not agree on what they wrote
       DecisionBroken      the cluster has aborted part of a decided batch
       TooManyTasks        a decision does not fit into one record
@@ -64,7 +64,7 @@ class VoteLost(SinkError):
     """A prepared transaction is no longer as its task left it. Nothing was decided: the batch is repeated."""
 
 
-class BadRows(SinkError):
+class InvalidRows(SinkError):
     """Some rows have no topic; nothing of the batch was decided."""
 
 

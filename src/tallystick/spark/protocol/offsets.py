@@ -20,11 +20,11 @@ Offsets = Mapping[TopicPartition, int]
 OffsetJson = dict[str, dict[str, int]]
 
 # A query reads a partition that was added from its very first offset.
-_FIRST: Final = 0
+_FIRST_OFFSET: Final = 0
 
 
 @frozen
-class Range:
+class OffsetRange:
     """Records of one partition: from `start` up to, not including, `end`."""
 
     partition: TopicPartition
@@ -40,7 +40,7 @@ class Range:
         return f"{self.partition} [{self.start}, {self.end})"
 
 
-def offsets_of(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+def offsets_from_json(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
     """Parse the offsets of a checkpoint, ours or that of Spark's own source: `{"topic": {"0": 5}}`."""
     return {
         TopicPartition(topic, int(number)): offset
@@ -49,7 +49,7 @@ def offsets_of(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, in
     }
 
 
-def json_of(offsets: Offsets) -> OffsetJson:
+def offsets_to_json(offsets: Offsets) -> OffsetJson:
     """Return offsets as a checkpoint keeps them, sorted by topic and partition; equal to Spark's own JSON."""
     json: OffsetJson = {}
     for at in sorted(offsets):
@@ -60,12 +60,12 @@ def json_of(offsets: Offsets) -> OffsetJson:
 # ------------------------------------------------------------------------ the size of a batch
 
 
-def waiting(start: Offsets, latest: Offsets) -> int:
+def count_unread(start: Offsets, latest: Offsets) -> int:
     """Count the offsets that have not been read, as `minOffsetsPerTrigger` counts them."""
-    return sum(end - start.get(at, _FIRST) for at, end in latest.items())
+    return sum(end - start.get(at, _FIRST_OFFSET) for at, end in latest.items())
 
 
-def limited(most: int, start: Offsets, latest: Offsets) -> dict[TopicPartition, int]:
+def limit_offsets(most: int, start: Offsets, latest: Offsets) -> dict[TopicPartition, int]:
     """Return the end offsets of a batch of about `most` offsets, shared in proportion to the backlogs.
 
     A share below one is rounded up, so that small partitions do not starve; the sum may then exceed `most`.
@@ -87,14 +87,14 @@ def limited(most: int, start: Offsets, latest: Offsets) -> dict[TopicPartition, 
 
 
 @frozen
-class Plan:
+class BatchPlan:
     """The ranges that a batch reads, and a description of each loss of data."""
 
-    ranges: tuple[Range, ...]
+    ranges: tuple[OffsetRange, ...]
     losses: tuple[str, ...]
 
 
-def plan(start: Offsets, end: Offsets, earliest: Offsets) -> Plan:
+def plan_batch(start: Offsets, end: Offsets, earliest: Offsets) -> BatchPlan:
     """Compare the start offsets of a batch with its end offsets.
 
     Args:
@@ -105,8 +105,8 @@ def plan(start: Offsets, end: Offsets, earliest: Offsets) -> Plan:
     for at in added:
         if at not in earliest:
             losses.append(f"{at} was added and is gone")
-        elif earliest[at] != _FIRST:
-            losses.append(f"{at} was added and begins at offset {earliest[at]}, not {_FIRST}")
+        elif earliest[at] != _FIRST_OFFSET:
+            losses.append(f"{at} was added and begins at offset {earliest[at]}, not {_FIRST_OFFSET}")
     gone = ", ".join(map(str, sorted(set(start) - set(end))))
     if gone:
         losses.append(f"gone since they were last read: {gone}")
@@ -118,45 +118,47 @@ def plan(start: Offsets, end: Offsets, earliest: Offsets) -> Plan:
         if end[at] < begins[at]:
             losses.append(f"{at} was read up to offset {begins[at]} and ends at {end[at]} now")
         elif end[at] > begins[at]:
-            ranges.append(Range(at, begins[at], end[at]))
-    return Plan(tuple(ranges), tuple(losses))
+            ranges.append(OffsetRange(at, begins[at], end[at]))
+    return BatchPlan(tuple(ranges), tuple(losses))
 
 
-def split(
-    ranges: Sequence[Range], min_partitions: int | None = None, max_records: int | None = None
-) -> list[Range]:
+def split_ranges(
+    ranges: Sequence[OffsetRange], min_partitions: int | None = None, max_records: int | None = None
+) -> list[OffsetRange]:
     """Split ranges into tasks: one task for each range, or several where more or smaller ones are wanted.
 
     The number of tasks is about `min_partitions`, as in Spark: large ranges are cut in proportion.
     """
     pieces = [each for each in ranges if each.size > 0]
     if max_records is not None:
-        pieces = [part for each in pieces for part in _cut(each, -(-each.size // max_records))]
+        pieces = [part for each in pieces for part in _cut_range(each, -(-each.size // max_records))]
     if min_partitions is None or len(pieces) >= min_partitions:
         return pieces
     # Ranges that stay whole do not count in the proportion by which the others are cut.
     total = sum(each.size for each in pieces)
-    whole = [each for each in pieces if _parts(each.size, total, min_partitions) == 1]
+    whole = [each for each in pieces if _part_count(each.size, total, min_partitions) == 1]
     cut_total = total - sum(each.size for each in whole)
     wanted = max(min_partitions - len(whole), 1)
     kept = {each.partition for each in whole}
     return [
         part
         for each in pieces
-        for part in _cut(each, 1 if each.partition in kept else _parts(each.size, cut_total, wanted))
+        for part in _cut_range(
+            each, 1 if each.partition in kept else _part_count(each.size, cut_total, wanted)
+        )
     ]
 
 
-def _parts(size: int, total: int, wanted: int) -> int:
+def _part_count(size: int, total: int, wanted: int) -> int:
     return max(math.floor(size / total * wanted + 0.5), 1)  # Java's Math.round
 
 
-def _cut(whole: Range, parts: int) -> Iterable[Range]:
+def _cut_range(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:
     """Cut a range into equal parts; the last ones take the remainder of the division."""
     start, left = whole.start, whole.size
     for part in range(parts):
         size = left // (parts - part)
         left -= size
         if size:
-            yield Range(whole.partition, start, start + size)
+            yield OffsetRange(whole.partition, start, start + size)
         start += size

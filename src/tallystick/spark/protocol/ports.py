@@ -2,7 +2,7 @@
 
 `participants.ClusterParticipants` and `decisions.DecisionTopic` implement them on Kafka. The tests have a toy
 cluster; a crash test wraps these and stops at the n-th effect. A decision in a database row is another
-`DecisionLog`.
+`DecisionLogPort`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,42 +10,42 @@ from typing import Protocol
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError
-from tallystick.client.transactions.modes import Wish
-from tallystick.kernel.ids import Identity
+from tallystick.client.transactions.modes import TxnDecision
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import Decision, Participant
-from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.decision_fold import DecisionState
 
 
-class Participants(Protocol):
+class ParticipantsPort(Protocol):
     """The transactional ids of one prefix, and the coordinator's own."""
 
-    async def claim(self) -> tuple[Identity, int]:
+    async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
         """Initialise P/coordinator, which fences every earlier driver.
 
         Returns: its producer id and epoch, and the finalized transaction.version.
         Order: when this returns, what an earlier driver had open is ended, markers included.
         """
 
-    async def reclaim(self, held: Identity) -> Identity | None:
+    async def reclaim(self, held: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
         """Initialise P/coordinator again if this driver still owns it; None if a newer driver does.
 
         Args:
             held: the producer id and epoch of the claim; the current ones may have grown out of them.
         """
 
-    async def holds(self, held: Identity) -> bool:
+    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
         """Return whether P/coordinator still has this producer id and epoch. Changes nothing."""
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
         """Describe the transactions of these ids; None for ids that the cluster does not know."""
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         """Send EndTxn for each, with exactly its producer id and epoch; return the failures by id."""
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
         """End what `end` cannot, as a new incarnation of each id (KIP-939), if exactly that is open.
 
@@ -53,23 +53,23 @@ class Participants(Protocol):
         longer end them. Any other open transaction of the id stays open, and is a failure.
         """
 
-    async def open_ids(self) -> Collection[str]:
+    async def list_open_ids(self) -> Collection[str]:
         """Return every transactional id with an open transaction, of any prefix."""
 
 
-class DecisionLog(Protocol):
+class DecisionLogPort(Protocol):
     """The durable log of one prefix's decisions."""
 
     async def open(self) -> None:
         """Create the topic or table of the decisions if it is missing. Raises: NoDecisionTopic, BadStore."""
 
-    async def place(self) -> str | None:
+    async def find_location(self) -> str | None:
         """Return a unique identity of the topic or table; None where nothing was created yet."""
 
-    async def read(self) -> Known:
+    async def read(self) -> DecisionState:
         """Read the last decision. It is certain to be the last only after a claim. Creates nothing."""
 
-    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         """Record a decision under the producer id and epoch `held`: the commit point.
 
         Raises: PrefixTaken when `held` is fenced: nothing is decided. InDoubt when the outcome is unknown:
@@ -85,5 +85,5 @@ class DecisionLog(Protocol):
     async def mark_done(self, nonce: str) -> None:
         """Record that the decision with this nonce is completed. Losing this costs time only."""
 
-    async def forget(self, held: Identity, transaction_version: int) -> None:
+    async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         """Give the prefix up: afterwards it has no last decision."""

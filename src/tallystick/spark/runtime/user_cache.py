@@ -8,7 +8,7 @@ from typing import Final
 _NO_HOME: Final = Path("/nonexistent")
 
 
-def user_cache() -> Path:
+def user_cache_dir() -> Path:
     """Return the directory for this user's files that can be recreated; it may not be writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     if base.is_absolute():  # relative paths are ignored: XDG Base Directory Specification, "Basics"
@@ -20,7 +20,7 @@ def user_cache() -> Path:
     return home / ".cache" / "tallystick"
 
 
-def keep_script(file: Path, text: str) -> None:
+def write_script_once(file: Path, text: str) -> None:
     """Write a script to a file unless it is there already. Raises: OSError, also if it cannot be executed."""
     if not file.exists() or file.read_text() != text:
         file.parent.mkdir(parents=True, exist_ok=True)

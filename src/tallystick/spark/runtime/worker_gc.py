@@ -14,19 +14,19 @@ import sys
 from typing import Final
 
 # Spark sets it only in workers that it starts and reuses: a user's own process is not affected.
-_REUSED: Final = "SPARK_REUSE_WORKER"
-_settled_modules = 0
+_REUSE_VARIABLE: Final = "SPARK_REUSE_WORKER"
+_frozen_module_count = 0
 
 
-def settle() -> None:
+def freeze_loaded_modules() -> None:
     """Freeze the objects that exist now, in a reused worker. Cheap if no module was loaded since.
 
     Garbage is collected first. Frozen objects are still freed when nothing refers to them. Only frozen cycles
     that become garbage later are never freed, and those of modules do not become garbage.
     """
-    global _settled_modules
-    if len(sys.modules) == _settled_modules or not os.environ.get(_REUSED):
+    global _frozen_module_count
+    if len(sys.modules) == _frozen_module_count or not os.environ.get(_REUSE_VARIABLE):
         return
     gc.collect()
     gc.freeze()
-    _settled_modules = len(sys.modules)
+    _frozen_module_count = len(sys.modules)

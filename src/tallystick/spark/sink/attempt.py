@@ -17,21 +17,21 @@ import pyarrow as pa
 
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check
-from tallystick.spark.protocol.committable import Batch, Job, Lease, Participant, Tally, Vote
-from tallystick.spark.protocol.decide import Course, course
-from tallystick.spark.protocol.errors import BadRows, PrefixTaken, SinkError
-from tallystick.spark.protocol.transactional_ids import WorkerId
-from tallystick.spark.sink.context import Station
-from tallystick.spark.sink.row_checksum import tally
+from tallystick.spark.protocol.committable import Job, Lease, MicroBatch, Participant, RowChecksum, Vote
+from tallystick.spark.protocol.decide import TaskAction, plan_task
+from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
+from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
+from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.row_checksum import checksum_columns
 
 _log = logging.getLogger("tallystick.spark")
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
 # Rows go to the producer in pieces, of which buffer.memory holds several.
-_PIECE_BYTES: Final = 4 * 1024 * 1024
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 
-def attempt(station: Station, lease: Lease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
+def run_attempt(station: SinkContext, lease: Lease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
     """Write or skip the rows of one task.
 
     Args:
@@ -39,19 +39,21 @@ def attempt(station: Station, lease: Lease, job: Job, batches: Iterable[pa.Recor
             whose plan did not run to its end, since its state stores did not commit (SPARK-52008).
     Raises: SinkErrors, the client's errors; then this attempt leaves nothing open.
     """
-    way = Course.SKIP if lease.repeats else Course.WRITE
-    if isinstance(job, Batch):
-        found = course(lease.decided, job, station.options.on_new, station.options.on_new_prefix)
+    way = TaskAction.SKIP if lease.repeats else TaskAction.WRITE
+    if isinstance(job, MicroBatch):
+        found = plan_task(
+            lease.decided, job, station.options.on_new_checkpoint, station.options.on_new_prefix
+        )
         if isinstance(found, SinkError):
             raise found
         way = found
-    pieces = _pieces(batches)
-    total, participant, mode = Tally(), None, ""
-    if way is Course.SKIP:
+    pieces = _iter_chunks(batches)
+    total, participant, mode = RowChecksum(), None, ""
+    if way is TaskAction.SKIP:
         for piece in pieces:
-            total = total.plus(_tally(piece, station.options.topic))
+            total = total.combine(_checksum_chunk(piece, station.options.topic))
     elif (first := next(pieces, None)) is not None:
-        total, participant, mode = _write(station, lease, first, pieces)
+        total, participant, mode = _write_and_prepare(station, lease, first, pieces)
     return Vote(
         nonce=lease.nonce,
         coordinator=lease.coordinator,
@@ -59,19 +61,19 @@ def attempt(station: Station, lease: Lease, job: Job, batches: Iterable[pa.Recor
         job=job,
         tallies=(total,),
         participant=participant,
-        skipped=way is Course.SKIP,
+        skipped=way is TaskAction.SKIP,
         mode=mode,
         began_ms=lease.began_ms,
     )
 
 
-def _write(
-    station: Station, lease: Lease, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
-) -> tuple[Tally, Participant, str]:
+def _write_and_prepare(
+    station: SinkContext, lease: Lease, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+) -> tuple[RowChecksum, Participant, str]:
     _check_lease(station, lease)
-    name, topic = station.ids.take(lease), station.options.topic
-    total = Tally()
-    with station.producer_of(name) as producer:  # on an exception before the prepare, its exit aborts
+    name, topic = station.worker_ids.acquire(lease), station.options.topic
+    total = RowChecksum()
+    with station.create_producer(name) as producer:  # on an exception before the prepare, its exit aborts
         producer.init_transactions()
         mode = producer.mode
         check(mode is not None, "the sink prepares, so a mode is in force")
@@ -81,8 +83,8 @@ def _write(
             try:
                 producer.send_arrow(piece, topic)
             except ValueError as exc:  # a row has no topic; the types were checked with the schema
-                raise BadRows(f"{exc}; nothing of this batch was decided") from exc
-            total = total.plus(_tally(piece, topic))
+                raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
+            total = total.combine(_checksum_chunk(piece, topic))
             piece = next(others, None)
         state = producer.prepare_transaction()
         try:
@@ -90,34 +92,34 @@ def _write(
         except BaseException:
             producer.abort_transaction()
             raise
-    return total, _participant(name, state), "" if mode is None else mode.value
+    return total, _to_participant(name, state), "" if mode is None else mode.value
 
 
-def _check_lease(station: Station, lease: Lease) -> None:
-    if not station.holds(lease.coordinator):
+def _check_lease(station: SinkContext, lease: Lease) -> None:
+    if not station.owns_prefix(lease.coordinator):
         raise PrefixTaken(station.options.prefix, "this batch was given up, or another query began")
 
 
-def _participant(name: WorkerId, state: PreparedTxnState) -> Participant:
+def _to_participant(name: WorkerTransactionalId, state: PreparedTxnState) -> Participant:
     identity = state.identity
     check(identity is not None, "rows were sent, so something is prepared")
     assert identity is not None
     return Participant(transactional_id=str(name), identity=identity)
 
 
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _iter_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the sink's columns of all rows, in pieces of bounded size, none of them empty."""
     for batch in batches:
         wanted = batch.select([name for name in COLUMNS if name in batch.schema.names])
-        count = max(1, -(-wanted.nbytes // _PIECE_BYTES))
+        count = max(1, -(-wanted.nbytes // _CHUNK_BYTES))
         rows = max(1, -(-wanted.num_rows // count))
         for at in range(0, wanted.num_rows, rows):
             yield wanted.slice(at, rows)
 
 
-def _tally(piece: pa.RecordBatch, topic: str | None) -> Tally:
+def _checksum_chunk(piece: pa.RecordBatch, topic: str | None) -> RowChecksum:
     found = {name: piece.column(name) for name in piece.schema.names}
-    return tally(
+    return checksum_columns(
         found["value"],
         found.get("key"),
         found.get("topic") if topic is None else None,

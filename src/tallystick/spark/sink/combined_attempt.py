@@ -1,7 +1,7 @@
 """One task attempt for several sinks: it prepares one transaction of records, and stages the rows of tables.
 
-It is `attempt` for several topics and tables: it checks the lease at the same places, and returns the same
-vote, with a tally for each sink.
+It is `run_attempt` for several topics and tables: it checks the lease at the same places, and returns the
+same vote, with a tally for each sink.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,55 +18,64 @@ from tallystick.kernel.check import check
 from tallystick.kernel.value import frozen
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
-from tallystick.spark.protocol.committable import Batch, Lease, Participant, Tally, Vote, encode_vote
-from tallystick.spark.protocol.decide import Course, course
+from tallystick.spark.protocol.committable import (
+    Lease,
+    MicroBatch,
+    Participant,
+    RowChecksum,
+    Vote,
+    encode_vote,
+)
+from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import PrefixTaken, SinkError
-from tallystick.spark.sink.context import Connect, Station, station
-from tallystick.spark.sink.projection import HASH
+from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.projection import HASH_COLUMN
 
 if TYPE_CHECKING:
-    from tallystick.spark.decisions.database import Database
-    from tallystick.spark.decisions.staging import Staged
+    from tallystick.spark.decisions.database import DecisionDatabase
+    from tallystick.spark.decisions.staging import StagingTable
 
-TABLE_STATION: Final = "tallystick.spark.sink.database_context"
+DATABASE_CONTEXT: Final = "tallystick.spark.sink.database_context"
 
 _ATTEMPT_BYTES: Final = 8
-_PIECE_BYTES: Final = 4 * 1024 * 1024
-_PIECE_ROWS: Final = 5_000
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+_CHUNK_ROWS: Final = 5_000
 
 
 @frozen(kw_only=True)
-class Work:
+class CombinedTask:
     """The function that each task of a batch runs. It is pickled, and connects in the task's process."""
 
     options: SinkOptions
     lease: Lease
-    job: Batch
+    job: MicroBatch
     sinks: tuple[Sink, ...]
-    where: "Database | None"
-    connect: Connect = station
+    database: "DecisionDatabase | None"
+    open_context: OpenContext = get_sink_context
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield one row: the vote and the name of the attempt.
 
         Args:
-            batches: one column of structs for each sink, as `projected` makes them.
+            batches: one column of structs for each sink, as `project_sinks` makes them.
         """
-        vote, attempt = self.vote(batches)
+        vote, attempt = self.run(batches)
         yield pa.record_batch([pa.array([encode_vote(vote)]), pa.array([attempt])], names=["vote", "attempt"])
 
-    def vote(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
+    def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
         """Write or count the rows. Raises: SinkErrors, BadConfig, errors of client and database."""
-        way = course(self.lease.decided, self.job, self.options.on_new, self.options.on_new_prefix)
+        way = plan_task(
+            self.lease.decided, self.job, self.options.on_new_checkpoint, self.options.on_new_prefix
+        )
         if isinstance(way, SinkError):
             raise way
-        tallies = [Tally()] * len(self.sinks)
+        tallies = [RowChecksum()] * len(self.sinks)
         with ExitStack() as stack:
-            attempt = _Attempt(self, stack)
+            attempt = _CombinedAttempt(self, stack)
             for batch in batches:
-                for number, rows in _shares(batch):
-                    tallies[number] = tallies[number].plus(_tally(rows))
-                    if way is Course.WRITE:
+                for number, rows in _split_by_sink(batch):
+                    tallies[number] = tallies[number].combine(_checksum_rows(rows))
+                    if way is TaskAction.WRITE:
                         attempt.write(number, rows)
             participant, mode = attempt.prepare()
         vote = Vote(
@@ -76,52 +85,52 @@ class Work:
             job=self.job,
             tallies=tuple(tallies),
             participant=participant,
-            skipped=way is Course.SKIP,
+            skipped=way is TaskAction.SKIP,
             mode=mode,
             began_ms=self.lease.began_ms,
         )
         return vote, attempt.name
 
 
-class _Attempt:
+class _CombinedAttempt:
     """The output of one task: a transaction, which begins with the first record, and staged rows."""
 
-    def __init__(self, work: Work, stack: ExitStack) -> None:
+    def __init__(self, work: CombinedTask, stack: ExitStack) -> None:
         self.name = token_hex(_ATTEMPT_BYTES)
-        self._work, self._stack = work, stack
+        self._task, self._stack = work, stack
         self._producer: Producer | None = None
         self._transactional_id = ""
-        self._staged_rows: dict[str, int] = {}
-        self._staged: dict[str, Staged] = {}
+        self._staged_row_counts: dict[str, int] = {}
+        self._staging_tables: dict[str, StagingTable] = {}
 
     def write(self, number: int, rows: pa.RecordBatch) -> None:
-        match self._work.sinks[number]:
+        match self._task.sinks[number]:
             case ToTopic(topic=topic):
-                for piece in _pieces(rows):
-                    self._begun().send_arrow(piece.select(["key", "value", "headers"]), topic)
+                for piece in _iter_chunks(rows):
+                    self._get_producer().send_arrow(piece.select(["key", "value", "headers"]), topic)
             case ToTable(table=table):
-                for piece in _pieces(rows):
-                    first = self._staged_rows.get(table, 0)
-                    self._staged_in(table).stage(self.name, first, piece)
-                    self._staged_rows[table] = first + piece.num_rows
+                for piece in _iter_chunks(rows):
+                    first = self._staged_row_counts.get(table, 0)
+                    self._get_staging_table(table).stage(self.name, first, piece)
+                    self._staged_row_counts[table] = first + piece.num_rows
 
-    def _staged_in(self, table: str) -> "Staged":
-        if not self._staged:
-            work = self._work
+    def _get_staging_table(self, table: str) -> "StagingTable":
+        if not self._staging_tables:
+            work = self._task
             tables = tuple(each for each in work.sinks if isinstance(each, ToTable))
-            staged_of = _lazy.load(TABLE_STATION).staged_of
-            self._staged = {
-                each.sink.table: each for each in staged_of(work.options.prefix, work.where, tables)
+            staged_of = _lazy.load(DATABASE_CONTEXT).get_staging_tables
+            self._staging_tables = {
+                each.sink.table: each for each in staged_of(work.options.prefix, work.database, tables)
             }
-        return self._staged[table]
+        return self._staging_tables[table]
 
-    def _begun(self) -> Producer:
+    def _get_producer(self) -> Producer:
         if self._producer is None:
-            here = self._work.connect(self._work.options)
+            here = self._task.open_context(self._task.options)
             self._check_lease(here)
-            name = here.ids.take(self._work.lease)
+            name = here.worker_ids.acquire(self._task.lease)
             # On an exception before the prepare, the producer's exit aborts.
-            self._producer = self._stack.enter_context(here.producer_of(name))
+            self._producer = self._stack.enter_context(here.create_producer(name))
             self._transactional_id = str(name)
             self._producer.init_transactions()
             self._producer.begin_transaction()
@@ -134,7 +143,7 @@ class _Attempt:
             return None, ""
         state = producer.prepare_transaction()
         try:
-            self._check_lease(self._work.connect(self._work.options))
+            self._check_lease(self._task.open_context(self._task.options))
         except BaseException:
             producer.abort_transaction()
             raise
@@ -145,13 +154,13 @@ class _Attempt:
         assert mode is not None
         return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
 
-    def _check_lease(self, here: Station) -> None:
-        """Check the lease, as `attempt` does: before an id is initialised, and after the prepare."""
-        if not here.holds(self._work.lease.coordinator):
-            raise PrefixTaken(self._work.options.prefix, "this batch was given up, or another query began")
+    def _check_lease(self, here: SinkContext) -> None:
+        """Check the lease, as `run_attempt` does: before an id is initialised, and after the prepare."""
+        if not here.owns_prefix(self._task.lease.coordinator):
+            raise PrefixTaken(self._task.options.prefix, "this batch was given up, or another query began")
 
 
-def _shares(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _split_by_sink(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of each sink that gets some, with the sink's number."""
     for number, column in enumerate(batch.columns):
         rows = column.filter(column.is_valid()) if column.null_count else column
@@ -159,14 +168,14 @@ def _shares(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
             yield number, pa.RecordBatch.from_struct_array(rows)
 
 
-def _tally(rows: pa.RecordBatch) -> Tally:
-    hashes = rows.column(HASH).to_numpy().astype(np.uint64)
-    return Tally(rows.num_rows, int(np.add.reduce(hashes)))
+def _checksum_rows(rows: pa.RecordBatch) -> RowChecksum:
+    hashes = rows.column(HASH_COLUMN).to_numpy().astype(np.uint64)
+    return RowChecksum(rows.num_rows, int(np.add.reduce(hashes)))
 
 
-def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _iter_chunks(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yield the rows in pieces of bounded size, which fit into buffer.memory and into an SQL statement."""
-    count = max(-(-rows.nbytes // _PIECE_BYTES), -(-rows.num_rows // _PIECE_ROWS))
+    count = max(-(-rows.nbytes // _CHUNK_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
     size = -(-rows.num_rows // count)
     for at in range(0, rows.num_rows, size):
         yield rows.slice(at, size)

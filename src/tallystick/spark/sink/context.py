@@ -15,49 +15,57 @@ from tallystick.client.blocking.thread import EngineThread, engine_thread
 from tallystick.client.config import ProducerConfig
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import Mode
-from tallystick.kernel.ids import Identity
-from tallystick.spark.checkpoint import home_of, note_home
+from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.spark.checkpoint import read_decision_location, write_decision_location
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Decision, Lease, Vote
-from tallystick.spark.protocol.coordinator import Coordinator
-from tallystick.spark.protocol.decide import Beginning, Home, NewPrefix, moved, resumed, stranger
+from tallystick.spark.protocol.coordinator import SinkCoordinator
+from tallystick.spark.protocol.decide import (
+    DecisionLocation,
+    NewPrefix,
+    QueryStart,
+    refuse_moved_decisions,
+    refuse_unknown_query,
+    resume_decision,
+)
 from tallystick.spark.protocol.errors import SinkError
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.protocol.transactional_ids import WorkerId
-from tallystick.spark.runtime.worker_gc import settle
-from tallystick.spark.sink.worker_ids import WorkerIds
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
+from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
+from tallystick.spark.sink.worker_ids import WorkerIdPool
 
 _log = logging.getLogger("tallystick.spark")
 
 T = TypeVar("T")
 
-_GRACE_S: Final = 5.0
+_CLOSE_TIMEOUT_S: Final = 5.0
 # A call is a handful of requests, each within max.block.ms.
 _REQUESTS_MAX: Final = 10
 
 
-class Station:
+class SinkContext:
     """A process's access to one prefix: synchronous, one call at a time, run on the engine thread.
 
-    Crash tests subclass it and wrap the results of `ports_of` and `producer_of`.
+    Crash tests subclass it and wrap the results of `create_ports` and `get_producer`.
     """
 
     def __init__(self, options: SinkOptions) -> None:
         """Create the station without connecting to the cluster. Raises: BadConfig."""
         self.options = options
-        self.ids = WorkerIds(options.prefix)
-        self._mode = ""
-        self._config = ProducerConfig.parse(options.of_driver)
+        self.worker_ids = WorkerIdPool(options.prefix)
+        self._logged_mode = ""
+        self._config = ProducerConfig.parse(options.driver_client_settings)
         self._engine = engine_thread()
-        self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
-        self.participants, self.decisions = self.ports_of(self._cluster)
-        self.coordinator = Coordinator(options.prefix, self.participants, self.decisions)
-        # `station` drops the oldest one, which a caller may still be using; so it is closed when collected.
-        finalize(self, _abandon, self._engine, self._cluster).atexit = False
+        self._cluster = self._engine.call(lambda: Cluster(self._config.client), "Cluster")
+        self.participants, self.decisions = self.create_ports(self._cluster)
+        self.coordinator = SinkCoordinator(options.prefix, self.participants, self.decisions)
+        # `get_sink_context` drops the oldest one, which a caller may still be using; so it is closed when
+        # collected.
+        finalize(self, _close_in_background, self._engine, self._cluster).atexit = False
 
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
         """Return the ports through which the coordinator reaches the cluster."""
         limit_ms = self._config.max_block_ms
         return (
@@ -65,18 +73,18 @@ class Station:
             DecisionTopic(cluster, self.options, limit_ms),
         )
 
-    def producer_of(self, name: WorkerId) -> Producer:
+    def create_producer(self, name: WorkerTransactionalId) -> Producer:
         """Return the producer of one attempt."""
-        return Producer(self.options.of_worker(str(name)))
+        return Producer(self.options.producer_settings_for(str(name)))
 
     def begin(
         self,
         *,
         write_id: str | None = None,
         query_id: str | None = None,
-        resuming: Beginning | None = None,
+        resuming: QueryStart | None = None,
     ) -> Lease:
-        """Claim the prefix; see `Coordinator.begin`.
+        """Claim the prefix; see `SinkCoordinator.begin`.
 
         Args:
             query_id: the query's id, if the driver knows it. Then a query that is new to the prefix is
@@ -84,19 +92,23 @@ class Station:
             resuming: the beginning of the query under `onNewCheckpoint=resume`, if the driver can see it.
         """
         options = self.options
-        noted = home_of(options.checkpoint)
+        noted = read_decision_location(options.checkpoint)
         adopting = options.on_new_prefix is NewPrefix.ADOPT
         if query_id is not None:
-            self.run(self._look(query_id, resuming, noted), "look")
+            self.run(self._check_may_begin(query_id, resuming, noted), "look")
         lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
         if query_id is not None and (noted is None or adopting):
             # [SPK-29]: the note is written before anything is decided in that place.
-            place = self.run(self.decisions.place(), "look")
-            if place is not None and noted != (home := Home(prefix=options.prefix, place=place)):
-                note_home(options.checkpoint, home)
+            place = self.run(self.decisions.find_location(), "look")
+            if place is not None and noted != (
+                home := DecisionLocation(prefix=options.prefix, location=place)
+            ):
+                write_decision_location(options.checkpoint, home)
         return lease
 
-    async def _look(self, query_id: str, resuming: Beginning | None, noted: Home | None) -> None:
+    async def _check_may_begin(
+        self, query_id: str, resuming: QueryStart | None, noted: DecisionLocation | None
+    ) -> None:
         """Refuse a query that must not begin here, before it fences the query that owns the prefix.
 
         This is checked at every batch: a query that was replaced by one with another checkpoint must not
@@ -107,19 +119,21 @@ class Station:
         options = self.options
         last = (await self.decisions.read()).decision
         if noted is not None:
-            place = await self.decisions.place()
-            if (refusal := moved(noted, options.prefix, place, options.on_new_prefix)) is not None:
+            place = await self.decisions.find_location()
+            if (
+                refusal := refuse_moved_decisions(noted, options.prefix, place, options.on_new_prefix)
+            ) is not None:
                 raise refusal
-        decided = resumed(last, resuming)
+        decided = resume_decision(last, resuming)
         if not isinstance(decided, SinkError):
-            decided = stranger(decided, query_id, options.on_new)
+            decided = refuse_unknown_query(decided, query_id, options.on_new_checkpoint)
         if isinstance(decided, SinkError):
             raise decided
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
         decision = self.run(self.coordinator.commit(votes, offsets), "commit")
-        if decision is not None and decision.mode not in ("", self._mode):
-            self._mode = decision.mode
+        if decision is not None and decision.mode not in ("", self._logged_mode):
+            self._logged_mode = decision.mode
             why = Mode(decision.mode).not_promised
             _log.log(
                 logging.WARNING if why else logging.INFO,
@@ -130,7 +144,7 @@ class Station:
             )
         return decision
 
-    def give_up(self, votes: Iterable[Vote | None]) -> bool:
+    def try_abort(self, votes: Iterable[Vote | None]) -> bool:
         """Abort the batch; return whether that succeeded. After a failure the next begin does it.
 
         Failures are logged and not raised, so as not to hide the error that led to this call.
@@ -142,46 +156,54 @@ class Station:
             return False
         return True
 
-    def holds(self, held: Identity) -> bool:
-        return self.run(self.participants.holds(held), "look at the coordinator")
+    def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
+        return self.run(self.participants.owns_prefix(held), "look at the coordinator")
 
     def run(self, coroutine: Coroutine[object, object, T], doing: str) -> T:
-        limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000 + _GRACE_S
+        limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000 + _CLOSE_TIMEOUT_S
         return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
 
     def close(self) -> None:
         """Close all connections. It may be called again."""
-        self._engine.run(self._cluster.close(), _GRACE_S, "close")
+        self._engine.run(self._cluster.close(), _CLOSE_TIMEOUT_S, "close")
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """True if the station belongs to this process and its engine is alive."""
-        return self._engine.alive
+        return self._engine.is_alive
 
 
-def _abandon(engine: EngineThread, cluster: Cluster) -> None:
-    if engine.alive:
+def _close_in_background(engine: EngineThread, cluster: Cluster) -> None:
+    if engine.is_alive:
         engine.abandon(cluster.close)
 
 
-Connect = Callable[[SinkOptions], Station]
+OpenContext = Callable[[SinkOptions], SinkContext]
 
-_KEYS: Final = ("prefix", "topic", "modes", "on_new", "on_new_prefix", "decisions", "checkpoint")
-_STATIONS: Final[dict[tuple[object, ...], Station]] = {}
-_STATIONS_MAX: Final = 16
+_CACHE_KEY_OPTIONS: Final = (
+    "prefix",
+    "topic",
+    "modes",
+    "on_new_checkpoint",
+    "on_new_prefix",
+    "decisions_topic",
+    "checkpoint",
+)
+_CONTEXTS: Final[dict[tuple[object, ...], SinkContext]] = {}
+_CONTEXTS_MAX: Final = 16
 """Limit for a loop over tables, each with a prefix of its own: it must not run out of sockets."""
 
 
-def station(options: SinkOptions, make: Connect = Station) -> Station:
-    """Return this process's station for these options, and make it if there is none."""
+def get_sink_context(options: SinkOptions, make: OpenContext = SinkContext) -> SinkContext:
+    """Return this process's context for these options, and create it if there is none."""
     client = tuple(sorted(options.client.items()))
     # All options that it reads: a worker outlives queries, and the next query may have another topic.
-    key = (os.getpid(), make, client, *(getattr(options, name) for name in _KEYS))
-    found = _STATIONS.pop(key, None)
-    if found is None or not found.usable:
+    key = (os.getpid(), make, client, *(getattr(options, name) for name in _CACHE_KEY_OPTIONS))
+    found = _CONTEXTS.pop(key, None)
+    if found is None or not found.is_usable:
         found = make(options)
-    _STATIONS[key] = found
-    for oldest in list(_STATIONS)[:-_STATIONS_MAX]:
-        _STATIONS.pop(oldest, None)
-    settle()
+    _CONTEXTS[key] = found
+    for oldest in list(_CONTEXTS)[:-_CONTEXTS_MAX]:
+        _CONTEXTS.pop(oldest, None)
+    freeze_loaded_modules()
     return found

@@ -11,82 +11,86 @@ from typing import Final
 
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.value import frozen, replace
-from tallystick.spark.decisions.database import Database, engine_of, opened
-from tallystick.spark.decisions.row import DecisionRow, RowLog, RowParticipants
-from tallystick.spark.decisions.staging import Staged
+from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
+from tallystick.spark.decisions.row import DatabaseDecisionLog, DatabaseParticipants, DecisionRow
+from tallystick.spark.decisions.staging import StagingTable
 from tallystick.spark.decisions.topic import DecisionTopic
-from tallystick.spark.options.sink_options import TIMEOUT_MS, SinkOptions
+from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
 from tallystick.spark.options.sinks import ToTable
 from tallystick.spark.protocol.committable import Decision
-from tallystick.spark.protocol.decide import MARGIN_SHARE
-from tallystick.spark.protocol.ports import DecisionLog, Participants
-from tallystick.spark.protocol.transactional_ids import IN_DATABASE
-from tallystick.spark.sink.context import Station
-from tallystick.spark.sink.recovery import Standing, look, options_of, settle
+from tallystick.spark.protocol.decide import TIMEOUT_MARGIN_DIVISOR
+from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
+from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.recovery import PrefixStatus, build_options, read_and_close, resolve_and_close
 
 __all__ = [
-    "AtDatabase",
-    "TableStation",
-    "engine_of",
-    "in_database",
-    "last_decision",
-    "opened",
+    "DatabaseSinkContext",
+    "OpenDatabaseContext",
+    "get_engine",
+    "get_staging_tables",
+    "read_last_decision",
+    "resolve_database",
     "resolve_rows",
-    "staged_of",
+    "with_database_suffix",
 ]
 
-Make = Callable[[SinkOptions, Database, tuple[ToTable, ...]], "TableStation"]
+CreateDatabaseContext = Callable[[SinkOptions, DecisionDatabase, tuple[ToTable, ...]], "DatabaseSinkContext"]
 
 
-class TableStation(Station):
+class DatabaseSinkContext(SinkContext):
     """A driver's station for a prefix whose decisions are in a database row."""
 
-    def __init__(self, options: SinkOptions, where: Database, tables: tuple[ToTable, ...]) -> None:
-        self._engine_of_rows = engine_of(where)
-        self._staged = staged_of(options.prefix, where, tables)
+    def __init__(self, options: SinkOptions, where: DecisionDatabase, tables: tuple[ToTable, ...]) -> None:
+        self._engine_of_rows = get_engine(where)
+        self._staging_tables = get_staging_tables(options.prefix, where, tables)
         super().__init__(options)
 
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        self.row = DecisionRow(self._engine_of_rows, self.options.prefix, self._staged)
-        timeout_ms = int(self.options.client.get("transaction.timeout.ms", TIMEOUT_MS))
+    def create_ports(self, cluster: Cluster) -> tuple[ParticipantsPort, DecisionLogPort]:
+        self.decision_row = DecisionRow(self._engine_of_rows, self.options.prefix, self._staging_tables)
+        timeout_ms = int(self.options.client.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
         # Votes are decided on only with a quarter of their timeout left; half of that is for ending them.
-        participants, topic = super().ports_of(cluster)
+        participants, topic = super().create_ports(cluster)
         notes = topic if isinstance(topic, DecisionTopic) else None
-        self.log = RowLog(self.row, timeout_ms // MARGIN_SHARE // 2, notes=notes)
-        return RowParticipants(participants, self.row), self.log
+        self.decision_log = DatabaseDecisionLog(
+            self.decision_row, timeout_ms // TIMEOUT_MARGIN_DIVISOR // 2, notes=notes
+        )
+        return DatabaseParticipants(participants, self.decision_row), self.decision_log
 
 
 @frozen(kw_only=True)
-class AtDatabase:
-    """A `Connect` to cluster and database; two of them are equal if their parts are."""
+class OpenDatabaseContext:
+    """An `OpenContext` to cluster and database; two of them are equal if their parts are."""
 
-    where: Database
+    database: DecisionDatabase
     tables: tuple[ToTable, ...]
-    make: Make = TableStation
+    create: CreateDatabaseContext = DatabaseSinkContext
 
-    def __call__(self, options: SinkOptions) -> Station:
-        return self.make(options, self.where, self.tables)
-
-
-_STAGED: Final[dict[tuple[object, ...], tuple[Staged, ...]]] = {}
+    def __call__(self, options: SinkOptions) -> SinkContext:
+        return self.create(options, self.database, self.tables)
 
 
-def staged_of(prefix: str, where: Database, tables: tuple[ToTable, ...]) -> tuple[Staged, ...]:
+_STAGING_TABLES: Final[dict[tuple[object, ...], tuple[StagingTable, ...]]] = {}
+
+
+def get_staging_tables(
+    prefix: str, where: DecisionDatabase, tables: tuple[ToTable, ...]
+) -> tuple[StagingTable, ...]:
     """Return this process's staging tables for these sinks. Raises: BadConfig."""
     key = (os.getpid(), prefix, where.url, tables)
-    if key not in _STAGED:
-        _STAGED[key] = tuple(Staged(engine_of(where), prefix, each) for each in tables)
-    return _STAGED[key]
+    if key not in _STAGING_TABLES:
+        _STAGING_TABLES[key] = tuple(StagingTable(get_engine(where), prefix, each) for each in tables)
+    return _STAGING_TABLES[key]
 
 
-def in_database(options: SinkOptions) -> SinkOptions:
+def with_database_suffix(options: SinkOptions) -> SinkOptions:
     """Add the suffix to the prefix, so that readers of the decision topic do not end a database's batches."""
-    return replace(options, prefix=options.prefix + IN_DATABASE)
+    return replace(options, prefix=options.prefix + DATABASE_SUFFIX)
 
 
 def resolve_rows(
     prefix: str, client: Mapping[str, str], database: str, *, dry_run: bool = False, retire: bool = False
-) -> Standing:
+) -> PrefixStatus:
     """Complete or abort the transactions of a `foreach_batch` query with a database that will not restart.
 
     It does for such a query what `resolve` does for others.
@@ -100,13 +104,15 @@ def resolve_rows(
     Returns: the state before any change.
     Raises: BadConfig; DecisionBroken without `retire`; errors of client and database.
     """
-    return settle(_station(prefix, client, database), dry_run=dry_run, retire=retire)
+    return resolve_and_close(_open_context(prefix, client, database), dry_run=dry_run, retire=retire)
 
 
-def last_decision(prefix: str, client: Mapping[str, str], database: str) -> Decision | None:
+def read_last_decision(prefix: str, client: Mapping[str, str], database: str) -> Decision | None:
     """Return a prefix's last decision, for a query that begins where it ended. Raises: as `resolve_rows`."""
-    return look(_station(prefix, client, database))
+    return read_and_close(_open_context(prefix, client, database))
 
 
-def _station(prefix: str, client: Mapping[str, str], database: str) -> TableStation:
-    return TableStation(in_database(options_of(prefix, client)), opened(database), ())
+def _open_context(prefix: str, client: Mapping[str, str], database: str) -> DatabaseSinkContext:
+    return DatabaseSinkContext(
+        with_database_suffix(build_options(prefix, client)), resolve_database(database), ()
+    )

@@ -18,24 +18,31 @@ from typing import TYPE_CHECKING, Final, cast
 from tallystick import _lazy
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen, replace
-from tallystick.spark.checkpoint import offsets_after, resuming
-from tallystick.spark.options.option_table import Query
-from tallystick.spark.options.sink_options import SinkOptions, write_options
-from tallystick.spark.options.sinks import Moves, Sink, ToTable, ToTopic, quoted, sink_problems
-from tallystick.spark.protocol.committable import Batch, Vote, decode_vote, no_vote
+from tallystick.spark.checkpoint import read_end_offsets, read_query_start
+from tallystick.spark.options.option_table import QueryType
+from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
+from tallystick.spark.options.sinks import (
+    Sink,
+    StagedMoves,
+    ToTable,
+    ToTopic,
+    find_sink_problems,
+    quote_column,
+)
+from tallystick.spark.protocol.committable import MicroBatch, Vote, decode_vote, empty_vote
 from tallystick.spark.sink import foreach_topic
-from tallystick.spark.sink.combined_attempt import TABLE_STATION, Work
-from tallystick.spark.sink.context import Connect, Station, station
-from tallystick.spark.sink.lease_handover import forget, keep
-from tallystick.spark.sink.projection import projected
+from tallystick.spark.sink.combined_attempt import DATABASE_CONTEXT, CombinedTask
+from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.lease_handover import keep_in_memory, remove_lease
+from tallystick.spark.sink.projection import project_sinks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tallystick.spark.decisions.database import Database
-    from tallystick.spark.sink.database_context import Make, TableStation
+    from tallystick.spark.decisions.database import DecisionDatabase
+    from tallystick.spark.sink.database_context import CreateDatabaseContext, DatabaseSinkContext
 
-_VOTES: Final = "vote binary, attempt string"
+_VOTE_SCHEMA: Final = "vote binary, attempt string"
 
 
 @frozen(kw_only=True)
@@ -44,44 +51,55 @@ class ForeachBatch:
 
     options: SinkOptions
     sinks: tuple[Sink, ...]
-    url: str | None
+    database_url: str | None
     query_id: str | None
-    connect: Connect = station
-    connect_database: "Make | None" = None
+    open_context: OpenContext = get_sink_context
+    create_database_context: "CreateDatabaseContext | None" = None
 
     def __call__(self, frame: "DataFrame", batch_id: int) -> None:
-        where = None if self.url is None else _lazy.load(TABLE_STATION).opened(self.url)
-        sinks = tuple(_with_columns(sink, frame.columns) for sink in self.sinks)
-        rows = projected(frame, sinks)
-        here = self._station(where, sinks)
-        job = Batch(foreach_topic.query_of(frame, self.query_id), batch_id)
-        lease = here.begin(query_id=job.query_id, resuming=resuming(self.options, job.query_id))
-        work = Work(
-            options=self.options, lease=lease, job=job, sinks=sinks, where=where, connect=self.connect
+        where = (
+            None
+            if self.database_url is None
+            else _lazy.load(DATABASE_CONTEXT).resolve_database(self.database_url)
         )
-        keep(self.options, lease)
+        sinks = tuple(_fill_columns(sink, frame.columns) for sink in self.sinks)
+        rows = project_sinks(frame, sinks)
+        here = self._open_context(where, sinks)
+        job = MicroBatch(foreach_topic.find_query_id(frame, self.query_id), batch_id)
+        lease = here.begin(query_id=job.query_id, resuming=read_query_start(self.options, job.query_id))
+        work = CombinedTask(
+            options=self.options,
+            lease=lease,
+            job=job,
+            sinks=sinks,
+            database=where,
+            open_context=self.open_context,
+        )
+        keep_in_memory(self.options, lease)
         votes: list[Vote] = []
         try:
-            found = rows.mapInArrow(work, _VOTES).collect()
+            found = rows.mapInArrow(work, _VOTE_SCHEMA).collect()
             # A batch without partitions has no task, so the driver votes for it.
-            told = [(decode_vote(bytes(row.vote)), row.attempt) for row in found] or [work.vote(())]
+            told = [(decode_vote(bytes(row.vote)), row.attempt) for row in found] or [work.run(())]
             votes = [vote for vote, _ in told]
             if where is not None:
-                cast("TableStation", here).log.moving(lease.nonce, _moves(sinks, told))
-            here.commit(votes, offsets_after(self.options.checkpoint, batch_id))
-            forget(self.options)
+                cast("DatabaseSinkContext", here).decision_log.set_staged_moves(
+                    lease.nonce, _staged_moves(sinks, told)
+                )
+            here.commit(votes, read_end_offsets(self.options.checkpoint, batch_id))
+            remove_lease(self.options)
         except BaseException:
-            if here.give_up(votes or [no_vote(lease)]):
-                forget(self.options)
+            if here.try_abort(votes or [empty_vote(lease)]):
+                remove_lease(self.options)
             raise
 
-    def _station(self, where: "Database | None", sinks: tuple[Sink, ...]) -> Station:
+    def _open_context(self, where: "DecisionDatabase | None", sinks: tuple[Sink, ...]) -> SinkContext:
         if where is None:
-            return self.connect(self.options)
+            return self.open_context(self.options)
         tables = tuple(each for each in sinks if isinstance(each, ToTable))
-        at_database = _lazy.load(TABLE_STATION).AtDatabase
-        make = {} if self.connect_database is None else {"make": self.connect_database}
-        return station(self.options, at_database(where=where, tables=tables, **make))
+        open_context = _lazy.load(DATABASE_CONTEXT).OpenDatabaseContext
+        make = {} if self.create_database_context is None else {"create": self.create_database_context}
+        return get_sink_context(self.options, open_context(database=where, tables=tables, **make))
 
 
 def foreach_batch(
@@ -105,31 +123,31 @@ def foreach_batch(
     """
     if not sinks and database is None:
         return foreach_topic.foreach_batch(options, query_id=query_id)
-    problems = list(sink_problems(sinks, database))
+    problems = list(find_sink_problems(sinks, database))
     if any(name.lower() == "topic" for name in options):
         problems.append("topic: each to_topic has its own")
     checked = None
     try:
-        checked = write_options(options, Query.STREAM)
+        checked = parse_sink_options(options, QueryType.STREAM)
     except BadConfig as exc:
         problems += str(exc).splitlines()
     if problems or checked is None:
         raise BadConfig("\n".join(problems))
     if database is not None:
-        checked = _lazy.load(TABLE_STATION).in_database(checked)
-    return ForeachBatch(options=checked, sinks=sinks, url=database, query_id=query_id)
+        checked = _lazy.load(DATABASE_CONTEXT).with_database_suffix(checked)
+    return ForeachBatch(options=checked, sinks=sinks, database_url=database, query_id=query_id)
 
 
-def _with_columns(sink: Sink, columns: Iterable[str]) -> Sink:
+def _fill_columns(sink: Sink, columns: Iterable[str]) -> Sink:
     if isinstance(sink, ToTopic) or sink.columns is not None:
         return sink
-    return replace(sink, columns=tuple((name, quoted(name)) for name in columns))
+    return replace(sink, columns=tuple((name, quote_column(name)) for name in columns))
 
 
-def _moves(sinks: tuple[Sink, ...], told: list[tuple[Vote, str]]) -> Moves:
+def _staged_moves(sinks: tuple[Sink, ...], told: list[tuple[Vote, str]]) -> StagedMoves:
     rows = [
         sum(vote.tallies[number].rows for vote, _ in told)
         for number, sink in enumerate(sinks)
         if isinstance(sink, ToTable)
     ]
-    return Moves(attempts=tuple(attempt for _, attempt in told), rows=tuple(rows))
+    return StagedMoves(attempts=tuple(attempt for _, attempt in told), rows=tuple(rows))

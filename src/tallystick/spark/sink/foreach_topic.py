@@ -16,19 +16,26 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark.checkpoint import offsets_after, resuming
-from tallystick.spark.options.option_table import Query
+from tallystick.spark.checkpoint import read_end_offsets, read_query_start
+from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Batch, Lease, Vote, decode_vote, encode_vote, no_vote
-from tallystick.spark.sink.attempt import attempt
-from tallystick.spark.sink.context import Connect, station
-from tallystick.spark.sink.writers import checked_options
+from tallystick.spark.protocol.committable import (
+    Lease,
+    MicroBatch,
+    Vote,
+    decode_vote,
+    empty_vote,
+    encode_vote,
+)
+from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.context import OpenContext, get_sink_context
+from tallystick.spark.sink.writers import parse_checked_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_QUERY_ID: Final = "sql.streaming.queryId"
-_VOTES: Final = "vote binary"
+_QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+_VOTE_SCHEMA: Final = "vote binary"
 
 
 def foreach_batch(
@@ -36,7 +43,7 @@ def foreach_batch(
     transform: "Callable[[DataFrame], DataFrame] | None" = None,
     *,
     query_id: str | None = None,
-    connect: Connect = station,
+    connect: OpenContext = get_sink_context,
 ) -> "Callable[[DataFrame, int], None]":
     """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
@@ -51,42 +58,42 @@ def foreach_batch(
 
     def write(frame: "DataFrame", batch_id: int) -> None:
         rows = frame if transform is None else transform(frame)
-        checked = checked_options(options, rows.schema, Query.STREAM)
+        checked = parse_checked_options(options, rows.schema, QueryType.STREAM)
         here = connect(checked)
-        job = Batch(query_of(frame, query_id), batch_id)
-        lease = here.begin(query_id=job.query_id, resuming=resuming(checked, job.query_id))
-        task = _task(checked, lease, job, connect)
+        job = MicroBatch(find_query_id(frame, query_id), batch_id)
+        lease = here.begin(query_id=job.query_id, resuming=read_query_start(checked, job.query_id))
+        task = _create_task(checked, lease, job, connect)
         votes: list[Vote | None] = []
         try:
-            found = rows.mapInArrow(task, _VOTES).collect()
+            found = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
             # A batch without partitions has no task, so the driver votes for it.
-            votes = [decode_vote(bytes(row.vote)) for row in found] or [attempt(here, lease, job, ())]
-            here.commit(votes, offsets_after(checked.checkpoint, batch_id))
+            votes = [decode_vote(bytes(row.vote)) for row in found] or [run_attempt(here, lease, job, ())]
+            here.commit(votes, read_end_offsets(checked.checkpoint, batch_id))
         except BaseException:
-            here.give_up(votes or [no_vote(lease)])
+            here.try_abort(votes or [empty_vote(lease)])
             raise
 
     return write
 
 
-def _task(
-    options: SinkOptions, lease: Lease, job: Batch, connect: Connect
+def _create_task(
+    options: SinkOptions, lease: Lease, job: MicroBatch, connect: OpenContext
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        vote = attempt(connect(options), lease, job, batches)
+        vote = run_attempt(connect(options), lease, job, batches)
         yield pa.record_batch([pa.array([encode_vote(vote)])], names=["vote"])
 
     return run
 
 
-def query_of(frame: "DataFrame", given: str | None) -> str:
+def find_query_id(frame: "DataFrame", given: str | None) -> str:
     """Return the query's id, from the driver thread's local properties unless given. Raises: BadConfig."""
     if given is not None:
         return given
     session = frame.sparkSession
     found = None
     if hasattr(session, "_jsparkSession"):
-        found = session.sparkContext.getLocalProperty(_QUERY_ID)
+        found = session.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
     if found is None:
         raise BadConfig("query_id: must be given, Spark Connect does not tell it")
     return found

@@ -19,30 +19,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Lease, decode_lease, encode_lease, no_vote
+from tallystick.spark.protocol.committable import Lease, decode_lease, empty_vote, encode_lease
 from tallystick.spark.protocol.errors import BadCommittable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tallystick.spark.sink.context import Station
+    from tallystick.spark.sink.context import SinkContext
 
-_PARENT: Final = 1  # index among the fields after the name in /proc/<pid>/stat, as is _STARTED
-_STARTED: Final = 19
-_DEPTH_MAX: Final = 8
+_PARENT_FIELD: Final = 1  # index among the fields after the name in /proc/<pid>/stat, as is _STARTED
+_START_TIME_FIELD: Final = 19
+_ANCESTORS_MAX: Final = 8
 
-_HERE: Final[dict[str, Lease]] = {}
+_LEASES: Final[dict[str, Lease]] = {}
 """Leases of the batches that this process has begun and will end itself."""
 
 
-def keep(options: SinkOptions, lease: Lease) -> None:
+def keep_in_memory(options: SinkOptions, lease: Lease) -> None:
     """Keep a lease in memory, in a process that both begins and ends the batch."""
-    _HERE[_about(options)] = lease
+    _LEASES[_lease_key(options)] = lease
 
 
-def leave(options: SinkOptions, lease: Lease) -> None:
+def save_lease(options: SinkOptions, lease: Lease) -> None:
     """Leave a lease in a file, in the process that begins a batch, for another process of this driver."""
-    path = _path(options, _driver())
+    path = _lease_path(options, _identify_own_driver())
     if path is None:
         return
     with suppress(OSError):
@@ -52,14 +52,14 @@ def leave(options: SinkOptions, lease: Lease) -> None:
         fresh.replace(path)
 
 
-def find(options: SinkOptions, driver: str | None = None) -> Lease | None:
+def find_lease(options: SinkOptions, driver: str | None = None) -> Lease | None:
     """Return the lease of the running or abandoned batch of these options; None if there is none.
 
     Args:
-        driver: the result of `driver_of`; needed in a process that Java has not started.
+        driver: the result of `identify_driver`; needed in a process that Java has not started.
     """
-    here = _HERE.get(_about(options))
-    path = _path(options, driver or _driver())
+    here = _LEASES.get(_lease_key(options))
+    path = _lease_path(options, driver or _identify_own_driver())
     if here is not None or path is None:
         return here
     try:
@@ -68,23 +68,23 @@ def find(options: SinkOptions, driver: str | None = None) -> Lease | None:
         return None
 
 
-def forget(options: SinkOptions, driver: str | None = None) -> None:
+def remove_lease(options: SinkOptions, driver: str | None = None) -> None:
     """Remove the lease, after the batch was committed or given up."""
-    _HERE.pop(_about(options), None)
-    path = _path(options, driver or _driver())
+    _LEASES.pop(_lease_key(options), None)
+    path = _lease_path(options, driver or _identify_own_driver())
     if path is not None:
         with suppress(OSError):
             path.unlink()
 
 
-def settle(station: "Station", driver: str | None) -> None:
+def abort_unfinished_batch(station: "SinkContext", driver: str | None) -> None:
     """Abort the running or abandoned batch, if there is one and it still owns the prefix."""
-    lease = find(station.options, driver)
-    if lease is not None and station.give_up([no_vote(lease)]):
-        forget(station.options, driver)
+    lease = find_lease(station.options, driver)
+    if lease is not None and station.try_abort([empty_vote(lease)]):
+        remove_lease(station.options, driver)
 
 
-def driver_of(spark: "SparkSession") -> str | None:
+def identify_driver(spark: "SparkSession") -> str | None:
     """Identify the Java process that starts the Python workers of a session's driver; None if unknown.
 
     Under Spark Connect it is unknown, since it is on another host.
@@ -94,41 +94,41 @@ def driver_of(spark: "SparkSession") -> str | None:
         return None
     pid = int(java.java.lang.ProcessHandle.current().pid())
     try:
-        return f"{pid}:{_stat(pid)[1][_STARTED]}"
+        return f"{pid}:{_read_process_stat(pid)[1][_START_TIME_FIELD]}"
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _about(options: SinkOptions) -> str:
+def _lease_key(options: SinkOptions) -> str:
     return f"{options.client.get('bootstrap.servers')} {options.prefix}"
 
 
-def _path(options: SinkOptions, driver: str | None) -> Path | None:
+def _lease_path(options: SinkOptions, driver: str | None) -> Path | None:
     if driver is None:
         return None
     folder = Path(tempfile.gettempdir(), f"tallystick-leases-{os.getuid()}")
-    return folder / f"{sha256(f'{driver} {_about(options)}'.encode()).hexdigest()[:32]}.lease"
+    return folder / f"{sha256(f'{driver} {_lease_key(options)}'.encode()).hexdigest()[:32]}.lease"
 
 
-def _driver() -> str | None:
+def _identify_own_driver() -> str | None:
     """Identify the process that starts the driver's Python workers: the nearest ancestor that is not Python.
 
     None without /proc, that is, outside Linux.
     """
     try:
         pid = os.getpid()
-        own = _stat(pid)[0]
-        for _ in range(_DEPTH_MAX):
-            name, fields = _stat(pid)
+        own = _read_process_stat(pid)[0]
+        for _ in range(_ANCESTORS_MAX):
+            name, fields = _read_process_stat(pid)
             if name != own:
-                return f"{pid}:{fields[_STARTED]}"
-            pid = int(fields[_PARENT])
+                return f"{pid}:{fields[_START_TIME_FIELD]}"
+            pid = int(fields[_PARENT_FIELD])
     except (OSError, ValueError, IndexError):
         pass
     return None
 
 
-def _stat(pid: int) -> tuple[str, list[str]]:
+def _read_process_stat(pid: int) -> tuple[str, list[str]]:
     """Return the name of a process, and the fields after it in /proc/<pid>/stat."""
     name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     return name.partition("(")[2], rest.split()

@@ -16,37 +16,37 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, Null
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
 
-HASH: Final = "tallystick_hash"
-HEADERS: Final = "array<struct<key:string,value:binary>>"
+HASH_COLUMN: Final = "tallystick_hash"
+HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 
-def column_of(number: int) -> str:
+def sink_column(number: int) -> str:
     return f"sink_{number}"
 
 
-def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
+def project_sinks(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
     """Project a batch to the sinks' columns. Raises: BadConfig with Spark's errors on all expressions."""
     problems: list[str] = []
-    made = [_struct(frame, sink, problems).alias(column_of(n)) for n, sink in enumerate(sinks)]
+    made = [_build_struct(frame, sink, problems).alias(sink_column(n)) for n, sink in enumerate(sinks)]
     if problems:
         raise BadConfig("\n".join(problems))
     structs = frame.select(*made)
-    return structs.select(*(_with_hash(structs, column_of(n)) for n in range(len(sinks))))
+    return structs.select(*(_add_hash(structs, sink_column(n)) for n in range(len(sinks))))
 
 
-def _struct(frame: DataFrame, sink: Sink, problems: list[str]) -> Column:
+def _build_struct(frame: DataFrame, sink: Sink, problems: list[str]) -> Column:
     at = f"topic {sink.topic}" if isinstance(sink, ToTopic) else f"table {sink.table}"
-    made = f.struct(*_fields(frame, sink, at, problems))
+    made = f.struct(*_build_fields(frame, sink, at, problems))
     if sink.where is None:
         return made
-    _check(frame, sink.where, f"{at}: where", (BooleanType,), problems)
+    _check_expression(frame, sink.where, f"{at}: where", (BooleanType,), problems)
     return f.when(f.expr(sink.where), made)
 
 
-def _fields(frame: DataFrame, sink: Sink, at: str, problems: list[str]) -> list[Column]:
+def _build_fields(frame: DataFrame, sink: Sink, at: str, problems: list[str]) -> list[Column]:
     if isinstance(sink, ToTable):
         for name, expression in sink.columns or ():
-            _check(frame, expression, f"{at}: column {name}", (), problems)
+            _check_expression(frame, expression, f"{at}: column {name}", (), problems)
         return [f.expr(expression).alias(name) for name, expression in sink.columns or ()]
     text = (StringType, BinaryType, NullType)
     for name, given, kinds in (
@@ -55,16 +55,16 @@ def _fields(frame: DataFrame, sink: Sink, at: str, problems: list[str]) -> list[
         ("headers", sink.headers, (ArrayType,)),
     ):
         if given is not None:
-            _check(frame, given, f"{at}: {name}", kinds, problems)
+            _check_expression(frame, given, f"{at}: {name}", kinds, problems)
     whole = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
     return [
         (f.lit(None) if sink.key is None else f.expr(sink.key)).cast("binary").alias("key"),
         (whole if sink.value is None else f.expr(sink.value)).cast("binary").alias("value"),
-        (f.lit(None) if sink.headers is None else f.expr(sink.headers)).cast(HEADERS).alias("headers"),
+        (f.lit(None) if sink.headers is None else f.expr(sink.headers)).cast(HEADERS_TYPE).alias("headers"),
     ]
 
 
-def _check(
+def _check_expression(
     frame: DataFrame, expression: str, at: str, kinds: tuple[type[DataType], ...], problems: list[str]
 ) -> None:
     try:
@@ -77,11 +77,11 @@ def _check(
         problems.append(f"{at}: {expression!r} is {found.simpleString()}, and must be {allowed}")
 
 
-def _with_hash(structs: DataFrame, name: str) -> Column:
+def _add_hash(structs: DataFrame, name: str) -> Column:
     kind = structs.schema[name].dataType
     fields = [f.col(name).getField(field) for field in kind.fieldNames()]  # type: ignore[attr-defined]
     # xxhash64 skips nulls: (null, 1) and (1, null) would have the same hash.
     parts = [part for field in fields for part in (f.isnull(field), field)]
-    hashed = f.xxhash64(*parts).alias(HASH)
+    hashed = f.xxhash64(*parts).alias(HASH_COLUMN)
     named = [field.alias(field_name) for field, field_name in zip(fields, kind.fieldNames(), strict=True)]  # type: ignore[attr-defined]
     return f.when(f.col(name).isNotNull(), f.struct(*named, hashed)).alias(name)

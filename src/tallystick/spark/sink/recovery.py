@@ -13,11 +13,11 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import Decision
-from tallystick.spark.protocol.coordinator import Standing
-from tallystick.spark.protocol.transactional_ids import prefix_problems
-from tallystick.spark.sink.context import Station
+from tallystick.spark.protocol.coordinator import PrefixStatus
+from tallystick.spark.protocol.transactional_ids import find_prefix_problems
+from tallystick.spark.sink.context import SinkContext
 
-__all__ = ["Standing", "last_decision", "resolve"]
+__all__ = ["PrefixStatus", "read_last_decision", "resolve"]
 
 
 def resolve(
@@ -27,7 +27,7 @@ def resolve(
     dry_run: bool = False,
     retire: bool = False,
     decisions: str = DECISIONS_TOPIC,
-) -> Standing:
+) -> PrefixStatus:
     """Complete the last decision of a prefix, and abort every other open transaction of its workers.
 
     Args:
@@ -39,26 +39,28 @@ def resolve(
     Returns: the state before any change.
     Raises: BadConfig; DecisionBroken without `retire`; NoDecisionTopic; the client's errors.
     """
-    return settle(Station(options_of(prefix, client, decisions)), dry_run=dry_run, retire=retire)
+    return resolve_and_close(
+        SinkContext(build_options(prefix, client, decisions)), dry_run=dry_run, retire=retire
+    )
 
 
-def last_decision(
+def read_last_decision(
     prefix: str, client: Mapping[str, str], *, decisions: str = DECISIONS_TOPIC
 ) -> Decision | None:
     """Return a prefix's last decision, for a query that begins where it ended. Raises: as `resolve`."""
-    return look(Station(options_of(prefix, client, decisions)))
+    return read_and_close(SinkContext(build_options(prefix, client, decisions)))
 
 
-def options_of(prefix: str, client: Mapping[str, str], decisions: str = DECISIONS_TOPIC) -> SinkOptions:
+def build_options(prefix: str, client: Mapping[str, str], decisions: str = DECISIONS_TOPIC) -> SinkOptions:
     """Build sink options from a prefix and its query's client settings. Raises: BadConfig."""
-    if problems := list(prefix_problems(prefix)):
+    if problems := list(find_prefix_problems(prefix)):
         raise BadConfig("\n".join(problems))
     own = dict(client)
     modes = tuple(each.strip() for each in own.pop("tallystick.modes", "2pc").split(","))
-    return SinkOptions(prefix=prefix, client=own, modes=modes, decisions=decisions)
+    return SinkOptions(prefix=prefix, client=own, modes=modes, decisions_topic=decisions)
 
 
-def look(station: Station) -> Decision | None:
+def read_and_close(station: SinkContext) -> Decision | None:
     """Read the last decision, and close the station."""
     try:
         return station.run(station.decisions.read(), "look").decision
@@ -66,7 +68,7 @@ def look(station: Station) -> Decision | None:
         station.close()
 
 
-def settle(station: Station, *, dry_run: bool, retire: bool) -> Standing:
+def resolve_and_close(station: SinkContext, *, dry_run: bool, retire: bool) -> PrefixStatus:
     """Inspect, resolve or retire the prefix of this station, and close the station."""
     try:
         if retire and not dry_run:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from secrets import token_hex
 
 from tallystick.spark.protocol.committable import Lease
-from tallystick.spark.protocol.transactional_ids import WORKER_DIGITS, WorkerId
+from tallystick.spark.protocol.transactional_ids import WORKER_DIGITS, WorkerTransactionalId
 
 
-class WorkerIds:
+class WorkerIdPool:
     """Pool of ids of one process and one prefix; a process runs one task at a time."""
 
     def __init__(self, prefix: str, draw: Callable[[], str] = lambda: token_hex(WORKER_DIGITS // 2)) -> None:
@@ -25,12 +25,12 @@ class WorkerIds:
     def __len__(self) -> int:
         return len(self._last_nonce)
 
-    def take(self, lease: Lease) -> WorkerId:
+    def acquire(self, lease: Lease) -> WorkerTransactionalId:
         """Take an id for one attempt under `lease`: one that may be initialised, or a new one."""
         held = {lease.nonce, lease.decided.nonce if lease.decided is not None else lease.nonce}
         for number, nonce in enumerate(self._last_nonce):
             if nonce not in held:
                 self._last_nonce[number] = lease.nonce
-                return WorkerId(self._prefix, self._worker, number)
+                return WorkerTransactionalId(self._prefix, self._worker, number)
         self._last_nonce.append(lease.nonce)
-        return WorkerId(self._prefix, self._worker, len(self._last_nonce) - 1)
+        return WorkerTransactionalId(self._prefix, self._worker, len(self._last_nonce) - 1)

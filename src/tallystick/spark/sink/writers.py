@@ -27,34 +27,34 @@ from pyspark.sql.types import (
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark.checkpoint import offsets_after, query_of, resuming
-from tallystick.spark.options.option_table import Query
-from tallystick.spark.options.sink_options import SinkOptions, write_options
+from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
+from tallystick.spark.options.option_table import QueryType
+from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
 from tallystick.spark.protocol.committable import (
-    Batch,
+    BatchWrite,
     Job,
     Lease,
+    MicroBatch,
     Vote,
-    Write,
     decode_lease,
     decode_vote,
+    empty_vote,
     encode_lease,
     encode_vote,
-    no_vote,
 )
 from tallystick.spark.protocol.errors import NotBegun
-from tallystick.spark.sink.attempt import attempt
-from tallystick.spark.sink.context import Connect, Station, station
-from tallystick.spark.sink.lease_handover import find, forget, leave
+from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.sink.lease_handover import find_lease, remove_lease, save_lease
 
 _log = logging.getLogger("tallystick.spark")
 
-_QUERY_ID: Final = "sql.streaming.queryId"
-_BATCH_ID: Final = "streaming.sql.batchId"
+_QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+_BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 """Local properties that Spark's MicroBatchExecution sets for the tasks of a micro-batch."""
 
-_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+_HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_COLUMN_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "key": (StringType, BinaryType),
     "value": (StringType, BinaryType),
     "topic": (StringType,),
@@ -70,8 +70,8 @@ class VoteMessage(WriterCommitMessage):
         self.vote = vote
 
 
-def stream_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: Connect | None = None
+def create_stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: OpenContext | None = None
 ) -> "StreamWriter":
     """Return a streaming writer; Spark asks for two of them for each micro-batch. Has no effect yet.
 
@@ -81,23 +81,23 @@ def stream_writer(
         connect: connects a process to the cluster; crash tests replace it.
     Raises: BadConfig with all problems at once.
     """
-    return StreamWriter(checked_options(options, schema, Query.STREAM), connect)
+    return StreamWriter(parse_checked_options(options, schema, QueryType.STREAM), connect)
 
 
-def batch_writer(
-    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: Connect | None = None
+def create_batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: OpenContext | None = None
 ) -> "BatchWriter":
     """Return a batch writer; Spark asks for one for each `save()`. Has no effect yet. Raises: BadConfig."""
     problems = ["mode: overwrite cannot be done, a topic is appended to; use mode('append')"] * overwrite
-    return BatchWriter(checked_options(options, schema, Query.BATCH, problems), connect)
+    return BatchWriter(parse_checked_options(options, schema, QueryType.BATCH, problems), connect)
 
 
-class _Writing:
+class _LeasedWriter:
     """Base class of both writers: it carries the lease from the driver to the tasks."""
 
-    def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
+    def __init__(self, options: SinkOptions, connect: OpenContext | None) -> None:
         self.options = options
-        self._connect = connect
+        self._open_context = connect
         self._lease: bytes | None = None
         self._write_id: str | None = None
 
@@ -105,123 +105,128 @@ class _Writing:
         """Begin the batch, since Spark pickles the writer on the driver before any task. Raises: NotBegun."""
         if self._lease is None:
             try:
-                self._lease = encode_lease(self._begin())
+                self._lease = encode_lease(self._begin_batch())
             except TallystickError as exc:
                 why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
                 raise NotBegun(why) from exc
         return self.__dict__
 
-    def _begin(self) -> Lease:
-        lease = self._station.begin(
+    def _begin_batch(self) -> Lease:
+        lease = self._context.begin(
             write_id=self._write_id,
-            query_id=query_of(self.options.checkpoint),
-            resuming=resuming(self.options),
+            query_id=read_query_id(self.options.checkpoint),
+            resuming=read_query_start(self.options),
         )
-        leave(self.options, lease)
+        save_lease(self.options, lease)
         return lease
 
     @property
-    def _station(self) -> Station:
-        return station(self.options) if self._connect is None else self._connect(self.options)
+    def _context(self) -> SinkContext:
+        return (
+            get_sink_context(self.options) if self._open_context is None else self._open_context(self.options)
+        )
 
-    def _attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
+    def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
         check(self._lease is not None, "a task has the writer that was pickled")
         assert self._lease is not None
-        return VoteMessage(encode_vote(attempt(self._station, decode_lease(self._lease), job, batches)))
+        return VoteMessage(encode_vote(run_attempt(self._context, decode_lease(self._lease), job, batches)))
 
     def _commit(self, messages: Iterable[WriterCommitMessage | None], offsets: str | None = None) -> None:
-        decision = self._station.commit(_votes(messages), offsets)
-        forget(self.options)
+        decision = self._context.commit(_decode_votes(messages), offsets)
+        remove_lease(self.options)
         _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)
 
-    def _give_up(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        lease = find(self.options)
-        votes = _votes(messages)
+    def _abort(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        lease = find_lease(self.options)
+        votes = _decode_votes(messages)
         if lease is not None and not any(votes):
-            votes = [no_vote(lease)]
-        if self._station.give_up(votes):
-            forget(self.options)
+            votes = [empty_vote(lease)]
+        if self._context.try_abort(votes):
+            remove_lease(self.options)
 
 
-class StreamWriter(_Writing, DataSourceStreamArrowWriter):
+class StreamWriter(_LeasedWriter, DataSourceStreamArrowWriter):
     """The sink of a streaming query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
-        return self._attempt(_batch_of_task(), iterator)
+        return self._run_attempt(_current_micro_batch(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._commit(messages, offsets_after(self.options.checkpoint, batchId))
+        self._commit(messages, read_end_offsets(self.options.checkpoint, batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._give_up(messages)
+        self._abort(messages)
 
 
-class BatchWriter(_Writing, DataSourceArrowWriter):
+class BatchWriter(_LeasedWriter, DataSourceArrowWriter):
     """The sink of a batch write, which becomes visible as a whole or not at all."""
 
-    def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
+    def __init__(self, options: SinkOptions, connect: OpenContext | None) -> None:
         super().__init__(options, connect)
         self._write_id = options.write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
-        return self._attempt(Write(self._write_id or ""), iterator)
+        return self._run_attempt(BatchWrite(self._write_id or ""), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._commit(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._give_up(messages)
+        self._abort(messages)
 
 
-def _batch_of_task() -> Batch:
+def _current_micro_batch() -> MicroBatch:
     context = TaskContext.get()
     query_id = batch_id = None
     if context is not None:
-        query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        query_id, batch_id = (
+            context.getLocalProperty(_QUERY_ID_PROPERTY),
+            context.getLocalProperty(_BATCH_ID_PROPERTY),
+        )
     if query_id is None or batch_id is None:
         raise BadConfig(
             "this task belongs to no micro-batch: continuous and real-time triggers have none, and the sink "
             "decides by micro-batches; use processingTime or availableNow"
         )
-    return Batch(query_id, int(batch_id))
+    return MicroBatch(query_id, int(batch_id))
 
 
-def _votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote | None]:
+def _decode_votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote | None]:
     return [decode_vote(each.vote) if isinstance(each, VoteMessage) else None for each in messages]
 
 
 # -------------------------------------------------------------------------------- the schema
 
 
-def checked_options(
-    given: Mapping[str, str], schema: StructType, query: Query, problems: Iterable[str] = ()
+def parse_checked_options(
+    given: Mapping[str, str], schema: StructType, query: QueryType, problems: Iterable[str] = ()
 ) -> SinkOptions:
     """Parse the options of a writer and check them and the schema. Raises: BadConfig with all problems."""
     problems = list(problems)
     options = None
     try:
-        options = write_options(given, query)
+        options = parse_sink_options(given, query)
     except BadConfig as exc:
         problems += str(exc).splitlines()
     topic = {name.lower(): text for name, text in given.items()}.get("topic")
-    problems += _schema_problems(schema, topic)
+    problems += _find_schema_problems(schema, topic)
     if problems or options is None:
         raise BadConfig("\n".join(problems))
     return options
 
 
-def _schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
+def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
     """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery)."""
     columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
     if "value" not in columns:
         yield "column value: required, and missing"
     if not topic and "topic" not in columns:
         yield "topic: required, as an option or as a column"
-    for name, kinds in _TYPES.items():
+    for name, kinds in _COLUMN_TYPES.items():
         found = columns.get(name)
         if found is not None and not isinstance(found, kinds):
             allowed = " or ".join(kind.typeName() for kind in kinds)
             yield f"column {name}: is {found.simpleString()}, and must be {allowed}"
     headers = columns.get("headers")
-    if isinstance(headers, ArrayType) and headers.elementType.simpleString() != _HEADER.simpleString():
-        yield f"column headers: is {headers.simpleString()}, and must be array<{_HEADER.simpleString()}>"
+    if isinstance(headers, ArrayType) and headers.elementType.simpleString() != _HEADER_TYPE.simpleString():
+        yield f"column headers: is {headers.simpleString()}, and must be array<{_HEADER_TYPE.simpleString()}>"

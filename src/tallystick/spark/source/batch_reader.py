@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tallystick.spark.options.option_table import Query
-from tallystick.spark.options.source_options import read_options
-from tallystick.spark.protocol.offsets import Offsets, Range
-from tallystick.spark.source.planner import NothingToRead, Planner, Reading
+from tallystick.spark.options.option_table import QueryType
+from tallystick.spark.options.source_options import parse_source_options
+from tallystick.spark.protocol.offsets import OffsetRange, Offsets
+from tallystick.spark.source.planner import OffsetRangePartition, SourcePlanner, UnknownOffsets
 from tallystick.spark.source.task_reader import read_range
 
 
@@ -20,33 +20,33 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """Parse the options. Raises: BadConfig with all problems at once."""
-        self._options = read_options(options, Query.BATCH)
+        self._options = parse_source_options(options, QueryType.BATCH)
 
-    def partitions(self) -> list[Reading]:
-        """Plan the tasks; Spark wants a list. Raises: NothingToRead, DataLoss; Admin's errors."""
-        with Planner(self._options) as planner:
-            start = planner.resolve(self._options.starting, starting=True)
-            end = planner.resolve(self._options.ending, starting=False)
-            ranges = _ranges(start, end)
-            return planner.tasks(_there(planner, ranges))
+    def partitions(self) -> list[OffsetRangePartition]:
+        """Plan the tasks; Spark wants a list. Raises: UnknownOffsets, DataLoss; Admin's errors."""
+        with SourcePlanner(self._options) as planner:
+            start = planner.resolve_offsets(self._options.starting, starting=True)
+            end = planner.resolve_offsets(self._options.ending, starting=False)
+            ranges = _build_ranges(start, end)
+            return planner.plan_tasks(_clip_to_log_end(planner, ranges))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task. If there is nothing to read, Spark makes up a task, which is empty."""
-        if isinstance(partition, Reading):
+        if isinstance(partition, OffsetRangePartition):
             yield from read_range(partition.range, self._options)
 
 
-def _ranges(start: Offsets, end: Offsets) -> list[Range]:
+def _build_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     if set(start) != set(end):
         # Partitions were created or deleted between the two lookups; the next run sees one set of them.
         apart = ", ".join(map(str, sorted(set(start) ^ set(end))))
-        raise NothingToRead(f"partitions came or went while the batch was planned: {apart}. Run it again")
-    return [Range(at, start[at], end[at]) for at in sorted(end)]
+        raise UnknownOffsets(f"partitions came or went while the batch was planned: {apart}. Run it again")
+    return [OffsetRange(at, start[at], end[at]) for at in sorted(end)]
 
 
-def _there(planner: Planner, ranges: list[Range]) -> list[Range]:
+def _clip_to_log_end(planner: SourcePlanner, ranges: list[OffsetRange]) -> list[OffsetRange]:
     """Cut ranges off at the ends of their logs, which is a loss of data. Raises: DataLoss."""
-    latest = planner.latest()
+    latest = planner.latest_offsets()
     behind = [each for each in ranges if each.end > latest.get(each.partition, 0)]
-    planner.lost(f"{each}: the log ends at {latest.get(each.partition, 0)}" for each in behind)
-    return [Range(r.partition, r.start, min(r.end, latest.get(r.partition, 0))) for r in ranges]
+    planner.handle_data_loss(f"{each}: the log ends at {latest.get(each.partition, 0)}" for each in behind)
+    return [OffsetRange(r.partition, r.start, min(r.end, latest.get(r.partition, 0))) for r in ranges]

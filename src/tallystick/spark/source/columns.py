@@ -25,10 +25,10 @@ _COLUMNS: Final = (
     StructField("timestamp", TimestampType()),
     StructField("timestampType", IntegerType()),
 )
-_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
 
 def spark_schema(*, headers: bool) -> StructType:
     """Return the schema. Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
-    last = [StructField("headers", ArrayType(_HEADER))] if headers else []
+    last = [StructField("headers", ArrayType(_HEADER_TYPE))] if headers else []
     return StructType([*_COLUMNS, *last])

@@ -15,7 +15,7 @@ from tallystick.admin.client import Admin
 from tallystick.admin.topics import EARLIEST, LATEST
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.client.errors import UnknownTopic
-from tallystick.client.kafka_names import RENAMED
+from tallystick.client.kafka_names import RENAMED_SETTINGS
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import TopicPartition
@@ -26,18 +26,18 @@ from tallystick.spark.options.source_options import (
     AtTimes,
     Edge,
     Matching,
-    Place,
+    OffsetRangeLimit,
     SourceOptions,
     Subscribed,
 )
-from tallystick.spark.protocol.offsets import Offsets, Range, split
+from tallystick.spark.protocol.offsets import OffsetRange, Offsets, split_ranges
 
 _log = logging.getLogger("tallystick.spark")
 
-_ASKED: Final = {Edge.EARLIEST: EARLIEST, Edge.LATEST: LATEST}
+_LIST_OFFSETS_SPEC: Final = {Edge.EARLIEST: EARLIEST, Edge.LATEST: LATEST}
 
 
-class DataLoss(TallystickError):
+class SourceDataLoss(TallystickError):
     """Records that a query should have read are gone. It has read nothing past them."""
 
     def __str__(self) -> str:
@@ -48,19 +48,19 @@ class DataLoss(TallystickError):
         )
 
 
-class NothingToRead(TallystickError):
+class UnknownOffsets(TallystickError):
     """The options name topics, partitions or times that do not exist in the cluster."""
 
 
-class Reading(InputPartition):
+class OffsetRangePartition(InputPartition):
     """A task: one range of one partition."""
 
-    def __init__(self, what: Range) -> None:
+    def __init__(self, what: OffsetRange) -> None:
         super().__init__(what)
         self.range = what
 
 
-class Planner:
+class SourcePlanner:
     """A client for the partitions and offsets of one query.
 
     Raises: Admin's errors: Unreachable, TimedOut, BrokerRefused.
@@ -70,7 +70,7 @@ class Planner:
         """Create the planner without connecting to the cluster."""
         self._options = options
         known = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
-        self._admin = Admin({n: t for n, t in options.client.items() if RENAMED.get(n, n) in known})
+        self._admin = Admin({n: t for n, t in options.client.items() if RENAMED_SETTINGS.get(n, n) in known})
 
     def close(self) -> None:
         self._admin.close()
@@ -84,52 +84,52 @@ class Planner:
         self.close()
 
     def partitions(self) -> frozenset[TopicPartition]:
-        """Return the partitions that the options name and the cluster has now. Raises: NothingToRead."""
+        """Return the partitions that the options name and the cluster has now. Raises: UnknownOffsets."""
         match self._options.topics:
             case Matching(pattern=pattern):
                 found = self._admin.list_topics()
-                return _all_of(info for name, info in found.items() if re.fullmatch(pattern, name))
+                return _partitions_of(info for name, info in found.items() if re.fullmatch(pattern, name))
             case Subscribed(topics=names):
-                return _all_of(self._described(names).values())
+                return _partitions_of(self._describe_topics(names).values())
             case Assigned(partitions=wanted):
-                there = _all_of(self._described({at.topic for at in wanted}).values())
-                self._missing(sorted(set(wanted) - there))
+                there = _partitions_of(self._describe_topics({at.topic for at in wanted}).values())
+                self._handle_missing(sorted(set(wanted) - there))
                 return there & set(wanted)
 
-    def _described(self, names: Iterable[str]) -> Mapping[str, TopicInfo]:
+    def _describe_topics(self, names: Iterable[str]) -> Mapping[str, TopicInfo]:
         answers = self._admin.describe_topics(names)
         gone = []
         for name, failure in answers.failures.items():
             if not isinstance(failure, UnknownTopic):
                 raise failure
             gone.append(name)
-        self._missing(sorted(gone))
+        self._handle_missing(sorted(gone))
         return answers.found
 
-    def _missing(self, what: Iterable[object]) -> None:
+    def _handle_missing(self, what: Iterable[object]) -> None:
         names = ", ".join(map(str, what))
         if names:
             said = f"not in the cluster at {self._options.client['bootstrap.servers']}: {names}"
             if self._options.fail_on_data_loss:
-                raise NothingToRead(f"{said}. Create them, or set failOnDataLoss to false to go on without")
+                raise UnknownOffsets(f"{said}. Create them, or set failOnDataLoss to false to go on without")
             _log.warning("%s; going on without, since failOnDataLoss is false", said)
 
-    def lost(self, losses: Iterable[str]) -> None:
+    def handle_data_loss(self, losses: Iterable[str]) -> None:
         """Fail on lost records, or log them if failOnDataLoss is false. Raises: DataLoss."""
         told = tuple(losses)
         if told and self._options.fail_on_data_loss:
-            raise DataLoss(*told)
+            raise SourceDataLoss(*told)
         for loss in told:
             _log.warning("data loss, and failOnDataLoss is false: %s", loss)
 
     # ------------------------------------------------------------------------------ offsets
 
-    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def earliest_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log start offsets of those partitions that exist."""
         asked = self._admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         return {at: found.offset for at, found in asked.found.items() if found is not None}
 
-    def latest(self, known: Offsets | None = None) -> dict[TopicPartition, int]:
+    def latest_offsets(self, known: Offsets | None = None) -> dict[TopicPartition, int]:
         """Return the current end offsets: last stable offsets, or high watermarks with `read_uncommitted`.
 
         Args:
@@ -137,73 +137,83 @@ class Planner:
                 `read_uncommitted`, may be past the last stable offset: it waits there.
         """
         partitions = self.partitions()
-        ends = self._at(dict.fromkeys(partitions, LATEST), committed=self._options.read_committed)
+        ends = self._list_offsets(dict.fromkeys(partitions, LATEST), committed=self._options.read_committed)
         ahead = [at for at in ends if known is not None and known.get(at, 0) > ends[at]]
         if ahead and known is not None and self._options.read_committed:
-            marks = self._at(dict.fromkeys(ahead, LATEST), committed=False)
+            marks = self._list_offsets(dict.fromkeys(ahead, LATEST), committed=False)
             ends |= {at: known[at] for at in ahead if known[at] <= marks[at]}
         return ends
 
-    def resolve(self, place: Place, *, starting: bool) -> dict[TopicPartition, int]:
+    def resolve_offsets(self, place: OffsetRangeLimit, *, starting: bool) -> dict[TopicPartition, int]:
         """Resolve a place in the logs to current offsets.
 
-        Raises: NothingToRead if not all partitions are named, or no record is at or after the starting time.
+        Raises: UnknownOffsets if not all partitions are named, or no record is at or after the starting time.
         """
         partitions = self.partitions()
         match place:
             case Edge():
-                return self._at(
-                    dict.fromkeys(partitions, _ASKED[place]), committed=self._options.read_committed
+                return self._list_offsets(
+                    dict.fromkeys(partitions, _LIST_OFFSETS_SPEC[place]),
+                    committed=self._options.read_committed,
                 )
             case AtOffsets(offsets=offsets):
-                _same("offsets", offsets, partitions)
+                _check_same_partitions("offsets", offsets, partitions)
                 fixed = {at: offset for at, offset in offsets.items() if isinstance(offset, int)}
-                edges = {at: _ASKED[edge] for at, edge in offsets.items() if isinstance(edge, Edge)}
-                return {**fixed, **self._at(edges, committed=self._options.read_committed)}
+                edges = {
+                    at: _LIST_OFFSETS_SPEC[edge] for at, edge in offsets.items() if isinstance(edge, Edge)
+                }
+                return {**fixed, **self._list_offsets(edges, committed=self._options.read_committed)}
             case AtTimes(times_ms=times_ms):
-                _same("times", times_ms, partitions)
-                return self._at_times(times_ms, starting=starting)
+                _check_same_partitions("times", times_ms, partitions)
+                return self._offsets_for_times(times_ms, starting=starting)
             case AtTime(time_ms=time_ms):
-                return self._at_times(dict.fromkeys(partitions, time_ms), starting=starting)
+                return self._offsets_for_times(dict.fromkeys(partitions, time_ms), starting=starting)
 
-    def _at(self, times: Mapping[TopicPartition, int], *, committed: bool) -> dict[TopicPartition, int]:
+    def _list_offsets(
+        self, times: Mapping[TopicPartition, int], *, committed: bool
+    ) -> dict[TopicPartition, int]:
         if not times:
             return {}
         answers = self._admin.list_offsets(times, read_committed=committed).all()
         return {at: found.offset for at, found in answers.items() if found is not None}
 
-    def _at_times(
+    def _offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], *, starting: bool
     ) -> dict[TopicPartition, int]:
-        found = self._at(times_ms, committed=self._options.read_committed)
+        found = self._list_offsets(times_ms, committed=self._options.read_committed)
         none = [at for at in times_ms if at not in found]
         if none and starting and not self._options.latest_if_no_match:
             told = ", ".join(f"{at} at {times_ms[at]}" for at in sorted(none))
-            raise NothingToRead(
+            raise UnknownOffsets(
                 f"no record has the time to start at, or a later one: {told}. Set "
                 "startingOffsetsByTimestampStrategy to latest to start at the end there"
             )
-        return {**found, **self._at(dict.fromkeys(none, LATEST), committed=self._options.read_committed)}
+        return {
+            **found,
+            **self._list_offsets(dict.fromkeys(none, LATEST), committed=self._options.read_committed),
+        }
 
     # -------------------------------------------------------------------------------- tasks
 
-    def tasks(self, ranges: Iterable[Range]) -> list[Reading]:
+    def plan_tasks(self, ranges: Iterable[OffsetRange]) -> list[OffsetRangePartition]:
         """Return the tasks of these ranges, split as the options say."""
         options = self._options
         return [
-            Reading(each)
-            for each in split(list(ranges), options.min_partitions, options.max_records_per_partition)
+            OffsetRangePartition(each)
+            for each in split_ranges(list(ranges), options.min_partitions, options.max_records_per_partition)
         ]
 
 
-def _all_of(topics: Iterable[TopicInfo]) -> frozenset[TopicPartition]:
+def _partitions_of(topics: Iterable[TopicInfo]) -> frozenset[TopicPartition]:
     return frozenset(TopicPartition(topic.name, number) for topic in topics for number in topic.partitions)
 
 
-def _same(what: str, named: Iterable[TopicPartition], there: Iterable[TopicPartition]) -> None:
-    """Check that the JSON names every partition, and only existing ones. Raises: NothingToRead."""
+def _check_same_partitions(
+    what: str, named: Iterable[TopicPartition], there: Iterable[TopicPartition]
+) -> None:
+    """Check that the JSON names every partition, and only existing ones. Raises: UnknownOffsets."""
     missing, unknown = sorted(set(there) - set(named)), sorted(set(named) - set(there))
     told = [f"{', '.join(map(str, missing))} not named"] if missing else []
     told += [f"{', '.join(map(str, unknown))} not in the cluster"] if unknown else []
     if told:
-        raise NothingToRead(f"{what} must name every partition that is read: {'; '.join(told)}")
+        raise UnknownOffsets(f"{what} must name every partition that is read: {'; '.join(told)}")

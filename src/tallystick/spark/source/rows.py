@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-_ARROW: Final = (
+_ARROW_FIELDS: Final = (
     pa.field("key", pa.binary()),
     pa.field("value", pa.binary()),
     pa.field("topic", pa.string()),
@@ -16,16 +16,16 @@ _ARROW: Final = (
     pa.field("timestamp", pa.timestamp("us", tz="UTC")),
     pa.field("timestampType", pa.int32()),
 )
-_ARROW_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_ARROW_HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 
 def arrow_schema(*, headers: bool) -> pa.Schema:
     """Return `columns.spark_schema` as the Arrow schema that Spark uses in Python."""
-    element = pa.field("element", _ARROW_HEADER)
-    return pa.schema([*_ARROW, *([pa.field("headers", pa.list_(element))] if headers else [])])
+    element = pa.field("element", _ARROW_HEADER_TYPE)
+    return pa.schema([*_ARROW_FIELDS, *([pa.field("headers", pa.list_(element))] if headers else [])])
 
 
-def rows(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def to_source_rows(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Select the columns that `schema` names from a consumer's batch, and cast them to its types.
 
     `headers` has no nulls: null arrays cost Spark time quadratic in the size of the batch.

@@ -23,14 +23,14 @@ from pyspark.sql.streaming.datasource import (
 
 from tallystick import _lazy
 from tallystick.kernel.ids import TopicPartition
-from tallystick.spark.options.option_table import Query
-from tallystick.spark.options.source_options import read_options
+from tallystick.spark.options.option_table import QueryType
+from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.protocol import offsets
-from tallystick.spark.protocol.offsets import OffsetJson, json_of, offsets_of, plan
-from tallystick.spark.source.planner import Planner, Reading
+from tallystick.spark.protocol.offsets import OffsetJson, offsets_from_json, offsets_to_json, plan_batch
+from tallystick.spark.source.planner import OffsetRangePartition, SourcePlanner
 from tallystick.spark.source.task_reader import read_range
 
-_STARTING: Final = "tallystick.spark.source.start_offsets"
+_START_OFFSETS: Final = "tallystick.spark.source.start_offsets"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -43,10 +43,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             now: a monotonic clock, in seconds.
         Raises: BadConfig with all problems at once.
         """
-        self._options = read_options(given, Query.STREAM)
+        self._options = parse_source_options(given, QueryType.STREAM)
         self._now = now
-        self._planner: Planner | None = None
-        self._batch_at: float | None = None
+        self._planner: SourcePlanner | None = None
+        self._last_batch_s: float | None = None
         self._latest: dict[TopicPartition, int] | None = None
         self._available_now = False
 
@@ -54,11 +54,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start offsets of a new query; Spark asks again when the first batch is repeated."""
 
         def named() -> OffsetJson:
-            return json_of(self._asked().resolve(self._options.starting, starting=True))
+            return offsets_to_json(self._get_planner().resolve_offsets(self._options.starting, starting=True))
 
         if self._options.checkpoint is None:
             return named()
-        found: OffsetJson = _lazy.load(_STARTING).start_of(self._options, named, self._options.checkpoint)
+        found: OffsetJson = _lazy.load(_START_OFFSETS).find_start_offsets(
+            self._options, named, self._options.checkpoint
+        )
         return found
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -76,33 +78,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
         """Return the end offsets of the next batch; `start` if there is no batch yet."""
-        begin = offsets_of(start)
+        begin = offsets_from_json(start)
         if not self._available_now or self._latest is None:
-            self._latest = self._asked().latest(begin)
+            self._latest = self._get_planner().latest_offsets(begin)
         latest = self._latest
         if not isinstance(limit, ReadAllAvailable):
-            if self._waits(offsets.waiting(begin, latest)):
+            if self._should_delay(offsets.count_unread(begin, latest)):
                 return start
             most = self._options.max_offsets
             if most is not None:
-                latest = offsets.limited(most, self._with_added(begin, latest), latest)
-        return json_of(latest)
+                latest = offsets.limit_offsets(most, self._add_new_partitions(begin, latest), latest)
+        return offsets_to_json(latest)
 
     def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
         """Return the latest known end offsets, so that progress shows how far behind the query is."""
-        return json_of(self._latest) if self._latest else None
+        return offsets_to_json(self._latest) if self._latest else None
 
-    def partitions(self, start: OffsetJson, end: OffsetJson) -> list[Reading]:
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> list[OffsetRangePartition]:
         """Plan the tasks of a batch. Raises: DataLoss."""
-        begin, until = offsets_of(start), offsets_of(end)
-        planner = self._asked()
-        planned = plan(begin, until, planner.earliest(set(until) - set(begin)))
-        planner.lost(planned.losses)
-        return planner.tasks(planned.ranges)
+        begin, until = offsets_from_json(start), offsets_from_json(end)
+        planner = self._get_planner()
+        planned = plan_batch(begin, until, planner.earliest_offsets(set(until) - set(begin)))
+        planner.handle_data_loss(planned.losses)
+        return planner.plan_tasks(planned.ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
-        if isinstance(partition, Reading):
+        if isinstance(partition, OffsetRangePartition):
             yield from read_range(partition.range, self._options)
 
     def commit(self, end: OffsetJson) -> None:
@@ -114,15 +116,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if planner is not None:
             planner.close()
 
-    def _asked(self) -> Planner:
+    def _get_planner(self) -> SourcePlanner:
         if self._planner is None:
-            self._planner = Planner(self._options)
+            self._planner = SourcePlanner(self._options)
         return self._planner
 
-    def _waits(self, count: int) -> bool:
+    def _should_delay(self, count: int) -> bool:
         """Return whether to wait for more records, up to the maximum delay; a run's first batch does not."""
         options, now = self._options, self._now()
-        delayed_ms = None if self._batch_at is None else (now - self._batch_at) * 1000
+        delayed_ms = None if self._last_batch_s is None else (now - self._last_batch_s) * 1000
         if options.min_offsets is None or self._available_now:
             return False
         if (
@@ -131,9 +133,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             and count < options.min_offsets
         ):
             return True
-        self._batch_at = now
+        self._last_batch_s = now
         return False
 
-    def _with_added(self, begin: offsets.Offsets, latest: offsets.Offsets) -> offsets.Offsets:
+    def _add_new_partitions(self, begin: offsets.Offsets, latest: offsets.Offsets) -> offsets.Offsets:
         added = set(latest) - set(begin)
-        return {**self._asked().earliest(added), **begin} if added else begin
+        return {**self._get_planner().earliest_offsets(added), **begin} if added else begin

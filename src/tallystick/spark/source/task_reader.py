@@ -21,17 +21,17 @@ from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.options.source_options import SourceOptions
-from tallystick.spark.protocol.offsets import Range
-from tallystick.spark.runtime.worker_gc import settle
-from tallystick.spark.source.planner import DataLoss
-from tallystick.spark.source.rows import arrow_schema, rows
+from tallystick.spark.protocol.offsets import OffsetRange
+from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
+from tallystick.spark.source.planner import SourceDataLoss
+from tallystick.spark.source.rows import arrow_schema, to_source_rows
 
 _log = logging.getLogger("tallystick.spark")
 
 ROWS_MAX: Final = 10_000
 """Maximum rows of an Arrow batch: Spark's default of spark.sql.execution.arrow.maxRecordsPerBatch."""
 
-_FIXED: Final = {
+_FIXED_SETTINGS: Final = {
     "auto.offset.reset": "none",
     "enable.auto.commit": "false",
     "allow.auto.create.topics": "false",
@@ -39,10 +39,10 @@ _FIXED: Final = {
 _CONSUMERS: Final[dict[tuple[int, tuple[tuple[str, str], ...]], Consumer]] = {}
 
 
-class NoMoreRecords(TallystickError):
+class RecordsTimedOut(TallystickError):
     """The records of a planned range do not arrive. Attributes: range, position, waited_ms."""
 
-    def __init__(self, what: Range, position: int, waited_ms: int) -> None:
+    def __init__(self, what: OffsetRange, position: int, waited_ms: int) -> None:
         super().__init__(what, position, waited_ms)
         self.range, self.position, self.waited_ms = what, position, waited_ms
 
@@ -53,26 +53,26 @@ class NoMoreRecords(TallystickError):
         )
 
 
-def read_range(what: Range, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def read_range(what: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """Yield the records of a range, in order [SPK-1].
 
-    Raises: DataLoss, NoMoreRecords; the consumer's errors.
+    Raises: DataLoss, RecordsTimedOut; the consumer's errors.
     """
     schema = arrow_schema(headers=options.include_headers)
-    consumer = _consumer(options.client)
+    consumer = _get_consumer(options.client)
     try:
         consumer.assign([what.partition])
-        yield from _batches(consumer, what, options, schema)
+        yield from _iter_batches(consumer, what, options, schema)
         consumer.assign([])
-        settle()
+        freeze_loaded_modules()
     except BaseException:
         # Also when Spark stops reading half-way: records in flight must not reach the next task.
-        _forget(options.client)
+        _discard_consumer(options.client)
         raise
 
 
-def _batches(
-    consumer: Consumer, what: Range, options: SourceOptions, schema: pa.Schema
+def _iter_batches(
+    consumer: Consumer, what: OffsetRange, options: SourceOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     at, position = what.partition, what.start
     consumer.seek(at, position)
@@ -80,32 +80,32 @@ def _batches(
         try:
             records = consumer.poll_arrow(options.poll_timeout_ms / 1000, min(ROWS_MAX, what.end - position))
         except PositionUnknown as exc:
-            position = _after_loss(consumer, what, position, options, exc)
+            position = _skip_lost(consumer, what, position, options, exc)
             continue
         reached = consumer.position(at)
         if reached == position:
-            raise NoMoreRecords(what, position, options.poll_timeout_ms)
+            raise RecordsTimedOut(what, position, options.poll_timeout_ms)
         if records.num_rows:
-            yield rows(_within(records, position, what.end), schema)
+            yield to_source_rows(_cut_at_end(records, position, what.end), schema)
         position = reached
 
 
-def _within(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBatch:
+def _cut_at_end(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBatch:
     """Cut off the records at or past `end`: where offsets have gaps, a batch reaches further than asked."""
     offsets = records.column("offset").to_numpy()
     check(offsets[0] >= position, "a consumer returns records from its position on")
     return records.slice(0, int(offsets.searchsorted(end)))
 
 
-def _after_loss(
-    consumer: Consumer, what: Range, position: int, options: SourceOptions, exc: PositionUnknown
+def _skip_lost(
+    consumer: Consumer, what: OffsetRange, position: int, options: SourceOptions, exc: PositionUnknown
 ) -> int:
     """Return the position to continue from when the log does not have this one. Raises: DataLoss."""
     at = what.partition
     start, end = consumer.beginning_offsets([at])[at], consumer.end_offsets([at])[at]
     loss = f"{what}: offset {position} cannot be read ({exc.why}); it has offsets {start} to {end} now"
     if options.fail_on_data_loss:
-        raise DataLoss(loss) from exc
+        raise SourceDataLoss(loss) from exc
     # The log begins later, or it ends before the position and nothing is left of the range.
     reached = max(start, position) if position < end else what.end
     _log.warning("data loss, and failOnDataLoss is false: %s; going on at %d", loss, reached)
@@ -114,19 +114,19 @@ def _after_loss(
     return reached
 
 
-def _consumer(client: Mapping[str, str]) -> Consumer:
+def _get_consumer(client: Mapping[str, str]) -> Consumer:
     """Return this process's consumer for these settings. A forked child does not use its parent's."""
-    key = _key(client)
+    key = _consumer_key(client)
     if key not in _CONSUMERS:
-        _CONSUMERS[key] = Consumer({**client, **_FIXED})
+        _CONSUMERS[key] = Consumer({**client, **_FIXED_SETTINGS})
     return _CONSUMERS[key]
 
 
-def _forget(client: Mapping[str, str]) -> None:
-    consumer = _CONSUMERS.pop(_key(client), None)
+def _discard_consumer(client: Mapping[str, str]) -> None:
+    consumer = _CONSUMERS.pop(_consumer_key(client), None)
     if consumer is not None:
         consumer.close(timeout_s=1.0)
 
 
-def _key(client: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
+def _consumer_key(client: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
     return os.getpid(), tuple(sorted(client.items()))

@@ -17,28 +17,28 @@ from typing import Any, Final
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchHeader, read_header, read_marker, scan_keys
-from tallystick.storage.aborted import AbortedTxn, encode_aborted, scan_aborted
 from tallystick.storage.compaction.rules import (
+    BatchRetainer,
+    CleanedTransactionMetadata,
     CleaningRules,
     KeyMap,
-    LastWrite,
-    Retainer,
-    TxnFilter,
+    LastRecord,
     group_segments,
 )
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex
-from tallystick.storage.retention import SegmentFacts
-from tallystick.storage.segment import (
-    CLEANED,
-    INDEX,
-    LOG,
+from tallystick.storage.retention import SegmentInfo
+from tallystick.storage.segment_scan import (
+    CLEANED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
     SEGMENT_SUFFIXES,
-    TIME_INDEX,
-    TXN_INDEX,
-    Scanner,
-    file_name,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    SegmentScanner,
+    make_file_name,
 )
+from tallystick.storage.transaction_index import AbortedTxn, decode_aborted, encode_aborted
 
 _WRITE_BYTES: Final = 1 << 20
 
@@ -83,8 +83,8 @@ class CleaningRequest:
             values[name] = tuple(tuple(item) for item in values[name])
         return cls(**values)
 
-    def facts(self) -> list[SegmentFacts]:
-        return [SegmentFacts(base, following, size) for base, following, size in self.segments]
+    def to_segment_infos(self) -> list[SegmentInfo]:
+        return [SegmentInfo(base, following, size) for base, following, size in self.segments]
 
 
 @frozen(kw_only=True)
@@ -97,7 +97,7 @@ class CleanedGroup:
 
 
 @frozen(kw_only=True)
-class RoundDone:
+class RoundSummary:
     """The end of a round. `end_offset` is the new cleaner checkpoint once all groups are in place."""
 
     end_offset: int
@@ -107,27 +107,27 @@ class RoundDone:
     key_map_full: bool
 
 
-def clean(fs: FileSystem, request: CleaningRequest) -> Iterator[CleanedGroup | RoundDone]:
-    """Clean one log; yield each group once it is on disk, in offset order, and RoundDone at the end.
+def clean_log(fs: FileSystem, request: CleaningRequest) -> Iterator[CleanedGroup | RoundSummary]:
+    """Clean one log; yield each group once it is on disk, in offset order, and RoundSummary at the end.
 
     Raises: CleaningFailed, RecordsError, OSError; the unfinished segment is removed.
     """
-    return _Round(fs, request).run()
+    return _CleaningRound(fs, request).run()
 
 
-class _Round:
+class _CleaningRound:
     def __init__(self, fs: FileSystem, request: CleaningRequest) -> None:
         self._fs = fs
         self._request = request
         self._directory = request.directory
-        self._segments = request.facts()
+        self._segments = request.to_segment_infos()
         self._keys = KeyMap(request.key_map_bytes)
-        self._read = self._written = 0
+        self._bytes_read = self._bytes_written = 0
 
-    def run(self) -> Iterator[CleanedGroup | RoundDone]:
+    def run(self) -> Iterator[CleanedGroup | RoundSummary]:
         request = self._request
         aborted = self._load_aborted()
-        full = self._note_keys(TxnFilter(aborted))
+        full = self._build_key_map(CleanedTransactionMetadata(aborted))
         end_offset = self._keys.latest_offset + 1
         if end_offset <= request.first_dirty_offset:
             raise CleaningFailed(
@@ -138,9 +138,9 @@ class _Round:
         rules = CleaningRules(
             now_ms=request.now_ms,
             delete_retention_ms=request.delete_retention_ms,
-            producers={pid: LastWrite(last, epoch) for pid, last, epoch in request.producers},
+            producers={pid: LastRecord(last, epoch) for pid, last, epoch in request.producers},
         )
-        retainer = Retainer(self._keys, TxnFilter(aborted), rules)
+        retainer = BatchRetainer(self._keys, CleanedTransactionMetadata(aborted), rules)
         groups = group_segments(self._segments, segment_bytes=request.segment_bytes, end_offset=end_offset)
         for group in groups:
             size = self._clean_group(group, retainer)
@@ -149,11 +149,11 @@ class _Round:
                 old=tuple(segment.base_offset for segment in group),
                 size_bytes=size,
             )
-        yield RoundDone(
+        yield RoundSummary(
             end_offset=end_offset,
-            bytes_read=self._read,
-            bytes_written=self._written,
-            keys=self._keys.count,
+            bytes_read=self._bytes_read,
+            bytes_written=self._bytes_written,
+            keys=self._keys.key_count,
             key_map_full=full,
         )
 
@@ -161,19 +161,19 @@ class _Round:
         """Load aborted transactions of the whole log: a marker may lie above the part that is cleaned."""
         found: list[AbortedTxn] = []
         for name in self._fs.listdir(self._directory):
-            if name.endswith(TXN_INDEX):
-                txns, _ = scan_aborted(self._fs.read_bytes(f"{self._directory}/{name}"), name)
+            if name.endswith(TXN_INDEX_SUFFIX):
+                txns, _ = decode_aborted(self._fs.read_bytes(f"{self._directory}/{name}"), name)
                 found += txns
         return found
 
-    def _batches(self, segment: SegmentFacts) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-        path = f"{self._directory}/{file_name(segment.base_offset, LOG)}"
+    def _iter_batches(self, segment: SegmentInfo) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+        path = f"{self._directory}/{make_file_name(segment.base_offset, LOG_SUFFIX)}"
         file = self._fs.open_read(path)
         try:
-            scanner = Scanner(file.pread, segment.size_bytes, segment.base_offset)
-            yield from scanner.batches()
-            if scanner.bad is not None:
-                bad = scanner.bad
+            scanner = SegmentScanner(file.pread, segment.size_bytes, segment.base_offset)
+            yield from scanner.iter_batches()
+            if scanner.fault is not None:
+                bad = scanner.fault
                 raise CleaningFailed(
                     path, f"corrupt at byte {bad.position}: expected {bad.expected}, found {bad.found}"
                 )
@@ -182,24 +182,24 @@ class _Round:
 
     # -- first pass ----------------------------------------------------------------------------------
 
-    def _note_keys(self, txns: TxnFilter) -> bool:
+    def _build_key_map(self, txns: CleanedTransactionMetadata) -> bool:
         """Record the newest offset of each key in the dirty part; return True if the map filled up first."""
         first_dirty, keys = self._request.first_dirty_offset, self._keys
         keys.latest_offset = first_dirty - 1
         for segment in self._segments:
             if segment.next_offset <= first_dirty:
                 continue
-            for _, header, batch in self._batches(segment):
+            for _, header, batch in self._iter_batches(segment):
                 if header.is_control:
                     marker = read_marker(batch)
-                    txns.end(header, None if marker is None else marker.type)
-                elif not txns.is_aborted(header) and not self._note_batch(batch, first_dirty):
+                    txns.on_control_batch_read(header, None if marker is None else marker.control_type)
+                elif not txns.on_batch_read(header) and not self._add_batch_keys(batch, first_dirty):
                     return True
                 keys.latest_offset = max(keys.latest_offset, header.last_offset)
             keys.latest_offset = segment.next_offset - 1
         return False
 
-    def _note_batch(self, batch: memoryview, first_dirty: int) -> bool:
+    def _add_batch_keys(self, batch: memoryview, first_dirty: int) -> bool:
         put = self._keys.put
         return all(
             record.key is None or record.offset < first_dirty or put(record.key, record.offset)
@@ -208,18 +208,20 @@ class _Round:
 
     # -- second pass -----------------------------------------------------------------------------------
 
-    def _clean_group(self, group: Sequence[SegmentFacts], retainer: Retainer) -> int:
+    def _clean_group(self, group: Sequence[SegmentInfo], retainer: BatchRetainer) -> int:
         """Write and sync the new segment of a group; return its size."""
         base_offset = group[0].base_offset
-        remove_files(self._fs, self._directory, base_offset, CLEANED)
+        remove_files(self._fs, self._directory, base_offset, CLEANED_SUFFIX)
         last_with_data = max((n for n, segment in enumerate(group) if segment.size_bytes), default=0)
         with ExitStack() as stack:
-            stack.callback(remove_files, self._fs, self._directory, base_offset, CLEANED)
-            output = _Output(self._fs, self._directory, base_offset, self._request.index_interval_bytes)
+            stack.callback(remove_files, self._fs, self._directory, base_offset, CLEANED_SUFFIX)
+            output = _CleanedSegmentWriter(
+                self._fs, self._directory, base_offset, self._request.index_interval_bytes
+            )
             stack.callback(output.close)
             for number, segment in enumerate(group):
-                for position, header, batch in self._batches(segment):
-                    self._read += header.size_bytes
+                for position, header, batch in self._iter_batches(segment):
+                    self._bytes_read += header.size_bytes
                     end = position + header.size_bytes
                     is_last = number == last_with_data and end == segment.size_bytes
                     kept = retainer.retain(header, batch, is_last=is_last)
@@ -228,19 +230,19 @@ class _Round:
             output.finish()
             stack.pop_all()
         self._fs.sync_dir(self._directory)
-        self._written += output.size
+        self._bytes_written += output.size
         return output.size
 
 
 def remove_files(fs: FileSystem, directory: str, base_offset: int, state: str) -> None:
     """Remove the existing files of a segment in one state: `.cleaned`, `.swap`, `.deleted`."""
     for suffix in SEGMENT_SUFFIXES:
-        path = f"{directory}/{file_name(base_offset, suffix)}{state}"
+        path = f"{directory}/{make_file_name(base_offset, suffix)}{state}"
         if fs.exists(path):
             fs.remove(path)
 
 
-class _Output:
+class _CleanedSegmentWriter:
     """A new segment written under `.cleaned` names; all four files, so that no old one is left."""
 
     def __init__(self, fs: FileSystem, directory: str, base_offset: int, index_interval_bytes: int) -> None:
@@ -248,7 +250,7 @@ class _Output:
         self._directory = directory
         self._base_offset = base_offset
         self._interval = index_interval_bytes
-        self._file = fs.open_append(self._path(LOG))
+        self._file = fs.open_append(self._path(LOG_SUFFIX))
         self._buffer: list[bytes] = []
         self._buffered = 0
         self._since_entry = 0
@@ -258,7 +260,7 @@ class _Output:
         self.size = 0
 
     def _path(self, suffix: str) -> str:
-        return f"{self._directory}/{file_name(self._base_offset, suffix)}{CLEANED}"
+        return f"{self._directory}/{make_file_name(self._base_offset, suffix)}{CLEANED_SUFFIX}"
 
     def append(self, batch: bytes, aborted: AbortedTxn | None) -> None:
         header = read_header(batch)
@@ -266,7 +268,7 @@ class _Output:
             self._largest = (header.max_timestamp, header.last_offset)
         if self._since_entry > self._interval:
             self._index.append(header.last_offset - self._base_offset, self.size)
-            self._note_largest()
+            self._append_largest_timestamp()
             self._since_entry = 0
         self._since_entry += len(batch)
         self.size += len(batch)
@@ -277,8 +279,8 @@ class _Output:
         if self._buffered >= _WRITE_BYTES:
             self._flush()
 
-    def _note_largest(self) -> None:
-        self._times.append_if_later(self._largest[0], self._largest[1] - self._base_offset)
+    def _append_largest_timestamp(self) -> None:
+        self._times.maybe_append(self._largest[0], self._largest[1] - self._base_offset)
 
     def _flush(self) -> None:
         if self._buffer:
@@ -290,11 +292,11 @@ class _Output:
         self._flush()
         self._file.sync()
         self._file.close()
-        self._note_largest()
+        self._append_largest_timestamp()
         for suffix, data in (
-            (INDEX, self._index.encode_from(0)),
-            (TIME_INDEX, self._times.encode_from(0)),
-            (TXN_INDEX, b"".join(map(encode_aborted, self._aborted))),
+            (INDEX_SUFFIX, self._index.encode_from(0)),
+            (TIME_INDEX_SUFFIX, self._times.encode_from(0)),
+            (TXN_INDEX_SUFFIX, b"".join(map(encode_aborted, self._aborted))),
         ):
             file = self._fs.open_append(self._path(suffix))
             try:

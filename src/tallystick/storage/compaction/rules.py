@@ -36,8 +36,8 @@ from tallystick.protocol.records import (
     filter_batch,
     read_marker,
 )
-from tallystick.storage.aborted import AbortedTxn
-from tallystick.storage.retention import SegmentFacts
+from tallystick.storage.retention import SegmentInfo
+from tallystick.storage.transaction_index import AbortedTxn
 
 DIGEST_SIZE: Final = 16
 # An entry is a digest and an int64 offset.
@@ -64,15 +64,15 @@ class CleaningLimits:
 
 
 @frozen(kw_only=True)
-class Cleanable:
+class LogToClean:
     """The part of a log that a round may clean, and how much of it is new since the last one."""
 
     first_dirty_offset: int
     first_uncleanable_offset: int
     clean_bytes: int
     dirty_bytes: int
-    overdue: bool  # a record has waited longer than max.compaction.lag.ms
-    wanted: bool  # overdue, or dirty enough
+    is_overdue: bool  # a record has waited longer than max.compaction.lag.ms
+    is_due: bool  # overdue, or dirty enough
 
     @property
     def dirty_ratio(self) -> float:
@@ -81,14 +81,14 @@ class Cleanable:
 
 
 def plan_cleaning(
-    segments: Sequence[SegmentFacts],
+    segments: Sequence[SegmentInfo],
     limits: CleaningLimits,
     *,
     checkpoint: int | None,
     log_start_offset: int,
     last_stable_offset: int,
     now_ms: int,
-) -> Cleanable:
+) -> LogToClean:
     """Find the cleanable part of one log.
 
     Args:
@@ -120,24 +120,24 @@ def plan_cleaning(
     overdue = bool(times) and min(times) < now_ms - limits.max_compaction_lag_ms
     total = clean + dirty_bytes
     enough = dirty_bytes > 0 and dirty_bytes / total > limits.min_cleanable_dirty_ratio
-    return Cleanable(
+    return LogToClean(
         first_dirty_offset=first_dirty,
         first_uncleanable_offset=first_uncleanable,
         clean_bytes=clean,
         dirty_bytes=dirty_bytes,
-        overdue=overdue,
-        wanted=dirty_bytes > 0 and (enough or overdue),
+        is_overdue=overdue,
+        is_due=dirty_bytes > 0 and (enough or overdue),
     )
 
 
 def group_segments(
-    segments: Sequence[SegmentFacts], *, segment_bytes: int, end_offset: int
-) -> list[list[SegmentFacts]]:
+    segments: Sequence[SegmentInfo], *, segment_bytes: int, end_offset: int
+) -> list[list[SegmentInfo]]:
     """Group adjacent segments that fit into one new segment, by their sizes before cleaning.
 
     Source: Cleaner.groupSegmentsBySize. The indexes fit if the log does: the new ones are no denser.
     """
-    groups: list[list[SegmentFacts]] = []
+    groups: list[list[SegmentInfo]] = []
     size = 0
     for segment in segments:
         if segment.base_offset >= end_offset:
@@ -176,7 +176,7 @@ class KeyMap:
         check(self._keys_max >= 1, f"{size_bytes_max} bytes hold no key")
         self.latest_offset = -1  # everything up to it is recorded
         self._allocate(min(_SLOTS_FIRST, self._slots_max))
-        self.count = 0
+        self.key_count = 0
 
     def _allocate(self, slots: int) -> None:
         self._slots = slots
@@ -193,17 +193,17 @@ class KeyMap:
         digest = _digest(key)
         slot, found = self._find(digest)
         if not found:
-            if self.count >= self._grow_at:
-                if self.count >= self._keys_max:
+            if self.key_count >= self._grow_at:
+                if self.key_count >= self._keys_max:
                     return False
                 self._grow()
                 slot, _ = self._find(digest)
             self._digests[slot * DIGEST_SIZE : (slot + 1) * DIGEST_SIZE] = digest
-            self.count += 1
+            self.key_count += 1
         self._offsets[slot] = offset
         return True
 
-    def newest(self, key: bytes) -> int | None:
+    def find_newest_offset(self, key: bytes) -> int | None:
         slot, found = self._find(_digest(key))
         return self._offsets[slot] if found else None
 
@@ -239,7 +239,7 @@ def _digest(key: bytes) -> bytes:
 # -- transactions -------------------------------------------------------------------------------------------
 
 
-class TxnFilter:
+class CleanedTransactionMetadata:
     """Tracks transactions through batches in offset order: aborted data, and markers that may go.
 
     A marker may go if no batch of its transaction was met before it: all are gone, or there never were any.
@@ -247,18 +247,20 @@ class TxnFilter:
 
     def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
         self._aborted = deque(sorted(aborted, key=lambda txn: txn.first_offset))
-        self._aborting: dict[int, AbortedTxn] = {}
-        self._met: set[int] = set()  # producers with a batch of their current transaction
+        self._ongoing_aborted: dict[int, AbortedTxn] = {}
+        self._producers_seen: set[int] = set()  # producers with a batch of their current transaction
 
-    def is_aborted(self, header: BatchHeader) -> bool:
+    def on_batch_read(self, header: BatchHeader) -> bool:
         """Return whether a data batch belongs to an aborted transaction; record its producer as met."""
         self._advance(header)
         if not header.is_transactional:
             return False
-        self._met.add(header.producer_id)
-        return header.producer_id in self._aborting
+        self._producers_seen.add(header.producer_id)
+        return header.producer_id in self._ongoing_aborted
 
-    def end(self, header: BatchHeader, kind: ControlType | None) -> tuple[bool, AbortedTxn | None]:
+    def on_control_batch_read(
+        self, header: BatchHeader, kind: ControlType | None
+    ) -> tuple[bool, AbortedTxn | None]:
         """Return whether a marker may go, and the transaction it aborts if records of that are left.
 
         `kind` is None for an emptied control batch, or one that ends no transaction.
@@ -266,9 +268,9 @@ class TxnFilter:
         self._advance(header)
         if kind is None:
             return header.record_count == 0, None
-        met = header.producer_id in self._met
-        self._met.discard(header.producer_id)
-        txn = self._aborting.pop(header.producer_id, None)
+        met = header.producer_id in self._producers_seen
+        self._producers_seen.discard(header.producer_id)
+        txn = self._ongoing_aborted.pop(header.producer_id, None)
         return not met, txn if met else None
 
     def _advance(self, header: BatchHeader) -> None:
@@ -276,14 +278,14 @@ class TxnFilter:
             txn = self._aborted.popleft()
             # A transaction that ended before the start of the round does not affect later batches.
             if txn.last_offset >= header.base_offset:
-                self._aborting[txn.producer_id] = txn
+                self._ongoing_aborted[txn.producer_id] = txn
 
 
 # -- what is kept ----------------------------------------------------------------------------------------
 
 
 @frozen
-class LastWrite:
+class LastRecord:
     """A live producer's last batch: by its offset, or, if only a marker is known, by its epoch."""
 
     last_data_offset: int | None
@@ -296,10 +298,10 @@ class CleaningRules:
 
     now_ms: int
     delete_retention_ms: int
-    producers: Mapping[int, LastWrite]
+    producers: Mapping[int, LastRecord]
 
     @property
-    def horizon_ms(self) -> int | None:
+    def delete_horizon_ms(self) -> int | None:
         """The delete horizon for tombstones met now; None, for ever, beyond the largest timestamp."""
         horizon_ms = self.now_ms + self.delete_retention_ms
         return horizon_ms if horizon_ms <= INT64_MAX else None
@@ -317,10 +319,10 @@ class CleaningRules:
         return header.is_control and header.producer_epoch == last.epoch
 
 
-class Retainer:
+class BatchRetainer:
     """Decides on each batch of a round, in offset order."""
 
-    def __init__(self, keys: KeyMap, txns: TxnFilter, rules: CleaningRules) -> None:
+    def __init__(self, keys: KeyMap, txns: CleanedTransactionMetadata, rules: CleaningRules) -> None:
         self._keys = keys
         self._txns = txns
         self._rules = rules
@@ -337,14 +339,14 @@ class Retainer:
         if header.is_control:
             return self._retain_marker(header, batch, is_last, live)
         keep_empty = is_last or live
-        if self._txns.is_aborted(header):
+        if self._txns.on_batch_read(header):
             return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
         past = header.delete_horizon_ms is not None and header.delete_horizon_ms <= self._rules.now_ms
 
         def keep(record: ScannedKey) -> bool:
-            return self._keeps(record, past)
+            return self._should_retain_record(record, past)
 
-        return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=self._rules.horizon_ms)
+        return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=self._rules.delete_horizon_ms)
 
     def _retain_marker(self, header: BatchHeader, batch: Buffer, is_last: bool, live: bool) -> bytes | None:
         """Retain or drop a marker; with `live` it is all that is known of a producer, and is kept whole.
@@ -352,21 +354,23 @@ class Retainer:
         Kafka empties it, and the epoch it was kept for goes with the record.
         """
         marker = read_marker(batch)
-        may_go, aborts = self._txns.end(header, None if marker is None else marker.type)
+        may_go, aborts = self._txns.on_control_batch_read(
+            header, None if marker is None else marker.control_type
+        )
         due = header.delete_horizon_ms
         expired = (due is not None and due <= self._rules.now_ms) or not header.record_count
         if may_go and expired and not live:
             return filter_batch(batch, 0, frozenset(), retain_empty=is_last)
         self.retained_abort = aborts
-        horizon_ms = self._rules.horizon_ms if may_go and not live else None
+        horizon_ms = self._rules.delete_horizon_ms if may_go and not live else None
         return filter_batch(batch, 0, lambda _: True, retain_empty=is_last, horizon_ms=horizon_ms)
 
-    def _keeps(self, record: ScannedKey, horizon_passed: bool) -> bool:
+    def _should_retain_record(self, record: ScannedKey, horizon_passed: bool) -> bool:
         if record.offset > self._keys.latest_offset:
             return True  # not recorded in this round
         if record.key is None:
             return False
-        newest = self._keys.newest(record.key)
+        newest = self._keys.find_newest_offset(record.key)
         if newest is not None and record.offset < newest:
             return False
         return not (record.value_is_null and horizon_passed)

@@ -12,8 +12,8 @@ File names record the progress, and `log_loader` completes or undoes it:
 
 The two syncs in between keep the disk from applying later renames before earlier ones: a new segment beside
 an old one it replaces would show records twice [CLN-3]. They block, and run in another thread; `commit`,
-`drop` and the syncs touch nothing that the log uses. `detach` and `attach`, renames and a few reads, run in
-the log's own thread.
+`remove_old_files` and the syncs touch nothing that the log uses. `detach` and `attach`, renames and a few
+reads, run in the log's own thread.
 
 Source: LocalLog.replaceSegments; LogLoader.
 """
@@ -24,25 +24,32 @@ from tallystick.kernel.value import frozen
 from tallystick.storage.compaction.cleaner import CleanedGroup, remove_files
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.log import Log
-from tallystick.storage.segment import CLEANED, DELETED, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, file_name
-from tallystick.storage.segment_file import Segment
+from tallystick.storage.log_segment import LogSegment
+from tallystick.storage.segment_scan import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
+    SWAP_SUFFIX,
+    make_file_name,
+)
 
 
 @frozen
-class Here:
+class InlineStep:
     """A step for the log's own thread."""
 
     run: Callable[[], None]
 
 
 @frozen
-class Elsewhere:
+class BlockingStep:
     """A step that blocks and may run in any thread; the next step begins after it has ended."""
 
     run: Callable[[], None]
 
 
-class Swap:
+class SegmentSwap:
     """One swap. Made, run and dropped by the owner of the log."""
 
     def __init__(self, log: Log, group: CleanedGroup) -> None:
@@ -50,20 +57,20 @@ class Swap:
         self._fs: FileSystem = log.fs
         self._directory = log.directory
         self._group = group
-        self._old: list[Segment] = []
+        self._old: list[LogSegment] = []
 
-    def steps(self) -> Iterator[Here | Elsewhere]:
+    def iter_steps(self) -> Iterator[InlineStep | BlockingStep]:
         """Yield all steps in their required order [CLN-3].
 
         A failure after `commit` fails the log: its files are not what memory says, and it must be opened
         again.
         Raises from the steps: OSError, LogOffline.
         """
-        yield Elsewhere(self.commit)
-        yield Here(self.detach)
-        yield Elsewhere(self.sync)
-        yield Here(self.attach)
-        yield Elsewhere(self.sync)
+        yield BlockingStep(self.commit)
+        yield InlineStep(self.detach)
+        yield BlockingStep(self.sync)
+        yield InlineStep(self.attach)
+        yield BlockingStep(self.sync)
 
     def is_current(self) -> bool:
         """Return whether the old segments are still there, adjacent, closed and synced."""
@@ -73,7 +80,7 @@ class Swap:
             return False
         first = bases.index(old[0])
         there = self._log.segments[first : first + len(old)]
-        unsynced = self._log.closed_unsynced
+        unsynced = self._log.unsynced_closed_segments
         return (
             bases[first : first + len(old)] == old
             and first + len(old) < len(bases)
@@ -81,49 +88,49 @@ class Swap:
         )
 
     def commit(self) -> None:
-        self._rename(self._group.base_offset, CLEANED, SWAP)
+        self._rename(self._group.base_offset, CLEANED_SUFFIX, SWAP_SUFFIX)
         self._fs.sync_dir(self._directory)
 
     def detach(self) -> None:
         gone = frozenset(self._group.old)
         self._old = [segment for segment in self._log.segments if segment.base_offset in gone]
         for segment in self._old:
-            self._hold(segment)
+            self._open_for_reads(segment)
         for base_offset in self._group.old:
-            self._rename(base_offset, "", DELETED)
+            self._rename(base_offset, "", DELETED_SUFFIX)
 
-    def _hold(self, segment: Segment) -> None:
+    def _open_for_reads(self, segment: LogSegment) -> None:
         """Open everything a read needs and keep it open, because the names are about to go."""
-        _ = segment.file, segment.index, segment.time_index, segment.load_aborted()
-        self._log.hooks.residents.forget(segment)
+        _ = segment.file, segment.index, segment.time_index, segment.load_transaction_index()
+        self._log.hooks.segment_cache.discard(segment)
 
     def attach(self) -> None:
-        self._rename(self._group.base_offset, SWAP, "")
+        self._rename(self._group.base_offset, SWAP_SUFFIX, "")
         new = self._log.new_segment(self._group.base_offset)
         new.size = self._group.size_bytes
         kept = [segment for segment in self._log.segments if segment not in self._old]
         at = sum(segment.base_offset < new.base_offset for segment in kept)
-        self._log.set_segments([*kept[:at], new, *kept[at:]])
+        self._log.replace_segments([*kept[:at], new, *kept[at:]])
         for segment in self._old:
             segment.close()
 
     def sync(self) -> None:
         self._fs.sync_dir(self._directory)
 
-    def drop(self) -> None:
+    def remove_old_files(self) -> None:
         """Remove the replaced files. Blocks; any thread. Order: after all steps, once readers are done."""
         for base_offset in self._group.old:
-            remove_files(self._fs, self._directory, base_offset, DELETED)
-            snapshot = f"{self._directory}/{file_name(base_offset, SNAPSHOT)}"
+            remove_files(self._fs, self._directory, base_offset, DELETED_SUFFIX)
+            snapshot = f"{self._directory}/{make_file_name(base_offset, SNAPSHOT_SUFFIX)}"
             if base_offset != self._group.base_offset and self._fs.exists(snapshot):
                 self._fs.remove(snapshot)
 
-    def abandon(self) -> None:
+    def remove_new_files(self) -> None:
         """Remove the new segment instead; only before `commit`."""
-        remove_files(self._fs, self._directory, self._group.base_offset, CLEANED)
+        remove_files(self._fs, self._directory, self._group.base_offset, CLEANED_SUFFIX)
 
     def _rename(self, base_offset: int, state: str, to: str) -> None:
         for suffix in SEGMENT_SUFFIXES:
-            path = f"{self._directory}/{file_name(base_offset, suffix)}"
+            path = f"{self._directory}/{make_file_name(base_offset, suffix)}"
             if self._fs.exists(f"{path}{state}"):
                 self._fs.rename(f"{path}{state}", f"{path}{to}")

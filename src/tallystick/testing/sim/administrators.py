@@ -11,7 +11,7 @@ from typing import Final
 
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.create_topics import (
     CreatableTopic,
     CreateTopicsRequest,
@@ -30,18 +30,18 @@ from tallystick.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from tallystick.testing.sim.checkers import Batch
-from tallystick.testing.sim.clients import Stuck, now_ms
+from tallystick.testing.sim.checkers import LogBatch
+from tallystick.testing.sim.clients import NoFinalAnswer, now_ms
 from tallystick.testing.sim.history import History
-from tallystick.testing.sim.network import Network, NoReply
+from tallystick.testing.sim.network import NoReply, SimNetwork
 
 # Attempts at a deletion that is refused because a transaction is open.
-TRIES: Final = 40
+DELETE_ATTEMPTS_MAX: Final = 40
 # Attempts at recreating the topic; its name is free long before the last of them.
-PATIENCE: Final = 4_000
+CREATE_ATTEMPTS_MAX: Final = 4_000
 
 
-class Administrator:
+class SimAdministrator:
     """The administrator of a world.
 
     Args:
@@ -52,42 +52,42 @@ class Administrator:
 
     def __init__(
         self,
-        network: Network,
+        network: SimNetwork,
         history: History,
         random: Random,
         *,
         look: Callable[[Collection[TopicPartition]], list[Partition]],
-        scan: Callable[[Partition], list[Batch]],
+        scan: Callable[[Partition], list[LogBatch]],
         deleted: Callable[[str], None],
     ) -> None:
         self._network = network
         self._history = history
         self._random = random
-        self._look = look
+        self._find_partitions = look
         self._scan = scan
-        self._deleted = deleted
+        self._on_topic_replaced = deleted
         # Topics being deleted and recreated: until the answer comes, a name may stand for either topic.
-        self.replacing: set[str] = set()
+        self.topics_in_replacement: set[str] = set()
 
     async def replace_topic(self, at_s: float, topic: str, partitions: Collection[TopicPartition]) -> None:
         """Delete a topic and create it again; give up if the deletion keeps being refused."""
         await asyncio.sleep(at_s)
         history = self._history
-        before = self._arrived(history.texts_of(partitions, acknowledged=True))
-        history.may_go |= history.texts_of(partitions)
-        self.replacing.add(topic)
+        before = self._texts_not_in_flight(history.texts_of(partitions, acknowledged=True))
+        history.may_be_deleted |= history.texts_of(partitions)
+        self.topics_in_replacement.add(topic)
         was_deleted = await self._delete(topic)
         if was_deleted is False:
-            self.replacing.discard(topic)
+            self.topics_in_replacement.discard(topic)
             return
         await self._create(topic, len(partitions))
-        self.replacing.discard(topic)
-        history.may_go |= history.texts_of(partitions)
+        self.topics_in_replacement.discard(topic)
+        history.may_be_deleted |= history.texts_of(partitions)
         if was_deleted:
-            history.gone |= before
-        self._deleted(topic)
+            history.deleted_texts |= before
+        self._on_topic_replaced(topic)
 
-    def _arrived(self, texts: set[str]) -> set[str]:
+    def _texts_not_in_flight(self, texts: set[str]) -> set[str]:
         """Return the texts that have no copy still under way.
 
         A late copy could land in the new topic: a request names its topic, not which topic of that name.
@@ -98,7 +98,7 @@ class Administrator:
     async def _delete(self, topic: str) -> bool | None:
         """Delete the topic; return whether it is deleted, or None if that is unknown."""
         unknown = False
-        for _ in range(TRIES):
+        for _ in range(DELETE_ATTEMPTS_MAX):
             request = DeleteTopicsRequest(topic_names=(topic,), timeout_ms=1_000)
             try:
                 answer = await self._network.call("administrator", request, 5, DeleteTopicsResponse)
@@ -115,7 +115,7 @@ class Administrator:
     async def _create(self, topic: str, partitions: int) -> None:
         made = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
         new = CreatableTopic(name=topic, num_partitions=partitions, replication_factor=1)
-        for _ in range(PATIENCE):
+        for _ in range(CREATE_ATTEMPTS_MAX):
             try:
                 answer = await self._network.call(
                     "administrator", CreateTopicsRequest(topics=(new,)), 5, CreateTopicsResponse
@@ -125,12 +125,12 @@ class Administrator:
             if answer.topics[0].error_code in made:
                 return
             await asyncio.sleep(0.05)
-        raise Stuck(f"{topic} was deleted, and its name is never free again")
+        raise NoFinalAnswer(f"{topic} was deleted, and its name is never free again")
 
     async def delete_records(self, at_s: float, name: TopicPartition) -> None:
         """Send DeleteRecords up to a random offset below the high watermark."""
         await asyncio.sleep(at_s)
-        found = self._look((name,))
+        found = self._find_partitions((name,))
         if not found:
             return
         offset = self._random.randint(found[0].log.log_start_offset, found[0].log.high_watermark)
@@ -141,18 +141,21 @@ class Administrator:
         request = DeleteRecordsRequest(
             topics=(DeleteRecordsTopic(name=name.topic, partitions=(partition,)),), timeout_ms=1_000
         )
-        known, self._history.may_go = self._history.may_go, self._history.may_go | doomed
+        known, self._history.may_be_deleted = (
+            self._history.may_be_deleted,
+            self._history.may_be_deleted | doomed,
+        )
         try:
             answer = await self._network.call("administrator", request, 2, DeleteRecordsResponse)
         except NoReply:
             return
         code = answer.topics[0].partitions[0].error_code
         if code == ErrorCode.NONE:
-            self._history.gone |= whole
-        elif code != ErrorCode.KAFKA_STORAGE_ERROR and known | doomed == self._history.may_go:
-            self._history.may_go = known  # refused: no record may be missing
+            self._history.deleted_texts |= whole
+        elif code != ErrorCode.KAFKA_STORAGE_ERROR and known | doomed == self._history.may_be_deleted:
+            self._history.may_be_deleted = known  # refused: no record may be missing
 
-    async def end_in_one_partition(self, at_s: float, names: Collection[TopicPartition]) -> None:
+    async def abort_in_partition(self, at_s: float, names: Collection[TopicPartition]) -> None:
         """Abort one open transaction in one partition, bypassing its coordinator (KIP-664).
 
         The marker names the transaction's first offset, so that it ends no other one.
@@ -160,18 +163,21 @@ class Administrator:
         await asyncio.sleep(at_s)
         opened = [
             (partition, first, producer_id)
-            for partition in self._look(names)
-            for first, producer_id in partition.log.producer_state.open_transactions()
+            for partition in self._find_partitions(names)
+            for first, producer_id in partition.log.producer_state_manager.iter_open_transactions()
         ]
         if not opened:
             return
         partition, first, producer_id = self._random.choice(opened)
-        name, state = partition.topic_partition, partition.log.producer_state.active[producer_id]
-        writer = Identity(state.producer_id, ProducerEpoch(state.epoch))  # type: ignore[arg-type]
-        self._history.torn.add(writer)
+        name, state = (
+            partition.topic_partition,
+            partition.log.producer_state_manager.active_producers[producer_id],
+        )
+        writer = ProducerIdAndEpoch(state.producer_id, ProducerEpoch(state.epoch))  # type: ignore[arg-type]
+        self._history.partly_aborted.add(writer)
         for txn in self._history.txns:
-            if txn.writer == writer and txn.told is None:
-                txn.torn.add(name)
+            if txn.writer == writer and txn.reported_outcome is None:
+                txn.aborted_partitions.add(name)
         marker = WritableTxnMarker(
             producer_id=producer_id,
             producer_epoch=state.epoch,

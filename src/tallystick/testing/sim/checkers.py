@@ -11,38 +11,38 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.txn.machine.model import ForcedCause, TxnEntry
+from tallystick.broker.txn.machine.model import ForcedCause, IdlePhase, TxnEntry
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.protocol.records import ControlType, decode_records, iter_headers, read_marker
-from tallystick.testing.sim.dual_write import Database
-from tallystick.testing.sim.history import History, Pairs, Txn
-from tallystick.testing.sim.network import Exchange
+from tallystick.testing.sim.dual_write import SimDatabase
+from tallystick.testing.sim.history import History, IssuedIdentities, SimTxn
+from tallystick.testing.sim.network import RequestExchange
 
 READ_BYTES = 1 << 20
 
 
 @frozen
-class Batch:
+class LogBatch:
     """A batch in a log: data with its texts, or a marker, whose `commit` tells which kind."""
 
     first_offset: int
     next_offset: int
-    signer: Identity | None
+    producer: ProducerIdAndEpoch | None
     transactional: bool
     texts: tuple[str, ...] = ()
     commit: bool | None = None
 
 
-def scan(partition: Partition, *, with_texts: bool = True) -> list[Batch]:
+def scan_partition(partition: Partition, *, with_texts: bool = True) -> list[LogBatch]:
     """Return every batch of a partition, decoded from its bytes; for an internal topic without the texts."""
     with_texts = with_texts and not partition.topic_partition.topic.startswith("__")
     found = []
-    for piece in partition.read_all(READ_BYTES):
+    for piece in partition.iter_batches(READ_BYTES):
         for at, header in iter_headers(piece):
             marker = read_marker(piece, at) if header.is_control else None
             texts: tuple[str, ...] = ()
@@ -50,16 +50,20 @@ def scan(partition: Partition, *, with_texts: bool = True) -> list[Batch]:
                 texts = tuple((record.value or b"").decode() for record in decode_records(piece, at))
             signer = None
             if header.producer_id >= 0:
-                signer = Identity(ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))
-            commit = None if marker is None else marker.type is ControlType.COMMIT
+                signer = ProducerIdAndEpoch(
+                    ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch)
+                )
+            commit = None if marker is None else marker.control_type is ControlType.COMMIT
             found.append(
-                Batch(header.base_offset, header.next_offset, signer, header.is_transactional, texts, commit)
+                LogBatch(
+                    header.base_offset, header.next_offset, signer, header.is_transactional, texts, commit
+                )
             )
     return found
 
 
 @dataclass(slots=True)
-class Decisions:
+class PartitionTransactions:
     """The transactions of one partition, worked out from its batches.
 
     visible  committed texts, in order
@@ -67,31 +71,31 @@ class Decisions:
     markers  each marker, with the writer (producer id and epoch) of the data it ended, if there was any
     """
 
-    visible: list[str] = field(default_factory=list)
-    open: dict[ProducerId, int] = field(default_factory=dict)
-    markers: list[tuple[Identity, bool, Identity | None]] = field(default_factory=list)
+    visible_texts: list[str] = field(default_factory=list)
+    open_transactions: dict[ProducerId, int] = field(default_factory=dict)
+    markers: list[tuple[ProducerIdAndEpoch, bool, ProducerIdAndEpoch | None]] = field(default_factory=list)
 
 
-def decide(batches: Iterable[Batch], upto: int) -> Decisions:
+def decide_transactions(batches: Iterable[LogBatch], upto: int) -> PartitionTransactions:
     """Work transactions out as a KIP-98 reader would, ignoring markers at or above `upto`."""
-    result = Decisions()
-    held: dict[ProducerId, list[Batch]] = defaultdict(list)
+    result = PartitionTransactions()
+    held: dict[ProducerId, list[LogBatch]] = defaultdict(list)
     texts: list[tuple[int, tuple[str, ...]]] = []
     for batch in batches:
-        signer = batch.signer
+        signer = batch.producer
         if batch.commit is None:
             if signer is None or not batch.transactional:
                 texts.append((batch.first_offset, batch.texts))
             else:
                 held[signer.producer_id].append(batch)
-                result.open.setdefault(signer.producer_id, batch.first_offset)
+                result.open_transactions.setdefault(signer.producer_id, batch.first_offset)
         elif signer is not None and batch.next_offset <= upto:
             ended = held.pop(signer.producer_id, [])
-            result.open.pop(signer.producer_id, None)
-            result.markers.append((signer, batch.commit, ended[0].signer if ended else None))
+            result.open_transactions.pop(signer.producer_id, None)
+            result.markers.append((signer, batch.commit, ended[0].producer if ended else None))
             if batch.commit:
                 texts += [(data.first_offset, data.texts) for data in ended]
-    result.visible = [text for _, some in sorted(texts) for text in some]
+    result.visible_texts = [text for _, some in sorted(texts) for text in some]
     return result
 
 
@@ -107,7 +111,9 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
     """
     high_watermark, stable = partition.log.high_watermark, partition.log.last_stable_offset
     log_start = partition.log.log_start_offset
-    for producer_id, first in decide(scan(partition, with_texts=False), high_watermark).open.items():
+    for producer_id, first in decide_transactions(
+        scan_partition(partition, with_texts=False), high_watermark
+    ).open_transactions.items():
         if max(first, log_start) < stable:
             yield (
                 f"{partition.topic_partition}: stable up to {stable}, producer {producer_id} has been open "
@@ -115,7 +121,7 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
             )
 
 
-def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -> None:
+def check_producer_id(history: History, exchange: RequestExchange, *, forgets: bool = False) -> None:
     """Check that a returned producer id and epoch are new and follow the newest: (4), I2, I5.
 
     A client that repeats its request may get the newest ones again; a client with an earlier epoch gets none.
@@ -131,9 +137,9 @@ def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -
     if not isinstance(request, InitProducerIdRequest | EndTxnRequest) or response.producer_id < 0:
         return
     owner = request.transactional_id or ""
-    pair = Identity(ProducerId(response.producer_id), ProducerEpoch(response.producer_epoch))
-    known = history.pairs.setdefault(owner, Pairs())
-    asked = Identity(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
+    pair = ProducerIdAndEpoch(ProducerId(response.producer_id), ProducerEpoch(response.producer_epoch))
+    known = history.issued_identities.setdefault(owner, IssuedIdentities())
+    asked = ProducerIdAndEpoch(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
     claims_anew = request.producer_id < 0
     newest = known.newest
     said = f"{owner}: {exchange.api.name} by {asked} is answered {pair}"
@@ -153,7 +159,7 @@ def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -
     known.producer_ids.add(pair.producer_id)
 
 
-def check_answer(history: History, exchange: Exchange) -> None:
+def check_answer(history: History, exchange: RequestExchange) -> None:
     """Check that the answer is not UNKNOWN_SERVER_ERROR: the broker must handle these clients."""
     code = getattr(exchange.response, "error_code", 0)
     if code == ErrorCode.UNKNOWN_SERVER_ERROR:
@@ -164,7 +170,7 @@ def check_answer(history: History, exchange: Exchange) -> None:
 
 
 def check_texts(
-    batches: Mapping[TopicPartition, Sequence[Batch]], excused: AbstractSet[str] = frozenset()
+    batches: Mapping[TopicPartition, Sequence[LogBatch]], excused: AbstractSet[str] = frozenset()
 ) -> Iterator[str]:
     """Yield each record that is in the logs twice, committed or not (6).
 
@@ -182,18 +188,18 @@ def check_texts(
 def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
     """Yield each transaction that is visible in part, or differently from what its clients were told (1)."""
     where = {text: partition for partition, texts in visible.items() for text in texts}
-    for txn in history.proven():
+    for txn in history.guaranteed_txns():
         seen = txn.records.keys() & where.keys()
         for text in sorted(seen):
             if where[text] != txn.records[text]:
                 yield f"{txn}: {text} was sent to {txn.records[text]} and is in {where[text]}"
-        if txn.told is True or (txn.commit_asked and txn.told is None and seen):
-            missing = sorted(history.must_be_there(txn) - seen)
+        if txn.reported_outcome is True or (txn.commit_requested and txn.reported_outcome is None and seen):
+            missing = sorted(history.required_texts(txn) - seen)
             if missing:
-                said = "committed" if txn.told else "in part there"
+                said = "committed" if txn.reported_outcome else "in part there"
                 yield f"{txn} is {said}; missing: {missing}, there: {sorted(seen)}"
         elif seen:
-            why = "was aborted" if txn.told is False else "was never committed"
+            why = "was aborted" if txn.reported_outcome is False else "was never committed"
             yield f"{txn} {why}, yet visible: {sorted(seen)}"
 
 
@@ -206,15 +212,15 @@ def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[st
     texts = {text for found in visible.values() for text in found}
     for txn in history.txns:
         seen = sorted(txn.records.keys() & texts)
-        if seen and not txn.commit_asked and txn.version >= 2 and txn.writer not in history.reused:
+        if seen and not txn.commit_requested and txn.version >= 2 and txn.writer not in history.reused:
             yield f"{txn} was never committed, yet visible: {seen}"
 
 
-def check_gone(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
+def check_deleted(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
     """Yield each record that is visible though its deletion was confirmed (8)."""
     for partition, texts in visible.items():
         for text in texts:
-            if text in history.gone:
+            if text in history.deleted_texts:
                 yield f"{partition}: {text} was deleted, and is there again"
 
 
@@ -232,7 +238,7 @@ def check_order(history: History, visible: Mapping[TopicPartition, Sequence[str]
 
 def check_markers(
     history: History,
-    decisions: Mapping[TopicPartition, Decisions],
+    decisions: Mapping[TopicPartition, PartitionTransactions],
     hanging: AbstractSet[tuple[TopicPartition, ProducerId]],
 ) -> Iterator[str]:
     """Yield each transaction that violates I1 or I3.
@@ -245,31 +251,31 @@ def check_markers(
         hanging: hanging transactions that a start listed; a marker that ends one belongs to another
             transaction.
     """
-    outcomes: dict[Identity, tuple[bool, TopicPartition]] = {}
+    outcomes: dict[ProducerIdAndEpoch, tuple[bool, TopicPartition]] = {}
     for partition, decided in decisions.items():
         for signer, commit, writer in decided.markers:
             txn = None if writer is None else history.by_writer.get(writer)
             if txn is None or writer is None or writer in history.reused:
                 continue
-            if (partition, writer.producer_id) in hanging or writer in history.torn:
+            if (partition, writer.producer_id) in hanging or writer in history.partly_aborted:
                 continue
             # KIP-890: in version 2 a marker carries the epoch after that of the data it ends.
-            if signer != Identity(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
+            if signer != ProducerIdAndEpoch(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
                 yield f"{partition}: {txn} was ended by a marker of {signer}"
             found, where = outcomes.setdefault(writer, (commit, partition))
             if found != commit:
-                yield f"{txn}: {_outcome(found)} in {where}, {_outcome(commit)} in {partition}"
+                yield f"{txn}: {_outcome_text(found)} in {where}, {_outcome_text(commit)} in {partition}"
 
 
-def _outcome(commit: bool) -> str:
+def _outcome_text(commit: bool) -> str:
     return "committed" if commit else "aborted"
 
 
 def check_database(
     history: History,
-    database: Database,
+    database: SimDatabase,
     visible: Mapping[TopicPartition, Sequence[str]],
-    forced: Mapping[Identity, ForcedCause],
+    forced: Mapping[ProducerIdAndEpoch, ForcedCause],
 ) -> Iterator[str]:
     """Yield each difference between the database's transactions and the log's (2).
 
@@ -282,14 +288,14 @@ def check_database(
         forced: the outcomes that the coordinator reported while it knew the id.
     """
     texts = {text for found in visible.values() for text in found}
-    for txn in history.proven():
+    for txn in history.guaranteed_txns():
         row = database.rows.get(txn.owner)
         if row is None or not txn.records:
             continue
         in_log, in_row = not txn.records.keys().isdisjoint(texts), txn.number in row.committed
         if in_log and not in_row:
             yield f"{txn} is in the log, and its database never decided it"
-        expected = history.must_be_there(txn) or not (history.may_go or txn.torn)
+        expected = history.required_texts(txn) or not (history.may_be_deleted or txn.aborted_partitions)
         if in_row and not in_log and expected and (txn.writer is None or txn.writer not in forced):
             yield f"{txn} is in the database and not in the log, and no forced outcome says why"
     for writer, cause in forced.items():
@@ -300,7 +306,7 @@ def check_database(
 
 def check_entries(
     entries: Sequence[TxnEntry],
-    partitions: Mapping[TopicPartition, Decisions],
+    partitions: Mapping[TopicPartition, PartitionTransactions],
     hanging: AbstractSet[tuple[TopicPartition, ProducerId]],
 ) -> Iterator[str]:
     """Yield each transaction still open after every client has recovered: (7), I4.
@@ -313,10 +319,10 @@ def check_entries(
         hanging: hanging transactions that a start listed.
     """
     for entry in entries:
-        if entry.phase.__class__.__name__ != "Idle":
+        if not isinstance(entry.phase, IdlePhase):
             yield f"{entry.transactional_id} is {entry.state.label} when everything is over"
     for partition, decided in partitions.items():
-        for producer_id, first in decided.open.items():
+        for producer_id, first in decided.open_transactions.items():
             if (partition, producer_id) in hanging:
                 continue
             yield f"{partition}: producer {producer_id} is open since {first} when everything is over"
@@ -330,15 +336,15 @@ def check_offset(history: History, owner: str, committed: int | None) -> Iterato
         owner: the transactional id; each has a group of its own.
         committed: number of the transaction whose offset the group has.
     """
-    certain: list[Txn] = []
+    certain: list[SimTxn] = []
     possible: set[int] = set()
     for txn in history.txns:
         if txn.owner != owner or txn.offset is None:
             continue
-        if txn.told is True and txn.offset_acknowledged:
+        if txn.reported_outcome is True and txn.offset_acknowledged:
             certain.append(txn)
             possible.clear()
-        elif txn.commit_asked and txn.told is None:
+        elif txn.commit_requested and txn.reported_outcome is None:
             possible.add(txn.number)
     expected = certain[-1].number if certain else None
     if committed != expected and committed not in possible:
@@ -346,4 +352,4 @@ def check_offset(history: History, owner: str, committed: int | None) -> Iterato
         yield f"{owner}: its group has the offset of transaction {committed}, not {expected}{others}"
 
 
-ENDS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})
+TRANSACTION_END_APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})

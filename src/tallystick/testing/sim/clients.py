@@ -1,8 +1,8 @@
 """Simulated transactional producers that follow the protocol, in each of its versions.
 
-One `Producer` is one incarnation of a transactional id: of version 0 or 1 (AddPartitionsToTxn, one epoch for
-many transactions) or of version 2 (partitions are added by the write, every end bumps the epoch; KIP-890). It
-repeats requests that got no reply, and no others.
+One `SimProducer` is one incarnation of a transactional id: of version 0 or 1 (AddPartitionsToTxn, one epoch
+for many transactions) or of version 2 (partitions are added by the write, every end bumps the epoch;
+KIP-890). It repeats requests that got no reply, and no others.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from random import Random
 from typing import Final, TypeVar
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from tallystick.protocol.messages.add_partitions_to_txn import (
@@ -36,9 +36,9 @@ from tallystick.protocol.messages.txn_offset_commit import (
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.testing.sim.faults import Repeats
-from tallystick.testing.sim.history import History, Txn
+from tallystick.testing.sim.history import History, SimTxn
 from tallystick.testing.sim.loop import START_MS
-from tallystick.testing.sim.network import Network, NoReply
+from tallystick.testing.sim.network import NoReply, SimNetwork
 
 R = TypeVar("R")
 
@@ -57,13 +57,13 @@ RETRIABLE: Final = frozenset(
         ErrorCode.OPERATION_NOT_ATTEMPTED,
     }
 )
-TRANSACTION: Final = 1  # FindCoordinator's key type
+TRANSACTION_KEY_TYPE: Final = 1  # FindCoordinator's key type
 # The longest wait for one answer: a client that waits longer would wait for ever.
-PATIENCE_S: Final = 120.0
+ANSWER_TIMEOUT_S: Final = 120.0
 BACKOFF_S: Final = (0.005, 0.02, 0.06)
 
 
-class Trouble(Exception):
+class AbortableError(Exception):
     """The transaction cannot continue, but can perhaps be aborted."""
 
     def __init__(self, what: str, code: ErrorCode) -> None:
@@ -71,16 +71,16 @@ class Trouble(Exception):
         self.code = code
 
 
-class Fenced(Exception):
+class SimClientFenced(Exception):
     """Another client has the transactional id, or the transaction was ended: this incarnation is over."""
 
 
-class Stuck(Exception):
+class NoFinalAnswer(Exception):
     """The broker never gave a final answer."""
 
 
 @frozen(kw_only=True)
-class Kind:
+class ClientProfile:
     """The properties of a client.
 
     version       of the transaction protocol it speaks
@@ -93,13 +93,13 @@ class Kind:
 
     version: int = 2
     two_phase: bool = False
-    keeps: bool = False
-    offsets: bool = False
+    keeps_prepared: bool = False
+    sends_offsets: bool = False
     timeout_ms: int = 60_000
-    reuses_numbers: bool = False
+    reuses_sequences: bool = False
 
 
-class Producer:
+class SimProducer:
     """One incarnation of a transactional id.
 
     Args:
@@ -110,30 +110,30 @@ class Producer:
     def __init__(
         self,
         name: str,
-        kind: Kind,
-        network: Network,
+        kind: ClientProfile,
+        network: SimNetwork,
         history: History,
         step: Callable[[], None],
         *,
         gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
-        self.kind = kind
-        self.pair = Identity(ProducerId(-1), ProducerEpoch(-1))
-        self.txn: Txn | None = None
+        self.profile = kind
+        self.identity = ProducerIdAndEpoch(ProducerId(-1), ProducerEpoch(-1))
+        self.txn: SimTxn | None = None
         self._network = network
         self._history = history
-        self._step = step
+        self._on_step = step
         self._gives_up = gives_up
         self._sequences: dict[TopicPartition, int] = {}
         self._acknowledged: dict[TopicPartition, int] = {}  # the number after the last acknowledged
         self._out_of_order = False
-        self._joined: set[TopicPartition | str] = set()
-        self._unanswered = False
+        self._added_partitions: set[TopicPartition | str] = set()
+        self._has_unanswered = False
 
     # -- one request at a time -------------------------------------------------------------------------------
 
-    async def _ask(
+    async def _send_until_answered(
         self,
         request: object,
         version: int,
@@ -144,84 +144,93 @@ class Producer:
     ) -> R:
         """Send until an answer comes that is not retriable."""
         loop = asyncio.get_running_loop()
-        give_up_at, tries = loop.time() + PATIENCE_S, 0
+        give_up_at, tries = loop.time() + ANSWER_TIMEOUT_S, 0
         while True:
-            self._step()
+            self._on_step()
             try:
                 response = await self._network.call(self.name, request, version, answer, repeats)
             except NoReply:
-                self._unanswered = True
+                self._has_unanswered = True
                 if isinstance(request, ProduceRequest) and self._gives_up():
-                    raise Trouble("no reply to Produce", ErrorCode.REQUEST_TIMED_OUT) from None
+                    raise AbortableError("no reply to Produce", ErrorCode.REQUEST_TIMED_OUT) from None
                 failed = {int(ErrorCode.REQUEST_TIMED_OUT)}
             else:
                 failed = set(codes(response)) - {0}
                 if not failed or failed - RETRIABLE:
                     return response
             if loop.time() > give_up_at:
-                raise Stuck(f"{self.name}: {type(request).__name__} is answered with {failed} for ever")
+                raise NoFinalAnswer(
+                    f"{self.name}: {type(request).__name__} is answered with {failed} for ever"
+                )
             await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
             tries += 1
 
     @property
     def _repeats(self) -> Repeats:
-        return "any time" if self.kind.version >= 2 else "none"
+        return "any time" if self.profile.version >= 2 else "none"
 
-    async def init(self, *, keep: bool = False, expected: Identity | None = None) -> Identity | None:
+    async def init(
+        self, *, keep: bool = False, expected: ProducerIdAndEpoch | None = None
+    ) -> ProducerIdAndEpoch | None:
         """Send InitProducerId.
 
         With `keep` the open transaction stays, and its producer id and epoch are returned (KIP-939).
         """
-        await self._ask(
-            FindCoordinatorRequest(key=self.name, key_type=TRANSACTION), 3, FindCoordinatorResponse, _code_of
+        await self._send_until_answered(
+            FindCoordinatorRequest(key=self.name, key_type=TRANSACTION_KEY_TYPE),
+            3,
+            FindCoordinatorResponse,
+            _error_codes,
         )
         # KIP-939: version 6 of InitProducerId has the flags for two-phase commit.
-        is_v6 = keep or self.kind.two_phase
+        is_v6 = keep or self.profile.two_phase
         request = InitProducerIdRequest(
             transactional_id=self.name,
-            transaction_timeout_ms=self.kind.timeout_ms,
+            transaction_timeout_ms=self.profile.timeout_ms,
             producer_id=-1 if expected is None else expected.producer_id,
             producer_epoch=-1 if expected is None else expected.epoch,
-            enable_2pc=self.kind.two_phase,
+            enable_2pc=self.profile.two_phase,
             keep_prepared_txn=keep,
         )
-        version = 6 if is_v6 else 5 if self.kind.version >= 2 else 4
-        response = await self._ask(request, version, InitProducerIdResponse, _code_of, repeats=self._repeats)
+        version = 6 if is_v6 else 5 if self.profile.version >= 2 else 4
+        response = await self._send_until_answered(
+            request, version, InitProducerIdResponse, _error_codes, repeats=self._repeats
+        )
         if response.error_code:
-            raise Fenced(f"InitProducerId: {ErrorCode(response.error_code).name}")
-        self._become(_pair(response.producer_id, response.producer_epoch))
+            raise SimClientFenced(f"InitProducerId: {ErrorCode(response.error_code).name}")
+        self._set_identity(_identity(response.producer_id, response.producer_epoch))
         if response.ongoing_txn_producer_id < 0:
             return None
-        return _pair(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+        return _identity(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
 
-    def _become(self, pair: Identity) -> None:
+    def _set_identity(self, pair: ProducerIdAndEpoch) -> None:
         # KIP-360: sequence numbers begin at 0 under a new epoch.
-        if pair != self.pair:
+        if pair != self.identity:
             self._sequences.clear()
             self._acknowledged.clear()
-        self.pair = pair
+        self.identity = pair
 
     # -- a transaction ---------------------------------------------------------------------------------------
 
-    def begin(self) -> Txn:
-        self.txn = self._history.begin(self.name, self.kind.version, two_phase=self.kind.two_phase)
-        self._joined.clear()
-        self._unanswered = False
+    def begin(self) -> SimTxn:
+        self.txn = self._history.begin(self.name, self.profile.version, two_phase=self.profile.two_phase)
+        self._added_partitions.clear()
+        self._has_unanswered = False
         return self.txn
 
     async def send(self, partitions: Sequence[TopicPartition], count: int, *, apart: bool = False) -> None:
         """Send a batch of `count` records to each partition, in one request or one each, concurrently."""
-        txn = self._txn()
-        if self.kind.version < 2:
+        txn = self._current_txn()
+        if self.profile.version < 2:
             await self._add_partitions(partitions)
         batches: dict[TopicPartition, tuple[bytes, list[str]]] = {}
         for partition in partitions:
             texts = [f"{self.name}:{txn.number}:{len(txn.records) + i}" for i in range(count)]
             txn.records.update(dict.fromkeys(texts, partition))
             self._history.sent_ms.update(dict.fromkeys(texts, now_ms()))
-            batches[partition] = (self._batch(partition, texts), texts)
+            batches[partition] = (self._encode_batch(partition, texts), texts)
         if apart:
-            await together(*(self._produce({partition: batches[partition]}) for partition in partitions))
+            await gather_all(*(self._produce({partition: batches[partition]}) for partition in partitions))
         else:
             await self._produce(batches)
 
@@ -240,35 +249,37 @@ class Producer:
                 ),
             )
             # KIP-890: from Produce 12 on, the write itself adds the partition to the transaction.
-            version = 12 if self.kind.version >= 2 else 11
+            version = 12 if self.profile.version >= 2 else 11
             # Under an epoch that goes on, a late batch could join the next transaction.
-            repeats: Repeats = "at once" if self.kind.reuses_numbers else "any time"
-            response = await self._ask(request, version, ProduceResponse, lambda found: (), repeats=repeats)
+            repeats: Repeats = "at once" if self.profile.reuses_sequences else "any time"
+            response = await self._send_until_answered(
+                request, version, ProduceResponse, lambda found: (), repeats=repeats
+            )
             for _, texts in batches.values():
                 self._history.answered_ms.update(dict.fromkeys(texts, now_ms()))
-            again = self._sent(response, batches)
+            again = self._handle_produce_response(response, batches)
             batches = {partition: batches[partition] for partition in again}
             if batches:
                 await asyncio.sleep(BACKOFF_S[1])
 
-    def _batch(self, partition: TopicPartition, texts: Sequence[str]) -> bytes:
+    def _encode_batch(self, partition: TopicPartition, texts: Sequence[str]) -> bytes:
         sequence = self._sequences.get(partition, 0)
         self._sequences[partition] = sequence + len(texts)
         created_ms = now_ms()
         records = [Record(i, created_ms, None, text.encode()) for i, text in enumerate(texts)]
         meta = BatchMeta(
-            producer_id=self.pair.producer_id,
-            epoch=self.pair.epoch,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.epoch,
             base_sequence=sequence,
-            transactional=True,
+            is_transactional=True,
         )
         return encode_batch(records, meta)
 
-    def _sent(
+    def _handle_produce_response(
         self, response: ProduceResponse, batches: Mapping[TopicPartition, tuple[bytes, list[str]]]
     ) -> list[TopicPartition]:
         """Process a reply; return the partitions to send again."""
-        txn, again = self._txn(), []
+        txn, again = self._current_txn(), []
         for topic in response.responses:
             for result in topic.partition_responses:
                 partition = TopicPartition(topic.name, result.index)
@@ -280,47 +291,47 @@ class Producer:
                     again.append(partition)
                 else:
                     self._out_of_order |= code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-                    raise Trouble(f"Produce {partition}", code)
+                    raise AbortableError(f"Produce {partition}", code)
         return again
 
     async def _add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
-        missing = [partition for partition in partitions if partition not in self._joined]
+        missing = [partition for partition in partitions if partition not in self._added_partitions]
         if not missing:
             return
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.name,
-            v3_and_below_producer_id=self.pair.producer_id,
-            v3_and_below_producer_epoch=self.pair.epoch,
+            v3_and_below_producer_id=self.identity.producer_id,
+            v3_and_below_producer_epoch=self.identity.epoch,
             v3_and_below_topics=tuple(
                 AddPartitionsToTxnTopic(name=partition.topic, partitions=(partition.partition,))
                 for partition in missing
             ),
         )
-        response = await self._ask(request, 3, AddPartitionsToTxnResponse, _added_codes)
+        response = await self._send_until_answered(request, 3, AddPartitionsToTxnResponse, _added_codes)
         for code in _added_codes(response):
             if code:
-                raise Trouble("AddPartitionsToTxn", ErrorCode(code))
-        self._joined.update(missing)
+                raise AbortableError("AddPartitionsToTxn", ErrorCode(code))
+        self._added_partitions.update(missing)
 
     async def send_offset(self, group: str, partition: TopicPartition, offset: int) -> None:
         """Commit an offset of `group` as a part of the transaction."""
-        txn = self._txn()
-        if self.kind.version < 2 and group not in self._joined:
+        txn = self._current_txn()
+        if self.profile.version < 2 and group not in self._added_partitions:
             request = AddOffsetsToTxnRequest(
                 transactional_id=self.name,
-                producer_id=self.pair.producer_id,
-                producer_epoch=self.pair.epoch,
+                producer_id=self.identity.producer_id,
+                producer_epoch=self.identity.epoch,
                 group_id=group,
             )
-            added = await self._ask(request, 3, AddOffsetsToTxnResponse, _code_of)
+            added = await self._send_until_answered(request, 3, AddOffsetsToTxnResponse, _error_codes)
             if added.error_code:
-                raise Trouble("AddOffsetsToTxn", ErrorCode(added.error_code))
-            self._joined.add(group)
+                raise AbortableError("AddOffsetsToTxn", ErrorCode(added.error_code))
+            self._added_partitions.add(group)
         commit = TxnOffsetCommitRequest(
             transactional_id=self.name,
             group_id=group,
-            producer_id=self.pair.producer_id,
-            producer_epoch=self.pair.epoch,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.epoch,
             topics=(
                 TxnOffsetCommitRequestTopic(
                     name=partition.topic,
@@ -335,16 +346,16 @@ class Producer:
             ),
         )
         txn.offset = offset
-        version = 5 if self.kind.version >= 2 else 3
-        response = await self._ask(
+        version = 5 if self.profile.version >= 2 else 3
+        response = await self._send_until_answered(
             commit, version, TxnOffsetCommitResponse, _offset_codes, repeats=self._repeats
         )
         for code in _offset_codes(response):
             if code:
-                raise Trouble("TxnOffsetCommit", ErrorCode(code))
+                raise AbortableError("TxnOffsetCommit", ErrorCode(code))
         txn.offset_acknowledged = True
 
-    async def end(self, *, commit: bool, txn: Txn | None = None) -> None:
+    async def end(self, *, commit: bool, txn: SimTxn | None = None) -> None:
         """Send EndTxn, also for a transaction that was kept, whose `txn` is given.
 
         Like Kafka's client, a client of version 2 sends nothing for a transaction without records.
@@ -352,38 +363,40 @@ class Producer:
         Raises:
             Fenced: with the outcome unknown if a commit was asked for.
         """
-        txn = txn or self._txn()
+        txn = txn or self._current_txn()
         request = EndTxnRequest(
             transactional_id=self.name,
-            producer_id=self.pair.producer_id,
-            producer_epoch=self.pair.epoch,
+            producer_id=self.identity.producer_id,
+            producer_epoch=self.identity.epoch,
             committed=commit,
         )
-        txn.commit_asked |= commit
-        version = 5 if self.kind.version >= 2 else 3
-        response = await self._ask(request, version, EndTxnResponse, _code_of, repeats=self._repeats)
+        txn.commit_requested |= commit
+        version = 5 if self.profile.version >= 2 else 3
+        response = await self._send_until_answered(
+            request, version, EndTxnResponse, _error_codes, repeats=self._repeats
+        )
         if response.error_code:
-            raise Fenced(f"EndTxn: {ErrorCode(response.error_code).name}")
-        txn.told = commit
+            raise SimClientFenced(f"EndTxn: {ErrorCode(response.error_code).name}")
+        txn.reported_outcome = commit
         # KIP-890: EndTxn 5 answers with the producer id and epoch of the next transaction.
-        if self.kind.version >= 2:
-            self._become(_pair(response.producer_id, response.producer_epoch))
-        elif not commit and self.kind.reuses_numbers and not self._out_of_order:
+        if self.profile.version >= 2:
+            self._set_identity(_identity(response.producer_id, response.producer_epoch))
+        elif not commit and self.profile.reuses_sequences and not self._out_of_order:
             self._sequences = dict(self._acknowledged)
-        elif not commit and (self._unanswered or self._out_of_order):
+        elif not commit and (self._has_unanswered or self._out_of_order):
             self._out_of_order = False
             # A request without a reply may still arrive; under the next epoch it is refused (KIP-360).
-            await self.init(expected=self.pair)
+            await self.init(expected=self.identity)
 
-    def _txn(self) -> Txn:
+    def _current_txn(self) -> SimTxn:
         if self.txn is None:
             raise ValueError(f"{self.name} has begun no transaction")
         if self.txn.writer is None:
-            self._history.sign(self.txn, self.pair)
+            self._history.set_writer(self.txn, self.identity)
         return self.txn
 
 
-async def together(*work: Coroutine[object, object, None]) -> None:
+async def gather_all(*work: Coroutine[object, object, None]) -> None:
     """Run all of them concurrently; raise the first failure when all have ended."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -395,11 +408,11 @@ def now_ms() -> int:
     return START_MS + round(asyncio.get_running_loop().time() * 1000)
 
 
-def _pair(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+def _identity(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
+    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
-def _code_of(
+def _error_codes(
     response: FindCoordinatorResponse | InitProducerIdResponse | EndTxnResponse | AddOffsetsToTxnResponse,
 ) -> tuple[int, ...]:
     return (response.error_code,)
@@ -417,7 +430,7 @@ def _offset_codes(response: TxnOffsetCommitResponse) -> tuple[int, ...]:
     return tuple(result.error_code for topic in response.topics for result in topic.partitions)
 
 
-def pick(random: Random, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+def pick_partitions(random: Random, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
     """Pick some of the partitions, at least one, in order."""
     chosen = random.sample(range(len(partitions)), random.randint(1, len(partitions)))
     return [partitions[i] for i in sorted(chosen)]

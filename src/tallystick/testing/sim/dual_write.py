@@ -9,37 +9,37 @@ Source: KIP-939 "Recovery recipe"; the generation is the database's own fencing,
 
 from dataclasses import dataclass, field
 
-from tallystick.kernel.ids import Identity
-from tallystick.testing.sim.clients import Producer
-from tallystick.testing.sim.history import History, Txn
+from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.testing.sim.clients import SimProducer
+from tallystick.testing.sim.history import History, SimTxn
 
 
-class Superseded(Exception):
+class GenerationFenced(Exception):
     """The row belongs to a later generation: nothing was written."""
 
 
 @dataclass(slots=True)
-class Row:
+class DatabaseRow:
     """The row of one transactional id; `committed` holds the numbers of transactions."""
 
-    token: Identity | None = None
+    token: ProducerIdAndEpoch | None = None
     generation: int = 0
     committed: set[int] = field(default_factory=set)
 
 
-class Database:
+class SimDatabase:
     """Rows by transactional id."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, DatabaseRow] = {}
 
-    def claim(self, owner: str) -> tuple[int, Identity | None]:
+    def claim(self, owner: str) -> tuple[int, ProducerIdAndEpoch | None]:
         """Take the next generation; return it with the token of the last decision."""
-        row = self.rows.setdefault(owner, Row())
+        row = self.rows.setdefault(owner, DatabaseRow())
         row.generation += 1
         return row.generation, row.token
 
-    def commit(self, owner: str, generation: int, txn: Txn) -> None:
+    def commit(self, owner: str, generation: int, txn: SimTxn) -> None:
         """Record the decision and the data of its transaction.
 
         Raises:
@@ -47,12 +47,12 @@ class Database:
         """
         row = self.rows[owner]
         if row.generation != generation:
-            raise Superseded
+            raise GenerationFenced
         row.token = txn.writer
         row.committed.add(txn.number)
 
 
-async def recover(producer: Producer, database: Database, history: History) -> int:
+async def recover_dual_write(producer: SimProducer, database: SimDatabase, history: History) -> int:
     """Claim the id, finish its earlier client's transaction, and return the generation to commit under.
 
     Only an exact match commits: any other token belongs to an earlier decision, or to none.
@@ -61,9 +61,9 @@ async def recover(producer: Producer, database: Database, history: History) -> i
     generation, token = database.claim(producer.name)
     if in_doubt is not None:
         commit = token == in_doubt
-        await producer.end(commit=commit, txn=history.by_writer.get(in_doubt, _UNKNOWN))
+        await producer.end(commit=commit, txn=history.by_writer.get(in_doubt, _UNKNOWN_TXN))
     return generation
 
 
 # The owner of transactions that no client claims; they are not checked.
-_UNKNOWN = Txn(-1, "", 2, two_phase=True)
+_UNKNOWN_TXN = SimTxn(-1, "", 2, two_phase=True)

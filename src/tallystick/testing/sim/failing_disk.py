@@ -10,14 +10,14 @@ from typing import Final
 from tallystick.testing.sim.faults import FailingCalls
 
 # The calls that each error can come from.
-CALLS: Final = {
+CALLS_BY_ERRNO: Final = {
     errno.EMFILE: frozenset({"open"}),
     errno.EIO: frozenset({"read", "write", "sync", "truncate", "sync_dir", "rename", "remove"}),
 }
 
 
 class FailingDisk:
-    """Decides before every call whether it fails. `quiet` ends the failures.
+    """Decides before every call whether it fails. `is_quiet` ends the failures.
 
     Args:
         met: called at each failure.
@@ -31,11 +31,11 @@ class FailingDisk:
         met: Callable[[], None],
     ) -> None:
         self._suspended = False
-        self.quiet = False
+        self.is_quiet = False
         self._plan = plan
         self._now_s = now_s
         self._random = random
-        self._met = met
+        self._on_failure = met
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -47,12 +47,12 @@ class FailingDisk:
             self._suspended = False
 
     def __call__(self, name: str, path: str) -> OSError | None:
-        if self._suspended or self.quiet:
+        if self._suspended or self.is_quiet:
             return None
         now_s = self._now_s()
         for each in self._plan:
-            concerned = each.begins_s <= now_s < each.ends_s and name in CALLS[each.error]
+            concerned = each.begins_s <= now_s < each.ends_s and name in CALLS_BY_ERRNO[each.error]
             if concerned and self._random.random() < each.chance:
-                self._met()
+                self._on_failure()
                 return OSError(each.error, os.strerror(each.error), path)
         return None

@@ -1,7 +1,7 @@
 """The faults of one run, all drawn from its seed.
 
 Each kind of fault is on in about half of the runs: a run with every fault shows less than one with two,
-because clients then hardly get anywhere (swarm testing). Each kind in `Disturbance` is drawn from a random
+because clients then hardly get anywhere (swarm testing). Each kind in `FaultKind` is drawn from a random
 source of its own, so that one can be switched off without changing the others.
 """
 
@@ -13,12 +13,12 @@ from random import Random
 from typing import Final, Literal
 
 from tallystick.kernel.value import frozen
-from tallystick.testing.memory_fs import Keep
+from tallystick.testing.memory_fs import SurvivingChanges
 
 Repeats = Literal["none", "at once", "any time"]
 
 
-class Disturbance(Enum):
+class FaultKind(Enum):
     """A kind of fault that can be switched off by its name."""
 
     DELETION = "deletion"  # a topic is deleted and recreated
@@ -31,7 +31,7 @@ class Disturbance(Enum):
     REBALANCES = "rebalances"  # members of a group come, go and vanish
 
 
-OFF: Final[frozenset[Disturbance]] = frozenset()
+FAULTS_OFF: Final[frozenset[FaultKind]] = frozenset()
 """Faults drawn only on request: the broker cannot survive them yet."""
 
 
@@ -57,7 +57,7 @@ class PowerLoss:
 
     after_effects: int | None
     after_s: float
-    keep: Keep
+    keep: SurvivingChanges
     keep_seed: int
     down_s: float
 
@@ -95,23 +95,23 @@ class FaultPlan:
     members_until_s: float | None = None
 
     @property
-    def may_forget(self) -> bool:
+    def may_lose_acknowledged(self) -> bool:
         """Whether acknowledged records can be lost, because they were not synced before the disk failed."""
         unkept = any(loss.keep != "everything" for loss in self.power_losses)
         broken = bool(self.disk_breaks_at_s or self.failing_calls)
         return self.flush_policy != "ack" and (unkept or broken)
 
     @property
-    def confuses_topics(self) -> bool:
+    def may_confuse_topics(self) -> bool:
         """Whether a start can take a recreated topic for its predecessor that lost its end."""
         return self.flush_policy != "ack" and bool(self.deletions_at_s and self.power_losses)
 
 
-SPAN_S: Final = 2.0
+FAULTS_END_S: Final = 2.0
 """The seconds in which faults come; a run without faults ends sooner."""
 
 
-def draw(random: Random) -> FaultPlan:
+def draw_faults(random: Random) -> FaultPlan:
     """Draw the faults of one run."""
 
     def on() -> bool:
@@ -121,9 +121,13 @@ def draw(random: Random) -> FaultPlan:
         return random.uniform(0.01, most) if on() else 0.0
 
     def times(most: int) -> tuple[float, ...]:
-        return tuple(sorted(random.uniform(0, SPAN_S) for _ in range(random.randint(1, most) if on() else 0)))
+        return tuple(
+            sorted(random.uniform(0, FAULTS_END_S) for _ in range(random.randint(1, most) if on() else 0))
+        )
 
-    settings = {name: text for some in _HASTY if random.random() < 0.15 for name, text in some.items()}
+    settings = {
+        name: text for some in _HASTY_SETTINGS if random.random() < 0.15 for name, text in some.items()
+    }
     late_max_s = random.choice((0.05, 0.5, 2.0))
     if "producer.id.expiration.ms" in settings:
         late_max_s = 0.05  # once its producer is forgotten, a repeated batch looks like a new one
@@ -139,9 +143,9 @@ def draw(random: Random) -> FaultPlan:
         latency_max_s=random.choice((0.0, 0.002, 0.02)),
         sync_delay_max_s=random.choice((0.0, 0.002, 0.05)),
         power_losses=tuple(
-            _power_loss(random, kill_only=kill_only) for _ in range(random.randint(1, 4) if on() else 0)
+            _draw_power_loss(random, kill_only=kill_only) for _ in range(random.randint(1, 4) if on() else 0)
         ),
-        disk_full=_disk_full(random) if random.random() < 0.2 else (),
+        disk_full=_draw_disk_full(random) if random.random() < 0.2 else (),
         disk_breaks_at_s=times(1) if random.random() < 0.2 else (),
         clock_jumps=tuple((at, random.choice((-70_000, -500, 500, 5_000, 70_000))) for at in times(2)),
         client_dies=chance(0.1),
@@ -149,42 +153,42 @@ def draw(random: Random) -> FaultPlan:
         client_lives_on=0.5 if on() else 0.0,
         database_unknown=chance(0.3),
         terminations_at_s=times(2) if random.random() < 0.3 else (),
-        upgrade_at_s=random.uniform(0, SPAN_S) if on() else None,
+        upgrade_at_s=random.uniform(0, FAULTS_END_S) if on() else None,
         fresh_disk=random.random() < 0.1,
         settings=settings,
     )
 
 
-def disturb(seed: int, plan: FaultPlan, kinds: Iterable[Disturbance]) -> FaultPlan:
+def add_faults(seed: int, plan: FaultPlan, kinds: Iterable[FaultKind]) -> FaultPlan:
     """Return the plan with faults of these kinds added, each in some of the runs."""
     chosen = set(kinds)
-    for kind in Disturbance:
+    for kind in FaultKind:
         random = Random(f"{kind.value} {seed}")
         if kind in chosen and random.random() < 0.25:
-            plan = _disturb(random, plan, kind)
+            plan = _add_fault(random, plan, kind)
     return plan
 
 
-def _disturb(random: Random, plan: FaultPlan, kind: Disturbance) -> FaultPlan:
+def _add_fault(random: Random, plan: FaultPlan, kind: FaultKind) -> FaultPlan:
     def times(most: int) -> tuple[float, ...]:
-        return tuple(sorted(random.uniform(0, SPAN_S) for _ in range(random.randint(1, most))))
+        return tuple(sorted(random.uniform(0, FAULTS_END_S) for _ in range(random.randint(1, most))))
 
     match kind:
-        case Disturbance.DELETION:
+        case FaultKind.DELETION:
             return replace(plan, deletions_at_s=times(2))
-        case Disturbance.DELETE_RECORDS:
+        case FaultKind.DELETE_RECORDS:
             return replace(plan, delete_records_at_s=times(3))
-        case Disturbance.MARKERS:
+        case FaultKind.MARKERS:
             return replace(plan, markers_at_s=times(3))
-        case Disturbance.REUSED_NUMBERS:
+        case FaultKind.REUSED_NUMBERS:
             lose_reply = max(plan.lose_reply, random.uniform(0.05, 0.3))
             gives_up = max(plan.client_gives_up, 0.5)
             return replace(plan, reuses_numbers=True, lose_reply=lose_reply, client_gives_up=gives_up)
-        case Disturbance.REBALANCES:
+        case FaultKind.REBALANCES:
             settings = {"group.min.session.timeout.ms": "50", "group.initial.rebalance.delay.ms": "0"}
-            until_s = random.uniform(0.3, SPAN_S)
+            until_s = random.uniform(0.3, FAULTS_END_S)
             return replace(plan, members_until_s=until_s, settings={**plan.settings, **settings})
-        case Disturbance.RETENTION:
+        case FaultKind.RETENTION:
             retention_ms = random.choice((50, 400, 2_000))
             settings = {
                 "log.retention.check.interval.ms": "70",
@@ -194,10 +198,10 @@ def _disturb(random: Random, plan: FaultPlan, kind: Disturbance) -> FaultPlan:
                 "log.retention.ms": str(retention_ms),
             }
             return replace(plan, retention_ms=retention_ms, settings=settings)
-        case Disturbance.EMFILE | Disturbance.EIO:
-            begins = random.uniform(0, SPAN_S)
+        case FaultKind.EMFILE | FaultKind.EIO:
+            begins = random.uniform(0, FAULTS_END_S)
             failing = FailingCalls(
-                error=errno.EMFILE if kind is Disturbance.EMFILE else errno.EIO,
+                error=errno.EMFILE if kind is FaultKind.EMFILE else errno.EIO,
                 begins_s=begins,
                 ends_s=begins + random.uniform(0.02, 0.5),
                 chance=random.choice((0.01, 0.1, 1.0)),
@@ -206,7 +210,7 @@ def _disturb(random: Random, plan: FaultPlan, kind: Disturbance) -> FaultPlan:
 
 
 # Events that otherwise take days happen in the middle of a transaction.
-_HASTY: Final = (
+_HASTY_SETTINGS: Final = (
     {"log.roll.ms": "100"},
     {"producer.id.expiration.ms": "150"},
     {"transactional.id.expiration.ms": "150"},
@@ -221,17 +225,17 @@ _HASTY: Final = (
 )
 
 
-def _power_loss(random: Random, *, kill_only: bool) -> PowerLoss:
-    kinds: tuple[Keep, ...] = ("nothing", "everything", "prefix", "subset", "unordered")
+def _draw_power_loss(random: Random, *, kill_only: bool) -> PowerLoss:
+    kinds: tuple[SurvivingChanges, ...] = ("nothing", "everything", "prefix", "subset", "unordered")
     return PowerLoss(
         after_effects=random.randint(0, 150) if random.random() < 0.6 else None,
-        after_s=random.uniform(0, SPAN_S / 2),
+        after_s=random.uniform(0, FAULTS_END_S / 2),
         keep="everything" if kill_only else random.choice(kinds),
         keep_seed=random.getrandbits(32),
         down_s=random.choice((0.0, 0.01, 0.3)),
     )
 
 
-def _disk_full(random: Random) -> tuple[tuple[float, float, int], ...]:
-    begins = random.uniform(0, SPAN_S)
+def _draw_disk_full(random: Random) -> tuple[tuple[float, float, int], ...]:
+    begins = random.uniform(0, FAULTS_END_S)
     return ((begins, begins + random.uniform(0.05, 1.0), random.randint(0, 2000)),)

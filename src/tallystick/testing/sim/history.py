@@ -3,11 +3,11 @@
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
-from tallystick.kernel.ids import Identity, ProducerId, TopicPartition
+from tallystick.kernel.ids import ProducerId, ProducerIdAndEpoch, TopicPartition
 
 
 @dataclass(slots=True, eq=False)
-class Txn:
+class SimTxn:
     """One transaction, as its clients know it.
 
     writer        producer id and epoch of its records; None before the first
@@ -23,25 +23,25 @@ class Txn:
     owner: str
     version: int
     two_phase: bool
-    writer: Identity | None = None
+    writer: ProducerIdAndEpoch | None = None
     records: dict[str, TopicPartition] = field(default_factory=dict)
     acknowledged: set[str] = field(default_factory=set)
     offset: int | None = None
     offset_acknowledged: bool = False
-    commit_asked: bool = False
-    told: bool | None = None
-    torn: set[TopicPartition] = field(default_factory=set)
+    commit_requested: bool = False
+    reported_outcome: bool | None = None
+    aborted_partitions: set[TopicPartition] = field(default_factory=set)
 
     def __str__(self) -> str:
         return f"{self.owner} transaction {self.number} ({self.writer})"
 
 
 @dataclass(slots=True)
-class Pairs:
+class IssuedIdentities:
     """The producer ids and epochs one transactional id was given, in the order of the broker's answers."""
 
-    newest: Identity | None = None
-    before: Identity | None = None
+    newest: ProducerIdAndEpoch | None = None
+    before: ProducerIdAndEpoch | None = None
     producer_ids: set[ProducerId] = field(default_factory=set)
 
 
@@ -62,30 +62,30 @@ class History:
                  transaction has the same producer epoch (docs/skipped.md)
     """
 
-    txns: list[Txn] = field(default_factory=list)
-    by_writer: dict[Identity, Txn] = field(default_factory=dict)
-    pairs: dict[str, Pairs] = field(default_factory=dict)
-    reused: set[Identity] = field(default_factory=set)
-    torn: set[Identity] = field(default_factory=set)
-    may_go: set[str] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)
+    txns: list[SimTxn] = field(default_factory=list)
+    by_writer: dict[ProducerIdAndEpoch, SimTxn] = field(default_factory=dict)
+    issued_identities: dict[str, IssuedIdentities] = field(default_factory=dict)
+    reused: set[ProducerIdAndEpoch] = field(default_factory=set)
+    partly_aborted: set[ProducerIdAndEpoch] = field(default_factory=set)
+    may_be_deleted: set[str] = field(default_factory=set)
+    deleted_texts: set[str] = field(default_factory=set)
     sent_ms: dict[str, int] = field(default_factory=dict)
     answered_ms: dict[str, int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
     version_1_unproven: bool = False
 
-    def begin(self, owner: str, version: int, *, two_phase: bool) -> Txn:
-        txn = Txn(len(self.txns), owner, version, two_phase)
+    def begin(self, owner: str, version: int, *, two_phase: bool) -> SimTxn:
+        txn = SimTxn(len(self.txns), owner, version, two_phase)
         self.txns.append(txn)
         return txn
 
-    def sign(self, txn: Txn, writer: Identity) -> None:
+    def set_writer(self, txn: SimTxn, writer: ProducerIdAndEpoch) -> None:
         """Set the writer of a transaction at its first record."""
         txn.writer = writer
         if txn.version >= 2 and self.by_writer.setdefault(writer, txn) is not txn:
             self.reused.add(writer)
 
-    def proven(self) -> Iterator[Txn]:
+    def guaranteed_txns(self) -> Iterator[SimTxn]:
         """Yield the transactions whose outcome the broker guarantees in this run."""
         return (txn for txn in self.txns if txn.version >= 2 or not self.version_1_unproven)
 
@@ -98,16 +98,23 @@ class History:
             if partition in partitions and (not acknowledged or text in txn.acknowledged)
         }
 
-    def texts_of_torn(self) -> set[str]:
+    def texts_in_aborted_partitions(self) -> set[str]:
         """Return the texts sent to partitions in which an administrator ended their transaction."""
-        return {text for txn in self.txns for text, partition in txn.records.items() if partition in txn.torn}
+        return {
+            text
+            for txn in self.txns
+            for text, partition in txn.records.items()
+            if partition in txn.aborted_partitions
+        }
 
-    def must_be_there(self, txn: Txn) -> set[str]:
+    def required_texts(self, txn: SimTxn) -> set[str]:
         """Return the acknowledged texts that an administrator has neither deleted nor ended apart."""
         return {
-            text for text in txn.acknowledged if text not in self.may_go and txn.records[text] not in txn.torn
+            text
+            for text in txn.acknowledged
+            if text not in self.may_be_deleted and txn.records[text] not in txn.aborted_partitions
         }
 
     def report(self, what: str) -> None:
         """Record a violation."""
-        self.wrong.append(what)
+        self.violations.append(what)

@@ -24,25 +24,26 @@ START_MS: Final = 1_700_000_000_000
 class VirtualTime:
     """The one clock of a simulation; `clock.Clock` for the broker. Seconds in the loops, else milliseconds.
 
-    `set_back_ms` is the wall clock's error; the monotonic clock never steps back.
+    `wall_clock_lag_ms` is the wall clock's error; the monotonic clock never steps back.
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.set_back_ms = 0
+        self.wall_clock_lag_ms = 0
 
     def monotonic_ms(self) -> int:
         return round(self.now_s * 1000)
 
     def now_ms(self) -> TimestampMs:
-        return TimestampMs(START_MS + self.monotonic_ms() - self.set_back_ms)
+        return TimestampMs(START_MS + self.monotonic_ms() - self.wall_clock_lag_ms)
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
     """One process's loop. Callbacks run in the order they were made ready, as asyncio promises.
 
     Args:
-        alive: asked after every callback; when it returns false, `turn` ends at once, as a process does that
+        alive: asked after every callback; when it returns false, `run_ready` ends at once, as a process does
+        that
             is killed.
         thread_delay_s: how long a call handed to a thread takes.
     """
@@ -59,29 +60,29 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._thread_delay_s = thread_delay_s
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
-        self._made = 0
+        self._timer_count = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}  # all_tasks() is a set, ordered by address
-        self._dead = False
-        self.stopped = False  # killed in the middle of a callback
+        self._is_dead = False
+        self.is_killed = False  # killed in the middle of a callback
 
     # -- running ------------------------------------------------------------------------------------------
 
-    def turn(self) -> bool:
+    def run_ready(self) -> bool:
         """Run what is ready and what becomes ready by it; return False if the process died of it."""
         events._set_running_loop(self)
         try:
-            while self._wake():
+            while self._promote_timers():
                 handle = self._ready.popleft()
                 if not handle.cancelled():
                     self._run(handle)
                     if not self._alive():
-                        self.stopped = True
+                        self.is_killed = True
                         return False
         finally:
             events._set_running_loop(None)
         return True
 
-    def _wake(self) -> bool:
+    def _promote_timers(self) -> bool:
         timers, now = self._timers, self.virtual.now_s
         while timers and (timers[0][2].cancelled() or timers[0][0] <= now):
             handle = heapq.heappop(timers)[2]
@@ -99,15 +100,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             if self._alive():
                 raise
 
-    def next_s(self) -> float | None:
+    def next_callback_s(self) -> float | None:
         """Return the time of the next callback: now, later, or None for never."""
-        if self._wake():
+        if self._promote_timers():
             return self.virtual.now_s
         return self._timers[0][0] if self._timers else None
 
     def kill(self) -> None:
         """Stop everything. Coroutines end where they are, and what they still do has no effect."""
-        self._dead = True
+        self._is_dead = True
         self._ready.clear()
         self._timers.clear()
         with warnings.catch_warnings():
@@ -152,8 +153,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        self._made += 1
-        heapq.heappush(self._timers, (when, self._made, handle))
+        self._timer_count += 1
+        heapq.heappush(self._timers, (when, self._timer_count, handle))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -192,7 +193,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Record an unhandled exception as a finding, unless the process is already dead."""
-        if not self._dead:
+        if not self._is_dead:
             self.errors.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
@@ -202,7 +203,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return events._get_running_loop() is self
 
     def is_closed(self) -> bool:
-        return self._dead
+        return self._is_dead
 
     def get_debug(self) -> bool:
         return False
@@ -240,10 +241,10 @@ def run_together(
     """
     while not until():
         for loop in loops():
-            loop.turn()
+            loop.run_ready()
         if until():
             return
-        due = [at for loop in loops() if (at := loop.next_s()) is not None]
+        due = [at for loop in loops() if (at := loop.next_callback_s()) is not None]
         if not due:
             raise TimeoutError("every process waits for something that will not come")
         time.now_s = max(time.now_s, min(due))

@@ -17,30 +17,30 @@ from uuid import UUID
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.handlers.dispatch import Dispatcher
+from tallystick.broker.handlers.dispatch import RequestDispatcher
 from tallystick.broker.metadata.store import MetadataStore
-from tallystick.broker.partitions.data_directory import Disk
-from tallystick.broker.partitions.log_cleaner import Child
+from tallystick.broker.partitions.data_directory import StorageEnvironment
+from tallystick.broker.partitions.log_cleaner import CleanerProcess
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import frozen
-from tallystick.storage.compaction.cleaner_worker import work
+from tallystick.storage.compaction.cleaner_worker import run_request
 from tallystick.storage.fs import StorageFailure
-from tallystick.storage.group_commit import AGAIN_S, GroupCommit
+from tallystick.storage.group_commit import RETRY_S, GroupCommit
 from tallystick.storage.log import Log
-from tallystick.testing.memory_fs import Keep, MemoryFileSystem
+from tallystick.testing.memory_fs import MemoryFileSystem, SurvivingChanges
 from tallystick.testing.sim.loop import VirtualLoop, VirtualTime, new_loop
 
 DATA: Final = "data"
 
 
-def one_by_one(calls: Sequence[Callable[[], None]]) -> None:
+def run_in_order(calls: Sequence[Callable[[], None]]) -> None:
     """Make the calls one after another, in an order that the seed repeats, instead of in threads."""
     for call in calls:
         call()
 
 
-class LoopCommit(GroupCommit):
+class LoopGroupCommit(GroupCommit):
     """The group commit with its rounds on the loop instead of in a thread."""
 
     def __init__(
@@ -67,11 +67,11 @@ class LoopCommit(GroupCommit):
         logs, self._waiting = self._waiting, {}
         for log in logs:
             self._sync(log)
-        if self._again:
+        if self._retry_queue:
             if not self._waiting:
-                self._loop.call_later(AGAIN_S, self.stop)
-            self._waiting.update(dict.fromkeys(self._again))
-            self._again.clear()
+                self._loop.call_later(RETRY_S, self.stop)
+            self._waiting.update(dict.fromkeys(self._retry_queue))
+            self._retry_queue.clear()
 
 
 class LoopCleaner:
@@ -80,8 +80,8 @@ class LoopCleaner:
     def __init__(self, fs: MemoryFileSystem) -> None:
         self.returncode: int | None = None
         self._fs = fs
-        self._asked = b""
-        self._said: list[bytes] = []
+        self._request = b""
+        self._response_lines: list[bytes] = []
 
     @property
     def stdin(self) -> "LoopCleaner":
@@ -92,19 +92,19 @@ class LoopCleaner:
         return self
 
     def write(self, data: bytes) -> None:
-        self._asked += data
+        self._request += data
 
     async def drain(self) -> None:
         await asyncio.sleep(0.001)
 
     def close(self) -> None:
         said = StringIO()
-        self.returncode = 0 if work(self._fs, self._asked.decode(), said) else 1
-        self._said = said.getvalue().encode().splitlines(keepends=True)
+        self.returncode = 0 if run_request(self._fs, self._request.decode(), said) else 1
+        self._response_lines = said.getvalue().encode().splitlines(keepends=True)
 
     async def readline(self) -> bytes:
         await asyncio.sleep(0.001)
-        return self._said.pop(0) if self._said else b""
+        return self._response_lines.pop(0) if self._response_lines else b""
 
     def kill(self) -> None:
         self.returncode = -9
@@ -113,7 +113,7 @@ class LoopCleaner:
         return self.returncode or 0
 
 
-class KeptStore(MetadataStore):
+class InMemoryMetadataStore(MetadataStore):
     """The metadata in memory; like data on a disk, what a method has written survives the process."""
 
     def __init__(self, cluster_id: str, content: bytes | None = None) -> None:
@@ -125,7 +125,7 @@ class KeptStore(MetadataStore):
     def serialize(self) -> bytes:
         return self._db.serialize()
 
-    def reopen(self, make_room: Callable[[], None]) -> "KeptStore":
+    def reopen(self, make_room: Callable[[], None]) -> "InMemoryMetadataStore":
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
         self._make_room = make_room
@@ -136,7 +136,7 @@ class KeptStore(MetadataStore):
 
 
 @frozen(kw_only=True)
-class Image:
+class DiskImage:
     """The initial content of a disk: made once in a process, copied for every seed."""
 
     directories: tuple[str, ...]
@@ -145,7 +145,7 @@ class Image:
     cluster_id: str
 
 
-class Machine:
+class BrokerMachine:
     """One computer. `start` boots the broker; `broker` is set while it serves."""
 
     def __init__(
@@ -153,17 +153,21 @@ class Machine:
         settings: Mapping[str, str],
         time: VirtualTime,
         random: Random,
-        image: Image | None = None,
+        image: DiskImage | None = None,
         sync_delay_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.time = time
         self.config = BrokerConfig.parse(settings)
-        self.fs = MemoryFileSystem() if image is None else MemoryFileSystem.of(image.directories, image.files)
+        self.fs = (
+            MemoryFileSystem()
+            if image is None
+            else MemoryFileSystem.with_content(image.directories, image.files)
+        )
         self.broker: Broker | None = None
-        self.dispatcher: Dispatcher | None = None
-        self.lives = 0
-        self.running = False
-        self.met_failure = False  # whether a call of the disk has failed in this life
+        self.dispatcher: RequestDispatcher | None = None
+        self.boot_count = 0
+        self.is_running = False
+        self.has_disk_failure = False  # whether a call of the disk has failed in this life
         self._life = 0
         self.loop = new_loop(time)
         self._random = random
@@ -171,93 +175,93 @@ class Machine:
         self._ids = Random()
         self._ids.setstate(random.getstate())
         self._sync_delay_s = sync_delay_s
-        self._store = None if image is None else KeptStore(image.cluster_id, image.metadata)
+        self._store = None if image is None else InMemoryMetadataStore(image.cluster_id, image.metadata)
 
-    def meet_failure(self) -> None:
+    def note_disk_failure(self) -> None:
         """Note that a call of the disk has failed."""
-        self.met_failure = True
+        self.has_disk_failure = True
 
     def start(self) -> None:
         """Begin to boot, on a new loop."""
-        self.lives += 1
-        self.running = True
-        self.met_failure = False
-        life = self._life = self.fs.life
+        self.boot_count += 1
+        self.is_running = True
+        self.has_disk_failure = False
+        life = self._life = self.fs.boot_count
         self.loop = new_loop(
             self.time,
-            alive=lambda: self.fs.life == life,
+            alive=lambda: self.fs.boot_count == life,
             thread_delay_s=lambda: self._random.choice((0.0, 0.0, 0.002)),
         )
         self.booting = self.loop.create_task(self._boot(), name="boot")
 
     async def _boot(self) -> None:
         clock: Clock = self.time
-        disk = Disk(
+        disk = StorageEnvironment(
             fs=self.fs,
-            run_all=one_by_one,
-            syncer=self._syncer,
-            metadata=self._metadata,
-            cleaner=self._cleaner,
+            run_concurrently=run_in_order,
+            make_syncer=self._syncer,
+            open_metadata=self._metadata,
+            start_cleaner=self._cleaner,
         )
         broker = Broker(self.config, Path(DATA), clock, disk, new_uuid=self._new_uuid)
         broker.open()
         await broker.start()
         self.broker = broker
-        self.dispatcher = Dispatcher(broker, HANDLERS)
+        self.dispatcher = RequestDispatcher(broker, HANDLERS)
 
     def _new_uuid(self) -> UUID:
         return UUID(int=self._ids.getrandbits(128), version=4)
 
-    async def _cleaner(self) -> Child:
+    async def _cleaner(self) -> CleanerProcess:
         return LoopCleaner(self.fs)
 
     def _syncer(
         self,
         notify: Callable[[Log, Offset], None],
         notify_failure: Callable[[Log, StorageFailure], None],
-    ) -> LoopCommit:
-        return LoopCommit(notify, notify_failure, self.loop, self._sync_delay_s)
+    ) -> LoopGroupCommit:
+        return LoopGroupCommit(notify, notify_failure, self.loop, self._sync_delay_s)
 
     def _metadata(self, path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
         if self._store is None:
             self.fs.open_append(str(path)).sync()  # the file only has to exist
             self.fs.sync_dir(DATA)
-            self._store = KeptStore(cluster_id)
+            self._store = InMemoryMetadataStore(cluster_id)
         return self._store.reopen(make_room)
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process exists: false after the effect of the disk that was its last."""
-        return self.broker is not None and self.fs.life == self._life
+        return self.broker is not None and self.fs.boot_count == self._life
 
     @property
     def is_broken(self) -> bool:
         """Whether the disk fails, known to the broker or not: a request may then end in any way."""
         known = self.broker is not None and self.broker.failure is not None
-        return known or self.fs.sync_failure is not None or self.met_failure
+        return known or self.fs.sync_failure is not None or self.has_disk_failure
 
     @property
-    def died(self) -> bool:
+    def has_died(self) -> bool:
         """Whether power has failed and the process was not ended yet."""
-        return self.running and self.fs.life != self._life
+        return self.is_running and self.fs.boot_count != self._life
 
-    def end(self, keep: Keep, seed: int) -> None:
+    def end(self, keep: SurvivingChanges, seed: int) -> None:
         """End the process at once; `keep` and `seed` decide what the disk keeps of unsynced data."""
-        self.running = False
-        self.fs.unplugged = True
+        self.is_running = False
+        self.fs.has_lost_power = True
         self.loop.kill()
         self.broker = self.dispatcher = None
         self.fs.crash(keep, seed)
         self.fs.write_failure = self.fs.sync_failure = None
 
-    def image(self) -> Image:
+    def capture_image(self) -> DiskImage:
         """Return the disk of a stopped machine."""
         if self._store is None:
             raise sqlite3.ProgrammingError("the broker was never started")
         files = self.fs.files()
-        return Image(
+        return DiskImage(
             directories=tuple(path for path in self.fs.directories() if path),
             files=files,
             metadata=self._store.serialize(),
-            cluster_id=self._store.cluster_id(),
+            cluster_id=self._store.load_cluster_id(),
         )

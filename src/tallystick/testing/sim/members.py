@@ -34,25 +34,25 @@ from tallystick.protocol.messages.sync_group import (
     SyncGroupRequestAssignment,
     SyncGroupResponse,
 )
-from tallystick.testing.sim.clients import BACKOFF_S, PATIENCE_S, RETRIABLE, Stuck
+from tallystick.testing.sim.clients import ANSWER_TIMEOUT_S, BACKOFF_S, RETRIABLE, NoFinalAnswer
 from tallystick.testing.sim.history import History
-from tallystick.testing.sim.network import Exchange, Network, NoReply
+from tallystick.testing.sim.network import NoReply, RequestExchange, SimNetwork
 
 R = TypeVar("R")
 
 GROUP: Final = "members"
 SESSION_MS: Final = 400
 REBALANCE_MS: Final = 200
-REJOIN: Final = frozenset(
+REJOIN_ERRORS: Final = frozenset(
     {ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID}
 )
 
 
-class Replaced(Exception):
+class RejoinRequired(Exception):
     """The member must join again, perhaps under another id."""
 
 
-class Group:
+class SimGroup:
     """The state that the members of a world share.
 
     Args:
@@ -65,7 +65,7 @@ class Group:
 
     def __init__(
         self,
-        network: Network,
+        network: SimNetwork,
         history: History,
         random: Random,
         partitions: Iterable[TopicPartition],
@@ -76,27 +76,27 @@ class Group:
         self.partitions = tuple(partitions)
         self.committed: dict[TopicPartition, int] = {}  # the highest acknowledged offset
         self._history = history
-        self._binds = binds
+        self._offsets_must_persist = binds
         self._generation = 0
         self._owners: dict[tuple[int, str], str] = {}
-        network.answered.append(self._look_at)
+        network.on_answer.append(self._check_exchange)
 
     async def run(self, until_s: float) -> None:
         """Keep three places filled with members, then let a last one find everything in order."""
-        await asyncio.gather(*(self._fill(place, until_s) for place in range(3)))
-        last = Member("member last", self)
+        await asyncio.gather(*(self._keep_place_filled(place, until_s) for place in range(3)))
+        last = SimMember("member last", self)
         await last.join()
         await last.fetch(self.partitions)
         await last.leave()
 
-    async def _fill(self, place: int, until_s: float) -> None:
+    async def _keep_place_filled(self, place: int, until_s: float) -> None:
         loop, number = asyncio.get_running_loop(), 0
         while loop.time() < until_s:
             await asyncio.sleep(self.random.uniform(0, 0.3))
             number += 1
-            await Member(f"member {place}-{number}", self).live(until_s)
+            await SimMember(f"member {place}-{number}", self).live(until_s)
 
-    def _look_at(self, exchange: Exchange) -> None:
+    def _check_exchange(self, exchange: RequestExchange) -> None:
         """Check that generations only grow, and that a partition has one owner in each generation.
 
         A generation counts from its assignment on, when it is written to the log, as in Kafka: one that was
@@ -104,7 +104,7 @@ class Group:
         """
         request, response = exchange.request, exchange.response
         code: int = getattr(response, "error_code", 0)
-        if code or not self._binds:
+        if code or not self._offsets_must_persist:
             return
         if isinstance(response, SyncGroupResponse) and isinstance(request, SyncGroupRequest):
             if request.generation_id < self._generation:
@@ -117,17 +117,17 @@ class Group:
 
     def check_committed(self, partition: TopicPartition, offset: int, least: int) -> None:
         """Check that an offset is no lower than the one acknowledged before the request."""
-        if offset < least and self._binds:
+        if offset < least and self._offsets_must_persist:
             self.report(f"the offset of {partition} is {offset}, {least} was acknowledged")
 
     def report(self, what: str) -> None:
         self._history.report(f"{GROUP}: {what}")
 
 
-class Member:
+class SimMember:
     """One process. It lives for a while, and then leaves or falls silent."""
 
-    def __init__(self, name: str, group: Group) -> None:
+    def __init__(self, name: str, group: SimGroup) -> None:
         self._name = name
         self._group = group
         self._id = ""
@@ -146,13 +146,13 @@ class Member:
                     for partition in owned:
                         positions[partition] += 1
                         await self._commit(partition, positions[partition])
-                    await self._beat()
-            except Replaced:
+                    await self._send_heartbeat()
+            except RejoinRequired:
                 rounds -= 1
         if random.random() < 0.5:
             await self.leave()
 
-    async def _ask(
+    async def _send_until_answered(
         self, request: object, version: int, answer: type[R], codes: Callable[[R], Iterable[int]]
     ) -> R:
         """Send until an answer comes that is not retriable.
@@ -162,7 +162,7 @@ class Member:
             Stuck: no such answer came in time.
         """
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + PATIENCE_S
+        give_up_at = loop.time() + ANSWER_TIMEOUT_S
         while loop.time() < give_up_at:
             try:
                 response = await self._group.network.call(self._name, request, version, answer)
@@ -171,12 +171,12 @@ class Member:
             failed = set(codes(response)) - {0}
             if ErrorCode.UNKNOWN_MEMBER_ID in failed:
                 self._id = ""
-            if failed & REJOIN:
-                raise Replaced
+            if failed & REJOIN_ERRORS:
+                raise RejoinRequired
             if not failed or failed - RETRIABLE:
                 return response
             await asyncio.sleep(BACKOFF_S[1])
-        raise Stuck(f"{self._name}: {type(request).__name__} is not answered")
+        raise NoFinalAnswer(f"{self._name}: {type(request).__name__} is not answered")
 
     async def join(self) -> list[TopicPartition]:
         """Join until the member belongs to a generation; return the partitions it owns there."""
@@ -190,12 +190,12 @@ class Member:
                     member_id=self._id,
                     assignments=assignments,
                 )
-                response = await self._ask(sync, 3, SyncGroupResponse, _code_of)
-            except Replaced:
+                response = await self._send_until_answered(sync, 3, SyncGroupResponse, _error_codes)
+            except RejoinRequired:
                 await asyncio.sleep(BACKOFF_S[0])
                 continue
             named = bytes(response.assignment).decode().split()
-            return [partition for partition in self._group.partitions if _name(partition) in named]
+            return [partition for partition in self._group.partitions if _partition_name(partition) in named]
 
     async def _join_once(self) -> JoinGroupResponse:
         while True:
@@ -207,20 +207,22 @@ class Member:
                 protocol_type="consumer",
                 protocols=(JoinGroupRequestProtocol(name="sim", metadata=b""),),
             )
-            response = await self._ask(request, 5, JoinGroupResponse, _code_of)
+            response = await self._send_until_answered(request, 5, JoinGroupResponse, _error_codes)
             self._id, self._generation = response.member_id, response.generation_id
             if response.error_code == ErrorCode.NONE:
                 return response
             # KIP-394: a new member is given its id first, and joins again with it.
             if response.error_code != ErrorCode.MEMBER_ID_REQUIRED:
                 self._group.report(f"JoinGroup is answered with {ErrorCode(response.error_code).name}")
-                raise Stuck(self._name)
+                raise NoFinalAnswer(self._name)
 
     def _assign(self, joined: JoinGroupResponse) -> tuple[SyncGroupRequestAssignment, ...]:
         members = sorted(member.member_id for member in joined.members)
         parts = [self._group.partitions[i :: len(members)] for i in range(len(members))]
         return tuple(
-            SyncGroupRequestAssignment(member_id=member, assignment=" ".join(map(_name, part)).encode())
+            SyncGroupRequestAssignment(
+                member_id=member, assignment=" ".join(map(_partition_name, part)).encode()
+            )
             for member, part in zip(members, parts, strict=True)
         )
 
@@ -232,7 +234,7 @@ class Member:
             topic = OffsetFetchRequestTopic(name=partition.topic, partition_indexes=(partition.partition,))
             # KIP-447: `require_stable` turns offsets of open transactions into a retriable error.
             request = OffsetFetchRequest(group_id=GROUP, topics=(topic,), require_stable=True)
-            response = await self._ask(request, 7, OffsetFetchResponse, _fetch_codes)
+            response = await self._send_until_answered(request, 7, OffsetFetchResponse, _fetch_codes)
             offset = response.topics[0].partitions[0].committed_offset
             self._group.check_committed(partition, max(0, offset), least)
             positions[partition] = max(0, offset)
@@ -248,28 +250,28 @@ class Member:
             member_id=self._id,
             topics=(OffsetCommitRequestTopic(name=partition.topic, partitions=(part,)),),
         )
-        response = await self._ask(request, 7, OffsetCommitResponse, _commit_codes)
+        response = await self._send_until_answered(request, 7, OffsetCommitResponse, _commit_codes)
         if not any(_commit_codes(response)):
             committed = self._group.committed
             committed[partition] = max(offset, committed.get(partition, 0))
 
-    async def _beat(self) -> None:
+    async def _send_heartbeat(self) -> None:
         request = HeartbeatRequest(group_id=GROUP, generation_id=self._generation, member_id=self._id)
-        await self._ask(request, 3, HeartbeatResponse, _code_of)
+        await self._send_until_answered(request, 3, HeartbeatResponse, _error_codes)
 
     async def leave(self) -> None:
         try:
             request = LeaveGroupRequest(group_id=GROUP, member_id=self._id)
-            await self._ask(request, 2, LeaveGroupResponse, _code_of)
-        except Replaced:
+            await self._send_until_answered(request, 2, LeaveGroupResponse, _error_codes)
+        except RejoinRequired:
             return
 
 
-def _name(partition: TopicPartition) -> str:
+def _partition_name(partition: TopicPartition) -> str:
     return f"{partition.topic}-{partition.partition}"
 
 
-def _code_of(
+def _error_codes(
     response: JoinGroupResponse | SyncGroupResponse | HeartbeatResponse | LeaveGroupResponse,
 ) -> tuple[int, ...]:
     return (response.error_code,)

@@ -10,14 +10,14 @@ from random import Random
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
-from tallystick.broker.server.server import Answer, CloseConnection, Peer
+from tallystick.broker.server.server import CloseConnection, Peer, ResponseBuffers
 from tallystick.kernel.value import frozen
 from tallystick.protocol import decode_prefix, encode
-from tallystick.protocol.apis import API, ApiKey, ApiSpec
+from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
 from tallystick.testing.sim.faults import FaultPlan, Repeats
 from tallystick.testing.sim.loop import VirtualLoop
-from tallystick.testing.sim.machine import Machine
+from tallystick.testing.sim.machine import BrokerMachine
 
 R = TypeVar("R")
 
@@ -29,7 +29,7 @@ class NoReply(Exception):
 
 
 @frozen
-class Exchange:
+class RequestExchange:
     """The broker's answer to a request, seen before the reply can be lost."""
 
     caller: str
@@ -40,13 +40,15 @@ class Exchange:
     life: int
 
 
-class Network:
-    """The network of a world; `quiet` ends all its faults."""
+class SimNetwork:
+    """The network of a world; `is_quiet` ends all its faults."""
 
-    def __init__(self, machine: Machine, clients: VirtualLoop, faults: FaultPlan, random: Random) -> None:
-        self.quiet = False
-        self.say: Callable[[str], None] | None = None
-        self.answered: list[Callable[[Exchange], None]] = []
+    def __init__(
+        self, machine: BrokerMachine, clients: VirtualLoop, faults: FaultPlan, random: Random
+    ) -> None:
+        self.is_quiet = False
+        self.log_line: Callable[[str], None] | None = None
+        self.on_answer: list[Callable[[RequestExchange], None]] = []
         self.digest = 0  # of every frame that reached or left the broker, in order
         self._machine = machine
         self._clients = clients
@@ -88,10 +90,12 @@ class Network:
         )
         frame = encode(header, spec.request_header_version(version)) + encode(request, version)
         reply: asyncio.Future[R] = self._clients.create_future()
-        sent = _Sent(caller=caller, spec=spec, version=version, request=request, frame=frame, reply=reply)
-        fates = self._fates(repeats)
-        if self.say is not None:
-            self.say(f"{caller} asks {self._correlation} v{version} at +{fates}: {request!r}")
+        sent = _RequestInFlight(
+            caller=caller, spec=spec, version=version, request=request, frame=frame, reply=reply
+        )
+        fates = self._draw_arrivals(repeats)
+        if self.log_line is not None:
+            self.log_line(f"{caller} asks {self._correlation} v{version} at +{fates}: {request!r}")
         for delay_s in fates:
             self._clients.call_later(delay_s, self._deliver, sent)
         try:
@@ -103,9 +107,9 @@ class Network:
             raise TypeError(f"{spec.name} was answered with {found!r}")
         return found
 
-    def _fates(self, repeats: Repeats) -> tuple[float, ...]:
+    def _draw_arrivals(self, repeats: Repeats) -> tuple[float, ...]:
         """Return when each copy of a request arrives; nothing for a request that is lost."""
-        if self.quiet:
+        if self.is_quiet:
             return (0.0,)
         faults, random = self._faults, self._random
         delay_s = random.uniform(0, faults.latency_max_s)
@@ -118,13 +122,13 @@ class Network:
             return (random.uniform(0, faults.late_max_s),)
         return (delay_s,)
 
-    def _deliver(self, sent: "_Sent") -> None:
+    def _deliver(self, sent: "_RequestInFlight") -> None:
         if self._machine.dispatcher is None:
-            self._clients.call_later(0.01, _fail, sent.reply)
+            self._clients.call_later(0.01, _reject_reply, sent.reply)
         else:
-            self._machine.loop.call_soon(self._arrive, sent, self._machine.lives)
+            self._machine.loop.call_soon(self._dispatch, sent, self._machine.boot_count)
 
-    def _arrive(self, sent: "_Sent", life: int) -> None:
+    def _dispatch(self, sent: "_RequestInFlight", life: int) -> None:
         """Deliver a request to the broker, in its process."""
         dispatcher = self._machine.dispatcher
         if dispatcher is None:
@@ -134,47 +138,49 @@ class Network:
         try:
             answer = dispatcher.dispatch(memoryview(sent.frame), peer)
         except CloseConnection as exc:
-            self._close(exc)
+            self._report_closed(exc)
             return
         if isinstance(answer, list) or answer is None:
-            self._leave(sent, life, answer)
+            self._send_reply(sent, life, answer)
         else:
-            self._machine.loop.create_task(self._wait(sent, life, answer))
+            self._machine.loop.create_task(self._await_answer(sent, life, answer))
 
-    async def _wait(self, sent: "_Sent", life: int, answer: Awaitable[Answer]) -> None:
+    async def _await_answer(
+        self, sent: "_RequestInFlight", life: int, answer: Awaitable[ResponseBuffers]
+    ) -> None:
         try:
-            self._leave(sent, life, await answer)
+            self._send_reply(sent, life, await answer)
         except CloseConnection as exc:
-            self._close(exc)
+            self._report_closed(exc)
 
-    def _close(self, exc: CloseConnection) -> None:
+    def _report_closed(self, exc: CloseConnection) -> None:
         """Report a connection that the broker closed, unless its disk is broken: clients break no rule."""
         if not self._machine.is_broken:
             self._machine.loop.call_exception_handler({"message": "closed a connection", "exception": exc})
 
-    def _leave(self, sent: "_Sent", life: int, answer: Answer) -> None:
+    def _send_reply(self, sent: "_RequestInFlight", life: int, answer: ResponseBuffers) -> None:
         """Send a reply that the broker has handed to its socket."""
         machine = self._machine
-        if answer is None or machine.lives != life or not machine.alive:
+        if answer is None or machine.boot_count != life or not machine.is_alive:
             return
         frame = b"".join(answer)
         self.digest = crc32(frame, self.digest)
         spec, version = sent.spec, sent.version
         _, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version), 4)
         response: object = decode_prefix(spec.response, frame, version, at)[0]
-        if self.say is not None:
-            self.say(f"{sent.caller} is answered: {response!r}")
-        exchange = Exchange(sent.caller, spec.key, version, sent.request, response, life)
-        for tell in self.answered:
+        if self.log_line is not None:
+            self.log_line(f"{sent.caller} is answered: {response!r}")
+        exchange = RequestExchange(sent.caller, spec.key, version, sent.request, response, life)
+        for tell in self.on_answer:
             tell(exchange)
-        if self.quiet:
-            self._clients.call_soon(_answer, sent.reply, response)
+        if self.is_quiet:
+            self._clients.call_soon(_resolve_reply, sent.reply, response)
         elif self._random.random() >= self._faults.lose_reply:
             delay_s = self._random.uniform(0, self._faults.latency_max_s)
-            self._clients.call_later(delay_s, _answer, sent.reply, response)
+            self._clients.call_later(delay_s, _resolve_reply, sent.reply, response)
 
 
-class _Sent:
+class _RequestInFlight:
     """A request under way."""
 
     __slots__ = ("caller", "frame", "reply", "request", "spec", "version")
@@ -193,14 +199,14 @@ class _Sent:
         self.request, self.frame, self.reply = request, frame, reply
 
 
-def _answer(reply: "asyncio.Future[object]", response: object) -> None:
+def _resolve_reply(reply: "asyncio.Future[object]", response: object) -> None:
     if not reply.done():
         reply.set_result(response)
 
 
-def _fail(reply: "asyncio.Future[object]") -> None:
+def _reject_reply(reply: "asyncio.Future[object]") -> None:
     if not reply.done():
         reply.set_exception(NoReply())
 
 
-_SPECS: Final = {spec.request: spec for spec in API.values()}
+_SPECS: Final = {spec.request: spec for spec in API_SPECS.values()}

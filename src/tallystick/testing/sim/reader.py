@@ -16,33 +16,33 @@ from tallystick.protocol.messages.fetch import (
 )
 from tallystick.protocol.records import ControlType, decode_records, iter_headers, read_marker
 from tallystick.testing.sim.history import History
-from tallystick.testing.sim.network import Network, NoReply
+from tallystick.testing.sim.network import NoReply, SimNetwork
 
 READ_COMMITTED = 1
 
 
 @dataclass(slots=True)
-class Shown:
+class PartitionView:
     """The records one partition has shown so far: texts in order, and the last stable offset."""
 
     position: int = 0
     texts: list[str] = field(default_factory=list)
-    stable: int = 0
+    last_stable_offset: int = 0
 
 
-class Reader:
+class ReadCommittedReader:
     """Reads every partition from its start, and reports a last stable offset that goes back."""
 
     def __init__(
-        self, name: str, partitions: tuple[TopicPartition, ...], network: Network, history: History
+        self, name: str, partitions: tuple[TopicPartition, ...], network: SimNetwork, history: History
     ) -> None:
         self.name = name
-        self.shown = {partition: Shown() for partition in partitions}
+        self.views = {partition: PartitionView() for partition in partitions}
         self._network = network
         self._history = history
         self._starts = 0
         # Errors that are not the broker's fault: of a partition that is being deleted, or a broken disk.
-        self.expects: Callable[[TopicPartition, ErrorCode], bool] = lambda partition, code: False
+        self.is_expected_error: Callable[[TopicPartition, ErrorCode], bool] = lambda partition, code: False
         # Whether the name may stand for either of two topics, so that an answer may be about either.
         self.is_replaced: Callable[[str], bool] = lambda topic: False
         self.start_of: Callable[[TopicPartition], int] = lambda partition: 0
@@ -53,9 +53,9 @@ class Reader:
         An answer that is under way is discarded, too.
         """
         self._starts += 1
-        for partition in self.shown:
+        for partition in self.views:
             if topic in (None, partition.topic):
-                self.shown[partition] = Shown()
+                self.views[partition] = PartitionView()
 
     async def poll(self) -> bool:
         """Read once; return whether anything moved.
@@ -78,7 +78,7 @@ class Reader:
                         ),
                     ),
                 )
-                for partition, shown in self.shown.items()
+                for partition, shown in self.views.items()
             ),
         )
         starts = self._starts
@@ -88,31 +88,31 @@ class Reader:
         moved = False
         for topic in response.responses:
             for data in topic.partitions:
-                moved |= self._take(TopicPartition(topic.topic, data.partition_index), data)
+                moved |= self._apply_partition(TopicPartition(topic.topic, data.partition_index), data)
         return moved
 
-    def _take(self, partition: TopicPartition, data: PartitionData) -> bool:
+    def _apply_partition(self, partition: TopicPartition, data: PartitionData) -> bool:
         if self.is_replaced(partition.topic):
-            self.shown[partition] = Shown()
+            self.views[partition] = PartitionView()
             return False
-        shown = self.shown[partition]
+        shown = self.views[partition]
         code = ErrorCode(data.error_code)
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE and self.expects(partition, code):
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and self.is_expected_error(partition, code):
             before, shown.position = shown.position, max(shown.position, self.start_of(partition))
             return shown.position != before
-        if data.error_code and self.expects(partition, code):
+        if data.error_code and self.is_expected_error(partition, code):
             return False
         if data.error_code:
             self._history.report(
                 f"{self.name}: {partition} at {shown.position}: {ErrorCode(data.error_code).name}"
             )
             return False
-        if data.last_stable_offset < shown.stable:
+        if data.last_stable_offset < shown.last_stable_offset:
             self._history.report(
-                f"{self.name}: {partition}'s last stable offset went from {shown.stable} "
+                f"{self.name}: {partition}'s last stable offset went from {shown.last_stable_offset} "
                 f"back to {data.last_stable_offset}"
             )
-        shown.stable = data.last_stable_offset
+        shown.last_stable_offset = data.last_stable_offset
         records, before = bytes(data.records or b""), shown.position
         aborted = deque(
             sorted((found.first_offset, found.producer_id) for found in data.aborted_transactions or ())
@@ -129,7 +129,7 @@ class Reader:
                 aborting.add(aborted.popleft()[1])
             if header.is_control:
                 marker = read_marker(records, at)
-                if marker is not None and marker.type is ControlType.ABORT:
+                if marker is not None and marker.control_type is ControlType.ABORT:
                     aborting.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in aborting):
                 shown.texts += [

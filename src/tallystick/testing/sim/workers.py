@@ -1,6 +1,6 @@
 """Workers: clients that run transactions, die, are replaced, and sometimes live on all the same.
 
-A `Worker` owns one transactional id and starts one incarnation of its client after another.
+A `TransactionWorker` owns one transactional id and starts one incarnation of its client after another.
 """
 
 import asyncio
@@ -10,36 +10,47 @@ from random import Random
 from typing import Final
 
 from tallystick.kernel.ids import TopicPartition
-from tallystick.testing.sim.clients import Fenced, Kind, Producer, Stuck, Trouble, pick, together
-from tallystick.testing.sim.dual_write import Database, Superseded, recover
+from tallystick.testing.sim.clients import (
+    AbortableError,
+    ClientProfile,
+    NoFinalAnswer,
+    SimClientFenced,
+    SimProducer,
+    gather_all,
+    pick_partitions,
+)
+from tallystick.testing.sim.dual_write import GenerationFenced, SimDatabase, recover_dual_write
 from tallystick.testing.sim.faults import FaultPlan
-from tallystick.testing.sim.history import History, Txn
-from tallystick.testing.sim.network import Network
+from tallystick.testing.sim.history import History, SimTxn
+from tallystick.testing.sim.network import SimNetwork
 
 _PAUSES_S: Final = (0.0, 0.0, 0.0, 0.001, 0.001, 0.05, 0.4)
 
 
-class Died(Exception):
+class ClientDied(Exception):
     """The client's process ended, at any point between two requests."""
 
 
-class Worker:
-    """One transactional id and its clients. `left` counts the transactions still to be begun."""
+class TransactionWorker:
+    """One transactional id and its clients.
+
+    `transactions_remaining` counts the transactions still to be begun.
+    """
 
     def __init__(
         self,
         owner: str,
-        kind: Kind,
+        kind: ClientProfile,
         transactions: int,
         partitions: Sequence[TopicPartition],
-        around: "Around",
+        around: "SharedState",
     ) -> None:
         self.owner = owner
-        self.kind = kind
-        self.left = transactions
-        self.calm = False  # clients no longer die
+        self.profile = kind
+        self.transactions_remaining = transactions
+        self.is_calm = False  # clients no longer die
         self._partitions = partitions
-        self._around = around
+        self._shared = around
         self._random = around.random
         self._offset = 0
 
@@ -50,10 +61,10 @@ class Worker:
     async def run(self) -> None:
         """Run one incarnation after another until all is done; some live on beside their successor."""
         running: set[asyncio.Task[None]] = set()
-        while self.left > 0:
-            task = asyncio.get_running_loop().create_task(self._incarnation())
+        while self.transactions_remaining > 0:
+            task = asyncio.get_running_loop().create_task(self._run_incarnation())
             running.add(task)
-            if self._random.random() < self._around.faults.client_lives_on:
+            if self._random.random() < self._shared.faults.client_lives_on:
                 await asyncio.sleep(self._random.uniform(0, 0.3))
             else:
                 await task
@@ -62,95 +73,97 @@ class Worker:
 
     async def finish(self) -> None:
         """Run a last incarnation, which finds out how everything ended and leaves nothing open."""
-        self.calm = True
-        producer = self._producer()
-        if self.kind.keeps:
-            await recover(producer, self._around.database, self._around.history)
+        self.is_calm = True
+        producer = self._create_producer()
+        if self.profile.keeps_prepared:
+            await recover_dual_write(producer, self._shared.database, self._shared.history)
         else:
             await producer.init()
 
-    def _producer(self) -> Producer:
-        around = self._around
-        reuses = around.faults.reuses_numbers and not self.kind.keeps
-        version = min(self.kind.version, around.level(), 1 if reuses else 2)
-        kind = replace(self.kind, version=version, reuses_numbers=reuses)
-        return Producer(self.owner, kind, around.network, around.history, self._step, gives_up=self._gives_up)
+    def _create_producer(self) -> SimProducer:
+        around = self._shared
+        reuses = around.faults.reuses_numbers and not self.profile.keeps_prepared
+        version = min(self.profile.version, around.transaction_version(), 1 if reuses else 2)
+        kind = replace(self.profile, version=version, reuses_sequences=reuses)
+        return SimProducer(
+            self.owner, kind, around.network, around.history, self._maybe_die, gives_up=self._should_give_up
+        )
 
-    def _gives_up(self) -> bool:
-        return not self.calm and self._random.random() < self._around.faults.client_gives_up
+    def _should_give_up(self) -> bool:
+        return not self.is_calm and self._random.random() < self._shared.faults.client_gives_up
 
-    def _step(self) -> None:
-        if not self.calm and self._random.random() < self._around.faults.client_dies:
-            raise Died
+    def _maybe_die(self) -> None:
+        if not self.is_calm and self._random.random() < self._shared.faults.client_dies:
+            raise ClientDied
 
-    async def _incarnation(self) -> None:
+    async def _run_incarnation(self) -> None:
         try:
-            producer = self._producer()
+            producer = self._create_producer()
             generation = 0
-            if self.kind.keeps:
-                generation = await recover(producer, self._around.database, self._around.history)
+            if self.profile.keeps_prepared:
+                generation = await recover_dual_write(producer, self._shared.database, self._shared.history)
             else:
                 await producer.init()
-            while self.left > 0:
-                self.left -= 1
-                await self._transaction(producer, generation)
+            while self.transactions_remaining > 0:
+                self.transactions_remaining -= 1
+                await self._run_transaction(producer, generation)
                 await asyncio.sleep(self._random.choice(_PAUSES_S))
-        except (Fenced, Died, Superseded):
+        except (SimClientFenced, ClientDied, GenerationFenced):
             return
-        except Stuck as exc:
-            self._around.history.report(str(exc))
-            self.left = 0
+        except NoFinalAnswer as exc:
+            self._shared.history.report(str(exc))
+            self.transactions_remaining = 0
 
-    async def _transaction(self, producer: Producer, generation: int) -> None:
+    async def _run_transaction(self, producer: SimProducer, generation: int) -> None:
         txn = producer.begin()
         try:
             await self._write(producer)
             commit = self._random.random() < 0.8
-        except Trouble:
+        except AbortableError:
             commit = False
         if not txn.records and txn.offset is None:
             return
-        if commit and self.kind.keeps:
-            self._decide(txn, generation)
+        if commit and self.profile.keeps_prepared:
+            self._commit_in_database(txn, generation)
         await producer.end(commit=commit)
 
-    async def _write(self, producer: Producer) -> None:
+    async def _write(self, producer: SimProducer) -> None:
         random = self._random
         for _ in range(random.randint(1, 3)):
-            count, partitions = random.randint(1, 3), pick(random, self._partitions)
-            if producer.kind.reuses_numbers:
+            count, partitions = random.randint(1, 3), pick_partitions(random, self._partitions)
+            if producer.profile.reuses_sequences:
                 count = 1  # otherwise two batches could have the same numbers
             await producer.send(partitions, count, apart=random.random() < 0.5)
             await asyncio.sleep(random.choice(_PAUSES_S))
-        if self.kind.offsets:
+        if self.profile.sends_offsets:
             self._offset += 1
             offset = producer.send_offset(self.group, self._partitions[0], self._offset)
             if random.random() < 0.5:
                 await offset
             else:
-                await together(producer.send(pick(random, self._partitions), 1), offset)
+                await gather_all(producer.send(pick_partitions(random, self._partitions), 1), offset)
 
-    def _decide(self, txn: Txn, generation: int) -> None:
+    def _commit_in_database(self, txn: SimTxn, generation: int) -> None:
         """Commit in the database; if its answer is lost, only recovery knows the outcome."""
-        around = self._around
-        if self.calm or self._random.random() >= around.faults.database_unknown:
+        around = self._shared
+        if self.is_calm or self._random.random() >= around.faults.database_unknown:
             around.database.commit(self.owner, generation, txn)
-            self._step()
+            self._maybe_die()
             return
         if self._random.random() < 0.5:
             around.database.commit(self.owner, generation, txn)
-        raise Died
+        raise ClientDied
 
 
-class Around:
+class SharedState:
     """The state that all workers of a world share."""
 
     def __init__(
         self,
         *,
-        network: Network,
+        network: SimNetwork,
         history: History,
-        database: Database,
+        database: SimDatabase,
         faults: FaultPlan,
         random: Random,
         level: Callable[[], int],
@@ -170,4 +183,4 @@ class Around:
         self.database = database
         self.faults = faults
         self.random = random
-        self.level = level
+        self.transaction_version = level

@@ -5,15 +5,14 @@ from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from tallystick.broker.group.machine.events import (
-    Event,
     GenerationStarted,
+    GroupEvent,
     GroupRemoved,
-    GroupRevived,
     GroupStored,
-    JoinTimerSet,
+    JoinTimerChanged,
     LeaderElected,
     MemberAdded,
-    MemberPending,
+    MemberIdAssigned,
     MemberReplaced,
     MembersRemoved,
     MemberUpdated,
@@ -21,20 +20,21 @@ from tallystick.broker.group.machine.events import (
     OffsetsDeleted,
     RebalancePrepared,
     SessionExtended,
+    SessionsStarted,
     StoredMember,
     SyncReceived,
     SyncsAnswered,
     TransactionEnded,
 )
 from tallystick.broker.group.machine.model import (
-    NOTHING,
+    EMPTY_BYTES,
     PENDING_MEMBERS_MAX,
     PREVIOUS_STATES,
+    ClassicGroup,
+    ClassicGroupMember,
     DeadlineMs,
-    Group,
     GroupState,
-    Member,
-    ProtocolChoice,
+    MemberProtocol,
 )
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import MemberId, Offset, ProducerId, TopicPartition
@@ -43,7 +43,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def apply(group: Group | None, event: Event, at: Offset | None = None) -> Group | None:
+def apply_event(
+    group: ClassicGroup | None, event: GroupEvent, at: Offset | None = None
+) -> ClassicGroup | None:
     """Return the group as it is after `event`; None when the group no longer exists.
 
     Args:
@@ -54,33 +56,33 @@ def apply(group: Group | None, event: Event, at: Offset | None = None) -> Group 
     """
     match event:
         case GroupStored():
-            return _stored(group, event)
+            return _restore_group(group, event)
         case OffsetsCommitted():
-            return _committed(group or Group(group_id=event.group_id), event, at)
+            return _commit_offsets(group or ClassicGroup(group_id=event.group_id), event, at)
         case GroupRemoved():
-            return _removed(group)
+            return _remove_group(group)
         case OffsetsDeleted(partitions=partitions):
-            return group and _offsets_deleted(group, partitions)
-        case TransactionEnded(producer_id=producer_id, committed=committed):
-            return group and _transaction_ended(group, producer_id, committed)
+            return group and _delete_offsets(group, partitions)
+        case TransactionEnded(producer_id=producer_id, is_committed=committed):
+            return group and _end_transaction(group, producer_id, committed)
         case _:
             check(group is not None, f"{type(event).__name__} for a group that does not exist")
             assert group is not None
-            return _apply_soft(group, event)
+            return _apply_soft_event(group, event)
 
 
-def apply_soft_to(group: Group, event: Event) -> Group:
+def apply_to_existing(group: ClassicGroup, event: GroupEvent) -> ClassicGroup:
     """Apply an event to a group that exists before and after it."""
-    after = apply(group, event)
+    after = apply_event(group, event)
     check(after is not None, f"{type(event).__name__} must not remove a group")
     assert after is not None
     return after
 
 
-def _apply_soft(group: Group, event: Event) -> Group:
+def _apply_soft_event(group: ClassicGroup, event: GroupEvent) -> ClassicGroup:
     match event:
         case (
-            MemberPending()
+            MemberIdAssigned()
             | MemberAdded()
             | MemberUpdated()
             | MemberReplaced()
@@ -88,51 +90,51 @@ def _apply_soft(group: Group, event: Event) -> Group:
             | LeaderElected()
         ):
             return _apply_membership(group, event)
-        case GroupRevived(now=now):
+        case SessionsStarted(now=now):
             members = {
-                member_id: replace(member, session_deadline_ms=now.deadline(member.session_timeout_ms))
+                member_id: replace(member, session_deadline_ms=now.deadline_after(member.session_timeout_ms))
                 for member_id, member in group.members.items()
             }
             return replace(group, members=members)
         case RebalancePrepared(state_timestamp_ms=timestamp, join_timer=timer):
-            group = _enter(group, GroupState.PREPARING_REBALANCE)
+            group = _change_state(group, GroupState.PREPARING_REBALANCE)
             return replace(
                 group,
                 state_timestamp_ms=timestamp,
                 join_timer=timer,
-                new_member_added=False,
-                pending_sync=frozenset(),
+                has_new_member=False,
+                pending_sync_members=frozenset(),
                 sync_deadline_ms=None,
             )
-        case JoinTimerSet(join_timer=timer):
-            return replace(group, join_timer=timer, new_member_added=False)
+        case JoinTimerChanged(join_timer=timer):
+            return replace(group, join_timer=timer, has_new_member=False)
         case GenerationStarted():
-            return _generation_started(group, event)
+            return _start_generation(group, event)
         case SyncReceived(member_id=member_id, ticket=ticket):
-            pending = group.pending_sync - {member_id}
+            pending = group.pending_sync_members - {member_id}
             member = replace(group.members[member_id], awaiting_sync=ticket)
             return replace(
-                _with_member(group, member),
-                pending_sync=pending,
+                _put_member(group, member),
+                pending_sync_members=pending,
                 sync_deadline_ms=group.sync_deadline_ms if pending else None,
             )
         case SyncsAnswered(session_deadlines_ms=deadlines):
-            return replace(group, members=_syncs_answered(group.members, deadlines))
+            return replace(group, members=_clear_pending_syncs(group.members, deadlines))
         case SessionExtended(member_id=member_id, session_deadline_ms=deadline):
             member = replace(group.members[member_id], session_deadline_ms=deadline)
-            return _with_member(group, member)
+            return _put_member(group, member)
         case GroupStored() | GroupRemoved() | OffsetsCommitted() | OffsetsDeleted() | TransactionEnded():
             raise AssertionError("durable events are applied elsewhere")
         case _:
             assert_never(event)
 
 
-_Membership = MemberPending | MemberAdded | MemberUpdated | MemberReplaced | MembersRemoved | LeaderElected
+_Membership = MemberIdAssigned | MemberAdded | MemberUpdated | MemberReplaced | MembersRemoved | LeaderElected
 
 
-def _apply_membership(group: Group, event: _Membership) -> Group:
+def _apply_membership(group: ClassicGroup, event: _Membership) -> ClassicGroup:
     match event:
-        case MemberPending(member_id=member_id, deadline_ms=deadline):
+        case MemberIdAssigned(member_id=member_id, deadline_ms=deadline):
             check(member_id not in group.members, f"{member_id} is pending and a member [GRP-3]")
             pending = {**group.pending_members, member_id: deadline}
             if len(pending) > PENDING_MEMBERS_MAX:
@@ -140,16 +142,16 @@ def _apply_membership(group: Group, event: _Membership) -> Group:
                 del pending[next(iter(pending))]
             return replace(group, pending_members=pending)
         case MemberAdded():
-            return _member_added(group, event)
+            return _add_member(group, event)
         case MemberUpdated(member_id=member_id):
             member = replace(
                 group.members[member_id],
-                protocols=event.protocols,
+                supported_protocols=event.protocols,
                 rebalance_timeout_ms=event.rebalance_timeout_ms,
                 session_timeout_ms=event.session_timeout_ms,
                 awaiting_join=event.ticket,
             )
-            return _with_member(group, member)
+            return _put_member(group, member)
         case MemberReplaced(old_member_id=old, new_member_id=new):
             successor = replace(
                 group.members[old],
@@ -163,71 +165,71 @@ def _apply_membership(group: Group, event: _Membership) -> Group:
                 (new if member_id == old else member_id): (successor if member_id == old else member)
                 for member_id, member in group.members.items()
             }
-            leader = new if group.leader == old else group.leader
-            pending_sync = frozenset(new if name == old else name for name in group.pending_sync)
-            return replace(group, members=members, leader=leader, pending_sync=pending_sync)
+            leader = new if group.leader_id == old else group.leader_id
+            pending_sync = frozenset(new if name == old else name for name in group.pending_sync_members)
+            return replace(group, members=members, leader_id=leader, pending_sync_members=pending_sync)
         case MembersRemoved(member_ids=gone):
-            return _members_removed(group, frozenset(gone))
+            return _remove_members(group, frozenset(gone))
         case LeaderElected(member_id=member_id):
             check(member_id in group.members, f"leader {member_id} is not a member")
-            return replace(group, leader=member_id)
+            return replace(group, leader_id=member_id)
         case _:
             assert_never(event)
 
 
-def _enter(group: Group, state: GroupState) -> Group:
+def _change_state(group: ClassicGroup, state: GroupState) -> ClassicGroup:
     """Change the state, by a transition of the table only [GRP-2]."""
     allowed = PREVIOUS_STATES[state]
     check(group.state in allowed, f"group {group.group_id}: {group.state.value} -> {state.value}")
     return replace(group, state=state)
 
 
-def _with_member(group: Group, member: Member) -> Group:
+def _put_member(group: ClassicGroup, member: ClassicGroupMember) -> ClassicGroup:
     return replace(group, members={**group.members, member.member_id: member})
 
 
-def _without(mapping: Mapping[K, V], keys: frozenset[K]) -> Mapping[K, V]:
+def _remove_keys(mapping: Mapping[K, V], keys: frozenset[K]) -> Mapping[K, V]:
     return {key: value for key, value in mapping.items() if key not in keys}
 
 
-def _member_added(group: Group, event: MemberAdded) -> Group:
+def _add_member(group: ClassicGroup, event: MemberAdded) -> ClassicGroup:
     member = event.member
     check(member.member_id not in group.members, f"{member.member_id} is a member already")
-    pending = _without(group.pending_members, frozenset({member.member_id}))
+    pending = _remove_keys(group.pending_members, frozenset({member.member_id}))
     initial = group.join_timer is not None and group.join_timer.is_initial
     return replace(
-        _with_member(group, member),
+        _put_member(group, member),
         protocol_type=group.protocol_type if group.members else event.protocol_type,
-        leader=group.leader or member.member_id,
+        leader_id=group.leader_id or member.member_id,
         pending_members=pending,
-        new_member_added=group.new_member_added or initial,
+        has_new_member=group.has_new_member or initial,
     )
 
 
-def _members_removed(group: Group, gone: frozenset[MemberId]) -> Group:
-    members = _without(group.members, gone)
-    leader = group.leader if group.leader in members else next(iter(members), None)
-    pending_sync = group.pending_sync - gone
+def _remove_members(group: ClassicGroup, gone: frozenset[MemberId]) -> ClassicGroup:
+    members = _remove_keys(group.members, gone)
+    leader = group.leader_id if group.leader_id in members else next(iter(members), None)
+    pending_sync = group.pending_sync_members - gone
     return replace(
         group,
         members=members,
-        leader=leader,
-        pending_members=_without(group.pending_members, gone),
-        pending_sync=pending_sync,
+        leader_id=leader,
+        pending_members=_remove_keys(group.pending_members, gone),
+        pending_sync_members=pending_sync,
         sync_deadline_ms=group.sync_deadline_ms if pending_sync else None,
     )
 
 
-def _generation_started(group: Group, event: GenerationStarted) -> Group:
+def _start_generation(group: ClassicGroup, event: GenerationStarted) -> ClassicGroup:
     check(event.generation == group.generation + 1, "generations count up by one [GRP-5]")
-    group = _enter(group, GroupState.COMPLETING_REBALANCE)
+    group = _change_state(group, GroupState.COMPLETING_REBALANCE)
     members = {
         member_id: replace(
             member,
             awaiting_join=None,
             is_new=False,
-            assignment=NOTHING,
-            session_deadline_ms=event.now.deadline(member.session_timeout_ms),
+            assignment=EMPTY_BYTES,
+            session_deadline_ms=event.now.deadline_after(member.session_timeout_ms),
         )
         for member_id, member in group.members.items()
     }
@@ -238,15 +240,15 @@ def _generation_started(group: Group, event: GenerationStarted) -> Group:
         state_timestamp_ms=event.now.wall_ms,
         members=members,
         join_timer=None,
-        new_member_added=False,
-        pending_sync=frozenset(members),
+        has_new_member=False,
+        pending_sync_members=frozenset(members),
         sync_deadline_ms=event.sync_deadline_ms,
     )
 
 
-def _syncs_answered(
-    members: Mapping[MemberId, Member], deadlines: Mapping[MemberId, DeadlineMs]
-) -> Mapping[MemberId, Member]:
+def _clear_pending_syncs(
+    members: Mapping[MemberId, ClassicGroupMember], deadlines: Mapping[MemberId, DeadlineMs]
+) -> Mapping[MemberId, ClassicGroupMember]:
     return {
         member_id: (
             replace(member, awaiting_sync=None, session_deadline_ms=deadlines[member_id])
@@ -257,10 +259,10 @@ def _syncs_answered(
     }
 
 
-def _stored(group: Group | None, event: GroupStored) -> Group:
+def _restore_group(group: ClassicGroup | None, event: GroupStored) -> ClassicGroup:
     """Return the group as of a completed generation; on replay just that, live with running sessions."""
     state = GroupState.STABLE if event.members else GroupState.EMPTY
-    live = group or Group(group_id=event.group_id)
+    live = group or ClassicGroup(group_id=event.group_id)
     if group is not None and group.members:
         check(event.generation >= group.generation, "generations never go back [GRP-5]")
     return replace(
@@ -270,29 +272,31 @@ def _stored(group: Group | None, event: GroupStored) -> Group:
         generation=event.generation,
         protocol_type=event.protocol_type,
         protocol_name=event.protocol_name,
-        leader=event.leader,
+        leader_id=event.leader_id,
         members={
-            stored.member_id: _member_of(stored, live.members.get(stored.member_id), event.protocol_name)
+            stored.member_id: _restore_member(stored, live.members.get(stored.member_id), event.protocol_name)
             for stored in event.members
         },
         join_timer=None,
-        new_member_added=False,
+        has_new_member=False,
     )
 
 
-def _member_of(stored: StoredMember, known: Member | None, protocol_name: str | None) -> Member:
+def _restore_member(
+    stored: StoredMember, known: ClassicGroupMember | None, protocol_name: str | None
+) -> ClassicGroupMember:
     """Return the member as stored, with the session and offers of the live member, if there is one."""
-    offers = () if known is None else known.protocols
-    chosen = ProtocolChoice(protocol_name or "", stored.subscription)
-    return Member(
+    offers = () if known is None else known.supported_protocols
+    chosen = MemberProtocol(protocol_name or "", stored.subscription)
+    return ClassicGroupMember(
         member_id=stored.member_id,
         instance_id=stored.instance_id,
         client_id=stored.client_id,
         client_host=stored.client_host,
         rebalance_timeout_ms=stored.rebalance_timeout_ms,
         session_timeout_ms=stored.session_timeout_ms,
-        protocols=offers if chosen in offers else (chosen,),
-        # For a member found by replay, GroupRevived sets it.
+        supported_protocols=offers if chosen in offers else (chosen,),
+        # For a member found by replay, SessionsStarted sets it.
         session_deadline_ms=DeadlineMs(0) if known is None else known.session_deadline_ms,
         assignment=stored.assignment,
         awaiting_join=None if known is None else known.awaiting_join,
@@ -300,14 +304,14 @@ def _member_of(stored: StoredMember, known: Member | None, protocol_name: str | 
     )
 
 
-def _removed(group: Group | None) -> Group | None:
+def _remove_group(group: ClassicGroup | None) -> ClassicGroup | None:
     """Remove the group for a tombstone; remaining offsets make it a simple group."""
     if group is None or not (group.offsets or group.pending_offsets):
         return None
-    return Group(group_id=group.group_id, offsets=group.offsets, pending_offsets=group.pending_offsets)
+    return ClassicGroup(group_id=group.group_id, offsets=group.offsets, pending_offsets=group.pending_offsets)
 
 
-def _committed(group: Group, event: OffsetsCommitted, at: Offset | None) -> Group:
+def _commit_offsets(group: ClassicGroup, event: OffsetsCommitted, at: Offset | None) -> ClassicGroup:
     placed = {
         partition: offset if at is None else replace(offset, record_offset=Offset(at + index))
         for index, (partition, offset) in enumerate(event.offsets.items())
@@ -319,23 +323,23 @@ def _committed(group: Group, event: OffsetsCommitted, at: Offset | None) -> Grou
     return replace(group, pending_offsets={**group.pending_offsets, producer_id: pending})
 
 
-def _offsets_deleted(group: Group, partitions: tuple[TopicPartition, ...]) -> Group:
+def _delete_offsets(group: ClassicGroup, partitions: tuple[TopicPartition, ...]) -> ClassicGroup:
     """Delete offsets, pending ones too: the deletion is later in the log than they are."""
     gone = frozenset(partitions)
     pending = {
         producer_id: left
         for producer_id, offsets in group.pending_offsets.items()
-        if (left := _without(offsets, gone))
+        if (left := _remove_keys(offsets, gone))
     }
-    return replace(group, offsets=_without(group.offsets, gone), pending_offsets=pending)
+    return replace(group, offsets=_remove_keys(group.offsets, gone), pending_offsets=pending)
 
 
-def _transaction_ended(group: Group, producer_id: ProducerId, committed: bool) -> Group:
+def _end_transaction(group: ClassicGroup, producer_id: ProducerId, committed: bool) -> ClassicGroup:
     """Commit or drop pending offsets. Of two commits the later append wins (KAFKA-5247)."""
     pending = group.pending_offsets.get(producer_id)
     if pending is None:
         return group
-    group = replace(group, pending_offsets=_without(group.pending_offsets, frozenset({producer_id})))
+    group = replace(group, pending_offsets=_remove_keys(group.pending_offsets, frozenset({producer_id})))
     if not committed:
         return group
     offsets = dict(group.offsets)

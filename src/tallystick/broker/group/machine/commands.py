@@ -6,25 +6,25 @@ from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
-from tallystick.broker.group.machine.events import DurableEvent, Event
+from tallystick.broker.group.machine.events import DurableEvent, GroupEvent
 from tallystick.broker.group.machine.model import (
+    ClockReading,
     Generation,
     GroupConfig,
     InstanceId,
-    Now,
-    ProtocolChoice,
+    MemberProtocol,
     Ticket,
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, Identity, LeaderEpoch, MemberId, Offset, TopicPartition
+from tallystick.kernel.ids import GroupId, LeaderEpoch, MemberId, Offset, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import frozen
 
 # ---- commands
 
 
 @frozen(kw_only=True)
-class Join:
+class JoinGroup:
     """JoinGroup.
 
     member_id                 None for a member that has none yet
@@ -39,7 +39,7 @@ class Join:
     session_timeout_ms: int
     rebalance_timeout_ms: int
     protocol_type: str
-    protocols: tuple[ProtocolChoice, ...]
+    protocols: tuple[MemberProtocol, ...]
     requires_known_member_id: bool = True
     supports_skip_assignment: bool = True
     reason: str | None = None
@@ -47,7 +47,7 @@ class Join:
 
 
 @frozen(kw_only=True)
-class Sync:
+class SyncGroup:
     """SyncGroup; only the leader's `assignments` are used."""
 
     member_id: MemberId
@@ -76,7 +76,7 @@ class LeavingMember:
 
 
 @frozen(kw_only=True)
-class Leave:
+class LeaveGroup:
     members: tuple[LeavingMember, ...]
 
 
@@ -108,7 +108,7 @@ class CommitTxnOffsets:
     consumer without a group.
     """
 
-    identity: Identity
+    identity: ProducerIdAndEpoch
     member_id: MemberId | None = None
     instance_id: InstanceId | None = None
     generation: int | None = None
@@ -124,11 +124,11 @@ class DeleteOffsets:
     """
 
     partitions: tuple[TopicPartition, ...]
-    discards_pending: bool = False
+    may_discard_pending: bool = False
 
 
 @frozen(kw_only=True)
-class ForgetPartitions:
+class DeleteTopicOffsets:
     """The partitions no longer exist: their topic was deleted."""
 
     topics: frozenset[str]
@@ -136,9 +136,9 @@ class ForgetPartitions:
 
 @frozen(kw_only=True)
 class DeleteGroup:
-    """DeleteGroups. `discards_pending`: offsets of open transactions, too (delete.open.transactions)."""
+    """DeleteGroups. `may_discard_pending`: offsets of open transactions, too (delete.open.transactions)."""
 
-    discards_pending: bool = False
+    may_discard_pending: bool = False
 
 
 @frozen(kw_only=True)
@@ -147,54 +147,54 @@ class ExpireOffsets:
 
 
 @frozen(kw_only=True)
-class SessionTimedOut:
+class ExpireSession:
     """The member sent no heartbeat in time, or never used the id it was given."""
 
     member_id: MemberId
 
 
 @frozen(kw_only=True)
-class JoinPhaseTimedOut:
+class ExpireJoinPhase:
     pass
 
 
 @frozen(kw_only=True)
-class SyncPhaseTimedOut:
+class ExpireSyncPhase:
     pass
 
 
 @frozen(kw_only=True)
-class Settle:
+class AwaitPriorCommands:
     """Answered when all earlier commands are applied; a stable read waits for it (KIP-447)."""
 
 
 @frozen(kw_only=True)
-class Revive:
+class StartSessions:
     """Replay found this group: start its sessions."""
 
 
-Timeout = SessionTimedOut | JoinPhaseTimedOut | SyncPhaseTimedOut
-Command = (
-    Join
-    | Sync
+GroupTimeout = ExpireSession | ExpireJoinPhase | ExpireSyncPhase
+GroupCommand = (
+    JoinGroup
+    | SyncGroup
     | Heartbeat
-    | Leave
+    | LeaveGroup
     | CommitOffsets
     | CommitTxnOffsets
     | DeleteOffsets
-    | ForgetPartitions
+    | DeleteTopicOffsets
     | DeleteGroup
     | ExpireOffsets
-    | Settle
-    | Revive
-    | Timeout
+    | AwaitPriorCommands
+    | StartSessions
+    | GroupTimeout
 )
 
 # ---- replies
 
 
 @frozen(kw_only=True)
-class JoinedMember:
+class JoinGroupMember:
     """One member in the list for the leader."""
 
     member_id: MemberId
@@ -203,15 +203,15 @@ class JoinedMember:
 
 
 @frozen(kw_only=True)
-class Joined:
+class JoinGroupResult:
     """A member is part of `generation`. `members` is filled for a member that may assign, or list, them."""
 
     member_id: MemberId
     generation: Generation
     protocol_type: str | None
     protocol_name: str | None
-    leader: MemberId | None
-    members: tuple[JoinedMember, ...] = ()
+    leader_id: MemberId | None
+    members: tuple[JoinGroupMember, ...] = ()
     skip_assignment: bool = False
 
 
@@ -223,65 +223,72 @@ class MemberIdRequired:
 
 
 @frozen(kw_only=True)
-class Synced:
+class SyncGroupResult:
     protocol_type: str | None
     protocol_name: str | None
     assignment: bytes
 
 
 @frozen(kw_only=True)
-class Done:
+class GroupDone:
     """Success without further content."""
 
 
 @frozen(kw_only=True)
-class Left:
+class LeaveGroupResult:
     """One outcome for each member of the request, in its order; None means it left."""
 
-    outcomes: tuple[ErrorCode | None, ...]
+    errors: tuple[ErrorCode | None, ...]
 
 
 @frozen(kw_only=True)
-class PerPartition:
+class OffsetPartitionErrors:
     """Outcome of OffsetCommit, TxnOffsetCommit and OffsetDelete: the refused partitions and their errors."""
 
-    refused: Mapping[TopicPartition, ErrorCode] = field(default_factory=lambda: MappingProxyType({}))
+    errors: Mapping[TopicPartition, ErrorCode] = field(default_factory=lambda: MappingProxyType({}))
 
 
-Reply = Joined | MemberIdRequired | Synced | Done | Left | PerPartition
-Answer = Reply | Reject
-DONE: Final = Done()
+GroupReply = (
+    JoinGroupResult
+    | MemberIdRequired
+    | SyncGroupResult
+    | GroupDone
+    | LeaveGroupResult
+    | OffsetPartitionErrors
+)
+GroupAnswer = GroupReply | Reject
+DONE: Final = GroupDone()
 
 
 @frozen(kw_only=True)
-class Send:
+class ParkedAnswer:
     """An answer to a request that was parked earlier."""
 
     ticket: Ticket
-    answer: Answer
+    answer: GroupAnswer
 
 
 @frozen(kw_only=True)
-class Step:
+class GroupStep:
     """Work for the coordinator, to be done in exactly this order [GRP-1].
 
     append      records for `__consumer_offsets`, one batch; wait until they are durable
-    then_apply  every event of the step, those of `append` included, in order
+    then_apply  every event of the step, those of `records` included, in order
     then_reply  the answer to this command; None: the command is parked under its ticket
     then_send   answers to requests parked earlier
     """
 
-    append: tuple[DurableEvent, ...] = ()
-    then_apply: tuple[Event, ...] = ()
-    then_reply: Answer | None = None
-    then_send: tuple[Send, ...] = ()
+    records: tuple[DurableEvent, ...] = ()
+    events: tuple[GroupEvent, ...] = ()
+    reply: GroupAnswer | None = None
+    parked_answers: tuple[ParkedAnswer, ...] = ()
 
 
 @frozen(kw_only=True)
-class Env:
+class GroupEnv:
     """Inputs of a decision besides the group: settings, time, and an unused id."""
 
     group_id: GroupId
     config: GroupConfig
-    now: Now
-    spare_id: str
+    now: ClockReading
+    member_id_suffix: str

@@ -7,15 +7,15 @@ replay. Soft events exist in memory alone.
 from collections.abc import Mapping
 
 from tallystick.broker.group.machine.model import (
-    NOTHING,
+    EMPTY_BYTES,
+    ClassicGroupMember,
+    ClockReading,
     CommittedOffset,
     DeadlineMs,
     Generation,
     InstanceId,
     JoinTimer,
-    Member,
-    Now,
-    ProtocolChoice,
+    MemberProtocol,
     Ticket,
 )
 from tallystick.kernel.ids import GroupId, MemberId, ProducerId, TimestampMs, TopicPartition
@@ -34,8 +34,8 @@ class StoredMember:
     client_host: str
     rebalance_timeout_ms: int
     session_timeout_ms: int
-    subscription: bytes = NOTHING
-    assignment: bytes = NOTHING
+    subscription: bytes = EMPTY_BYTES
+    assignment: bytes = EMPTY_BYTES
 
 
 @frozen(kw_only=True)
@@ -46,7 +46,7 @@ class GroupStored:
     generation: Generation
     protocol_type: str | None
     protocol_name: str | None = None
-    leader: MemberId | None = None
+    leader_id: MemberId | None = None
     state_timestamp_ms: TimestampMs | None = None
     members: tuple[StoredMember, ...] = ()
 
@@ -83,7 +83,7 @@ class TransactionEnded:
     """The transaction coordinator wrote a COMMIT or ABORT marker to the partition."""
 
     producer_id: ProducerId
-    committed: bool
+    is_committed: bool
 
 
 DurableEvent = GroupStored | GroupRemoved | OffsetsCommitted | OffsetsDeleted
@@ -92,14 +92,14 @@ DurableEvent = GroupStored | GroupRemoved | OffsetsCommitted | OffsetsDeleted
 
 
 @frozen(kw_only=True)
-class GroupRevived:
+class SessionsStarted:
     """Replay is over: the sessions of the members start."""
 
-    now: Now
+    now: ClockReading
 
 
 @frozen(kw_only=True)
-class MemberPending:
+class MemberIdAssigned:
     """An id was handed out; the client is expected to join with it (KIP-394)."""
 
     member_id: MemberId
@@ -108,7 +108,7 @@ class MemberPending:
 
 @frozen(kw_only=True)
 class MemberAdded:
-    member: Member
+    member: ClassicGroupMember
     protocol_type: str
 
 
@@ -117,7 +117,7 @@ class MemberUpdated:
     """A known member joined again, perhaps with other offers. `ticket` None: it is answered at once."""
 
     member_id: MemberId
-    protocols: tuple[ProtocolChoice, ...]
+    protocols: tuple[MemberProtocol, ...]
     rebalance_timeout_ms: int
     session_timeout_ms: int
     ticket: Ticket | None
@@ -153,7 +153,7 @@ class RebalancePrepared:
 
 
 @frozen(kw_only=True)
-class JoinTimerSet:
+class JoinTimerChanged:
     join_timer: JoinTimer
 
 
@@ -163,7 +163,7 @@ class GenerationStarted:
 
     generation: Generation
     protocol_name: str
-    now: Now
+    now: ClockReading
     sync_deadline_ms: DeadlineMs
 
 
@@ -189,18 +189,18 @@ class SessionExtended:
 
 
 SoftEvent = (
-    GroupRevived
-    | MemberPending
+    SessionsStarted
+    | MemberIdAssigned
     | MemberAdded
     | MemberUpdated
     | MemberReplaced
     | MembersRemoved
     | LeaderElected
     | RebalancePrepared
-    | JoinTimerSet
+    | JoinTimerChanged
     | GenerationStarted
     | SyncReceived
     | SyncsAnswered
     | SessionExtended
 )
-Event = DurableEvent | TransactionEnded | SoftEvent
+GroupEvent = DurableEvent | TransactionEnded | SoftEvent

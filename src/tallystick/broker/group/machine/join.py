@@ -8,33 +8,39 @@ id of a member          joins again; whether that rebalances depends on state an
 
 from dataclasses import replace
 
-from tallystick.broker.group.machine.commands import Env, Join, MemberIdRequired, Step
-from tallystick.broker.group.machine.draft import Draft, snapshot
+from tallystick.broker.group.machine.commands import GroupEnv, GroupStep, JoinGroup, MemberIdRequired
+from tallystick.broker.group.machine.draft import GroupDraft, build_group_stored
 from tallystick.broker.group.machine.events import (
     MemberAdded,
-    MemberPending,
+    MemberIdAssigned,
     MemberReplaced,
     MembersRemoved,
     MemberUpdated,
     SyncsAnswered,
 )
-from tallystick.broker.group.machine.model import Group, GroupState, InstanceId, Member, Ticket
+from tallystick.broker.group.machine.model import (
+    ClassicGroup,
+    ClassicGroupMember,
+    GroupState,
+    InstanceId,
+    Ticket,
+)
 from tallystick.broker.group.machine.rebalance import (
-    REBALANCING,
+    REBALANCE_IN_PROGRESS,
+    build_join_result,
     check_member,
     complete_if_all_joined,
-    joined,
-    member_list,
-    prepare,
+    list_members,
+    prepare_rebalance,
     rebalance_or_complete,
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import MemberId
-from tallystick.kernel.limits import CLIENT_ID_SHOWN_MAX, GROUP_INSTANCE_ID_LENGTH_MAX
+from tallystick.kernel.limits import CLIENT_ID_LOGGED_MAX, GROUP_INSTANCE_ID_LENGTH_MAX
 
 
-def decide_join(group: Group | None, command: Join, env: Env) -> Step | Reject:
+def decide_join_group(group: ClassicGroup | None, command: JoinGroup, env: GroupEnv) -> GroupStep | Reject:
     """Decide one JoinGroup.
 
     A group that does not exist is created by a member without an id, and stored empty before its first member
@@ -46,32 +52,32 @@ def decide_join(group: Group | None, command: Join, env: Env) -> Step | Reject:
     refusal = _check_session_timeout(command, env) or _check_instance_id(command)
     if refusal is not None:
         return refusal
-    known = group or Group(group_id=env.group_id, state_timestamp_ms=env.now.wall_ms)
+    known = group or ClassicGroup(group_id=env.group_id, state_timestamp_ms=env.now.wall_ms)
     if group is None and command.member_id is not None:
         return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} does not exist")
     if not _has_room(known, command.member_id, env.config.group_max_size):
-        return _turned_away(known, command, env)
+        return _reject_full(known, command, env)
     names = frozenset(offered.name for offered in command.protocols)
     if not known.supports_protocols(command.protocol_type, names):
         return Reject(
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
             f"member offers {command.protocol_type}:{sorted(names)}; "
-            f"group has {known.protocol_type}:{sorted(known.candidate_protocols())}",
+            f"group has {known.protocol_type}:{sorted(known.find_common_protocols())}",
         )
-    draft = Draft(known, env)
+    draft = GroupDraft(known, env)
     if group is None:
-        draft.emit(snapshot(known))
+        draft.emit(build_group_stored(known))
     if command.member_id is None:
-        return _join_new(draft, command)
+        return _join_without_id(draft, command)
     if command.member_id in known.pending_members:
         if command.instance_id is not None:
             return Reject(ErrorCode.UNKNOWN_MEMBER_ID, "an id that is pending never belongs to an instance")
-        return _add(draft, command, command.member_id)
+        return _add_member(draft, command, command.member_id)
     member = check_member(known, command.member_id, command.instance_id)
-    return member if isinstance(member, Reject) else _join_known(draft, command, member)
+    return member if isinstance(member, Reject) else _rejoin(draft, command, member)
 
 
-def _check_session_timeout(command: Join, env: Env) -> Reject | None:
+def _check_session_timeout(command: JoinGroup, env: GroupEnv) -> Reject | None:
     low, high = env.config.group_min_session_timeout_ms, env.config.group_max_session_timeout_ms
     if low <= command.session_timeout_ms <= high:
         return None
@@ -81,7 +87,7 @@ def _check_session_timeout(command: Join, env: Env) -> Reject | None:
     )
 
 
-def _check_instance_id(command: Join) -> Reject | None:
+def _check_instance_id(command: JoinGroup) -> Reject | None:
     """Limit the length of an instance id, which becomes part of member ids and of the log.
 
     Kafka checks it in its clients only.
@@ -95,7 +101,7 @@ def _check_instance_id(command: Join) -> Reject | None:
     )
 
 
-def _has_room(group: Group, member_id: MemberId | None, most: int) -> bool:
+def _has_room(group: ClassicGroup, member_id: MemberId | None, most: int) -> bool:
     """Check group.max.size. While members rejoin, the first `most` to arrive are kept, old or new."""
     member = group.members.get(member_id) if member_id is not None else None
     match group.state:
@@ -108,71 +114,77 @@ def _has_room(group: Group, member_id: MemberId | None, most: int) -> bool:
             return member is not None or len(group.members) < most
 
 
-def _turned_away(group: Group, command: Join, env: Env) -> Step | Reject:
+def _reject_full(group: ClassicGroup, command: JoinGroup, env: GroupEnv) -> GroupStep | Reject:
     refusal = Reject(
         ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {group.group_id} has {env.config.group_max_size} members"
     )
     member_id = command.member_id
     if member_id is None or not (member_id in group.members or member_id in group.pending_members):
         return refusal
-    draft = Draft(group, env)
+    draft = GroupDraft(group, env)
     draft.emit(MembersRemoved(member_ids=(member_id,)))
     complete_if_all_joined(draft)
-    return draft.step(refusal)
+    return draft.build_step(refusal)
 
 
-def _join_new(draft: Draft, command: Join) -> Step:
-    client_id = command.client_id[:CLIENT_ID_SHOWN_MAX]
+def _join_without_id(draft: GroupDraft, command: JoinGroup) -> GroupStep:
+    client_id = command.client_id[:CLIENT_ID_LOGGED_MAX]
     prefix = command.instance_id if command.instance_id is not None else client_id
-    new_id = MemberId(f"{prefix}-{draft.env.spare_id}")
+    new_id = MemberId(f"{prefix}-{draft.env.member_id_suffix}")
     if command.instance_id is not None:
-        owner = draft.group.member_of_instance(command.instance_id)
-        return _replace_static(draft, command, owner, new_id) if owner else _add(draft, command, new_id)
+        owner = draft.group.find_static_member(command.instance_id)
+        return (
+            _replace_static_member(draft, command, owner, new_id)
+            if owner
+            else _add_member(draft, command, new_id)
+        )
     if not command.requires_known_member_id:
-        return _add(draft, command, new_id)
+        return _add_member(draft, command, new_id)
     # KIP-394: no state is held for a member until it has proved that it received its id.
-    deadline = draft.env.now.deadline(command.session_timeout_ms)
-    draft.emit(MemberPending(member_id=new_id, deadline_ms=deadline))
-    return draft.step(MemberIdRequired(member_id=new_id))
+    deadline = draft.env.now.deadline_after(command.session_timeout_ms)
+    draft.emit(MemberIdAssigned(member_id=new_id, deadline_ms=deadline))
+    return draft.build_step(MemberIdRequired(member_id=new_id))
 
 
-def _add(draft: Draft, command: Join, member_id: MemberId) -> Step:
+def _add_member(draft: GroupDraft, command: JoinGroup, member_id: MemberId) -> GroupStep:
     """Add a new member, parked. It cannot heartbeat before its answer, so its limit is longer."""
     env = draft.env
-    member = Member(
+    member = ClassicGroupMember(
         member_id=member_id,
         instance_id=command.instance_id,
         client_id=command.client_id,
         client_host=command.client_host,
         rebalance_timeout_ms=command.rebalance_timeout_ms,
         session_timeout_ms=command.session_timeout_ms,
-        protocols=command.protocols,
-        session_deadline_ms=env.now.deadline(env.config.new_member_join_timeout_ms),
+        supported_protocols=command.protocols,
+        session_deadline_ms=env.now.deadline_after(env.config.new_member_join_timeout_ms),
         is_new=True,
         awaiting_join=command.ticket,
     )
     draft.emit(MemberAdded(member=member, protocol_type=command.protocol_type))
     rebalance_or_complete(draft)
-    return draft.step(None, own=command.ticket)
+    return draft.build_step(None, own=command.ticket)
 
 
-def _join_known(draft: Draft, command: Join, member: Member) -> Step | Reject:
+def _rejoin(draft: GroupDraft, command: JoinGroup, member: ClassicGroupMember) -> GroupStep | Reject:
     group = draft.group
-    same_offers = member.protocols == command.protocols
+    same_offers = member.supported_protocols == command.protocols
     preparing = group.state is GroupState.PREPARING_REBALANCE
     # As in Kafka, a leader that rejoins a stable group rebalances it: topics it watches may have changed.
-    assigns_anew = group.state is GroupState.STABLE and group.leader == member.member_id
+    assigns_anew = group.state is GroupState.STABLE and group.leader_id == member.member_id
     if same_offers and not preparing and not assigns_anew:
         # The member probably missed the answer, and gets it again.
-        return draft.step(joined(group, member.member_id))
-    _update(draft, command, member, command.ticket)
+        return draft.build_step(build_join_result(group, member.member_id))
+    _update_member(draft, command, member, command.ticket)
     rebalance_or_complete(draft)
-    return draft.step(None, own=command.ticket)
+    return draft.build_step(None, own=command.ticket)
 
 
-def _update(draft: Draft, command: Join, member: Member, ticket: Ticket | None) -> None:
+def _update_member(
+    draft: GroupDraft, command: JoinGroup, member: ClassicGroupMember, ticket: Ticket | None
+) -> None:
     """Take over the member's new request; its older parked request is answered, not lost."""
-    draft.send(member.awaiting_join, REBALANCING)
+    draft.answer_parked(member.awaiting_join, REBALANCE_IN_PROGRESS)
     draft.emit(
         MemberUpdated(
             member_id=member.member_id,
@@ -184,7 +196,9 @@ def _update(draft: Draft, command: Join, member: Member, ticket: Ticket | None) 
     )
 
 
-def _replace_static(draft: Draft, command: Join, owner: Member, new_id: MemberId) -> Step:
+def _replace_static_member(
+    draft: GroupDraft, command: JoinGroup, owner: ClassicGroupMember, new_id: MemberId
+) -> GroupStep:
     """Give the place, and the assignment, of a static member to its next incarnation.
 
     If the group is Stable and would choose the same protocol there is no rebalance; the new id is stored and
@@ -193,46 +207,46 @@ def _replace_static(draft: Draft, command: Join, owner: Member, new_id: MemberId
     Source: KIP-345; KIP-814 for the leader's answer.
     """
     group, env = draft.group, draft.env
-    old_leader = group.leader
-    _fence(draft, owner)
+    old_leader = group.leader_id
+    _fence_static_member(draft, owner)
     draft.emit(
         MemberReplaced(
             old_member_id=owner.member_id,
             new_member_id=new_id,
-            session_deadline_ms=env.now.deadline(command.session_timeout_ms),
+            session_deadline_ms=env.now.deadline_after(command.session_timeout_ms),
         )
     )
     successor = draft.group.members[new_id]
     if group.state is not GroupState.STABLE:
-        _update(draft, command, successor, command.ticket)
+        _update_member(draft, command, successor, command.ticket)
         if group.state is GroupState.COMPLETING_REBALANCE:
             # The leader may be assigning to the old id right now: that assignment would reach no member.
-            prepare(draft)
+            prepare_rebalance(draft)
         else:
             complete_if_all_joined(draft)
-        return draft.step(None, own=command.ticket)
-    _update(draft, command, successor, None)
+        return draft.build_step(None, own=command.ticket)
+    _update_member(draft, command, successor, None)
     if draft.group.select_protocol() != group.protocol_name:
-        _update(draft, command, successor, command.ticket)
+        _update_member(draft, command, successor, command.ticket)
         rebalance_or_complete(draft)
-        return draft.step(None, own=command.ticket)
-    draft.emit(snapshot(draft.group))
-    answer = joined(draft.group, new_id)
+        return draft.build_step(None, own=command.ticket)
+    draft.emit(build_group_stored(draft.group))
+    answer = build_join_result(draft.group, new_id)
     if command.supports_skip_assignment:
-        leads = draft.group.leader == new_id
-        members = member_list(draft.group) if leads else ()
-        return draft.step(replace(answer, members=members, skip_assignment=leads))
+        leads = draft.group.leader_id == new_id
+        members = list_members(draft.group) if leads else ()
+        return draft.build_step(replace(answer, members=members, skip_assignment=leads))
     # An older client must not believe it is the leader, or it would assign: it gets the old leader's id.
-    return draft.step(replace(answer, members=(), leader=old_leader))
+    return draft.build_step(replace(answer, members=(), leader_id=old_leader))
 
 
-def _fence(draft: Draft, owner: Member) -> None:
+def _fence_static_member(draft: GroupDraft, owner: ClassicGroupMember) -> None:
     """Answer FENCED_INSTANCE_ID to all parked requests of the old incarnation."""
     instance: InstanceId | None = owner.instance_id
     fenced = Reject(ErrorCode.FENCED_INSTANCE_ID, f"{instance} joined again; {owner.member_id} is fenced")
-    draft.send(owner.awaiting_join, fenced)
-    draft.send(owner.awaiting_sync, fenced)
+    draft.answer_parked(owner.awaiting_join, fenced)
+    draft.answer_parked(owner.awaiting_sync, fenced)
     if owner.awaiting_sync is not None:
         now = draft.env.now
-        deadlines = {owner.member_id: now.deadline(owner.session_timeout_ms)}
+        deadlines = {owner.member_id: now.deadline_after(owner.session_timeout_ms)}
         draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))

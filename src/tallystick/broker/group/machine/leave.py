@@ -2,23 +2,23 @@
 
 from tallystick.broker.group.machine.commands import (
     DONE,
-    Env,
-    Leave,
+    ExpireSession,
+    GroupEnv,
+    GroupStep,
+    LeaveGroup,
+    LeaveGroupResult,
     LeavingMember,
-    Left,
-    SessionTimedOut,
-    Step,
 )
-from tallystick.broker.group.machine.draft import Draft
-from tallystick.broker.group.machine.events import GroupRevived
-from tallystick.broker.group.machine.expiry import session_deadline
-from tallystick.broker.group.machine.model import Group, GroupState
+from tallystick.broker.group.machine.draft import GroupDraft
+from tallystick.broker.group.machine.events import SessionsStarted
+from tallystick.broker.group.machine.expiry import find_session_deadline
+from tallystick.broker.group.machine.model import ClassicGroup, GroupState
 from tallystick.broker.group.machine.rebalance import (
     check_member,
     complete_if_all_joined,
-    complete_join,
-    join_phase_timed_out,
-    prepare,
+    complete_join_phase,
+    end_or_extend_join_phase,
+    prepare_rebalance,
     rebalance_or_complete,
     remove_members,
 )
@@ -26,17 +26,17 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import MemberId
 
-NOTHING_TO_DO = Step(then_reply=DONE)
+EMPTY_STEP = GroupStep(reply=DONE)
 
 
-def decide_leave(group: Group | None, command: Leave, env: Env) -> Step | Reject:
+def decide_leave_group(group: ClassicGroup | None, command: LeaveGroup, env: GroupEnv) -> GroupStep | Reject:
     """Remove several members; each has its own outcome, and at most one rebalance follows."""
     if group is None:
-        return Step(then_reply=Left(outcomes=(ErrorCode.UNKNOWN_MEMBER_ID,) * len(command.members)))
-    draft = Draft(group, env)
+        return GroupStep(reply=LeaveGroupResult(errors=(ErrorCode.UNKNOWN_MEMBER_ID,) * len(command.members)))
+    draft = GroupDraft(group, env)
     outcomes: list[ErrorCode | None] = []
     for leaving in command.members:
-        found = _find(draft.group, leaving)
+        found = _find_leaving_member(draft.group, leaving)
         if isinstance(found, Reject):
             outcomes.append(found.code)
             continue
@@ -52,13 +52,13 @@ def decide_leave(group: Group | None, command: Leave, env: Env) -> Step | Reject
                 complete_if_all_joined(draft)
             case GroupState.EMPTY | GroupState.DEAD:
                 pass
-    return draft.step(Left(outcomes=tuple(outcomes)))
+    return draft.build_step(LeaveGroupResult(errors=tuple(outcomes)))
 
 
-def _find(group: Group, leaving: LeavingMember) -> MemberId | Reject:
+def _find_leaving_member(group: ClassicGroup, leaving: LeavingMember) -> MemberId | Reject:
     """Find the member that is leaving. An administrator may name the instance alone (KIP-345)."""
     if leaving.member_id is None:
-        owner = group.member_of_instance(leaving.instance_id) if leaving.instance_id is not None else None
+        owner = group.find_static_member(leaving.instance_id) if leaving.instance_id is not None else None
         if owner is None:
             return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"no member is instance {leaving.instance_id}")
         return owner.member_id
@@ -68,52 +68,52 @@ def _find(group: Group, leaving: LeavingMember) -> MemberId | Reject:
     return member if isinstance(member, Reject) else member.member_id
 
 
-def decide_session_timeout(group: Group | None, command: SessionTimedOut, env: Env) -> Step:
+def decide_session_timeout(group: ClassicGroup | None, command: ExpireSession, env: GroupEnv) -> GroupStep:
     """End a session, or a pending id; the deadline is checked again, as it may have been extended."""
     if group is None:
-        return NOTHING_TO_DO
-    deadline = session_deadline(group, command.member_id)
+        return EMPTY_STEP
+    deadline = find_session_deadline(group, command.member_id)
     if deadline is None or deadline > env.now.monotonic_ms:
-        return NOTHING_TO_DO
-    draft = Draft(group, env)
+        return EMPTY_STEP
+    draft = GroupDraft(group, env)
     was_member = command.member_id in group.members
     remove_members(draft, (command.member_id,), "the session timed out")
     if was_member and group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
         rebalance_or_complete(draft)
-    elif group.state is GroupState.PREPARING_REBALANCE and draft.group.all_joined:
+    elif group.state is GroupState.PREPARING_REBALANCE and draft.group.have_all_joined:
         # Unlike a join or a leave, a session timeout may also cut the initial delay short, as in Kafka.
-        complete_join(draft)
-    return draft.step(DONE)
+        complete_join_phase(draft)
+    return draft.build_step(DONE)
 
 
-def decide_join_timeout(group: Group | None, env: Env) -> Step:
+def decide_join_timeout(group: ClassicGroup | None, env: GroupEnv) -> GroupStep:
     """End the join phase, or add a slice to the initial delay (KIP-62, KIP-134)."""
     timer = group.join_timer if group is not None else None
     if group is None or timer is None or timer.deadline_ms > env.now.monotonic_ms:
-        return NOTHING_TO_DO
-    draft = Draft(group, env)
-    join_phase_timed_out(draft)
-    return draft.step(DONE)
+        return EMPTY_STEP
+    draft = GroupDraft(group, env)
+    end_or_extend_join_phase(draft)
+    return draft.build_step(DONE)
 
 
-def decide_sync_timeout(group: Group | None, env: Env) -> Step:
+def decide_sync_timeout(group: ClassicGroup | None, env: GroupEnv) -> GroupStep:
     """Remove members that joined and never sent SyncGroup, and rebalance without them."""
     deadline = group.sync_deadline_ms if group is not None else None
     if group is None or deadline is None or deadline > env.now.monotonic_ms:
-        return NOTHING_TO_DO
-    draft = Draft(group, env)
-    late = tuple(member_id for member_id in group.members if member_id in group.pending_sync)
+        return EMPTY_STEP
+    draft = GroupDraft(group, env)
+    late = tuple(member_id for member_id in group.members if member_id in group.pending_sync_members)
     remove_members(draft, late, "no SyncGroup within the rebalance timeout")
-    prepare(draft)
-    return draft.step(DONE)
+    prepare_rebalance(draft)
+    return draft.build_step(DONE)
 
 
-def decide_revive(group: Group | None, env: Env) -> Step:
+def decide_start_sessions(group: ClassicGroup | None, env: GroupEnv) -> GroupStep:
     """Start the sessions after replay; a group larger than group.max.size has to rebalance."""
     if group is None:
-        return NOTHING_TO_DO
-    draft = Draft(group, env)
-    draft.emit(GroupRevived(now=env.now))
+        return EMPTY_STEP
+    draft = GroupDraft(group, env)
+    draft.emit(SessionsStarted(now=env.now))
     if group.state is GroupState.STABLE and len(group.members) > env.config.group_max_size:
-        prepare(draft)
-    return draft.step(DONE)
+        prepare_rebalance(draft)
+    return draft.build_step(DONE)

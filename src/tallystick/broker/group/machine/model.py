@@ -7,18 +7,18 @@ A group has Kafka's five states:
     PreparingRebalance --- timeout and no member left ----> Empty
     CompletingRebalance -- the leader's assignment -------> Stable
     CompletingRebalance, Stable -- join, leave, timeout --> PreparingRebalance
-    Dead: the answer for a group that does not exist; no `Group` is ever in it
+    Dead: the answer for a group that does not exist; no `ClassicGroup` is ever in it
 
-A `Group` consists of *durable* and *soft* state. Durable state is in `__consumer_offsets` and restored by
-replay: the members and assignments of the last completed generation, and committed offsets. Soft state
-(parked requests, deadlines, members that joined since) lives in memory, as in Kafka: losing it costs one
-rebalance.
+A `ClassicGroup` consists of *durable* and *soft* state. Durable state is in `__consumer_offsets` and
+restored by replay: the members and assignments of the last completed generation, and committed offsets. Soft
+state (parked requests, deadlines, members that joined since) lives in memory, as in Kafka: losing it costs
+one rebalance.
 
 Deadlines are monotonic milliseconds, so that setting the clock does not expire sessions; timestamps are
-wall-clock milliseconds, because they are stored. `Now` carries both.
+wall-clock milliseconds, because they are stored. `ClockReading` carries both.
 
-Values are frozen: `apply` returns a new `Group`, so `decide` can try a cascade of events on a draft without
-touching the real one (ADR 0022).
+Values are frozen: `apply` returns a new `ClassicGroup`, so `decide` can try a cascade of events on a draft
+without touching the real one (ADR 0022).
 
 Sources: Kafka's classic group protocol; KIP-62 (separate rebalance and session timeouts), KIP-134 (initial
 rebalance delay), KIP-345 (static members), KIP-394 (member id first), KIP-447 (offsets pending in
@@ -45,7 +45,7 @@ from tallystick.kernel.ids import (
 from tallystick.kernel.value import frozen
 
 DeadlineMs = NewType("DeadlineMs", int)
-"""Monotonic milliseconds: compared with `Now.monotonic_ms` only."""
+"""Monotonic milliseconds: compared with `ClockReading.monotonic_ms` only."""
 
 Ticket = NewType("Ticket", int)
 """Id of one parked request; the coordinator holds the future, the machine decides when it is answered."""
@@ -54,7 +54,7 @@ InstanceId = NewType("InstanceId", str)
 Generation = NewType("Generation", int)
 
 CONSUMER_PROTOCOL_TYPE: Final = "consumer"
-NOTHING: Final = b""
+EMPTY_BYTES: Final = b""
 
 
 class GroupState(Enum):
@@ -83,13 +83,13 @@ PREVIOUS_STATES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProx
 
 
 @frozen
-class Now:
+class ClockReading:
     """One reading of both clocks."""
 
     wall_ms: TimestampMs
     monotonic_ms: int
 
-    def deadline(self, after_ms: int) -> DeadlineMs:
+    def deadline_after(self, after_ms: int) -> DeadlineMs:
         return DeadlineMs(self.monotonic_ms + max(after_ms, 0))
 
 
@@ -110,7 +110,7 @@ class GroupConfig:
 
 
 @frozen
-class ProtocolChoice:
+class MemberProtocol:
     """One assignor that a member offers, with its subscription in the assignor's own (opaque) format."""
 
     name: str
@@ -118,7 +118,7 @@ class ProtocolChoice:
 
 
 @frozen(kw_only=True)
-class Member:
+class ClassicGroupMember:
     """One consumer in a group.
 
     `awaiting_join` and `awaiting_sync` are the tickets of its parked requests; at most one is set [GRP-3].
@@ -131,9 +131,9 @@ class Member:
     client_host: str
     rebalance_timeout_ms: int
     session_timeout_ms: int
-    protocols: tuple[ProtocolChoice, ...]
+    supported_protocols: tuple[MemberProtocol, ...]
     session_deadline_ms: DeadlineMs
-    assignment: bytes = NOTHING
+    assignment: bytes = EMPTY_BYTES
     is_new: bool = False
     awaiting_join: Ticket | None = None
     awaiting_sync: Ticket | None = None
@@ -143,15 +143,19 @@ class Member:
         return self.instance_id is not None
 
     def supports(self, protocol: str) -> bool:
-        return any(offered.name == protocol for offered in self.protocols)
+        return any(offered.name == protocol for offered in self.supported_protocols)
 
-    def metadata(self, protocol: str | None) -> bytes | None:
+    def find_metadata(self, protocol: str | None) -> bytes | None:
         """Return the subscription for `protocol`; None when the member does not offer it."""
-        return next((offered.metadata for offered in self.protocols if offered.name == protocol), None)
+        return next(
+            (offered.metadata for offered in self.supported_protocols if offered.name == protocol), None
+        )
 
-    def vote(self, candidates: frozenset[str]) -> str | None:
+    def vote_for_protocol(self, candidates: frozenset[str]) -> str | None:
         """Return the member's first choice among the candidates."""
-        return next((offered.name for offered in self.protocols if offered.name in candidates), None)
+        return next(
+            (offered.name for offered in self.supported_protocols if offered.name in candidates), None
+        )
 
 
 @frozen(kw_only=True)
@@ -159,12 +163,12 @@ class JoinTimer:
     """Latest end of the join phase.
 
     In the first rebalance of an empty group the phase lasts `delay_ms`, and is extended while new members
-    arrive, by `remaining_ms` at most. Source: KIP-134.
+    arrive, by `extension_left_ms` at most. Source: KIP-134.
     """
 
     deadline_ms: DeadlineMs
     delay_ms: int | None = None
-    remaining_ms: int = 0
+    extension_left_ms: int = 0
 
     @property
     def is_initial(self) -> bool:
@@ -189,7 +193,7 @@ class CommittedOffset:
     record_offset: Offset | None = None
 
 
-Offsets = Mapping[TopicPartition, CommittedOffset]
+CommittedOffsets = Mapping[TopicPartition, CommittedOffset]
 
 
 # Unused ids handed out by one group: a client uses its own within a round trip.
@@ -197,7 +201,7 @@ PENDING_MEMBERS_MAX: Final = 1_000
 
 
 @frozen(kw_only=True)
-class Group:
+class ClassicGroup:
     """Complete state of one group.
 
     state_timestamp_ms  when it entered `state`; None only if an old Kafka wrote the record
@@ -214,15 +218,15 @@ class Group:
     generation: Generation = Generation(0)
     protocol_type: str | None = None
     protocol_name: str | None = None
-    leader: MemberId | None = None
-    members: Mapping[MemberId, Member] = field(default_factory=dict)
+    leader_id: MemberId | None = None
+    members: Mapping[MemberId, ClassicGroupMember] = field(default_factory=dict)
     pending_members: Mapping[MemberId, DeadlineMs] = field(default_factory=dict)
-    pending_sync: frozenset[MemberId] = frozenset()
+    pending_sync_members: frozenset[MemberId] = frozenset()
     join_timer: JoinTimer | None = None
     sync_deadline_ms: DeadlineMs | None = None
-    new_member_added: bool = False
-    offsets: Offsets = field(default_factory=dict)
-    pending_offsets: Mapping[ProducerId, Offsets] = field(default_factory=dict)
+    has_new_member: bool = False
+    offsets: CommittedOffsets = field(default_factory=dict)
+    pending_offsets: Mapping[ProducerId, CommittedOffsets] = field(default_factory=dict)
 
     @property
     def is_simple(self) -> bool:
@@ -239,7 +243,7 @@ class Group:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
-    def all_joined(self) -> bool:
+    def have_all_joined(self) -> bool:
         """Whether every known member has a parked JoinGroup, and no id is pending."""
         return not self.pending_members and all(
             member.awaiting_join is not None for member in self.members.values()
@@ -249,13 +253,13 @@ class Group:
     def awaiting_join_count(self) -> int:
         return sum(member.awaiting_join is not None for member in self.members.values())
 
-    def member_of_instance(self, instance_id: InstanceId) -> Member | None:
+    def find_static_member(self, instance_id: InstanceId) -> ClassicGroupMember | None:
         """Return the member of a static instance. Cost: linear in members."""
         return next((m for m in self.members.values() if m.instance_id == instance_id), None)
 
-    def candidate_protocols(self) -> frozenset[str]:
+    def find_common_protocols(self) -> frozenset[str]:
         """Return the protocols that every member supports."""
-        offers = [frozenset(p.name for p in member.protocols) for member in self.members.values()]
+        offers = [frozenset(p.name for p in member.supported_protocols) for member in self.members.values()]
         return frozenset.intersection(*offers) if offers else frozenset()
 
     def supports_protocols(self, protocol_type: str, names: frozenset[str]) -> bool:
@@ -271,10 +275,10 @@ class Group:
 
         A tie goes to the protocol that got its first vote earlier; Kafka leaves it open.
         """
-        candidates = self.candidate_protocols()
+        candidates = self.find_common_protocols()
         votes: dict[str, int] = {}
         for member in self.members.values():
-            choice = member.vote(candidates)
+            choice = member.vote_for_protocol(candidates)
             if choice is not None:
                 votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=lambda name: votes[name], default=None)
@@ -283,7 +287,7 @@ class Group:
         """Return whether an open transaction has an offset of this partition."""
         return any(partition in offsets for offsets in self.pending_offsets.values())
 
-    def all_partitions(self) -> Iterator[TopicPartition]:
+    def iter_partitions(self) -> Iterator[TopicPartition]:
         """Yield every partition with an offset, committed or pending, once."""
         yield from self.offsets
         seen = set(self.offsets)

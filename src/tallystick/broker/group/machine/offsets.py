@@ -9,33 +9,35 @@ from tallystick.broker.group.machine.commands import (
     CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
-    Env,
-    ForgetPartitions,
+    DeleteTopicOffsets,
+    GroupEnv,
+    GroupStep,
+    OffsetPartitionErrors,
     OffsetToCommit,
-    PerPartition,
-    Step,
 )
 from tallystick.broker.group.machine.events import (
     DurableEvent,
-    Event,
+    GroupEvent,
     GroupRemoved,
     OffsetsCommitted,
     OffsetsDeleted,
     SessionExtended,
 )
-from tallystick.broker.group.machine.expiry import expired_offsets, is_subscribed
-from tallystick.broker.group.machine.model import CommittedOffset, Group, GroupState
-from tallystick.broker.group.machine.rebalance import REBALANCING, check_generation, check_member
-from tallystick.broker.group.machine.subscription import subscribed_topics
+from tallystick.broker.group.machine.expiry import find_expired_offsets, is_subscribed
+from tallystick.broker.group.machine.model import ClassicGroup, CommittedOffset, GroupState
+from tallystick.broker.group.machine.rebalance import REBALANCE_IN_PROGRESS, check_generation, check_member
+from tallystick.broker.group.machine.subscription import find_subscribed_topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, MemberId, TimestampMs, TopicPartition
 
-_NOTHING_TO_DO = Step(then_reply=DONE)
-_ACTIVE = (GroupState.STABLE, GroupState.PREPARING_REBALANCE)
+_EMPTY_STEP = GroupStep(reply=DONE)
+_SESSION_STATES = (GroupState.STABLE, GroupState.PREPARING_REBALANCE)
 
 
-def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step | Reject:
+def decide_commit_offsets(
+    group: ClassicGroup | None, command: CommitOffsets, env: GroupEnv
+) -> GroupStep | Reject:
     """Commit offsets of a member, or of a consumer that uses no group.
 
     A commit proves that the member is alive, and extends its session. During a rebalance commits are accepted
@@ -53,20 +55,22 @@ def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step
         return refusal
     if group is not None and group.state is GroupState.COMPLETING_REBALANCE:
         # The member has joined the new generation and commits for the old one: its partitions may have moved.
-        return REBALANCING
-    refused = _too_long(command.offsets, env)
+        return REBALANCE_IN_PROGRESS
+    refused = _find_oversized_metadata(command.offsets, env)
     events: list[DurableEvent] = []
     if len(refused) < len(command.offsets):
-        offsets = _offsets_to_store(command.offsets, refused, env, command.retention_ms)
+        offsets = _build_offsets(command.offsets, refused, env, command.retention_ms)
         events.append(OffsetsCommitted(group_id=env.group_id, offsets=offsets))
-    return Step(
-        append=tuple(events),
-        then_apply=(*events, *_session_extended(group, command, env)),
-        then_reply=PerPartition(refused=refused),
+    return GroupStep(
+        records=tuple(events),
+        events=(*events, *_extend_session(group, command, env)),
+        reply=OffsetPartitionErrors(errors=refused),
     )
 
 
-def decide_commit_in_transaction(group: Group | None, command: CommitTxnOffsets, env: Env) -> Step | Reject:
+def decide_commit_txn_offsets(
+    group: ClassicGroup | None, command: CommitTxnOffsets, env: GroupEnv
+) -> GroupStep | Reject:
     """Store offsets as pending until the transaction ends.
 
     A request that names member and generation is checked against them, so that a replaced member cannot
@@ -80,15 +84,15 @@ def decide_commit_in_transaction(group: Group | None, command: CommitTxnOffsets,
     refusal = None if group is not None and _is_anonymous(command) else _check_committer(group, command, env)
     if refusal is not None:
         return refusal
-    refused = _too_long(command.offsets, env)
+    refused = _find_oversized_metadata(command.offsets, env)
     if len(refused) == len(command.offsets):
-        return Step(then_reply=PerPartition(refused=refused))
+        return GroupStep(reply=OffsetPartitionErrors(errors=refused))
     pending = OffsetsCommitted(
         group_id=env.group_id,
-        offsets=_offsets_to_store(command.offsets, refused, env),
+        offsets=_build_offsets(command.offsets, refused, env),
         producer_id=command.identity.producer_id,
     )
-    return Step(append=(pending,), then_apply=(pending,), then_reply=PerPartition(refused=refused))
+    return GroupStep(records=(pending,), events=(pending,), reply=OffsetPartitionErrors(errors=refused))
 
 
 def _is_anonymous(command: CommitOffsets | CommitTxnOffsets) -> bool:
@@ -96,7 +100,7 @@ def _is_anonymous(command: CommitOffsets | CommitTxnOffsets) -> bool:
 
 
 def _check_committer(
-    group: Group | None, command: CommitOffsets | CommitTxnOffsets, env: Env
+    group: ClassicGroup | None, command: CommitOffsets | CommitTxnOffsets, env: GroupEnv
 ) -> Reject | None:
     """Check member and generation of a commit.
 
@@ -118,8 +122,8 @@ def _check_committer(
     return check_generation(group, -1 if command.generation is None else command.generation)
 
 
-def _too_long(
-    offsets: Mapping[TopicPartition, OffsetToCommit], env: Env
+def _find_oversized_metadata(
+    offsets: Mapping[TopicPartition, OffsetToCommit], env: GroupEnv
 ) -> Mapping[TopicPartition, ErrorCode]:
     most = env.config.offset_metadata_max_bytes
     refused = {
@@ -131,10 +135,10 @@ def _too_long(
     return MappingProxyType(refused)
 
 
-def _offsets_to_store(
+def _build_offsets(
     offsets: Mapping[TopicPartition, OffsetToCommit],
     refused: Mapping[TopicPartition, ErrorCode],
-    env: Env,
+    env: GroupEnv,
     retention_ms: int | None = None,
 ) -> Mapping[TopicPartition, CommittedOffset]:
     """Return the offsets for the record; with an own expiry, it has no field for epoch and topic id.
@@ -157,17 +161,21 @@ def _offsets_to_store(
     }
 
 
-def _session_extended(group: Group | None, command: CommitOffsets, env: Env) -> tuple[Event, ...]:
-    if group is None or command.member_id is None or group.state not in _ACTIVE:
+def _extend_session(
+    group: ClassicGroup | None, command: CommitOffsets, env: GroupEnv
+) -> tuple[GroupEvent, ...]:
+    if group is None or command.member_id is None or group.state not in _SESSION_STATES:
         return ()
     member = group.members.get(command.member_id)
     if member is None or member.is_new:
         return ()
-    deadline = env.now.deadline(member.session_timeout_ms)
+    deadline = env.now.deadline_after(member.session_timeout_ms)
     return (SessionExtended(member_id=member.member_id, session_deadline_ms=deadline),)
 
 
-def decide_delete_offsets(group: Group | None, command: DeleteOffsets, env: Env) -> Step | Reject:
+def decide_delete_offsets(
+    group: ClassicGroup | None, command: DeleteOffsets, env: GroupEnv
+) -> GroupStep | Reject:
     """Delete offsets of topics to which no member subscribes.
 
     The offset of an open transaction is part of what its client will commit: it stays, unless the operator
@@ -180,34 +188,38 @@ def decide_delete_offsets(group: Group | None, command: DeleteOffsets, env: Env)
         return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
     if group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:
         return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
-    topics = subscribed_topics(group)
+    topics = find_subscribed_topics(group)
     refused: dict[TopicPartition, ErrorCode] = {}
     for partition in command.partitions:
         if is_subscribed(group, topics, partition.topic):
             refused[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-        elif group.has_pending_offset(partition) and not command.discards_pending:
+        elif group.has_pending_offset(partition) and not command.may_discard_pending:
             refused[partition] = ErrorCode.POLICY_VIOLATION
-    known = frozenset(group.all_partitions())
+    known = frozenset(group.iter_partitions())
     gone = tuple(dict.fromkeys(p for p in command.partitions if p in known and p not in refused))
-    return _deletion(group, gone, PerPartition(refused=MappingProxyType(refused)))
+    return _build_deletion_step(group, gone, OffsetPartitionErrors(errors=MappingProxyType(refused)))
 
 
-def decide_forget(group: Group | None, command: ForgetPartitions) -> Step:
+def decide_delete_topic_offsets(group: ClassicGroup | None, command: DeleteTopicOffsets) -> GroupStep:
     """Delete the offsets of a deleted topic, so that a new topic of the name does not inherit them."""
     if group is None:
-        return _NOTHING_TO_DO
-    gone = tuple(partition for partition in group.all_partitions() if partition.topic in command.topics)
-    return _deletion(group, gone, PerPartition())
+        return _EMPTY_STEP
+    gone = tuple(partition for partition in group.iter_partitions() if partition.topic in command.topics)
+    return _build_deletion_step(group, gone, OffsetPartitionErrors())
 
 
-def _deletion(group: Group, gone: tuple[TopicPartition, ...], reply: PerPartition) -> Step:
+def _build_deletion_step(
+    group: ClassicGroup, gone: tuple[TopicPartition, ...], reply: OffsetPartitionErrors
+) -> GroupStep:
     if not gone:
-        return Step(then_reply=reply)
+        return GroupStep(reply=reply)
     deleted = OffsetsDeleted(group_id=group.group_id, partitions=gone)
-    return Step(append=(deleted,), then_apply=(deleted,), then_reply=reply)
+    return GroupStep(records=(deleted,), events=(deleted,), reply=reply)
 
 
-def decide_delete_group(group: Group | None, command: DeleteGroup, env: Env) -> Step | Reject:
+def decide_delete_group(
+    group: ClassicGroup | None, command: DeleteGroup, env: GroupEnv
+) -> GroupStep | Reject:
     """Delete an empty group with its offsets, unless an open transaction has some of them (ADR 0023).
 
     Rejects with: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, POLICY_VIOLATION.
@@ -216,34 +228,34 @@ def decide_delete_group(group: Group | None, command: DeleteGroup, env: Env) -> 
         return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
     if group.state is not GroupState.EMPTY:
         return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
-    if group.pending_offsets and not command.discards_pending:
+    if group.pending_offsets and not command.may_discard_pending:
         producers = ", ".join(map(str, group.pending_offsets))
         return Reject(
             ErrorCode.POLICY_VIOLATION,
             f"group {group.group_id} has offsets in open transactions of producers {producers}",
         )
-    return _removal(group, tuple(group.all_partitions()))
+    return _build_removal_step(group, tuple(group.iter_partitions()))
 
 
-def decide_expire(group: Group | None, env: Env) -> Step:
+def decide_expire_offsets(group: ClassicGroup | None, env: GroupEnv) -> GroupStep:
     """Expire offsets; remove the group when it is empty and has none left.
 
     A pending member id keeps the group; Kafka removes it.
     """
     if group is None:
-        return _NOTHING_TO_DO
-    gone = expired_offsets(group, env.config, env.now.wall_ms)
+        return _EMPTY_STEP
+    gone = find_expired_offsets(group, env.config, env.now.wall_ms)
     all_gone = len(gone) == len(group.offsets) and not group.pending_offsets
     if all_gone and group.state is GroupState.EMPTY and not group.pending_members:
-        return _removal(group, gone)
+        return _build_removal_step(group, gone)
     if not gone:
-        return _NOTHING_TO_DO
+        return _EMPTY_STEP
     deleted = OffsetsDeleted(group_id=group.group_id, partitions=gone)
-    return Step(append=(deleted,), then_apply=(deleted,), then_reply=DONE)
+    return GroupStep(records=(deleted,), events=(deleted,), reply=DONE)
 
 
-def _removal(group: Group, partitions: tuple[TopicPartition, ...]) -> Step:
+def _build_removal_step(group: ClassicGroup, partitions: tuple[TopicPartition, ...]) -> GroupStep:
     events: tuple[DurableEvent, ...] = (GroupRemoved(group_id=group.group_id),)
     if partitions:
         events = (OffsetsDeleted(group_id=group.group_id, partitions=partitions), *events)
-    return Step(append=events, then_apply=events, then_reply=DONE)
+    return GroupStep(records=events, events=events, reply=DONE)

@@ -4,7 +4,13 @@ from collections.abc import Iterable
 from typing import Final
 from uuid import UUID
 
-from tallystick.broker.group.machine.model import CommittedOffset, Group, GroupState, InstanceId, Offsets
+from tallystick.broker.group.machine.model import (
+    ClassicGroup,
+    CommittedOffset,
+    CommittedOffsets,
+    GroupState,
+    InstanceId,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
@@ -15,7 +21,7 @@ GROUP_TYPE: Final = "classic"
 
 
 @frozen(kw_only=True)
-class ListedGroup:
+class ClassicGroupListing:
     group_id: GroupId
     protocol_type: str
     state: GroupState
@@ -32,7 +38,7 @@ class DescribedMember:
 
 
 @frozen(kw_only=True)
-class DescribedGroup:
+class ClassicGroupView:
     """Description of a group for administrators; `protocol_name` and the members' bytes only when Stable."""
 
     group_id: GroupId
@@ -43,8 +49,8 @@ class DescribedGroup:
 
 
 def list_groups(
-    groups: Iterable[Group], states: frozenset[str], types: frozenset[str]
-) -> tuple[ListedGroup, ...]:
+    groups: Iterable[ClassicGroup], states: frozenset[str], types: frozenset[str]
+) -> tuple[ClassicGroupListing, ...]:
     """Return the groups in one of `states` and of one of `types`; an empty filter passes all.
 
     Names are compared without case (KIP-518, KIP-848).
@@ -54,17 +60,19 @@ def list_groups(
     if wanted_types and GROUP_TYPE.lower() not in wanted_types:
         return ()
     return tuple(
-        ListedGroup(group_id=group.group_id, protocol_type=group.protocol_type or "", state=group.state)
+        ClassicGroupListing(
+            group_id=group.group_id, protocol_type=group.protocol_type or "", state=group.state
+        )
         for group in groups
         if not wanted_states or group.state.value.lower() in wanted_states
     )
 
 
-def describe(group: Group) -> DescribedGroup:
+def describe_group(group: ClassicGroup) -> ClassicGroupView:
     """Describe a group, with subscriptions only when Stable: before, their protocol is not chosen yet."""
     stable = group.state is GroupState.STABLE
     protocol = group.protocol_name if stable else None
-    return DescribedGroup(
+    return ClassicGroupView(
         group_id=group.group_id,
         state=group.state,
         protocol_type=group.protocol_type or "",
@@ -75,7 +83,7 @@ def describe(group: Group) -> DescribedGroup:
                 instance_id=member.instance_id,
                 client_id=member.client_id,
                 client_host=member.client_host,
-                metadata=(member.metadata(protocol) or b"") if stable else b"",
+                metadata=(member.find_metadata(protocol) or b"") if stable else b"",
                 assignment=member.assignment,
             )
             for member in group.members.values()
@@ -83,8 +91,8 @@ def describe(group: Group) -> DescribedGroup:
     )
 
 
-def fetch_offset(
-    group: Group | None, partition: TopicPartition, *, topic_id: UUID | None, require_stable: bool
+def find_committed_offset(
+    group: ClassicGroup | None, partition: TopicPartition, *, topic_id: UUID | None, require_stable: bool
 ) -> CommittedOffset | Reject | None:
     """Return the committed offset of one partition; None when there is none.
 
@@ -105,6 +113,6 @@ def fetch_offset(
     return offset
 
 
-def committed(group: Group | None) -> Offsets:
+def list_committed_offsets(group: ClassicGroup | None) -> CommittedOffsets:
     """Return every committed offset of a group."""
     return {} if group is None else group.offsets

@@ -5,17 +5,17 @@ Every function takes a Draft, emits events and answers parked requests. They cal
     member added, updated   -> rebalance_or_complete
     member gone             -> rebalance_or_complete, or complete_if_all_joined while preparing
     rebalance_or_complete   -> prepare, or complete_if_all_joined
-    prepare                 -> complete_join when all members are parked already
-    timer                   -> complete_join, or another slice of the initial delay
+    prepare                 -> complete_join_phase when all members are parked already
+    timer                   -> complete_join_phase, or another slice of the initial delay
 """
 
 from typing import Final
 
-from tallystick.broker.group.machine.commands import Joined, JoinedMember
-from tallystick.broker.group.machine.draft import Draft, snapshot
+from tallystick.broker.group.machine.commands import JoinGroupMember, JoinGroupResult
+from tallystick.broker.group.machine.draft import GroupDraft, build_group_stored
 from tallystick.broker.group.machine.events import (
     GenerationStarted,
-    JoinTimerSet,
+    JoinTimerChanged,
     LeaderElected,
     MembersRemoved,
     RebalancePrepared,
@@ -23,12 +23,12 @@ from tallystick.broker.group.machine.events import (
 )
 from tallystick.broker.group.machine.model import (
     PREVIOUS_STATES,
+    ClassicGroup,
+    ClassicGroupMember,
     Generation,
-    Group,
     GroupState,
     InstanceId,
     JoinTimer,
-    Member,
 )
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
@@ -39,10 +39,12 @@ from tallystick.kernel.ids import MemberId
 # timeout of 0.
 REJOIN_WAIT_MS_MIN: Final = 1_000
 
-REBALANCING: Final = Reject(ErrorCode.REBALANCE_IN_PROGRESS, "the group is rebalancing: join again")
+REBALANCE_IN_PROGRESS: Final = Reject(ErrorCode.REBALANCE_IN_PROGRESS, "the group is rebalancing: join again")
 
 
-def check_member(group: Group, member_id: MemberId, instance_id: InstanceId | None) -> Member | Reject:
+def check_member(
+    group: ClassicGroup, member_id: MemberId, instance_id: InstanceId | None
+) -> ClassicGroupMember | Reject:
     """Return the member that sent a request; of a static member only the latest member id is valid.
 
     Source: KIP-345, fencing of duplicate members.
@@ -50,7 +52,7 @@ def check_member(group: Group, member_id: MemberId, instance_id: InstanceId | No
     """
     member = group.members.get(member_id)
     if instance_id is not None and (member is None or member.instance_id != instance_id):
-        owner = group.member_of_instance(instance_id)
+        owner = group.find_static_member(instance_id)
         if owner is None:
             return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has group.instance.id {instance_id}")
         return Reject(
@@ -62,7 +64,7 @@ def check_member(group: Group, member_id: MemberId, instance_id: InstanceId | No
     return member
 
 
-def check_generation(group: Group, generation: int) -> Reject | None:
+def check_generation(group: ClassicGroup, generation: int) -> Reject | None:
     if generation == group.generation:
         return None
     return Reject(
@@ -71,40 +73,40 @@ def check_generation(group: Group, generation: int) -> Reject | None:
     )
 
 
-def member_list(group: Group) -> tuple[JoinedMember, ...]:
+def list_members(group: ClassicGroup) -> tuple[JoinGroupMember, ...]:
     """Return all members, for the leader's assignment."""
     return tuple(
-        JoinedMember(
+        JoinGroupMember(
             member_id=member.member_id,
             instance_id=member.instance_id,
-            metadata=member.metadata(group.protocol_name) or b"",
+            metadata=member.find_metadata(group.protocol_name) or b"",
         )
         for member in group.members.values()
     )
 
 
-def joined(group: Group, member_id: MemberId) -> Joined:
+def build_join_result(group: ClassicGroup, member_id: MemberId) -> JoinGroupResult:
     """Return the answer to a JoinGroup for the current generation; the leader's includes the members."""
-    leads = group.leader == member_id
-    return Joined(
+    leads = group.leader_id == member_id
+    return JoinGroupResult(
         member_id=member_id,
         generation=group.generation,
         protocol_type=group.protocol_type,
         protocol_name=group.protocol_name,
-        leader=group.leader,
-        members=member_list(group) if leads else (),
+        leader_id=group.leader_id,
+        members=list_members(group) if leads else (),
     )
 
 
-def rebalance_or_complete(draft: Draft) -> None:
+def rebalance_or_complete(draft: GroupDraft) -> None:
     """Start a rebalance if the state allows it; otherwise complete the running one if all have joined."""
     if draft.group.state in PREVIOUS_STATES[GroupState.PREPARING_REBALANCE]:
-        prepare(draft)
+        prepare_rebalance(draft)
     else:
         complete_if_all_joined(draft)
 
 
-def prepare(draft: Draft) -> None:
+def prepare_rebalance(draft: GroupDraft) -> None:
     """Begin the join phase.
 
     Members that wait for an assignment have to join again. The first rebalance of an empty group waits a
@@ -112,57 +114,59 @@ def prepare(draft: Draft) -> None:
     """
     group, env = draft.group, draft.env
     if group.state is GroupState.COMPLETING_REBALANCE:
-        answer_syncs(draft, REBALANCING)
+        reject_pending_syncs(draft, REBALANCE_IN_PROGRESS)
     if group.state is GroupState.EMPTY:
         delay_ms = env.config.group_initial_rebalance_delay_ms
         timer = JoinTimer(
-            deadline_ms=env.now.deadline(delay_ms),
+            deadline_ms=env.now.deadline_after(delay_ms),
             delay_ms=delay_ms,
-            remaining_ms=max(group.rebalance_timeout_ms - delay_ms, 0),
+            extension_left_ms=max(group.rebalance_timeout_ms - delay_ms, 0),
         )
     else:
-        timer = JoinTimer(deadline_ms=env.now.deadline(group.rebalance_timeout_ms))
+        timer = JoinTimer(deadline_ms=env.now.deadline_after(group.rebalance_timeout_ms))
     draft.emit(RebalancePrepared(state_timestamp_ms=env.now.wall_ms, join_timer=timer))
     complete_if_all_joined(draft)
 
 
-def answer_syncs(draft: Draft, refusal: Reject) -> None:
+def reject_pending_syncs(draft: GroupDraft, refusal: Reject) -> None:
     """Answer every parked SyncGroup with `refusal`, and restart the sessions of those members."""
     waiting = [member for member in draft.group.members.values() if member.awaiting_sync is not None]
     for member in waiting:
-        draft.send(member.awaiting_sync, refusal)
+        draft.answer_parked(member.awaiting_sync, refusal)
     if waiting:
         now = draft.env.now
-        deadlines = {member.member_id: now.deadline(member.session_timeout_ms) for member in waiting}
+        deadlines = {member.member_id: now.deadline_after(member.session_timeout_ms) for member in waiting}
         draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))
 
 
-def complete_if_all_joined(draft: Draft) -> None:
+def complete_if_all_joined(draft: GroupDraft) -> None:
     """End the join phase early when no member is missing; the initial delay is never cut short."""
     group = draft.group
     preparing = group.state is GroupState.PREPARING_REBALANCE
     initial = group.join_timer is not None and group.join_timer.is_initial
-    if preparing and not initial and group.all_joined:
-        complete_join(draft)
+    if preparing and not initial and group.have_all_joined:
+        complete_join_phase(draft)
 
 
-def join_phase_timed_out(draft: Draft) -> None:
+def end_or_extend_join_phase(draft: GroupDraft) -> None:
     """Start one more slice of the initial delay, or end the phase: the join timer fired."""
     timer = draft.group.join_timer
     check(timer is not None, "a join phase has a timer")
     assert timer is not None
-    if timer.delay_ms is None or not draft.group.new_member_added or not timer.remaining_ms:
-        complete_join(draft)
+    if timer.delay_ms is None or not draft.group.has_new_member or not timer.extension_left_ms:
+        complete_join_phase(draft)
         return
-    delay_ms = min(draft.env.config.group_initial_rebalance_delay_ms, timer.remaining_ms)
-    remaining_ms = max(timer.remaining_ms - timer.delay_ms, 0)
-    deadline = draft.env.now.deadline(delay_ms)
+    delay_ms = min(draft.env.config.group_initial_rebalance_delay_ms, timer.extension_left_ms)
+    remaining_ms = max(timer.extension_left_ms - timer.delay_ms, 0)
+    deadline = draft.env.now.deadline_after(delay_ms)
     draft.emit(
-        JoinTimerSet(join_timer=JoinTimer(deadline_ms=deadline, delay_ms=delay_ms, remaining_ms=remaining_ms))
+        JoinTimerChanged(
+            join_timer=JoinTimer(deadline_ms=deadline, delay_ms=delay_ms, extension_left_ms=remaining_ms)
+        )
     )
 
 
-def complete_join(draft: Draft) -> None:
+def complete_join_phase(draft: GroupDraft) -> None:
     """End the join phase: drop missing members, elect a leader, start the next generation.
 
     Missing static members stay: their session timeout decides, not the rebalance (KIP-345).
@@ -177,24 +181,24 @@ def complete_join(draft: Draft) -> None:
     group, env = draft.group, draft.env
     if not group.members:
         draft.emit(
-            snapshot(
+            build_group_stored(
                 group,
                 generation=Generation(group.generation + 1),
                 state_timestamp_ms=env.now.wall_ms,
             )
         )
         return
-    if not _elect_leader_who_joined(draft):
+    if not _elect_joined_leader(draft):
         # KIP-345: only absent static members are left: wait for one, or for their sessions to end.
-        deadline = env.now.deadline(max(group.rebalance_timeout_ms, REJOIN_WAIT_MS_MIN))
-        draft.emit(JoinTimerSet(join_timer=JoinTimer(deadline_ms=deadline)))
+        deadline = env.now.deadline_after(max(group.rebalance_timeout_ms, REJOIN_WAIT_MS_MIN))
+        draft.emit(JoinTimerChanged(join_timer=JoinTimer(deadline_ms=deadline)))
         return
     _start_generation(draft)
 
 
-def _elect_leader_who_joined(draft: Draft) -> bool:
+def _elect_joined_leader(draft: GroupDraft) -> bool:
     group = draft.group
-    leader = group.members.get(group.leader) if group.leader is not None else None
+    leader = group.members.get(group.leader_id) if group.leader_id is not None else None
     if leader is not None and leader.awaiting_join is not None:
         return True
     present = next((m for m in group.members.values() if m.awaiting_join is not None), None)
@@ -204,7 +208,7 @@ def _elect_leader_who_joined(draft: Draft) -> bool:
     return True
 
 
-def _start_generation(draft: Draft) -> None:
+def _start_generation(draft: GroupDraft) -> None:
     group, env = draft.group, draft.env
     protocol = group.select_protocol()
     check(protocol is not None, f"group {group.group_id}: members without a common protocol were let in")
@@ -215,19 +219,19 @@ def _start_generation(draft: Draft) -> None:
             generation=Generation(group.generation + 1),
             protocol_name=protocol,
             now=env.now,
-            sync_deadline_ms=env.now.deadline(group.rebalance_timeout_ms),
+            sync_deadline_ms=env.now.deadline_after(group.rebalance_timeout_ms),
         )
     )
     for member_id, ticket in waiting:
-        draft.send(ticket, joined(draft.group, member_id))
+        draft.answer_parked(ticket, build_join_result(draft.group, member_id))
 
 
-def remove_members(draft: Draft, member_ids: tuple[MemberId, ...], reason: str) -> None:
+def remove_members(draft: GroupDraft, member_ids: tuple[MemberId, ...], reason: str) -> None:
     """Remove members. Parked ones are answered UNKNOWN_MEMBER_ID, so that a live client joins anew."""
     gone = Reject(ErrorCode.UNKNOWN_MEMBER_ID, reason)
     for member_id in member_ids:
         member = draft.group.members.get(member_id)
         if member is not None:
-            draft.send(member.awaiting_join, gone)
-            draft.send(member.awaiting_sync, gone)
+            draft.answer_parked(member.awaiting_join, gone)
+            draft.answer_parked(member.awaiting_sync, gone)
     draft.emit(MembersRemoved(member_ids=member_ids))

@@ -7,7 +7,7 @@ Metadata and assignments belong to the clients. All versions of the "consumer" p
 import struct
 from typing import Final
 
-from tallystick.broker.group.machine.model import Group
+from tallystick.broker.group.machine.model import ClassicGroup
 
 SubscribedTopics = frozenset[str] | None
 
@@ -15,7 +15,7 @@ _INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 
 
-def subscribed_topics(group: Group) -> SubscribedTopics:
+def find_subscribed_topics(group: ClassicGroup) -> SubscribedTopics:
     """Return the topics that all members together subscribe to; None when they cannot be known.
 
     Cost: reads every member's metadata.
@@ -24,15 +24,15 @@ def subscribed_topics(group: Group) -> SubscribedTopics:
         return None
     topics: set[str] = set()
     for member in group.members.values():
-        metadata = member.metadata(group.protocol_name)
-        read = None if metadata is None else read_topics(metadata)
+        metadata = member.find_metadata(group.protocol_name)
+        read = None if metadata is None else parse_topics(metadata)
         if read is None:
             return None
         topics.update(read)
     return frozenset(topics)
 
 
-def read_topics(metadata: bytes) -> tuple[str, ...] | None:
+def parse_topics(metadata: bytes) -> tuple[str, ...] | None:
     """Return the topics at the head of a consumer subscription; None for other bytes."""
     try:
         (count,) = _INT32.unpack_from(metadata, 2)

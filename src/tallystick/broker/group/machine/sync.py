@@ -1,16 +1,23 @@
 """SyncGroup and Heartbeat: assignments of a generation, and liveness of its members."""
 
-from tallystick.broker.group.machine.commands import DONE, Env, Heartbeat, Step, Sync, Synced
-from tallystick.broker.group.machine.draft import Draft, snapshot
+from tallystick.broker.group.machine.commands import (
+    DONE,
+    GroupEnv,
+    GroupStep,
+    Heartbeat,
+    SyncGroup,
+    SyncGroupResult,
+)
+from tallystick.broker.group.machine.draft import GroupDraft, build_group_stored
 from tallystick.broker.group.machine.events import SessionExtended, SyncReceived, SyncsAnswered
-from tallystick.broker.group.machine.model import Group, GroupState, Member
-from tallystick.broker.group.machine.rebalance import REBALANCING, check_generation, check_member
+from tallystick.broker.group.machine.model import ClassicGroup, ClassicGroupMember, GroupState
+from tallystick.broker.group.machine.rebalance import REBALANCE_IN_PROGRESS, check_generation, check_member
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import MemberId
 
 
-def decide_sync(group: Group | None, command: Sync, env: Env) -> Step | Reject:
+def decide_sync_group(group: ClassicGroup | None, command: SyncGroup, env: GroupEnv) -> GroupStep | Reject:
     """Park until the leader has assigned; the leader's own request answers all.
 
     The assignment is stored before any member gets it: after a restart every member finds its generation
@@ -28,19 +35,19 @@ def decide_sync(group: Group | None, command: Sync, env: Env) -> Step | Reject:
     if refusal is not None:
         return refusal
     if group.state is GroupState.PREPARING_REBALANCE:
-        return REBALANCING
-    draft = Draft(group, env)
+        return REBALANCE_IN_PROGRESS
+    draft = GroupDraft(group, env)
     if group.state is GroupState.STABLE:
         draft.emit(SyncReceived(member_id=member.member_id, ticket=None))
-        return draft.step(_synced(group, member))
-    draft.send(member.awaiting_sync, REBALANCING)
+        return draft.build_step(_build_sync_result(group, member))
+    draft.answer_parked(member.awaiting_sync, REBALANCE_IN_PROGRESS)
     draft.emit(SyncReceived(member_id=member.member_id, ticket=command.ticket))
-    if group.leader == member.member_id:
+    if group.leader_id == member.member_id:
         _store_assignment(draft, dict(command.assignments))
-    return draft.step(None, own=command.ticket)
+    return draft.build_step(None, own=command.ticket)
 
 
-def _check_protocol(group: Group, command: Sync) -> Reject | None:
+def _check_protocol(group: ClassicGroup, command: SyncGroup) -> Reject | None:
     """Refuse a member that names another protocol: it must not get this one's bytes (KIP-559)."""
     for said, known in (
         (command.protocol_type, group.protocol_type),
@@ -51,27 +58,29 @@ def _check_protocol(group: Group, command: Sync) -> Reject | None:
     return None
 
 
-def _synced(group: Group, member: Member) -> Synced:
-    return Synced(
+def _build_sync_result(group: ClassicGroup, member: ClassicGroupMember) -> SyncGroupResult:
+    return SyncGroupResult(
         protocol_type=group.protocol_type,
         protocol_name=group.protocol_name,
         assignment=member.assignment,
     )
 
 
-def _store_assignment(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
+def _store_assignment(draft: GroupDraft, assignments: dict[MemberId, bytes]) -> None:
     """Store the assignment; a member without one gets an empty one, unknown ids are ignored."""
-    draft.emit(snapshot(draft.group, assignments=assignments, state_timestamp_ms=draft.env.now.wall_ms))
+    draft.emit(
+        build_group_stored(draft.group, assignments=assignments, state_timestamp_ms=draft.env.now.wall_ms)
+    )
     group, now = draft.group, draft.env.now
     waiting = [member for member in group.members.values() if member.awaiting_sync is not None]
     for member in waiting:
-        draft.send(member.awaiting_sync, _synced(group, member))
+        draft.answer_parked(member.awaiting_sync, _build_sync_result(group, member))
     # Sessions of parked members did not run; they restart.
-    deadlines = {member.member_id: now.deadline(member.session_timeout_ms) for member in waiting}
+    deadlines = {member.member_id: now.deadline_after(member.session_timeout_ms) for member in waiting}
     draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))
 
 
-def decide_heartbeat(group: Group | None, command: Heartbeat, env: Env) -> Step | Reject:
+def decide_heartbeat(group: ClassicGroup | None, command: Heartbeat, env: GroupEnv) -> GroupStep | Reject:
     """Extend a session; while a rebalance waits for the member, answer REBALANCE_IN_PROGRESS.
 
     Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION; answers
@@ -85,8 +94,8 @@ def decide_heartbeat(group: Group | None, command: Heartbeat, env: Env) -> Step 
     refusal = check_generation(group, command.generation)
     if refusal is not None:
         return refusal
-    draft = Draft(group, env)
-    deadline = env.now.deadline(member.session_timeout_ms)
+    draft = GroupDraft(group, env)
+    deadline = env.now.deadline_after(member.session_timeout_ms)
     draft.emit(SessionExtended(member_id=member.member_id, session_deadline_ms=deadline))
     preparing = group.state is GroupState.PREPARING_REBALANCE
-    return draft.step(REBALANCING if preparing else DONE)
+    return draft.build_step(REBALANCE_IN_PROGRESS if preparing else DONE)

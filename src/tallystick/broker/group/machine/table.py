@@ -1,9 +1,9 @@
 """Groups of one partition of `__consumer_offsets`: events applied by group, markers by producer."""
 
-from tallystick.broker.group.codec import Replayed
-from tallystick.broker.group.machine.apply import apply
-from tallystick.broker.group.machine.events import Event, OffsetsCommitted, TransactionEnded
-from tallystick.broker.group.machine.model import Group
+from tallystick.broker.group.codec import ReplayedEvent
+from tallystick.broker.group.machine.apply import apply_event
+from tallystick.broker.group.machine.events import GroupEvent, OffsetsCommitted, TransactionEnded
+from tallystick.broker.group.machine.model import ClassicGroup
 from tallystick.kernel.ids import GroupId, Offset, ProducerId
 
 
@@ -14,29 +14,29 @@ class GroupTable:
     producer belongs to one table: a marker ends a transaction in its own partition alone.
     """
 
-    def __init__(self, groups: dict[GroupId, Group]) -> None:
+    def __init__(self, groups: dict[GroupId, ClassicGroup]) -> None:
         self.groups = groups
         # A dict serves as a set: its order is that of the log, in every process.
-        self._holding: dict[ProducerId, dict[GroupId, None]] = {}
+        self._pending_by_producer: dict[ProducerId, dict[GroupId, None]] = {}
 
-    def apply(self, group_id: GroupId, event: Event, at: Offset | None = None) -> None:
+    def apply_event(self, group_id: GroupId, event: GroupEvent, at: Offset | None = None) -> None:
         """Change one group. `at`: log offset of the event's first record, for a durable one."""
-        group = apply(self.groups.get(group_id), event, at)
+        group = apply_event(self.groups.get(group_id), event, at)
         if group is None:
             self.groups.pop(group_id, None)
         else:
             self.groups[group_id] = group
         if isinstance(event, OffsetsCommitted) and event.producer_id is not None:
-            self._holding.setdefault(event.producer_id, {})[group_id] = None
+            self._pending_by_producer.setdefault(event.producer_id, {})[group_id] = None
 
     def end_transaction(self, event: TransactionEnded) -> None:
         """Change every group with pending offsets of the producer. Cost: linear in those groups' offsets."""
-        for group_id in self._holding.pop(event.producer_id, {}):
-            self.apply(group_id, event)
+        for group_id in self._pending_by_producer.pop(event.producer_id, {}):
+            self.apply_event(group_id, event)
 
-    def replay(self, entry: Replayed) -> None:
+    def replay_event(self, entry: ReplayedEvent) -> None:
         """Apply an event read from the log."""
         if isinstance(entry.event, TransactionEnded):
             self.end_transaction(entry.event)
         else:
-            self.apply(entry.event.group_id, entry.event, entry.at)
+            self.apply_event(entry.event.group_id, entry.event, entry.offset)

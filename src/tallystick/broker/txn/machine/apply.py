@@ -2,13 +2,13 @@
 
 from typing import assert_never
 
-from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, Event, MarkersNoted
-from tallystick.broker.txn.machine.model import PREVIOUS_STATES, Decided, TxnEntry
+from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, MarkerProgress, TxnEvent
+from tallystick.broker.txn.machine.model import PREVIOUS_STATES, DecidedPhase, TxnEntry
 from tallystick.kernel.check import check
 from tallystick.kernel.value import replace
 
 
-def apply(entry: TxnEntry | None, event: Event) -> TxnEntry | None:
+def apply_event(entry: TxnEntry | None, event: TxnEvent) -> TxnEntry | None:
     """Return the entry after `event`; None when the id is removed.
 
     A record of the log is a whole entry, so that compaction may drop earlier ones.
@@ -16,13 +16,13 @@ def apply(entry: TxnEntry | None, event: Event) -> TxnEntry | None:
     match event:
         case EntryStored(entry=stored):
             return stored
-        case EntryExpired():
+        case EntryRemoved():
             return None
-        case MarkersNoted(marker=marker, offsets=offsets):
+        case MarkerProgress(marker_identity=marker, offsets=offsets):
             phase = entry and entry.phase
-            if entry is None or not isinstance(phase, Decided) or phase.marker != marker:
+            if entry is None or not isinstance(phase, DecidedPhase) or phase.marker_identity != marker:
                 return entry
-            return replace(entry, phase=replace(phase, written={**phase.written, **offsets}))
+            return replace(entry, phase=replace(phase, marker_offsets={**phase.marker_offsets, **offsets}))
         case _:
             assert_never(event)
 
@@ -37,5 +37,5 @@ def check_transition(before: TxnEntry | None, after: TxnEntry) -> None:
     older, newer = before.client, after.client
     if older.producer_id == newer.producer_id and older.epoch > newer.epoch:
         check(False, f"{name}: client {older} -> {newer}")
-    if isinstance(before.phase, Decided) and isinstance(after.phase, Decided):
+    if isinstance(before.phase, DecidedPhase) and isinstance(after.phase, DecidedPhase):
         check(before.phase.outcome is after.phase.outcome, f"{name}: decided twice")

@@ -5,13 +5,13 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.txn.machine.model import Outcome, Partitions, TxnConfig, TxnEntry
+from tallystick.broker.txn.machine.model import Partitions, TransactionResult, TxnConfig, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
-    Identity,
     Offset,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
@@ -30,7 +30,7 @@ class InitProducerId:
     """
 
     timeout_ms: int
-    expected: Identity | None = None
+    expected_identity: ProducerIdAndEpoch | None = None
     enable_2pc: bool = False
     keep_prepared: bool = False
 
@@ -42,16 +42,16 @@ class AddPartitions:
     transaction_version  2 when the request's version says so, else 0
     """
 
-    identity: Identity
+    identity: ProducerIdAndEpoch
     partitions: Partitions
     transaction_version: int
 
 
 @frozen(kw_only=True)
-class AddImplicitly:
+class AddPartitionsByLeader:
     """A partition leader got the first batch of a transaction: Produce 12+, TxnOffsetCommit 5+ (KIP-890)."""
 
-    identity: Identity
+    identity: ProducerIdAndEpoch
     partitions: Partitions
 
 
@@ -59,7 +59,7 @@ class AddImplicitly:
 class VerifyPartitions:
     """A partition leader got a batch of an older client, and verifies its transaction (KIP-890 part 1)."""
 
-    identity: Identity
+    identity: ProducerIdAndEpoch
     partitions: Partitions
 
 
@@ -70,13 +70,13 @@ class EndTxn:
     transaction_version  2 for version 5 and later of the request, else 0
     """
 
-    identity: Identity
-    outcome: Outcome
+    identity: ProducerIdAndEpoch
+    outcome: TransactionResult
     transaction_version: int
 
 
 @frozen(kw_only=True)
-class TimeOut:
+class AbortTimedOut:
     """The transaction is past its timeout."""
 
 
@@ -84,104 +84,107 @@ class TimeOut:
 class MarkersWritten:
     """Markers are durable in these partitions; None: the partition is gone, there is nothing to mark."""
 
-    marker: Identity
+    marker_identity: ProducerIdAndEpoch
     offsets: Mapping[TopicPartition, Offset | None]
 
 
 @frozen(kw_only=True)
-class NoteForcedMarker:
+class RecordForcedMarker:
     """An administrator has ended the transaction `writer` in one partition, bypassing the coordinator."""
 
-    writer: Identity
+    writer: ProducerIdAndEpoch
     partition: TopicPartition
 
 
 @frozen(kw_only=True)
-class Expire:
+class RemoveExpiredId:
     """The id has not been used for transactional.id.expiration.ms."""
 
 
-Command = (
+TxnCommand = (
     InitProducerId
     | AddPartitions
-    | AddImplicitly
+    | AddPartitionsByLeader
     | VerifyPartitions
     | EndTxn
-    | TimeOut
+    | AbortTimedOut
     | MarkersWritten
-    | NoteForcedMarker
-    | Expire
+    | RecordForcedMarker
+    | RemoveExpiredId
 )
 
 
-class WhilePending(Enum):
+class PendingPolicy(Enum):
     """Treatment of a command that arrives while the id's last Step is not durable yet."""
 
     REFUSE = "answered CONCURRENT_TRANSACTIONS at once"
-    IDENTITY_FIRST = "a wrong pair is refused for that, a right one with CONCURRENT_TRANSACTIONS"
-    PASS = "decided on what is durable"
+    CHECK_IDENTITY = "a wrong pair is refused for that, a right one with CONCURRENT_TRANSACTIONS"
+    DECIDE_AT_ONCE = "decided on what is durable"
     WAIT = "decided after the Step, in order"
     MERGE = "waits, and shares the next append with others of its kind"
 
 
 # Source: TransactionCoordinator.handle*; VerifyOnly passes on purpose (KAFKA-14904). While Decided,
-# AddImplicitly keeps waiting: markers are written by this same process, and a client of version 2 already
-# knows that its transaction ended (KAFKA-18575, KAFKA-18654) [TXN-5].
-WHILE_PENDING: Final[Mapping[type, WhilePending]] = MappingProxyType(
+# AddPartitionsByLeader keeps waiting: markers are written by this same process, and a client of version 2
+# already knows that its transaction ended (KAFKA-18575, KAFKA-18654) [TXN-5].
+PENDING_POLICIES: Final[Mapping[type, PendingPolicy]] = MappingProxyType(
     {
-        InitProducerId: WhilePending.REFUSE,
-        AddPartitions: WhilePending.REFUSE,
-        AddImplicitly: WhilePending.MERGE,
-        VerifyPartitions: WhilePending.PASS,
-        EndTxn: WhilePending.IDENTITY_FIRST,  # from version 2 on: REFUSE
-        TimeOut: WhilePending.WAIT,
-        MarkersWritten: WhilePending.WAIT,
-        NoteForcedMarker: WhilePending.WAIT,
-        Expire: WhilePending.WAIT,
+        InitProducerId: PendingPolicy.REFUSE,
+        AddPartitions: PendingPolicy.REFUSE,
+        AddPartitionsByLeader: PendingPolicy.MERGE,
+        VerifyPartitions: PendingPolicy.DECIDE_AT_ONCE,
+        EndTxn: PendingPolicy.CHECK_IDENTITY,  # from version 2 on: REFUSE
+        AbortTimedOut: PendingPolicy.WAIT,
+        MarkersWritten: PendingPolicy.WAIT,
+        RecordForcedMarker: PendingPolicy.WAIT,
+        RemoveExpiredId: PendingPolicy.WAIT,
     }
 )
 
 
-def while_pending(command: Command) -> WhilePending:
+def find_pending_policy(command: TxnCommand) -> PendingPolicy:
     """Return the row of the table for a command."""
     if isinstance(command, EndTxn) and command.transaction_version >= 2:
-        return WhilePending.REFUSE
-    return WHILE_PENDING[type(command)]
+        return PendingPolicy.REFUSE
+    return PENDING_POLICIES[type(command)]
 
 
 # ---- answers
 
 
 @frozen(kw_only=True)
-class Initialised:
-    """`ongoing`: the identity of the transaction that was kept, for the client to compare with its token."""
+class InitProducerIdResult:
+    """`ongoing_identity`.
 
-    client: Identity
-    ongoing: Identity | None = None
+    The identity of the transaction that was kept, for the client to compare with its token.
+    """
+
+    client: ProducerIdAndEpoch
+    ongoing_identity: ProducerIdAndEpoch | None = None
 
 
 @frozen(kw_only=True)
-class Ended:
+class EndTxnResult:
     """`client`: the producer id and epoch for the next transaction. Markers may still be in flight."""
 
-    client: Identity
+    client: ProducerIdAndEpoch
 
 
 @frozen(kw_only=True)
-class PerPartition:
+class VerifyPartitionsResult:
     """Outcome of VerifyPartitions: the refused partitions and their errors."""
 
-    refused: Mapping[TopicPartition, ErrorCode]
+    errors: Mapping[TopicPartition, ErrorCode]
 
 
 @frozen(kw_only=True)
-class Done:
+class TxnDone:
     """Success without further content."""
 
 
-Reply = Initialised | Ended | PerPartition | Done
-Answer = Reply | Reject
-DONE: Final = Done()
+TxnReply = InitProducerIdResult | EndTxnResult | VerifyPartitionsResult | TxnDone
+TxnAnswer = TxnReply | Reject
+DONE: Final = TxnDone()
 
 # ---- effects
 
@@ -194,64 +197,64 @@ class EntryStored:
 
 
 @frozen(kw_only=True)
-class EntryExpired:
+class EntryRemoved:
     """A tombstone."""
 
     transactional_id: TransactionalId
 
 
 @frozen(kw_only=True)
-class MarkersNoted:
+class MarkerProgress:
     """Progress of a decided transaction; in memory alone."""
 
-    marker: Identity
+    marker_identity: ProducerIdAndEpoch
     offsets: Mapping[TopicPartition, Offset | None]
 
 
-TxnRecord = EntryStored | EntryExpired
-Event = TxnRecord | MarkersNoted
+TxnRecord = EntryStored | EntryRemoved
+TxnEvent = TxnRecord | MarkerProgress
 
 
 @frozen(kw_only=True)
-class SendMarkers:
+class MarkerRequest:
     """Request to write an end marker to every partition; answered by MarkersWritten."""
 
-    marker: Identity
-    outcome: Outcome
+    marker_identity: ProducerIdAndEpoch
+    outcome: TransactionResult
     partitions: Partitions
     transaction_version: int
 
 
 @frozen(kw_only=True)
-class Step:
+class TxnStep:
     """Work for the coordinator, to be done in exactly this order [TXN-1].
 
     append           records for `__transaction_state`, one batch; wait until they are durable
-    then_apply       every event of the step, those of `append` included, in order
+    then_apply       every event of the step, those of `records` included, in order
     then_reply       the answer; a Reject here comes after a change: a fence answers
                      CONCURRENT_TRANSACTIONS, and its retry finds the transaction ended
     then_send        markers; while they are in flight the id is Decided
     needs_durable    False: the next Step may be decided as soon as the log has the records, since it follows
                      them in the log; no answer rests on them alone
-    used_spare       `Env.spare_id` is taken: the next decision gets another
+    used_spare       `TxnEnv.spare_producer_id` is taken: the next decision gets another
     begins           the Step begins something optional: its size or a full disk may keep it out of the log.
                      Whatever leads to an end must be possible [TXN-14]
     """
 
-    append: tuple[TxnRecord, ...] = ()
-    then_apply: tuple[Event, ...] = ()
-    then_reply: Answer
-    then_send: SendMarkers | None = None
+    records: tuple[TxnRecord, ...] = ()
+    events: tuple[TxnEvent, ...] = ()
+    reply: TxnAnswer
+    marker_request: MarkerRequest | None = None
     needs_durable: bool = True
-    used_spare: bool = False
-    begins: bool = False
+    uses_spare_id: bool = False
+    may_be_refused: bool = False
 
 
 @frozen(kw_only=True)
-class Env:
+class TxnEnv:
     """Inputs of a decision besides the entry: settings, time, and an unused producer id."""
 
     transactional_id: TransactionalId
     config: TxnConfig
     now_ms: TimestampMs
-    spare_id: ProducerId
+    spare_producer_id: ProducerId

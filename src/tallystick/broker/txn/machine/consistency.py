@@ -23,25 +23,25 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.txn.machine.commands import DONE, EntryExpired, EntryStored, Env, Step, TxnRecord
+from tallystick.broker.txn.machine.commands import DONE, EntryRemoved, EntryStored, TxnEnv, TxnRecord, TxnStep
 from tallystick.broker.txn.machine.model import (
     EPOCH_BUMP_VERSION,
-    Decided,
+    DecidedPhase,
     ForcedCause,
-    Idle,
-    Ongoing,
-    Outcome,
+    IdlePhase,
+    OngoingPhase,
     Partitions,
+    TransactionResult,
     TxnEntry,
 )
-from tallystick.broker.txn.machine.producer_epochs import first_pair, marker_of
+from tallystick.broker.txn.machine.producer_epochs import derive_marker_identity, start_producer_id
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
-    Identity,
     Offset,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
@@ -52,190 +52,196 @@ from tallystick.kernel.value import frozen
 
 
 @frozen(kw_only=True)
-class SeenProducer:
-    """State of a producer id in a partition. `first_offset`: of its open transaction there."""
+class ProducerStartState:
+    """State of a producer id in a partition. `open_since_offset`: of its open transaction there."""
 
     epoch: ProducerEpoch
     last_timestamp_ms: TimestampMs
-    first_offset: Offset | None = None
+    open_since_offset: Offset | None = None
 
 
 @frozen(kw_only=True)
-class SeenPartition:
+class PartitionStartState:
     """A partition as found at the start, before anything was written to it."""
 
     log_end_offset: Offset
-    producers: Mapping[ProducerId, SeenProducer]
+    producers: Mapping[ProducerId, ProducerStartState]
 
 
-Seen = Mapping[TopicPartition, SeenPartition]
+PartitionStartStates = Mapping[TopicPartition, PartitionStartState]
 
 
-def open_producers(seen: Seen) -> frozenset[ProducerId]:
+def find_open_producers(seen: PartitionStartStates) -> frozenset[ProducerId]:
     """Return the producer ids that have a transaction open in any partition."""
     return frozenset(
         producer_id
         for partition in seen.values()
         for producer_id, producer in partition.producers.items()
-        if producer.first_offset is not None
+        if producer.open_since_offset is not None
     )
 
 
 @frozen(kw_only=True)
-class Decision:
+class RecordedDecision:
     """End of a transaction, as recorded in the transaction log.
 
     offsets  where its markers were written; empty where that is not known
     """
 
     transactional_id: TransactionalId
-    writer: Identity
-    marker: Identity
-    outcome: Outcome
+    writer: ProducerIdAndEpoch
+    marker_identity: ProducerIdAndEpoch
+    outcome: TransactionResult
     transaction_version: int
     partitions: Partitions
-    offsets: Mapping[TopicPartition, Offset] = field(default_factory=lambda: MappingProxyType({}))
+    marker_offsets: Mapping[TopicPartition, Offset] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class Decisions:
+class DecisionReplay:
     """The ends in the transaction log of which a partition may have lost something. Filled by one replay."""
 
-    def __init__(self, seen: Seen) -> None:
-        self.found: list[Decision] = []
-        self._seen = seen
-        self._open = open_producers(seen)
+    def __init__(self, seen: PartitionStartStates) -> None:
+        self.relevant_decisions: list[RecordedDecision] = []
+        self._partition_states = seen
+        self._open_producer_ids = find_open_producers(seen)
         # For each id: the writer of its open transaction, and the decision that is not completed yet.
-        self._writers: dict[TransactionalId, Identity] = {}
-        self._pending: dict[TransactionalId, Decision] = {}
+        self._writers: dict[TransactionalId, ProducerIdAndEpoch] = {}
+        self._pending: dict[TransactionalId, RecordedDecision] = {}
 
-    def note(self, record: TxnRecord) -> None:
+    def replay(self, record: TxnRecord) -> None:
         """Take in one record; all records of an id in log order."""
-        if isinstance(record, EntryExpired):
+        if isinstance(record, EntryRemoved):
             self._writers.pop(record.transactional_id, None)
-            self._complete(self._pending.pop(record.transactional_id, None))
+            self._keep_if_relevant(self._pending.pop(record.transactional_id, None))
             return
         entry, phase = record.entry, record.entry.phase
         transactional_id = entry.transactional_id
         pending = self._pending.pop(transactional_id, None)
         match phase:
-            case Decided():
-                if pending is not None and pending.marker == phase.marker:
-                    writer: Identity | None = pending.writer  # stored again, with a marker noted
+            case DecidedPhase():
+                if pending is not None and pending.marker_identity == phase.marker_identity:
+                    writer: ProducerIdAndEpoch | None = pending.writer  # stored again, with a marker noted
                 else:
-                    self._complete(pending)
+                    self._keep_if_relevant(pending)
                     writer = self._writers.pop(transactional_id, None)
-                self._pending[transactional_id] = _decided(entry, phase, writer)
-            case Ongoing():
-                self._complete(pending)
+                self._pending[transactional_id] = _build_decision(entry, phase, writer)
+            case OngoingPhase():
+                self._keep_if_relevant(pending)
                 self._writers[transactional_id] = phase.writer
-            case Idle(markers=markers) if markers:
-                self._complete(replace(pending or _completed(entry, phase), offsets=markers))
-            case Idle():
-                self._complete(pending)
+            case IdlePhase(marker_offsets=markers) if markers:
+                self._keep_if_relevant(
+                    replace(pending or _rebuild_decision(entry, phase), marker_offsets=markers)
+                )
+            case IdlePhase():
+                self._keep_if_relevant(pending)
 
-    def _complete(self, decision: Decision | None) -> None:
+    def _keep_if_relevant(self, decision: RecordedDecision | None) -> None:
         """Keep the decision if a partition may lack its marker or the data before that."""
         if decision is None:
             return
-        of_open = decision.writer.producer_id in self._open
+        of_open = decision.writer.producer_id in self._open_producer_ids
         for partition in decision.partitions:
-            seen = self._seen.get(partition)
-            if seen is not None and (of_open or decision.offsets.get(partition, -1) >= seen.log_end_offset):
-                self.found.append(decision)
+            seen = self._partition_states.get(partition)
+            if seen is not None and (
+                of_open or decision.marker_offsets.get(partition, -1) >= seen.log_end_offset
+            ):
+                self.relevant_decisions.append(decision)
                 return
 
 
-def _decided(entry: TxnEntry, phase: Decided, writer: Identity | None) -> Decision:
-    return Decision(
+def _build_decision(
+    entry: TxnEntry, phase: DecidedPhase, writer: ProducerIdAndEpoch | None
+) -> RecordedDecision:
+    return RecordedDecision(
         transactional_id=entry.transactional_id,
-        writer=writer or _writer_before(phase.marker, entry.transaction_version),
-        marker=phase.marker,
+        writer=writer or _derive_writer(phase.marker_identity, entry.transaction_version),
+        marker_identity=phase.marker_identity,
         outcome=phase.outcome,
         transaction_version=entry.transaction_version,
         partitions=phase.partitions,
     )
 
 
-def _completed(entry: TxnEntry, phase: Idle) -> Decision:
+def _rebuild_decision(entry: TxnEntry, phase: IdlePhase) -> RecordedDecision:
     """Rebuild a decision from the completion alone, where compaction removed the decision's record.
 
-    For a kept transaction that record lacks the writer: `superseded` never wrote, and matches no open
+    For a kept transaction that record lacks the writer: `previous_identity` never wrote, and matches no open
     transaction.
     """
-    bumped = entry.transaction_version >= EPOCH_BUMP_VERSION and entry.superseded is not None
-    writer = entry.superseded if bumped and entry.superseded is not None else entry.client
-    return Decision(
+    bumped = entry.transaction_version >= EPOCH_BUMP_VERSION and entry.previous_identity is not None
+    writer = entry.previous_identity if bumped and entry.previous_identity is not None else entry.client
+    return RecordedDecision(
         transactional_id=entry.transactional_id,
         writer=writer,
-        marker=marker_of(writer) if bumped else writer,
-        outcome=phase.outcome or Outcome.ABORT,
+        marker_identity=derive_marker_identity(writer) if bumped else writer,
+        outcome=phase.outcome or TransactionResult.ABORT,
         transaction_version=entry.transaction_version,
-        partitions=frozenset(phase.markers),
+        partitions=frozenset(phase.marker_offsets),
     )
 
 
-def _writer_before(marker: Identity, transaction_version: int) -> Identity:
+def _derive_writer(marker: ProducerIdAndEpoch, transaction_version: int) -> ProducerIdAndEpoch:
     if transaction_version < EPOCH_BUMP_VERSION or not marker.epoch:
         return marker
-    return Identity(marker.producer_id, ProducerEpoch(marker.epoch - 1))
+    return ProducerIdAndEpoch(marker.producer_id, ProducerEpoch(marker.epoch - 1))
 
 
 # ---- findings
 
 
-class Finding(Enum):
+class TxnConsistency(Enum):
     """Relation of an open transaction of a partition, or of an id, to the coordinator's state."""
 
-    KNOWN = auto()  # open at the coordinator, too, in this partition
+    CONSISTENT = auto()  # open at the coordinator, too, in this partition
     DECIDED = auto()  # its markers are sent again after every start
     MARKER_LOST = auto()  # it has ended, and this partition's marker is gone
-    FORGOTTEN = auto()  # of the id's present epoch; the record that added the partition is gone
-    STRAY = auto()  # of a known producer id, which has no such transaction in this partition
-    UNKNOWN = auto()  # of a producer id that no coordinator knows
+    PARTITION_LOST = auto()  # of the id's present epoch; the record that added the partition is gone
+    ORPHANED = auto()  # of a known producer id, which has no such transaction in this partition
+    UNKNOWN_PRODUCER_ID = auto()  # of a producer id that no coordinator knows
     DECISION_LOST = auto()  # open at the coordinator, and a partition has seen the next epoch
-    PAIR_IN_USE = auto()  # the id's next writes would collide with its own lost past in a partition
+    IDENTITY_IN_USE = auto()  # the id's next writes would collide with its own lost past in a partition
 
 
-class Verdict(Enum):
+class TxnRepairAction(Enum):
     NOTHING = auto()
     WRITE_MARKER = auto()  # the marker of the recorded decision
-    ADD_AGAIN = auto()  # add the partition to the id's transaction
-    HANGING = auto()  # list it: only an administrator can decide
-    DECIDE_AGAIN = auto()  # with the outcome of the marker that exists
-    NEW_PRODUCER_ID = auto()  # for the id: its old epochs are fenced, open transactions stay as they are
+    ADD_PARTITION = auto()  # add the partition to the id's transaction
+    REPORT_HANGING = auto()  # list it: only an administrator can decide
+    RESTORE_DECISION = auto()  # with the outcome of the marker that exists
+    REPLACE_PRODUCER_ID = auto()  # for the id: its old epochs are fenced, open transactions stay as they are
 
 
 # STRAY: an epoch that the id has not reached, or has left, with no record of how the transaction ended. An
 # abort might revert a commit that was acknowledged.
-VERDICTS: Final[Mapping[Finding, Verdict]] = MappingProxyType(
+REPAIR_ACTIONS: Final[Mapping[TxnConsistency, TxnRepairAction]] = MappingProxyType(
     {
-        Finding.KNOWN: Verdict.NOTHING,
-        Finding.DECIDED: Verdict.NOTHING,
-        Finding.MARKER_LOST: Verdict.WRITE_MARKER,
-        Finding.FORGOTTEN: Verdict.ADD_AGAIN,
-        Finding.STRAY: Verdict.HANGING,
-        Finding.UNKNOWN: Verdict.HANGING,
-        Finding.DECISION_LOST: Verdict.DECIDE_AGAIN,
-        Finding.PAIR_IN_USE: Verdict.NEW_PRODUCER_ID,
+        TxnConsistency.CONSISTENT: TxnRepairAction.NOTHING,
+        TxnConsistency.DECIDED: TxnRepairAction.NOTHING,
+        TxnConsistency.MARKER_LOST: TxnRepairAction.WRITE_MARKER,
+        TxnConsistency.PARTITION_LOST: TxnRepairAction.ADD_PARTITION,
+        TxnConsistency.ORPHANED: TxnRepairAction.REPORT_HANGING,
+        TxnConsistency.UNKNOWN_PRODUCER_ID: TxnRepairAction.REPORT_HANGING,
+        TxnConsistency.DECISION_LOST: TxnRepairAction.RESTORE_DECISION,
+        TxnConsistency.IDENTITY_IN_USE: TxnRepairAction.REPLACE_PRODUCER_ID,
     }
 )
 
 
 @frozen(kw_only=True)
-class OpenFound:
+class OpenTransactionState:
     """A transaction that is open in a partition.
 
     transactional_id  id that owns the producer id, or did when it ended; None: no id does
     decision          for MARKER_LOST
     """
 
-    finding: Finding
+    consistency: TxnConsistency
     partition: TopicPartition
-    writer: Identity
+    writer: ProducerIdAndEpoch
     first_offset: Offset
     last_timestamp_ms: TimestampMs
     transactional_id: TransactionalId | None = None
-    decision: Decision | None = None
+    recorded_decision: RecordedDecision | None = None
 
     def __str__(self) -> str:
         whose = "no transactional id" if self.transactional_id is None else repr(self.transactional_id)
@@ -243,22 +249,22 @@ class OpenFound:
 
 
 @frozen(kw_only=True)
-class IdFound:
+class StaleTransactionalId:
     """A transactional id whose state is behind the state of partitions.
 
     since_ms   when the coordinator last updated it
     witnesses  for DECISION_LOST the partitions that may have the marker of `writer`
     """
 
-    finding: Finding
+    consistency: TxnConsistency
     transactional_id: TransactionalId
-    writer: Identity
-    since_ms: TimestampMs
-    witnesses: tuple[TopicPartition, ...] = ()
+    writer: ProducerIdAndEpoch
+    updated_ms: TimestampMs
+    marker_partitions: tuple[TopicPartition, ...] = ()
 
 
 @frozen(kw_only=True)
-class Loss:
+class LostCommittedRecords:
     """Records missing at the end of a partition, below the markers of acknowledged commits.
 
     A topic that was deleted and created again looks like this once, for the commits in its predecessor.
@@ -271,47 +277,49 @@ class Loss:
 
 
 @frozen(kw_only=True)
-class Comparison:
-    open: tuple[OpenFound, ...] = ()
-    ids: tuple[IdFound, ...] = ()
-    losses: tuple[Loss, ...] = ()
+class ConsistencyReport:
+    open_transactions: tuple[OpenTransactionState, ...] = ()
+    stale_ids: tuple[StaleTransactionalId, ...] = ()
+    lost_records: tuple[LostCommittedRecords, ...] = ()
 
 
 # ---- comparing
 
 
-def compare(entries: Iterable[TxnEntry], decisions: Sequence[Decision], seen: Seen) -> Comparison:
+def check_consistency(
+    entries: Iterable[TxnEntry], decisions: Sequence[RecordedDecision], seen: PartitionStartStates
+) -> ConsistencyReport:
     """Find the open transactions of partitions, the ids that are behind a partition, and lost records.
 
     Args:
         entries: as the transaction log leaves them.
-        decisions: from `Decisions`, in the order of the log.
+        decisions: from `DecisionReplay`, in the order of the log.
 
     Cost: linear in producers known to partitions.
     """
     known = tuple(entries)
-    owners = {entry.shown.producer_id: entry for entry in known}
+    owners = {entry.described_identity.producer_id: entry for entry in known}
     owners |= {entry.client.producer_id: entry for entry in known}
-    sightings = _sightings(owners, seen)
-    opened = tuple(_open_found(owners, sightings, decisions, seen))
-    of_id: dict[TransactionalId | None, list[OpenFound]] = {}
+    sightings = _collect_epochs(owners, seen)
+    opened = tuple(_classify_open_transactions(owners, sightings, decisions, seen))
+    of_id: dict[TransactionalId | None, list[OpenTransactionState]] = {}
     for found in opened:
         of_id.setdefault(found.transactional_id, []).append(found)
-    return Comparison(
-        open=opened,
-        ids=tuple(
+    return ConsistencyReport(
+        open_transactions=opened,
+        stale_ids=tuple(
             behind
             for entry in known
-            for behind in _id_found(entry, sightings, of_id.get(entry.transactional_id, ()))
+            for behind in _check_transactional_id(entry, sightings, of_id.get(entry.transactional_id, ()))
         ),
-        losses=_losses(decisions, seen),
+        lost_records=_find_lost_records(decisions, seen),
     )
 
 
-Sightings = Mapping[ProducerId, Sequence[tuple[TopicPartition, ProducerEpoch]]]
+EpochsByProducer = Mapping[ProducerId, Sequence[tuple[TopicPartition, ProducerEpoch]]]
 
 
-def _sightings(owners: Mapping[ProducerId, TxnEntry], seen: Seen) -> Sightings:
+def _collect_epochs(owners: Mapping[ProducerId, TxnEntry], seen: PartitionStartStates) -> EpochsByProducer:
     found: dict[ProducerId, list[tuple[TopicPartition, ProducerEpoch]]] = {}
     for partition, state in seen.items():
         for producer_id, producer in state.producers.items():
@@ -320,41 +328,46 @@ def _sightings(owners: Mapping[ProducerId, TxnEntry], seen: Seen) -> Sightings:
     return found
 
 
-def _after(sightings: Sightings, pair: Identity) -> tuple[TopicPartition, ...]:
+def _find_later_epochs(sightings: EpochsByProducer, pair: ProducerIdAndEpoch) -> tuple[TopicPartition, ...]:
     """Return the partitions that have seen a later epoch."""
     return tuple(partition for partition, epoch in sightings.get(pair.producer_id, ()) if epoch > pair.epoch)
 
 
-def _open_found(
-    owners: Mapping[ProducerId, TxnEntry], sightings: Sightings, decisions: Sequence[Decision], seen: Seen
-) -> Iterable[OpenFound]:
-    by_writer: dict[Identity, list[Decision]] = {}
+def _classify_open_transactions(
+    owners: Mapping[ProducerId, TxnEntry],
+    sightings: EpochsByProducer,
+    decisions: Sequence[RecordedDecision],
+    seen: PartitionStartStates,
+) -> Iterable[OpenTransactionState]:
+    by_writer: dict[ProducerIdAndEpoch, list[RecordedDecision]] = {}
     for decision in decisions:
         by_writer.setdefault(decision.writer, []).append(decision)
     for partition, state in seen.items():
         for producer_id, producer in state.producers.items():
-            if producer.first_offset is None:
+            if producer.open_since_offset is None:
                 continue
-            writer = Identity(producer_id, producer.epoch)
+            writer = ProducerIdAndEpoch(producer_id, producer.epoch)
             entry = owners.get(producer_id)
             ended = [d for d in by_writer.get(writer, ()) if partition in d.partitions]
-            stands = find_open(partition, writer, entry, is_overtaken=bool(_after(sightings, writer)))
+            stands = classify_open_transaction(
+                partition, writer, entry, is_overtaken=bool(_find_later_epochs(sightings, writer))
+            )
             lost = find_lost_marker(partition, state.log_end_offset, ended, stands)
             whose = lost.transactional_id if lost else entry.transactional_id if entry else None
-            yield OpenFound(
-                finding=Finding.MARKER_LOST if lost else stands,
+            yield OpenTransactionState(
+                consistency=TxnConsistency.MARKER_LOST if lost else stands,
                 partition=partition,
                 writer=writer,
-                first_offset=producer.first_offset,
+                first_offset=producer.open_since_offset,
                 last_timestamp_ms=producer.last_timestamp_ms,
                 transactional_id=whose,
-                decision=lost,
+                recorded_decision=lost,
             )
 
 
-def find_open(
-    partition: TopicPartition, writer: Identity, entry: TxnEntry | None, *, is_overtaken: bool
-) -> Finding:
+def classify_open_transaction(
+    partition: TopicPartition, writer: ProducerIdAndEpoch, entry: TxnEntry | None, *, is_overtaken: bool
+) -> TxnConsistency:
     """Classify a transaction that `writer` has open in a partition.
 
     Args:
@@ -362,86 +375,102 @@ def find_open(
         is_overtaken: a partition has seen a later epoch of it.
     """
     if entry is None:
-        return Finding.UNKNOWN
+        return TxnConsistency.UNKNOWN_PRODUCER_ID
     phase = entry.phase
     bumped = entry.transaction_version >= EPOCH_BUMP_VERSION
-    if isinstance(phase, Ongoing) and writer == phase.writer and partition in phase.partitions:
-        return Finding.KNOWN
-    if isinstance(phase, Decided) and partition in phase.partitions and _ends(phase, writer, bumped):
-        return Finding.DECIDED
+    if isinstance(phase, OngoingPhase) and writer == phase.writer and partition in phase.partitions:
+        return TxnConsistency.CONSISTENT
+    if (
+        isinstance(phase, DecidedPhase)
+        and partition in phase.partitions
+        and _is_ended_by(phase, writer, bumped)
+    ):
+        return TxnConsistency.DECIDED
     if writer != entry.client or entry.is_kept:
-        return Finding.STRAY
+        return TxnConsistency.ORPHANED
     # Below version 2 the previous transaction may have had the same epoch. That is excluded if there was none
     # under this epoch, or if the log has its marker offsets: then this partition has its marker.
-    fresh = isinstance(phase, Idle) and (phase.outcome is None or bool(phase.markers))
-    return Finding.FORGOTTEN if bumped or (fresh and not is_overtaken) else Finding.STRAY
+    fresh = isinstance(phase, IdlePhase) and (phase.outcome is None or bool(phase.marker_offsets))
+    return (
+        TxnConsistency.PARTITION_LOST if bumped or (fresh and not is_overtaken) else TxnConsistency.ORPHANED
+    )
 
 
-def _ends(phase: Decided, writer: Identity, bumped: bool) -> bool:
+def _is_ended_by(phase: DecidedPhase, writer: ProducerIdAndEpoch, bumped: bool) -> bool:
     """Return whether the markers end what `writer` wrote. Below version 2 only a fence bumps the epoch."""
-    before = phase.marker.epoch - writer.epoch
-    return writer.producer_id == phase.marker.producer_id and before in ((1,) if bumped else (0, 1))
+    before = phase.marker_identity.epoch - writer.epoch
+    return writer.producer_id == phase.marker_identity.producer_id and before in ((1,) if bumped else (0, 1))
 
 
 def find_lost_marker(
-    partition: TopicPartition, log_end_offset: Offset, ended: Sequence[Decision], stands: Finding
-) -> Decision | None:
+    partition: TopicPartition,
+    log_end_offset: Offset,
+    ended: Sequence[RecordedDecision],
+    stands: TxnConsistency,
+) -> RecordedDecision | None:
     """Return the first end whose marker was beyond the end of the partition, and is lost.
 
     Without a recorded offset, the marker counts as lost only if nothing else explains the open transaction:
     below version 2 the same epoch may have begun another one.
     """
     for decision in ended:
-        offset = decision.offsets.get(partition)
+        offset = decision.marker_offsets.get(partition)
         if offset is not None and offset >= log_end_offset:
             return decision
-    if VERDICTS[stands] is not Verdict.HANGING:
+    if REPAIR_ACTIONS[stands] is not TxnRepairAction.REPORT_HANGING:
         return None
-    return next((decision for decision in ended if partition not in decision.offsets), None)
+    return next((decision for decision in ended if partition not in decision.marker_offsets), None)
 
 
-def _id_found(entry: TxnEntry, sightings: Sightings, own: Sequence[OpenFound]) -> Iterable[IdFound]:
-    forgotten = any(found.finding is Finding.FORGOTTEN for found in own)
-    writer, client = entry.shown, entry.client
+def _check_transactional_id(
+    entry: TxnEntry, sightings: EpochsByProducer, own: Sequence[OpenTransactionState]
+) -> Iterable[StaleTransactionalId]:
+    forgotten = any(found.consistency is TxnConsistency.PARTITION_LOST for found in own)
+    writer, client = entry.described_identity, entry.client
     # An administrator's marker may have any epoch, and does not decide the transaction as a whole.
-    forced = {note.partition for note in entry.forced if note.cause is ForcedCause.MARKER}
+    forced = {note.partition for note in entry.forced_outcomes if note.cause is ForcedCause.MARKER}
     witnesses: tuple[TopicPartition, ...] = ()
-    if isinstance(entry.phase, Ongoing) or (isinstance(entry.phase, Idle) and forgotten):
+    if isinstance(entry.phase, OngoingPhase) or (isinstance(entry.phase, IdlePhase) and forgotten):
         bumped = entry.transaction_version >= EPOCH_BUMP_VERSION
-        witnesses = tuple(at for at in _after(sightings, writer) if bumped and at not in forced)
+        witnesses = tuple(at for at in _find_later_epochs(sightings, writer) if bumped and at not in forced)
     if witnesses:
-        yield _as_id_found(Finding.DECISION_LOST, entry, witnesses)
+        yield _build_stale_id(TxnConsistency.DECISION_LOST, entry, witnesses)
     # Deciding an end again bumps the client's epoch by one, to the epoch of the marker that was seen.
-    reached = Identity(client.producer_id, ProducerEpoch(client.epoch + bool(witnesses)))
+    reached = ProducerIdAndEpoch(client.producer_id, ProducerEpoch(client.epoch + bool(witnesses)))
     strays = any(
-        VERDICTS[found.finding] is Verdict.HANGING and found.writer.producer_id == client.producer_id
+        REPAIR_ACTIONS[found.consistency] is TxnRepairAction.REPORT_HANGING
+        and found.writer.producer_id == client.producer_id
         for found in own
     )
-    if strays or any(at not in forced for at in _after(sightings, reached)):
-        yield _as_id_found(Finding.PAIR_IN_USE, entry)
+    if strays or any(at not in forced for at in _find_later_epochs(sightings, reached)):
+        yield _build_stale_id(TxnConsistency.IDENTITY_IN_USE, entry)
 
 
-def _as_id_found(finding: Finding, entry: TxnEntry, witnesses: tuple[TopicPartition, ...] = ()) -> IdFound:
-    return IdFound(
-        finding=finding,
+def _build_stale_id(
+    finding: TxnConsistency, entry: TxnEntry, witnesses: tuple[TopicPartition, ...] = ()
+) -> StaleTransactionalId:
+    return StaleTransactionalId(
+        consistency=finding,
         transactional_id=entry.transactional_id,
-        writer=entry.shown,
-        since_ms=entry.updated_ms,
-        witnesses=witnesses,
+        writer=entry.described_identity,
+        updated_ms=entry.updated_ms,
+        marker_partitions=witnesses,
     )
 
 
-def _losses(decisions: Sequence[Decision], seen: Seen) -> tuple[Loss, ...]:
+def _find_lost_records(
+    decisions: Sequence[RecordedDecision], seen: PartitionStartStates
+) -> tuple[LostCommittedRecords, ...]:
     lost: dict[TopicPartition, tuple[Offset, list[TransactionalId]]] = {}
     for decision in decisions:
-        if decision.outcome is not Outcome.COMMIT:
+        if decision.outcome is not TransactionResult.COMMIT:
             continue
-        for partition, marker in decision.offsets.items():
+        for partition, marker in decision.marker_offsets.items():
             if partition in seen and marker > seen[partition].log_end_offset:
                 before, names = lost.get(partition, (marker, []))
                 lost[partition] = (max(before, marker), [*names, decision.transactional_id])
     return tuple(
-        Loss(
+        LostCommittedRecords(
             partition=partition,
             first_offset=seen[partition].log_end_offset,
             last_offset=Offset(marker - 1),
@@ -451,17 +480,19 @@ def _losses(decisions: Sequence[Decision], seen: Seen) -> tuple[Loss, ...]:
     )
 
 
-def moved(entry: TxnEntry, env: Env) -> Step | Reject:
+def decide_replace_producer_id(entry: TxnEntry, env: TxnEnv) -> TxnStep | Reject:
     """Give the id another producer id (NEW_PRODUCER_ID): its clients are fenced, open work stays in doubt.
 
     Refused where the finalized version has no room for a client apart from its transaction; the client or the
     timeout ends that transaction then.
     """
-    idle, version = isinstance(entry.phase, Idle), env.config.transaction_version
+    idle, version = isinstance(entry.phase, IdlePhase), env.config.transaction_version
     if not idle and version < EPOCH_BUMP_VERSION:
         return Reject(
             ErrorCode.UNSUPPORTED_VERSION, f"a transaction is open, transaction.version is {version}"
         )
-    after = replace(entry, client=first_pair(env.spare_id), superseded=None, updated_ms=env.now_ms)
-    stored = EntryStored(entry=replace(after, phase=Idle()) if idle else after)
-    return Step(append=(stored,), then_apply=(stored,), then_reply=DONE, used_spare=True)
+    after = replace(
+        entry, client=start_producer_id(env.spare_producer_id), previous_identity=None, updated_ms=env.now_ms
+    )
+    stored = EntryStored(entry=replace(after, phase=IdlePhase()) if idle else after)
+    return TxnStep(records=(stored,), events=(stored,), reply=DONE, uses_spare_id=True)

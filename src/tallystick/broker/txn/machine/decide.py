@@ -2,44 +2,48 @@
 
 from typing import assert_never
 
-from tallystick.broker.txn.machine.add_partitions import decide_add, decide_add_implicitly, decide_verify
+from tallystick.broker.txn.machine.add_partitions import (
+    decide_add_by_leader,
+    decide_add_partitions,
+    decide_verify_partitions,
+)
 from tallystick.broker.txn.machine.apply import check_transition
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    AddImplicitly,
+    AbortTimedOut,
     AddPartitions,
-    Command,
+    AddPartitionsByLeader,
     EndTxn,
-    EntryExpired,
+    EntryRemoved,
     EntryStored,
-    Env,
-    Expire,
     InitProducerId,
     MarkersWritten,
-    NoteForcedMarker,
-    Step,
-    TimeOut,
+    PendingPolicy,
+    RecordForcedMarker,
+    RemoveExpiredId,
+    TxnCommand,
+    TxnEnv,
+    TxnStep,
     VerifyPartitions,
-    WhilePending,
-    while_pending,
+    find_pending_policy,
 )
 from tallystick.broker.txn.machine.end_txn import (
-    CONCURRENT,
-    decide_end,
-    decide_marked,
-    decide_note_forced,
-    decide_time_out,
-    refuse_pair,
+    CONCURRENT_TRANSACTIONS,
+    decide_abort_timed_out,
+    decide_end_txn,
+    decide_markers_written,
+    decide_record_forced_marker,
+    refuse_identity,
 )
-from tallystick.broker.txn.machine.expiry import expired
-from tallystick.broker.txn.machine.init_producer_id import decide_init
+from tallystick.broker.txn.machine.expiry import is_expired
+from tallystick.broker.txn.machine.init_producer_id import decide_init_producer_id
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.errors import Reject
 
-__all__ = ["CONCURRENT", "decide", "refuse_while_pending"]
+__all__ = ["CONCURRENT_TRANSACTIONS", "decide", "refuse_while_pending"]
 
 
-def decide(entry: TxnEntry | None, command: Command, env: Env) -> Step | Reject:
+def decide(entry: TxnEntry | None, command: TxnCommand, env: TxnEnv) -> TxnStep | Reject:
     """Decide what follows from `command`. Reads, never writes.
 
     Args:
@@ -49,41 +53,41 @@ def decide(entry: TxnEntry | None, command: Command, env: Env) -> Step | Reject:
     Returns:
         A Step for the coordinator; or a Reject, and nothing changes.
     """
-    step = _decide(entry, command, env)
-    if isinstance(step, Step):
+    step = _dispatch(entry, command, env)
+    if isinstance(step, TxnStep):
         before = entry
-        for record in step.append:
+        for record in step.records:
             if isinstance(record, EntryStored):
                 check_transition(before, record.entry)
                 before = record.entry
     return step
 
 
-def _decide(entry: TxnEntry | None, command: Command, env: Env) -> Step | Reject:
+def _dispatch(entry: TxnEntry | None, command: TxnCommand, env: TxnEnv) -> TxnStep | Reject:
     match command:
         case InitProducerId():
-            return decide_init(entry, command, env)
+            return decide_init_producer_id(entry, command, env)
         case AddPartitions():
-            return decide_add(entry, command, env)
-        case AddImplicitly():
-            return decide_add_implicitly(entry, command, env)
+            return decide_add_partitions(entry, command, env)
+        case AddPartitionsByLeader():
+            return decide_add_by_leader(entry, command, env)
         case VerifyPartitions():
-            return decide_verify(entry, command, env)
+            return decide_verify_partitions(entry, command, env)
         case EndTxn():
-            return decide_end(entry, command, env)
-        case TimeOut():
-            return decide_time_out(entry, command, env)
+            return decide_end_txn(entry, command, env)
+        case AbortTimedOut():
+            return decide_abort_timed_out(entry, command, env)
         case MarkersWritten():
-            return decide_marked(entry, command, env)
-        case NoteForcedMarker():
-            return decide_note_forced(entry, command, env)
-        case Expire():
+            return decide_markers_written(entry, command, env)
+        case RecordForcedMarker():
+            return decide_record_forced_marker(entry, command, env)
+        case RemoveExpiredId():
             return _decide_expire(entry, env)
         case _:
             assert_never(command)
 
 
-def refuse_while_pending(entry: TxnEntry | None, command: Command) -> Reject:
+def refuse_while_pending(entry: TxnEntry | None, command: TxnCommand) -> Reject:
     """Return the answer to a command that may not wait.
 
     An EndTxn of a version before 2 has its producer id and epoch checked first [TXN-5].
@@ -91,15 +95,15 @@ def refuse_while_pending(entry: TxnEntry | None, command: Command) -> Reject:
     if (
         isinstance(command, EndTxn)
         and entry is not None
-        and while_pending(command) is WhilePending.IDENTITY_FIRST
-        and command.identity not in (entry.client, entry.shown)
+        and find_pending_policy(command) is PendingPolicy.CHECK_IDENTITY
+        and command.identity not in (entry.client, entry.described_identity)
     ):
-        return refuse_pair(entry, command.identity)
-    return CONCURRENT
+        return refuse_identity(entry, command.identity)
+    return CONCURRENT_TRANSACTIONS
 
 
-def _decide_expire(entry: TxnEntry | None, env: Env) -> Step | Reject:
-    if entry is None or not expired(entry, env.now_ms, env.config):
-        return Step(then_reply=DONE)
-    gone = EntryExpired(transactional_id=entry.transactional_id)
-    return Step(append=(gone,), then_apply=(gone,), then_reply=DONE)
+def _decide_expire(entry: TxnEntry | None, env: TxnEnv) -> TxnStep | Reject:
+    if entry is None or not is_expired(entry, env.now_ms, env.config):
+        return TxnStep(reply=DONE)
+    gone = EntryRemoved(transactional_id=entry.transactional_id)
+    return TxnStep(records=(gone,), events=(gone,), reply=DONE)

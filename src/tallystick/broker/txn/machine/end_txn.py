@@ -5,60 +5,60 @@ from typing import Final
 
 from tallystick.broker.txn.machine.commands import (
     DONE,
-    Ended,
+    AbortTimedOut,
     EndTxn,
+    EndTxnResult,
     EntryStored,
-    Env,
-    MarkersNoted,
+    MarkerProgress,
+    MarkerRequest,
     MarkersWritten,
-    NoteForcedMarker,
-    SendMarkers,
-    Step,
-    TimeOut,
+    RecordForcedMarker,
+    TxnEnv,
+    TxnStep,
 )
-from tallystick.broker.txn.machine.expiry import timed_out
+from tallystick.broker.txn.machine.expiry import is_timed_out
 from tallystick.broker.txn.machine.model import (
     EPOCH_BUMP_VERSION,
-    FORCED_OUTCOMES_KEPT,
+    FORCED_OUTCOMES_MAX,
     NO_PARTITIONS,
-    Decided,
+    DecidedPhase,
     ForcedCause,
-    ForcedOutcome,
-    Idle,
-    Ongoing,
-    Outcome,
+    IdlePhase,
+    OngoingPhase,
     Partitions,
-    Phase,
+    TransactionResult,
     TxnConfig,
     TxnEntry,
+    TxnForcedOutcome,
+    TxnPhase,
 )
-from tallystick.broker.txn.machine.producer_epochs import WRITER_EPOCH_MAX, marker_of, next_pair
+from tallystick.broker.txn.machine.producer_epochs import WRITER_EPOCH_MAX, bump_epoch, derive_marker_identity
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import frozen, replace
 
-CONCURRENT: Final = Reject(
+CONCURRENT_TRANSACTIONS: Final = Reject(
     ErrorCode.CONCURRENT_TRANSACTIONS, "the outcome of the transaction is being written"
 )
 
 
-def unknown(transactional_id: str) -> Reject:
+def refuse_unknown_id(transactional_id: str) -> Reject:
     return Reject(
         ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"transactional id {transactional_id!r} is not known"
     )
 
 
-def refuse_pair(entry: TxnEntry, identity: Identity) -> Reject:
+def refuse_identity(entry: TxnEntry, identity: ProducerIdAndEpoch) -> Reject:
     """Refuse a producer id and epoch that are not the newest, with one of two errors [TXN-8].
 
     If the producer id is or was this transactional id's, the caller is fenced; any other producer id is a
     mapping error. While a transaction is kept, a former client may have any producer id, as each crash may
     have used one up.
     """
-    known = {entry.client.producer_id, entry.shown.producer_id}
-    if entry.superseded is not None:
-        known.add(entry.superseded.producer_id)
+    known = {entry.client.producer_id, entry.described_identity.producer_id}
+    if entry.previous_identity is not None:
+        known.add(entry.previous_identity.producer_id)
     reason = f"{entry.transactional_id!r} is used by {entry.client}, not by {identity}"
     if entry.is_kept or identity.producer_id in known:
         return Reject(ErrorCode.PRODUCER_FENCED, reason)
@@ -68,7 +68,7 @@ def refuse_pair(entry: TxnEntry, identity: Identity) -> Reject:
 # ---- EndTxn
 
 
-def decide_end(entry: TxnEntry | None, command: EndTxn, env: Env) -> Step | Reject:
+def decide_end_txn(entry: TxnEntry | None, command: EndTxn, env: TxnEnv) -> TxnStep | Reject:
     """Decide the client's EndTxn.
 
     A two-phase commit transaction, and one that was kept, is ended by the rules of version 2 whatever the
@@ -78,136 +78,158 @@ def decide_end(entry: TxnEntry | None, command: EndTxn, env: Env) -> Step | Reje
     Source: KIP-98; KIP-890 "Bump Epoch on Each Transaction"; KIP-939 "Persisted Data Format Changes".
     """
     if entry is None:
-        return unknown(env.transactional_id)
+        return refuse_unknown_id(env.transactional_id)
     version = min(command.transaction_version, env.config.transaction_version)
-    repeated = entry.timeout_ms is None and command.identity == entry.superseded
+    repeated = entry.timeout_ms is None and command.identity == entry.previous_identity
     if entry.is_kept or entry.is_two_phase or repeated or version >= EPOCH_BUMP_VERSION:
         return _end_with_bump(entry, command, env)
     return _end_without_bump(entry, command, env)
 
 
-def _end_with_bump(entry: TxnEntry, command: EndTxn, env: Env) -> Step | Reject:
+def _end_with_bump(entry: TxnEntry, command: EndTxn, env: TxnEnv) -> TxnStep | Reject:
     """Decide by version 2: a retry carries the previous epoch, so it is never taken for a new end."""
     outcome, phase = command.outcome, entry.phase
     if command.identity == entry.client:
         match phase:
-            case Ongoing():
-                return _end(entry, phase, End(outcome, EPOCH_BUMP_VERSION), env)
-            case Decided():
+            case OngoingPhase():
+                return _build_end_step(entry, phase, EndDecision(outcome, EPOCH_BUMP_VERSION), env)
+            case DecidedPhase():
                 # The client knows that its last transaction ended, and has written nothing since.
-                return CONCURRENT
-            case Idle():
-                return _end_empty(entry, outcome, env)
-    if command.identity != entry.superseded or isinstance(phase, Ongoing):
-        return refuse_pair(entry, command.identity)
+                return CONCURRENT_TRANSACTIONS
+            case IdlePhase():
+                return _abort_empty(entry, outcome, env)
+    if command.identity != entry.previous_identity or isinstance(phase, OngoingPhase):
+        return refuse_identity(entry, command.identity)
     match phase:
-        case Decided():
-            return CONCURRENT if phase.outcome is outcome else _decided_otherwise(entry, outcome)
-        case Idle(outcome=None):
-            return refuse_pair(entry, command.identity)
-        case Idle():
+        case DecidedPhase():
+            return (
+                CONCURRENT_TRANSACTIONS if phase.outcome is outcome else _refuse_other_result(entry, outcome)
+            )
+        case IdlePhase(outcome=None):
+            return refuse_identity(entry, command.identity)
+        case IdlePhase():
             same = phase.outcome is outcome
-            return Step(then_reply=Ended(client=entry.client)) if same else _decided_otherwise(entry, outcome)
+            return (
+                TxnStep(reply=EndTxnResult(client=entry.client))
+                if same
+                else _refuse_other_result(entry, outcome)
+            )
 
 
-def _end_without_bump(entry: TxnEntry, command: EndTxn, env: Env) -> Step | Reject:
+def _end_without_bump(entry: TxnEntry, command: EndTxn, env: TxnEnv) -> TxnStep | Reject:
     """Decide by versions 0 and 1: the epoch stays, so a late retry looks like a new end (KAFKA-17754)."""
     if command.identity != entry.client:
-        return refuse_pair(entry, command.identity)
+        return refuse_identity(entry, command.identity)
     outcome, phase = command.outcome, entry.phase
     match phase:
-        case Ongoing():
-            return _end(entry, phase, End(outcome, 0), env)
-        case Decided():
-            return CONCURRENT if phase.outcome is outcome else _decided_otherwise(entry, outcome)
-        case Idle():
+        case OngoingPhase():
+            return _build_end_step(entry, phase, EndDecision(outcome, 0), env)
+        case DecidedPhase():
+            return (
+                CONCURRENT_TRANSACTIONS if phase.outcome is outcome else _refuse_other_result(entry, outcome)
+            )
+        case IdlePhase():
             same = phase.outcome is outcome
-            return Step(then_reply=Ended(client=entry.client)) if same else _decided_otherwise(entry, outcome)
+            return (
+                TxnStep(reply=EndTxnResult(client=entry.client))
+                if same
+                else _refuse_other_result(entry, outcome)
+            )
 
 
-def _decided_otherwise(entry: TxnEntry, outcome: Outcome) -> Reject:
+def _refuse_other_result(entry: TxnEntry, outcome: TransactionResult) -> Reject:
     return Reject(
         ErrorCode.INVALID_TXN_STATE,
         f"{outcome.value} of {entry.transactional_id!r}, which is in state {entry.state.label}",
     )
 
 
-def _end_empty(entry: TxnEntry, outcome: Outcome, env: Env) -> Step | Reject:
+def _abort_empty(entry: TxnEntry, outcome: TransactionResult, env: TxnEnv) -> TxnStep | Reject:
     """Abort with nothing open, which still bumps the epoch, as the client expects (KAFKA-18464)."""
-    if outcome is Outcome.COMMIT:
-        return _decided_otherwise(entry, outcome)
-    nothing = Ongoing(
+    if outcome is TransactionResult.COMMIT:
+        return _refuse_other_result(entry, outcome)
+    nothing = OngoingPhase(
         writer=entry.client, partitions=NO_PARTITIONS, started_ms=env.now_ms, timeout_ms=entry.timeout_ms
     )
     if entry.client.epoch > WRITER_EPOCH_MAX:
-        return refuse_pair(entry, entry.client)
-    return _end(entry, nothing, End(outcome, EPOCH_BUMP_VERSION), env)
+        return refuse_identity(entry, entry.client)
+    return _build_end_step(entry, nothing, EndDecision(outcome, EPOCH_BUMP_VERSION), env)
 
 
 # ---- ends without an EndTxn
 
 
-def take_over(entry: TxnEntry, phase: Ongoing, expected: Identity | None, env: Env) -> Step:
+def abort_for_init(
+    entry: TxnEntry, phase: OngoingPhase, expected: ProducerIdAndEpoch | None, env: TxnEnv
+) -> TxnStep:
     """Abort for InitProducerId without keep, and answer that the caller should retry.
 
     Only the owner, who has shown its producer id and epoch, may get the next ones on a retry (KIP-360).
     """
-    return _fence(entry, phase, ForcedCause.TERMINATED, expected, env)
+    return _abort_and_fence(entry, phase, ForcedCause.TERMINATED, expected, env)
 
 
-def _fence(entry: TxnEntry, phase: Ongoing, cause: ForcedCause, owner: Identity | None, env: Env) -> Step:
+def _abort_and_fence(
+    entry: TxnEntry, phase: OngoingPhase, cause: ForcedCause, owner: ProducerIdAndEpoch | None, env: TxnEnv
+) -> TxnStep:
     """Abort the open transaction and fence every client that has a producer id and epoch of it.
 
     One record, so that nothing needs repair if it cannot be written (KAFKA-9666). The next epoch follows the
     newest that was ever handed out, not the writer's (KIP-939: the highest next epoch).
     """
     version = EPOCH_BUMP_VERSION if entry.is_kept else env.config.transaction_version
-    note = ForcedOutcome(writer=phase.writer, cause=cause, at_ms=env.now_ms)
-    noted = replace(entry, forced=_with(entry, note))
-    step = _end(noted, phase, End(Outcome.ABORT, version, forced=True, owner=owner), env)
-    return replace(step, then_reply=CONCURRENT)
+    note = TxnForcedOutcome(writer=phase.writer, cause=cause, at_ms=env.now_ms)
+    noted = replace(entry, forced_outcomes=_append_forced_outcome(entry, note))
+    step = _build_end_step(
+        noted, phase, EndDecision(TransactionResult.ABORT, version, is_forced=True, retry_identity=owner), env
+    )
+    return replace(step, reply=CONCURRENT_TRANSACTIONS)
 
 
-def decide_time_out(entry: TxnEntry | None, command: TimeOut, env: Env) -> Step | Reject:
+def decide_abort_timed_out(entry: TxnEntry | None, command: AbortTimedOut, env: TxnEnv) -> TxnStep | Reject:
     """Abort a transaction past its transaction.timeout.ms, unless it was decided before."""
-    if entry is None or not isinstance(entry.phase, Ongoing) or not timed_out(entry, env.now_ms):
-        return Step(then_reply=DONE)
+    if entry is None or not isinstance(entry.phase, OngoingPhase) or not is_timed_out(entry, env.now_ms):
+        return TxnStep(reply=DONE)
     # No other client has taken over: under version 2 the client may abort again, and continue.
     owner = entry.client if env.config.transaction_version >= EPOCH_BUMP_VERSION else None
-    return replace(_fence(entry, entry.phase, ForcedCause.TIMED_OUT, owner, env), then_reply=DONE)
+    return replace(_abort_and_fence(entry, entry.phase, ForcedCause.TIMED_OUT, owner, env), reply=DONE)
 
 
-def decide_note_forced(entry: TxnEntry | None, command: NoteForcedMarker, env: Env) -> Step | Reject:
+def decide_record_forced_marker(
+    entry: TxnEntry | None, command: RecordForcedMarker, env: TxnEnv
+) -> TxnStep | Reject:
     """Record that an administrator has aborted a part of this transaction, open or already committed."""
-    if entry is None or not _is_torn(entry.phase, command):
-        return Step(then_reply=DONE)
-    note = ForcedOutcome(
+    if entry is None or not _is_affected_by(entry.phase, command):
+        return TxnStep(reply=DONE)
+    note = TxnForcedOutcome(
         writer=command.writer, cause=ForcedCause.MARKER, at_ms=env.now_ms, partition=command.partition
     )
-    stored = EntryStored(entry=replace(entry, forced=_with(entry, note), updated_ms=env.now_ms))
-    return Step(append=(stored,), then_apply=(stored,), then_reply=DONE)
+    stored = EntryStored(
+        entry=replace(entry, forced_outcomes=_append_forced_outcome(entry, note), updated_ms=env.now_ms)
+    )
+    return TxnStep(records=(stored,), events=(stored,), reply=DONE)
 
 
-def _is_torn(phase: Phase, command: NoteForcedMarker) -> bool:
+def _is_affected_by(phase: TxnPhase, command: RecordForcedMarker) -> bool:
     match phase:
-        case Ongoing(writer=writer, partitions=partitions):
+        case OngoingPhase(writer=writer, partitions=partitions):
             return writer == command.writer and command.partition in partitions
-        case Decided(outcome=Outcome.COMMIT, marker=marker):
-            signed = marker in (command.writer, marker_of(command.writer))
-            return signed and command.partition in phase.unmarked
+        case DecidedPhase(outcome=TransactionResult.COMMIT, marker_identity=marker):
+            signed = marker in (command.writer, derive_marker_identity(command.writer))
+            return signed and command.partition in phase.unmarked_partitions
         case _:
             return False
 
 
-def _with(entry: TxnEntry, note: ForcedOutcome) -> tuple[ForcedOutcome, ...]:
-    return (*entry.forced, note)[-FORCED_OUTCOMES_KEPT:]
+def _append_forced_outcome(entry: TxnEntry, note: TxnForcedOutcome) -> tuple[TxnForcedOutcome, ...]:
+    return (*entry.forced_outcomes, note)[-FORCED_OUTCOMES_MAX:]
 
 
 # ---- from the decision to its completion
 
 
 @frozen
-class End:
+class EndDecision:
     """A decided end.
 
     version  the rules: from 2 on the epoch is bumped
@@ -215,83 +237,89 @@ class End:
     owner    of a forced end: the identity whose retry gets the next producer id and epoch
     """
 
-    outcome: Outcome
-    version: int
-    forced: bool = False
-    owner: Identity | None = None
+    outcome: TransactionResult
+    transaction_version: int
+    is_forced: bool = False
+    retry_identity: ProducerIdAndEpoch | None = None
 
 
-def _end(entry: TxnEntry, phase: Ongoing, end: End, env: Env) -> Step:
+def _build_end_step(entry: TxnEntry, phase: OngoingPhase, end: EndDecision, env: TxnEnv) -> TxnStep:
     """Return the step of an end: the decision and, where there is nothing to mark, its completion."""
-    if end.version >= EPOCH_BUMP_VERSION:
-        marker = marker_of(phase.writer)
-        client = next_pair(entry.client, WRITER_EPOCH_MAX, env.spare_id)
-        superseded = end.owner if end.forced else entry.client
+    if end.transaction_version >= EPOCH_BUMP_VERSION:
+        marker = derive_marker_identity(phase.writer)
+        client = bump_epoch(entry.client, WRITER_EPOCH_MAX, env.spare_producer_id)
+        superseded = end.retry_identity if end.is_forced else entry.client
     else:
-        marker = client = marker_of(phase.writer) if end.forced else phase.writer
-        superseded = end.owner
+        marker = client = derive_marker_identity(phase.writer) if end.is_forced else phase.writer
+        superseded = end.retry_identity
     decided = replace(
         entry,
-        phase=Decided(
+        phase=DecidedPhase(
             outcome=end.outcome,
-            marker=marker,
+            marker_identity=marker,
             partitions=phase.partitions,
             started_ms=phase.started_ms,
             timeout_ms=phase.timeout_ms,
         ),
         client=client,
-        superseded=superseded,
-        transaction_version=end.version,
+        previous_identity=superseded,
+        transaction_version=end.transaction_version,
         updated_ms=env.now_ms,
     )
     records = [EntryStored(entry=decided)]
     if not phase.partitions:
-        records.append(EntryStored(entry=_completed(decided, env.config)))
-    return Step(
-        append=tuple(records),
-        then_apply=tuple(records),
-        then_reply=Ended(client=client),
-        then_send=markers_of(decided),
-        used_spare=client.producer_id == env.spare_id,
+        records.append(EntryStored(entry=_complete_entry(decided, env.config)))
+    return TxnStep(
+        records=tuple(records),
+        events=tuple(records),
+        reply=EndTxnResult(client=client),
+        marker_request=find_missing_markers(decided),
+        uses_spare_id=client.producer_id == env.spare_producer_id,
     )
 
 
-def markers_of(entry: TxnEntry) -> SendMarkers | None:
+def find_missing_markers(entry: TxnEntry) -> MarkerRequest | None:
     """Return the markers that a decided transaction still lacks; after a restart that is all of them."""
     phase = entry.phase
-    if not isinstance(phase, Decided) or not phase.unmarked:
+    if not isinstance(phase, DecidedPhase) or not phase.unmarked_partitions:
         return None
-    return SendMarkers(
-        marker=phase.marker,
+    return MarkerRequest(
+        marker_identity=phase.marker_identity,
         outcome=phase.outcome,
-        partitions=phase.unmarked,
+        partitions=phase.unmarked_partitions,
         transaction_version=entry.transaction_version,
     )
 
 
-def decide_marked(entry: TxnEntry | None, command: MarkersWritten, env: Env) -> Step | Reject:
+def decide_markers_written(entry: TxnEntry | None, command: MarkersWritten, env: TxnEnv) -> TxnStep | Reject:
     """Note that markers are in their partitions; with the last one the transaction is complete [TXN-9]."""
     phase = entry and entry.phase
-    if entry is None or not isinstance(phase, Decided) or phase.marker != command.marker:
-        return Step(then_reply=DONE)
-    noted = MarkersNoted(marker=command.marker, offsets=command.offsets)
-    marked = replace(entry, phase=replace(phase, written={**phase.written, **command.offsets}))
-    if _unmarked(marked):
-        return Step(then_apply=(noted,), then_reply=DONE)
-    stored = EntryStored(entry=replace(_completed(marked, env.config), updated_ms=env.now_ms))
+    if (
+        entry is None
+        or not isinstance(phase, DecidedPhase)
+        or phase.marker_identity != command.marker_identity
+    ):
+        return TxnStep(reply=DONE)
+    noted = MarkerProgress(marker_identity=command.marker_identity, offsets=command.offsets)
+    marked = replace(entry, phase=replace(phase, marker_offsets={**phase.marker_offsets, **command.offsets}))
+    if _find_unmarked_partitions(marked):
+        return TxnStep(events=(noted,), reply=DONE)
+    stored = EntryStored(entry=replace(_complete_entry(marked, env.config), updated_ms=env.now_ms))
     # A restart that does not find this record sends the markers again, which is harmless.
-    return Step(append=(stored,), then_apply=(noted, stored), then_reply=DONE, needs_durable=False)
+    return TxnStep(records=(stored,), events=(noted, stored), reply=DONE, needs_durable=False)
 
 
-def _unmarked(entry: TxnEntry) -> Partitions:
-    return entry.phase.unmarked if isinstance(entry.phase, Decided) else NO_PARTITIONS
+def _find_unmarked_partitions(entry: TxnEntry) -> Partitions:
+    return entry.phase.unmarked_partitions if isinstance(entry.phase, DecidedPhase) else NO_PARTITIONS
 
 
-def _completed(entry: TxnEntry, config: TxnConfig) -> TxnEntry:
+def _complete_entry(entry: TxnEntry, config: TxnConfig) -> TxnEntry:
     phase = entry.phase
-    if not isinstance(phase, Decided):
+    if not isinstance(phase, DecidedPhase):
         return entry
-    offsets = phase.written.items() if config.remember_marker_offsets else ()
+    offsets = phase.marker_offsets.items() if config.remember_marker_offsets else ()
     found = {partition: offset for partition, offset in offsets if offset is not None}
-    idle = Idle(outcome=phase.outcome, started_ms=phase.started_ms, markers=MappingProxyType(found))
+    idle = IdlePhase(
+        outcome=phase.outcome, started_ms=phase.started_ms, marker_offsets=MappingProxyType(found)
+    )
     return replace(entry, phase=idle)

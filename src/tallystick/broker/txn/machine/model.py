@@ -33,13 +33,13 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.kernel.ids import Identity, Offset, TimestampMs, TopicPartition, TransactionalId
+from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TimestampMs, TopicPartition, TransactionalId
 from tallystick.kernel.value import frozen
 
 # KIP-890: from this transaction version on every end bumps the epoch, so that it names one transaction.
 EPOCH_BUMP_VERSION: Final = 2
 
-FORCED_OUTCOMES_KEPT: Final = 8
+FORCED_OUTCOMES_MAX: Final = 8
 
 
 class TxnState(IntEnum):
@@ -66,7 +66,7 @@ _LABELS: Final = MappingProxyType(
 )
 
 
-class Outcome(Enum):
+class TransactionResult(Enum):
     COMMIT = "commit"
     ABORT = "abort"
 
@@ -80,13 +80,13 @@ class ForcedCause(IntEnum):
 
 
 @frozen(kw_only=True)
-class ForcedOutcome:
+class TxnForcedOutcome:
     """A heuristic decision: the transaction named by `writer` was aborted, and not by its client.
 
     partition  for MARKER the one partition the marker went to; the rest of the transaction is not ended
     """
 
-    writer: Identity
+    writer: ProducerIdAndEpoch
     cause: ForcedCause
     at_ms: TimestampMs
     partition: TopicPartition | None = None
@@ -97,7 +97,7 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
 @frozen(kw_only=True)
-class Idle:
+class IdlePhase:
     """No transaction is open.
 
     outcome     how the last transaction ended; None: Empty
@@ -105,26 +105,26 @@ class Idle:
     markers     offsets of its markers; known only where a power loss could take them back (flush.policy)
     """
 
-    outcome: Outcome | None = None
+    outcome: TransactionResult | None = None
     started_ms: TimestampMs | None = None
-    markers: Mapping[TopicPartition, Offset] = field(default_factory=lambda: MappingProxyType({}))
+    marker_offsets: Mapping[TopicPartition, Offset] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @frozen(kw_only=True)
-class Ongoing:
+class OngoingPhase:
     """A transaction is open.
 
     timeout_ms  of this transaction, counted from `started_ms`; None: two-phase commit, it never times out
     """
 
-    writer: Identity
+    writer: ProducerIdAndEpoch
     partitions: Partitions
     started_ms: TimestampMs
     timeout_ms: int | None
 
 
 @frozen(kw_only=True)
-class Decided:
+class DecidedPhase:
     """The outcome is durable.
 
     marker      identity of the markers: under version 2 the writer with the next epoch
@@ -132,19 +132,21 @@ class Decided:
     written     offsets of markers already written; in memory alone, a restart sends all of them again
     """
 
-    outcome: Outcome
-    marker: Identity
+    outcome: TransactionResult
+    marker_identity: ProducerIdAndEpoch
     partitions: Partitions
     started_ms: TimestampMs
     timeout_ms: int | None
-    written: Mapping[TopicPartition, Offset | None] = field(default_factory=lambda: MappingProxyType({}))
+    marker_offsets: Mapping[TopicPartition, Offset | None] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
 
     @property
-    def unmarked(self) -> Partitions:
-        return self.partitions - self.written.keys()
+    def unmarked_partitions(self) -> Partitions:
+        return self.partitions - self.marker_offsets.keys()
 
 
-Phase = Idle | Ongoing | Decided
+TxnPhase = IdlePhase | OngoingPhase | DecidedPhase
 
 
 @frozen(kw_only=True)
@@ -157,30 +159,30 @@ class TxnEntry:
                          learn the new epoch (KIP-360)
     timeout_ms           for the transactions `client` begins; None: two-phase commit (KIP-939)
     transaction_version  the protocol of the open transaction, else of the last one: 0, 1 or 2
-    forced               the last FORCED_OUTCOMES_KEPT heuristic decisions, oldest first
+    forced               the last FORCED_OUTCOMES_MAX heuristic decisions, oldest first
     """
 
     transactional_id: TransactionalId
-    phase: Phase
-    client: Identity
-    superseded: Identity | None
+    phase: TxnPhase
+    client: ProducerIdAndEpoch
+    previous_identity: ProducerIdAndEpoch | None
     timeout_ms: int | None
     transaction_version: int
     updated_ms: TimestampMs
-    forced: tuple[ForcedOutcome, ...] = ()
+    forced_outcomes: tuple[TxnForcedOutcome, ...] = ()
 
     @property
     def state(self) -> TxnState:
         match self.phase:
-            case Idle(outcome=None):
+            case IdlePhase(outcome=None):
                 return TxnState.EMPTY
-            case Idle(outcome=Outcome.COMMIT):
+            case IdlePhase(outcome=TransactionResult.COMMIT):
                 return TxnState.COMPLETE_COMMIT
-            case Idle():
+            case IdlePhase():
                 return TxnState.COMPLETE_ABORT
-            case Ongoing():
+            case OngoingPhase():
                 return TxnState.ONGOING
-            case Decided(outcome=Outcome.COMMIT):
+            case DecidedPhase(outcome=TransactionResult.COMMIT):
                 return TxnState.PREPARE_COMMIT
             case _:
                 return TxnState.PREPARE_ABORT
@@ -188,33 +190,33 @@ class TxnEntry:
     @property
     def is_kept(self) -> bool:
         """Whether a transaction is open whose client has been replaced since it wrote."""
-        return isinstance(self.phase, Ongoing) and self.phase.writer != self.client
+        return isinstance(self.phase, OngoingPhase) and self.phase.writer != self.client
 
     @property
     def is_two_phase(self) -> bool:
         """Whether a transaction is open that only an external decision ends."""
-        return isinstance(self.phase, Ongoing) and self.phase.timeout_ms is None
+        return isinstance(self.phase, OngoingPhase) and self.phase.timeout_ms is None
 
-    def will_end(self, writer: Identity, partition: TopicPartition) -> bool:
+    def is_current_transaction(self, writer: ProducerIdAndEpoch, partition: TopicPartition) -> bool:
         """Return whether `writer`'s open transaction in a partition is the present one."""
         match self.phase:
-            case Ongoing(writer=present, partitions=partitions):
+            case OngoingPhase(writer=present, partitions=partitions):
                 same = writer.epoch == present.epoch
-            case Decided(marker=marker, partitions=partitions):
+            case DecidedPhase(marker_identity=marker, partitions=partitions):
                 same = 0 <= marker.epoch - writer.epoch <= 1  # under version 2 the marker is ahead by one
             case _:
                 return False
         return same and partition in partitions
 
     @property
-    def shown(self) -> Identity:
+    def described_identity(self) -> ProducerIdAndEpoch:
         """Identity in Describe- and ListTransactions: the one that is in the partitions (KIP-939)."""
         match self.phase:
-            case Ongoing(writer=writer):
+            case OngoingPhase(writer=writer):
                 return writer
-            case Decided(marker=marker):
+            case DecidedPhase(marker_identity=marker):
                 return marker
-            case Idle():
+            case IdlePhase():
                 return self.client
 
 
@@ -241,7 +243,8 @@ class TxnConfig:
     """Settings of the transaction coordinator, with Kafka's names and defaults.
 
     transaction_version                    the finalized level of the feature: 0, 1 or 2
-    remember_marker_offsets                keep `Idle.markers`; for flush policies that may lose them
+    remember_marker_offsets                keep `IdlePhase.marker_offsets`; for flush policies that may lose
+    them
     """
 
     transaction_max_timeout_ms: int = 900_000

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from tallystick.broker.coordinator.log_order import LogOrder
-from tallystick.broker.coordinator.refused_appends import answered, append_or_refuse
-from tallystick.broker.coordinator.runtime import Pending, answer_all
-from tallystick.broker.group.codec import decode_batches, encode_batch_of, record_count
-from tallystick.broker.group.machine.commands import Answer, Command, CommitTxnOffsets, Step
+from tallystick.broker.coordinator.append_errors import append_or_refuse, translate_append_error
+from tallystick.broker.coordinator.log_order import AppendOrder
+from tallystick.broker.coordinator.runtime import PendingCommand, answer_all
+from tallystick.broker.group.codec import count_records, decode_batches, encode_batch_of
+from tallystick.broker.group.machine.commands import CommitTxnOffsets, GroupAnswer, GroupCommand, GroupStep
 from tallystick.broker.group.machine.table import GroupTable
 from tallystick.broker.group.ports import OffsetsPartition
 from tallystick.kernel.clock import Clock
@@ -20,43 +20,43 @@ from tallystick.kernel.ids import GroupId, Offset
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 
 # Refusals of a batch because of its content.
-_OF_CONTENT: Final = (
+_CONTENT_ERRORS: Final = (
     ErrorCode.MESSAGE_TOO_LARGE,
     ErrorCode.RECORD_LIST_TOO_LARGE,
     ErrorCode.UNKNOWN_SERVER_ERROR,
 )
 
-Refusal = Callable[[], Reject | None]
-Applied = asyncio.Future[bool]
+FindRefusal = Callable[[], Reject | None]
+AppliedFuture = asyncio.Future[bool]
 
 
-def no_refusal() -> None:
+def refuse_nothing() -> None:
     """Refuse nothing."""
 
 
 @dataclass(slots=True, eq=False)
-class GroupRequest:
+class GuardedCommand:
     """A command of a group, with what the append of a transactional commit needs.
 
     refused  called just before the append: returns a reason to refuse it after all
     """
 
-    command: Command
+    command: GroupCommand
     guard: TxnGuard = NO_GUARD
-    refused: Refusal = no_refusal
+    find_refusal: FindRefusal = refuse_nothing
 
 
-PendingRequest = Pending[GroupRequest, Answer]
+PendingGroupCommand = PendingCommand[GuardedCommand, GroupAnswer]
 # Requests, with their Steps, whose records become one batch.
-Part = list[tuple[PendingRequest, Step]]
+CommandBatch = list[tuple[PendingGroupCommand, GroupStep]]
 
 
 @dataclass(slots=True)
-class _Shard:
+class _PartitionShard:
     """One partition: its groups, and the appends that are not applied yet."""
 
     table: GroupTable
-    order: LogOrder
+    append_order: AppendOrder
 
 
 class GroupWriter:
@@ -66,7 +66,7 @@ class GroupWriter:
         self,
         tables: Callable[[], GroupTable],
         lost: Callable[[int, Exception], None],
-        finish: Callable[[GroupId, PendingRequest, Step, Offset | None], None],
+        finish: Callable[[GroupId, PendingGroupCommand, GroupStep, Offset | None], None],
         clock: Clock,
     ) -> None:
         """Create a writer without partitions.
@@ -76,32 +76,36 @@ class GroupWriter:
             lost: called with a partition whose state is in doubt.
             finish: carries out a Step whose records are durable, at their offset.
         """
-        self._tables = tables
-        self._lost = lost
-        self._finish = finish
+        self._create_table = tables
+        self._on_lost = lost
+        self._execute_step = finish
         self._clock = clock
-        self._shards: dict[int, _Shard] = {}
+        self._shards: dict[int, _PartitionShard] = {}
 
-    def table(self, index: int) -> GroupTable:
+    def get_table(self, index: int) -> GroupTable:
         """Return the groups of a partition."""
-        return self._shard(index).table
+        return self._get_shard(index).table
 
-    def take_over(self, index: int, table: GroupTable) -> None:
+    def install_table(self, index: int, table: GroupTable) -> None:
         """Install the table that was read from a partition's log."""
-        self._shards[index] = _Shard(table, LogOrder(partial(self._lost, index)))
+        self._shards[index] = _PartitionShard(table, AppendOrder(partial(self._on_lost, index)))
 
-    def close(self, index: int) -> None:
+    def stop_applying(self, index: int) -> None:
         """Apply nothing more of the appends to a partition."""
-        self._shard(index).order.close()
+        self._get_shard(index).append_order.close()
 
-    def _shard(self, index: int) -> _Shard:
+    def _get_shard(self, index: int) -> _PartitionShard:
         if index not in self._shards:
-            self.take_over(index, self._tables())
+            self.install_table(index, self._create_table())
         return self._shards[index]
 
     def append(
-        self, group_id: GroupId, index: int, parts: Sequence[Part], partition: OffsetsPartition | Reject
-    ) -> Applied | None:
+        self,
+        group_id: GroupId,
+        index: int,
+        parts: Sequence[CommandBatch],
+        partition: OffsetsPartition | Reject,
+    ) -> AppliedFuture | None:
         """Append every part before waiting for any, so that they share a sync.
 
         Returns:
@@ -110,32 +114,32 @@ class GroupWriter:
         Raises:
             LogOffline: the log is offline.
         """
-        turns = [self._append_part(group_id, index, part, partition) for part in parts]
+        turns = [self._append_batch(group_id, index, part, partition) for part in parts]
         return next((turn for turn in reversed(turns) if turn is not None and not turn.done()), None)
 
-    def _append_part(
-        self, group_id: GroupId, index: int, part: Part, partition: OffsetsPartition | Reject
-    ) -> Applied | None:
+    def _append_batch(
+        self, group_id: GroupId, index: int, part: CommandBatch, partition: OffsetsPartition | Reject
+    ) -> AppliedFuture | None:
         """Append one batch. Returns None if it was refused, with its commands."""
         first = part[0][0].command
         producer = first.command.identity if isinstance(first.command, CommitTxnOffsets) else None
-        events = tuple(event for _, step in part for event in step.append)
-        appended: tuple[AppendResult, Applied] | Reject
+        events = tuple(event for _, step in part for event in step.records)
+        appended: tuple[AppendResult, AppliedFuture] | Reject
         if isinstance(partition, Reject):
             appended = partition
-        elif (refused := first.refused()) is not None:
+        elif (refused := first.find_refusal()) is not None:
             appended = refused
         else:
             encode = partial(encode_batch_of, events, self._clock.now_ms(), producer)
-            finish = partial(self._finish_part, group_id, part)
+            finish = partial(self._execute_steps, group_id, part)
             appended = self._append_in_turn(index, partition, encode, first.guard, finish)
         if not isinstance(appended, Reject):
             return appended[1]
-        if appended.code in _OF_CONTENT and len(part) > 1:
+        if appended.code in _CONTENT_ERRORS and len(part) > 1:
             # Too large together, or one of them cannot be written: retry them one by one.
-            turns = [self._append_part(group_id, index, [one], partition) for one in part]
+            turns = [self._append_batch(group_id, index, [one], partition) for one in part]
             return next((turn for turn in reversed(turns) if turn is not None), None)
-        answer_all((pending for pending, _ in part), answered(appended))
+        answer_all((pending for pending, _ in part), translate_append_error(appended))
         return None
 
     def _append_in_turn(
@@ -145,7 +149,7 @@ class GroupWriter:
         encode: Callable[[], bytes],
         guard: TxnGuard,
         apply: Callable[[Offset], None],
-    ) -> tuple[AppendResult, Applied] | Reject:
+    ) -> tuple[AppendResult, AppliedFuture] | Reject:
         """Append now, apply when it is this append's turn [GRP-7]. Raises: LogOffline."""
         result = append_or_refuse(
             encode, lambda batch: partition.append(batch, AppendOrigin.COORDINATOR, guard)
@@ -153,25 +157,27 @@ class GroupWriter:
         if isinstance(result, Reject):
             return result
         turn = partial(apply, Offset(result.base_offset))
-        return result, self._shard(index).order.apply_in_turn(partition.durable(result.last_offset), turn)
+        return result, self._get_shard(index).append_order.apply_when_durable(
+            partition.when_durable(result.last_offset), turn
+        )
 
     def append_marker(
         self, index: int, partition: OffsetsPartition, batch: bytes, guard: TxnGuard
-    ) -> tuple[AppendResult, Applied] | Reject:
+    ) -> tuple[AppendResult, AppliedFuture] | Reject:
         """Append an end marker; the transaction ends in the groups when the marker is applied.
 
         Raises:
             LogOffline: the log is offline.
         """
-        table = self.table(index)
+        table = self.get_table(index)
 
         def end_transaction(_: Offset) -> None:
             for entry in decode_batches(batch):
-                table.replay(entry)
+                table.replay_event(entry)
 
         return self._append_in_turn(index, partition, lambda: batch, guard, end_transaction)
 
-    def _finish_part(self, group_id: GroupId, part: Part, at: Offset) -> None:
+    def _execute_steps(self, group_id: GroupId, part: CommandBatch, at: Offset) -> None:
         for pending, step in part:
-            self._finish(group_id, pending, step, at)
-            at = Offset(at + sum(map(record_count, step.append)))
+            self._execute_step(group_id, pending, step, at)
+            at = Offset(at + sum(map(count_records, step.records)))

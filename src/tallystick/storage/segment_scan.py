@@ -20,42 +20,42 @@ from tallystick.protocol.records import (
     read_header,
 )
 
-LOG: Final = ".log"
-INDEX: Final = ".index"
-TIME_INDEX: Final = ".timeindex"
-TXN_INDEX: Final = ".txnindex"
-SNAPSHOT: Final = ".snapshot"
-CLEANED: Final = ".cleaned"
-SWAP: Final = ".swap"
-DELETED: Final = ".deleted"
-CUT: Final = ".cut-"
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
+DELETED_SUFFIX: Final = ".deleted"
+CUT_SUFFIX: Final = ".cut-"
 
 # The files of a segment; a snapshot belongs to its offset, not to the segment.
-SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 
 # Bytes per read of a scan. A longer batch is read on its own.
 SCAN_BYTES: Final = 1 << 20
 # No broker writes a longer batch, because frames end at 2 GiB.
 _BATCH_BYTES_MAX: Final = (1 << 31) - 1
 
-_NAME: Final = re.compile(
+_FILE_NAME: Final = re.compile(
     r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)((?:\.cleaned|\.swap|\.deleted)?)"
 )
 
 # A batch may start where the upper bytes of base offset and length are small and the magic is 2.
-_CANDIDATE: Final = re.compile(rb"(?=\x00\x00.{6}[\x00-\x7f].{3}.{4}\x02)", re.DOTALL)
+_HEADER_PATTERN: Final = re.compile(rb"(?=\x00\x00.{6}[\x00-\x7f].{3}.{4}\x02)", re.DOTALL)
 
 ReadAt = Callable[[int, int], bytes]
 """`(size, position) -> bytes`, shorter only at the end of the file: `File.pread`."""
 
 
-def file_name(base_offset: int, suffix: str) -> str:
+def make_file_name(base_offset: int, suffix: str) -> str:
     """Return Kafka's file name: the base offset in 20 digits, then the suffix."""
     return f"{base_offset:020d}{suffix}"
 
 
 @frozen
-class SegmentFile:
+class SegmentFileName:
     """A parsed name: `00000000000000000007.index.swap` is (7, ".index", ".swap")."""
 
     base_offset: int
@@ -63,54 +63,54 @@ class SegmentFile:
     state: str
 
 
-def parse_file_name(name: str) -> SegmentFile | None:
+def parse_file_name(name: str) -> SegmentFileName | None:
     """Parse the name of a segment file or snapshot; return None for every other name."""
-    match = _NAME.fullmatch(name)
-    return SegmentFile(int(match[1]), match[2], match[3]) if match else None
+    match = _FILE_NAME.fullmatch(name)
+    return SegmentFileName(int(match[1]), match[2], match[3]) if match else None
 
 
 @frozen(kw_only=True)
-class BadBatch:
+class ScanFault:
     """Position and cause of the end of a scan. `valid_after`: position of a valid batch after it, if any."""
 
     position: int
     expected: str
     found: str
-    offset_next: int
+    next_offset: int
     valid_after: int | None
 
 
-class Scanner:
-    """A scan of a segment from `at`; afterwards it holds `valid_end`, `offset_next` and `bad`."""
+class SegmentScanner:
+    """A scan of a segment from `at`; afterwards it holds `valid_end`, `next_offset` and `fault`."""
 
     def __init__(self, read: ReadAt, size: int, offset_next: int, *, at: int = 0) -> None:
         self._read = read
         self._size = size
         self.valid_end = at
-        self.offset_next = offset_next
-        self.bad: BadBatch | None = None
+        self.next_offset = offset_next
+        self.fault: ScanFault | None = None
 
-    def batches(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    def iter_batches(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         """Yield position, header and bytes of every valid batch; the bytes are valid until the next step."""
         start = self.valid_end
         chunk = memoryview(self._read(SCAN_BYTES, start))
         while self.valid_end < self._size:
             at = self.valid_end - start
-            if needed := self._missing(chunk, at):
+            if needed := self._count_missing_bytes(chunk, at):
                 start = self.valid_end
                 chunk, at = memoryview(self._read(max(needed, SCAN_BYTES), start)), 0
             try:
                 header = check_batch(chunk, at)
                 self._check_offsets(header)
             except RecordsError as exc:
-                self._stop(chunk, at, exc)
+                self._record_fault(chunk, at, exc)
                 return
             position = self.valid_end
             self.valid_end += header.size_bytes
-            self.offset_next = header.next_offset
+            self.next_offset = header.next_offset
             yield position, header, chunk[at : at + header.size_bytes]
 
-    def _missing(self, chunk: memoryview, at: int) -> int:
+    def _count_missing_bytes(self, chunk: memoryview, at: int) -> int:
         """Return how many bytes to read if `chunk` does not hold the whole batch; 0 if it does."""
         have = len(chunk) - at
         left = self._size - self.valid_end
@@ -122,19 +122,19 @@ class Scanner:
         return length if have < length <= left else 0
 
     def _check_offsets(self, header: BatchHeader) -> None:
-        if header.base_offset < self.offset_next:
+        if header.base_offset < self.next_offset:
             raise RecordsError(
-                f"base offset is {header.base_offset}, at least {self.offset_next} was expected",
+                f"base offset is {header.base_offset}, at least {self.next_offset} was expected",
                 self.valid_end,
             )
 
-    def _stop(self, chunk: memoryview, at: int, exc: RecordsError) -> None:
-        self.bad = BadBatch(
+    def _record_fault(self, chunk: memoryview, at: int, exc: RecordsError) -> None:
+        self.fault = ScanFault(
             position=self.valid_end,
-            expected=f"a whole batch at offset {self.offset_next} or above",
+            expected=f"a whole batch at offset {self.next_offset} or above",
             found=exc.reason,
-            offset_next=self.offset_next,
-            valid_after=find_valid_batch(self._read, self.valid_end + 1, self._size, self.offset_next),
+            next_offset=self.next_offset,
+            valid_after=find_valid_batch(self._read, self.valid_end + 1, self._size, self.next_offset),
         )
 
 
@@ -146,7 +146,7 @@ def find_valid_batch(read: ReadAt, at: int, size: int, offset_min: int) -> int |
     """
     while at + HEADER_SIZE <= size:
         chunk = read(SCAN_BYTES, at)
-        for match in _CANDIDATE.finditer(chunk):
+        for match in _HEADER_PATTERN.finditer(chunk):
             position = at + match.start()
             if position + HEADER_SIZE <= size and _is_batch(read, position, size, offset_min):
                 return position

@@ -13,16 +13,16 @@ from psycopg.rows import dict_row
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
 
-_SILENCE_S: Final = 30.0
-_PIECE: Final = 10_000
+_READ_TIMEOUT_S: Final = 30.0
+_CONSUME_MAX: Final = 10_000
 
 
-class NothingCame(TallystickError):
+class ReadTimedOut(TallystickError):
     """A topic could not be read to its end, because an open transaction holds back its readers."""
 
 
 @frozen(kw_only=True)
-class Verdict:
+class ContentCheck:
     """The comparison of one topic or table with its expected content.
 
     expected    number of expected rows
@@ -32,35 +32,37 @@ class Verdict:
     wrong       found and not expected, or with different values
     """
 
-    where: str
+    target: str
     expected: int
-    found: int
+    actual: int
     missing: int
     duplicated: int
     wrong: int
 
     @property
-    def good(self) -> bool:
-        return self.found == self.expected and not (self.missing or self.duplicated or self.wrong)
+    def is_exact(self) -> bool:
+        return self.actual == self.expected and not (self.missing or self.duplicated or self.wrong)
 
 
-def check_topics(bootstrap: str, expected: Mapping[str, pd.DataFrame]) -> list[Verdict]:
-    """Read and compare every topic at read_committed. Raises: NothingCame, KafkaException."""
+def check_topics(bootstrap: str, expected: Mapping[str, pd.DataFrame]) -> list[ContentCheck]:
+    """Read and compare every topic at read_committed. Raises: ReadTimedOut, KafkaException."""
     return [
-        compare(f"topic {topic}", rows, [json.loads(value) for value in committed(bootstrap, topic)])
+        compare_content(
+            f"topic {topic}", rows, [json.loads(value) for value in read_committed_values(bootstrap, topic)]
+        )
         for topic, rows in expected.items()
     ]
 
 
-def check_table(url: str, table: str, expected: pd.DataFrame) -> Verdict:
+def check_table(url: str, table: str, expected: pd.DataFrame) -> ContentCheck:
     """Read and compare the table. Raises: psycopg.Error."""
     with psycopg.connect(url, row_factory=dict_row) as connection:
         found = connection.execute(f'SELECT * FROM "{table}"').fetchall()
-    return compare(f"table {table}", expected, found)
+    return compare_content(f"table {table}", expected, found)
 
 
-def compare(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]]) -> Verdict:
-    """Compare `found` with the expected `rows`, identified by their first column."""
+def compare_content(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]]) -> ContentCheck:
+    """Compare `actual` with the expected `rows`, identified by their first column."""
     name = rows.columns[0]
     # Convert to Python values: 3 and 3.0 are equal, and missing values are None on both sides.
     columns = [rows[each].astype(object).where(rows[each].notna(), None).tolist() for each in rows.columns]
@@ -74,17 +76,17 @@ def compare(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]
         elif by_name.get(each.get(name)) != each:
             wrong += 1
         seen.add(each.get(name))
-    return Verdict(
-        where=where,
+    return ContentCheck(
+        target=where,
         expected=len(by_name),
-        found=len(found),
+        actual=len(found),
         missing=len(by_name.keys() - seen),
         duplicated=duplicated,
         wrong=wrong,
     )
 
 
-def committed(bootstrap: str, topic: str) -> list[bytes]:
+def read_committed_values(bootstrap: str, topic: str) -> list[bytes]:
     """Read the values of all committed records of a topic."""
     consumer = Consumer(
         {
@@ -110,18 +112,18 @@ def committed(bootstrap: str, topic: str) -> list[bytes]:
 def _read_to(consumer: Consumer, topic: str, ends: Mapping[int, int]) -> list[bytes]:
     values: list[bytes] = []
     heard = time.monotonic()
-    while not _at(consumer, topic, ends):
-        messages = consumer.consume(_PIECE, 0.2)
+    while not _is_at_end(consumer, topic, ends):
+        messages = consumer.consume(_CONSUME_MAX, 0.2)
         for message in messages:
             if (error := message.error()) is not None:
                 raise KafkaException(error)
             values.append(message.value() or b"")
         heard = time.monotonic() if messages else heard
-        if time.monotonic() > heard + _SILENCE_S:
-            raise NothingCame(f"{topic}: {len(values)} records came, then nothing for {_SILENCE_S:g} s")
+        if time.monotonic() > heard + _READ_TIMEOUT_S:
+            raise ReadTimedOut(f"{topic}: {len(values)} records came, then nothing for {_READ_TIMEOUT_S:g} s")
     return values
 
 
-def _at(consumer: Consumer, topic: str, ends: Mapping[int, int]) -> bool:
+def _is_at_end(consumer: Consumer, topic: str, ends: Mapping[int, int]) -> bool:
     places = consumer.position([TopicPartition(topic, number) for number in ends])
     return all(place.offset >= ends[place.partition] or not ends[place.partition] for place in places)

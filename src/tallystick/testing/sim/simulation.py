@@ -13,17 +13,17 @@ from random import Random
 from typing import Final
 
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import TRANSACTION_STATE, NewTopic
-from tallystick.broker.txn.codec import encode_batch_of, partition_of
+from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicSpec
+from tallystick.broker.txn.codec import encode_batch_of, partition_for
 from tallystick.broker.txn.machine.commands import EntryStored
-from tallystick.broker.txn.machine.model import ForcedCause, Idle, Outcome, TxnEntry
+from tallystick.broker.txn.machine.model import ForcedCause, IdlePhase, TransactionResult, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     INT16_MAX,
-    Identity,
     ProducerEpoch,
     ProducerId,
+    ProducerIdAndEpoch,
     TimestampMs,
     TopicPartition,
     TransactionalId,
@@ -44,29 +44,29 @@ from tallystick.protocol.messages.update_features import (
     UpdateFeaturesResponse,
 )
 from tallystick.storage.fs import StorageFailure
-from tallystick.storage.producers import AppendOrigin
+from tallystick.storage.producer_state import AppendOrigin
 from tallystick.testing.memory_fs import UNLIMITED, PowerLost
 from tallystick.testing.sim import checkers
-from tallystick.testing.sim.administrators import Administrator
-from tallystick.testing.sim.clients import Kind, Producer
-from tallystick.testing.sim.dual_write import Database
+from tallystick.testing.sim.administrators import SimAdministrator
+from tallystick.testing.sim.clients import ClientProfile, SimProducer
+from tallystick.testing.sim.dual_write import SimDatabase
 from tallystick.testing.sim.failing_disk import FailingDisk
-from tallystick.testing.sim.faults import OFF, Disturbance, FaultPlan, PowerLoss, disturb, draw
+from tallystick.testing.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, PowerLoss, add_faults, draw_faults
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.loop import START_MS, VirtualTime, new_loop
-from tallystick.testing.sim.machine import Image, Machine
-from tallystick.testing.sim.members import Group
-from tallystick.testing.sim.network import Exchange, Network, NoReply
-from tallystick.testing.sim.reader import Reader
-from tallystick.testing.sim.workers import Around, Worker
+from tallystick.testing.sim.machine import BrokerMachine, DiskImage
+from tallystick.testing.sim.members import SimGroup
+from tallystick.testing.sim.network import NoReply, RequestExchange, SimNetwork
+from tallystick.testing.sim.reader import ReadCommittedReader
+from tallystick.testing.sim.workers import SharedState, TransactionWorker
 
 _TOPICS: Final = {"orders": 2, "stock": 1}
-_SCRAP: Final = "stock"  # the topic that is deleted and recreated
+_REPLACED_TOPIC: Final = "stock"  # the topic that is deleted and recreated
 PARTITIONS: Final = (TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("stock", 0))
 # Epochs that each of these ids has left before the last: their producer ids are replaced soon.
-NEARLY_SPENT: Final = (0, 1, 2, 3)
+EPOCHS_REMAINING: Final = (0, 1, 2, 3)
 # A run that has not come to rest by then never will.
-REST_BY_S: Final = 900.0
+SIMULATION_TIMEOUT_S: Final = 900.0
 
 _SETTINGS: Final = {
     "log.dirs": "data",
@@ -82,12 +82,12 @@ _SETTINGS: Final = {
 
 
 @dataclass(slots=True)
-class Result:
+class SimulationResult:
     """The outcome of one seed."""
 
     seed: int
-    found: list[str] = field(default_factory=list)
-    lives: int = 0
+    violations: list[str] = field(default_factory=list)
+    boot_count: int = 0
     committed: int = 0
     aborted: int = 0
     unknown: int = 0
@@ -95,7 +95,7 @@ class Result:
     digest: int = 0  # the same in every run of the seed
 
 
-class World:
+class Simulation:
     """One run.
 
     Args:
@@ -110,10 +110,10 @@ class World:
         seed: int,
         *,
         faults: FaultPlan | None = None,
-        kinds: Mapping[str, Kind] | None = None,
-        scenario: "Callable[[World], Coroutine[object, object, None]] | None" = None,
+        kinds: Mapping[str, ClientProfile] | None = None,
+        scenario: "Callable[[Simulation], Coroutine[object, object, None]] | None" = None,
         say: Callable[[str], None] | None = None,
-        without: Collection[Disturbance] = OFF,
+        without: Collection[FaultKind] = FAULTS_OFF,
     ) -> None:
         self.seed = seed
         self._say = say
@@ -121,95 +121,100 @@ class World:
         self._scenario = scenario
         self.random = Random(seed)
         if faults is None:
-            drawn = draw(Random(seed + (1 << 32)))
-            faults = disturb(seed, drawn, [kind for kind in Disturbance if kind not in without])
+            drawn = draw_faults(Random(seed + (1 << 32)))
+            faults = add_faults(seed, drawn, [kind for kind in FaultKind if kind not in without])
         self.faults = faults
         self.time = VirtualTime()
         self.clients = new_loop(self.time)
-        self.history = History(version_1_unproven=faults.confuses_topics)
-        self.database = Database()
-        self.level = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
+        self.history = History(version_1_unproven=faults.may_confuse_topics)
+        self.database = SimDatabase()
+        self.transaction_version = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
         if self.faults.fresh_disk:
-            self.level = 2
+            self.transaction_version = 2
         self._ids_expire = "transactional.id.expiration.ms" in self.faults.settings
         settings = {**_SETTINGS, "flush.policy": self.faults.flush_policy, **self.faults.settings}
-        self.machine = Machine(
+        self.machine = BrokerMachine(
             settings,
             self.time,
             Random(seed + 1),
-            None if self.faults.fresh_disk else image_of(self.level),
+            None if self.faults.fresh_disk else build_disk_image(self.transaction_version),
             lambda: self.random.uniform(0, self.faults.sync_delay_max_s),
         )
-        self.network = self._wire(Random(seed + 2))
-        around = Around(
+        self.network = self._create_network(Random(seed + 2))
+        around = SharedState(
             network=self.network,
             history=self.history,
             database=self.database,
             faults=self.faults,
             random=self.random,
-            level=lambda: self.level,
+            level=lambda: self.transaction_version,
         )
         self.workers = [
-            Worker(owner, kind, self.random.randint(1, 4), PARTITIONS, around)
-            for owner, kind in (self._kinds() if kinds is None else kinds).items()
+            TransactionWorker(owner, kind, self.random.randint(1, 4), PARTITIONS, around)
+            for owner, kind in (self._draw_profiles() if kinds is None else kinds).items()
         ]
-        self.reader = Reader("reader", PARTITIONS, self.network, self.history)
-        self.administrator, self.disk = self._trouble()
-        self.result = Result(seed)
-        self._losses = list(self.faults.power_losses)
-        self._loss: PowerLoss | None = None
-        self._calm = False
+        self.reader = ReadCommittedReader("reader", PARTITIONS, self.network, self.history)
+        self.administrator, self.disk = self._create_faulty_parts()
+        self.result = SimulationResult(seed)
+        self._remaining_losses = list(self.faults.power_losses)
+        self._next_loss: PowerLoss | None = None
+        self._is_calm = False
         self._hanging: set[tuple[TopicPartition, ProducerId]] = set()
-        self._forced: dict[Identity, ForcedCause] = {}
+        self._forced: dict[ProducerIdAndEpoch, ForcedCause] = {}
         self.effects_of_first_life = 0
         self._boots_failed = 0
         self._latest_ms = 0  # of the broker's clock
 
-    def _wire(self, random: Random) -> Network:
-        network = Network(self.machine, self.clients, self.faults, random)
+    def _create_network(self, random: Random) -> SimNetwork:
+        network = SimNetwork(self.machine, self.clients, self.faults, random)
         if self._say is not None:
-            network.say = self._tell
-            self._tell(f"{self.faults}")
-        network.answered += [
-            lambda exchange: checkers.check_pair(self.history, exchange, forgets=self._ids_expire),
-            self._look_at,
+            network.log_line = self._log_event
+            self._log_event(f"{self.faults}")
+        network.on_answer += [
+            lambda exchange: checkers.check_producer_id(self.history, exchange, forgets=self._ids_expire),
+            self._on_exchange,
         ]
         return network
 
-    def _trouble(self) -> tuple[Administrator, FailingDisk]:
-        self.reader.expects, self.reader.start_of = self._expects, self._start_of
+    def _create_faulty_parts(self) -> tuple[SimAdministrator, FailingDisk]:
+        self.reader.is_expected_error, self.reader.start_of = self._is_expected_error, self._log_start_offset
         network, history, random = self.network, self.history, Random(self.seed + 3)
-        administrator = Administrator(
-            network, history, random, look=self._find, scan=self._scan, deleted=self._topic_replaced
+        administrator = SimAdministrator(
+            network,
+            history,
+            random,
+            look=self._find_partitions,
+            scan=self._scan,
+            deleted=self._topic_replaced,
         )
-        self.reader.is_replaced = administrator.replacing.__contains__
+        self.reader.is_replaced = administrator.topics_in_replacement.__contains__
         self.machine.fs.fault = disk = FailingDisk(
             self.faults.failing_calls,
             lambda: self.time.now_s,
             Random(self.seed + 4),
-            self.machine.meet_failure,
+            self.machine.note_disk_failure,
         )
         return administrator, disk
 
-    def _kinds(self) -> dict[str, Kind]:
-        random, made = self.random, dict[str, Kind]()
-        owners = ["plain-a", "plain-b", *(f"spent-{left}" for left in NEARLY_SPENT)]
+    def _draw_profiles(self) -> dict[str, ClientProfile]:
+        random, made = self.random, dict[str, ClientProfile]()
+        owners = ["plain-a", "plain-b", *(f"spent-{left}" for left in EPOCHS_REMAINING)]
         for owner in random.sample(owners, random.randint(1, 3)):
             version = random.choice((2, 2, 2, 1))
-            keeps = version == 2 == self.level and random.random() < 0.5
-            made[owner] = Kind(
+            keeps = version == 2 == self.transaction_version and random.random() < 0.5
+            made[owner] = ClientProfile(
                 version=version,
-                keeps=keeps,
+                keeps_prepared=keeps,
                 two_phase=keeps and random.random() < 0.6,
-                offsets=random.random() < 0.4,
+                sends_offsets=random.random() < 0.4,
                 timeout_ms=random.choice((60_000, 60_000, 300)),
             )
         return made
 
-    def producer(self, owner: str) -> Producer:
+    def producer(self, owner: str) -> SimProducer:
         """Return a new incarnation of an id's client, which never dies by itself."""
-        kind = next(worker.kind for worker in self.workers if worker.owner == owner)
-        return Producer(owner, kind, self.network, self.history, lambda: None)
+        kind = next(worker.profile for worker in self.workers if worker.owner == owner)
+        return SimProducer(owner, kind, self.network, self.history, lambda: None)
 
     # -- the run -------------------------------------------------------------------------------------------
 
@@ -217,17 +222,17 @@ class World:
         """Wait for this many virtual seconds, while everything else goes on."""
         await asyncio.sleep(seconds)
 
-    def run(self) -> Result:
+    def run(self) -> SimulationResult:
         """Run everything from the first boot to the last check."""
         try:
-            self._plan()
-            self._start()
-            self._until(self._spawn(self._work()))
+            self._schedule_faults()
+            self._boot_broker()
+            self._run_until_done(self._spawn(self._run_clients()))
             self._finish()
         except TimeoutError as exc:
             self.history.report(f"did not come to rest: {exc}")
         self._count_outcomes()
-        self.result.found = self.history.wrong
+        self.result.violations = self.history.violations
         self.result.digest = self.network.digest
         self.machine.loop.kill()
         self.clients.kill()
@@ -235,43 +240,45 @@ class World:
 
     def _finish(self) -> None:
         """End all faults, recover every id, restart the broker, and check that the history is consistent."""
-        self._calm = self.network.quiet = self.disk.quiet = True
+        self._is_calm = self.network.is_quiet = self.disk.is_quiet = True
         fs = self.machine.fs
         fs.capacity, fs.crash_after, fs.sync_failure = UNLIMITED, None, None
-        self._until(self._spawn(self._settle()))
+        self._run_until_done(self._spawn(self._recover_all()))
         before = self._entries()
         self._restart()
-        self._until(self._spawn(self._settled()))
+        self._run_until_done(self._spawn(self._wait_until_idle()))
         self._compare_entries(before, self._entries())
-        self._until(self._spawn(self._check()))
+        self._run_until_done(self._spawn(self._check_final_state()))
 
     def _spawn(self, work: "asyncio.Future[None] | object") -> "asyncio.Task[None]":
         return self.clients.create_task(work)  # type: ignore[arg-type]
 
-    def _until(self, task: "asyncio.Task[None]") -> None:
+    def _run_until_done(self, task: "asyncio.Task[None]") -> None:
         """Run both processes until a client's task is done; power losses and restarts happen meanwhile."""
-        self._drive(task.done)
+        self._run_loops(task.done)
         task.result()
 
-    def _drive(self, done: Callable[[], bool]) -> None:
+    def _run_loops(self, done: Callable[[], bool]) -> None:
         while not done():
-            self.clients.turn()
-            self.machine.loop.turn()
+            self.clients.run_ready()
+            self.machine.loop.run_ready()
             self._supervise()
             if done():
                 return
-            due = [at for loop in (self.clients, self.machine.loop) if (at := loop.next_s()) is not None]
-            if not due or min(due) > REST_BY_S:
+            due = [
+                at for loop in (self.clients, self.machine.loop) if (at := loop.next_callback_s()) is not None
+            ]
+            if not due or min(due) > SIMULATION_TIMEOUT_S:
                 raise TimeoutError(f"at {self.time.now_s:.3f} s there is nothing left to do")
             self.time.now_s = max(self.time.now_s, min(due))
 
-    def _tell(self, what: str) -> None:
+    def _log_event(self, what: str) -> None:
         if self._say is not None:
             self._say(f"{self.time.now_s:8.4f} {what}")
 
     # -- the broker's lives --------------------------------------------------------------------------------
 
-    def _plan(self) -> None:
+    def _schedule_faults(self) -> None:
         faults, call_at = self.faults, self.clients.call_at
         for begins, ends, room in faults.disk_full:
             call_at(begins, self._fill_disk, room)
@@ -283,43 +290,47 @@ class World:
 
     def _fill_disk(self, room: int | None) -> None:
         fs = self.machine.fs
-        used = UNLIMITED - fs.room() if fs.capacity == UNLIMITED else fs.capacity - fs.room()
-        fs.capacity = UNLIMITED if room is None or self._calm else used + room
+        used = UNLIMITED - fs.free_room() if fs.capacity == UNLIMITED else fs.capacity - fs.free_room()
+        fs.capacity = UNLIMITED if room is None or self._is_calm else used + room
 
     def _break_disk(self) -> None:
-        if not self._calm:
+        if not self._is_calm:
             self.machine.fs.sync_failure = OSError(5, "the disk is broken")
 
     def _set_clock(self, by_ms: int) -> None:
-        self._tell(f"the clock jumps by {by_ms} ms")
-        self._note_time()
-        self.time.set_back_ms -= by_ms
+        self._log_event(f"the clock jumps by {by_ms} ms")
+        self._record_clock()
+        self.time.wall_clock_lag_ms -= by_ms
 
-    def _note_time(self) -> None:
+    def _record_clock(self) -> None:
         self._latest_ms = max(self._latest_ms, self.time.now_ms())
 
-    def _start(self) -> None:
-        self._loss = self._losses.pop(0) if self._losses and not self._calm else None
-        if self._loss is not None:
-            if self._loss.after_effects is not None:
-                self.machine.fs.crash_after = len(self.machine.fs.effects) + self._loss.after_effects
+    def _boot_broker(self) -> None:
+        self._next_loss = (
+            self._remaining_losses.pop(0) if self._remaining_losses and not self._is_calm else None
+        )
+        if self._next_loss is not None:
+            if self._next_loss.after_effects is not None:
+                self.machine.fs.crash_after = len(self.machine.fs.effects) + self._next_loss.after_effects
             else:
-                self.clients.call_later(self._loss.after_s, self._lose_power, self.machine.lives + 1)
-        self._tell(f"life {self.machine.lives + 1} begins")
+                self.clients.call_later(
+                    self._next_loss.after_s, self._lose_power, self.machine.boot_count + 1
+                )
+        self._log_event(f"life {self.machine.boot_count + 1} begins")
         self.machine.start()
 
     def _lose_power(self, life: int) -> None:
-        if self.machine.lives == life and self._loss is not None and not self._calm:
-            self._down(self._loss)
+        if self.machine.boot_count == life and self._next_loss is not None and not self._is_calm:
+            self._end_life(self._next_loss)
 
     def _supervise(self) -> None:
         """Handle a broker that died: its power or its disk failed, or it never started."""
         machine = self.machine
-        if machine.died:
-            self._down(self._loss or _BROKEN)
+        if machine.has_died:
+            self._end_life(self._next_loss or _BROKEN)
         elif machine.broker is not None and machine.broker.failure is not None:
-            self._down(_BROKEN)
-        elif machine.broker is None and machine.running and machine.booting.done():
+            self._end_life(_BROKEN)
+        elif machine.broker is None and machine.is_running and machine.booting.done():
             self._boot_failed()
 
     def _boot_failed(self) -> None:
@@ -327,26 +338,28 @@ class World:
         if isinstance(exc, PowerLost) or exc is None:
             return
         self._boots_failed += 1
-        if not isinstance(exc, OSError | StorageFailure) or self._calm or self._boots_failed > 50:
+        if not isinstance(exc, OSError | StorageFailure) or self._is_calm or self._boots_failed > 50:
             self.history.report(f"the broker does not start: {exc!r}")
             raise exc
-        self._down(_BROKEN)
+        self._end_life(_BROKEN)
 
-    def _down(self, loss: PowerLoss) -> None:
-        self._loss = None
+    def _end_life(self, loss: PowerLoss) -> None:
+        self._next_loss = None
         effects = self.machine.fs.effects
         self.effects_of_first_life = self.effects_of_first_life or len(effects)
-        self._tell(f"life {self.machine.lives} ends, after {len(effects)} effects {effects[-2:]}: {loss}")
+        self._log_event(
+            f"life {self.machine.boot_count} ends, after {len(effects)} effects {effects[-2:]}: {loss}"
+        )
         self._note_errors()
         self._note_reports()
         self.machine.end(loss.keep, loss.keep_seed)
-        if self.faults.may_forget and loss.keep != "everything":
-            self._forget()
-        self.clients.call_later(loss.down_s, self._start)
+        if self.faults.may_lose_acknowledged and loss.keep != "everything":
+            self._forget_issued()
+        self.clients.call_later(loss.down_s, self._boot_broker)
 
-    def _forget(self) -> None:
+    def _forget_issued(self) -> None:
         """Forget producer ids given out and records shown: the power loss may have taken them back."""
-        self.history.pairs.clear()
+        self.history.issued_identities.clear()
         self.reader.start_over()
 
     def _note_reports(self) -> None:
@@ -354,11 +367,13 @@ class World:
         broker = self.machine.broker
         if broker is None:
             return
-        entries = broker.transactions.entries()
+        entries = broker.transactions.list_entries()
         for entry in () if isinstance(entries, Reject) else entries:
-            self._forced.update((outcome.writer, outcome.cause) for outcome in entry.forced)
-        for open_ in () if broker.comparison is None else broker.comparison.hanging:
-            if not self.faults.may_forget:
+            self._forced.update((outcome.writer, outcome.cause) for outcome in entry.forced_outcomes)
+        for open_ in (
+            () if broker.startup_comparison is None else broker.startup_comparison.hanging_transactions
+        ):
+            if not self.faults.may_lose_acknowledged:
                 self.history.report(f"hanging, though nothing can be lost: {open_}")
             self._hanging.add((open_.partition, open_.writer.producer_id))
 
@@ -373,45 +388,45 @@ class World:
         broker = self.machine.broker
         if broker is not None and self.random.random() < 0.5:
             stopping = self.machine.loop.create_task(broker.stop())
-            self._drive(stopping.done)
+            self._run_loops(stopping.done)
             stopping.result()
-        self._down(_KILLED)
+        self._end_life(_KILLED)
 
     # -- what clients do -----------------------------------------------------------------------------------
 
-    async def _work(self) -> None:
+    async def _run_clients(self) -> None:
         if self.faults.fresh_disk:
-            await self._make_topics()
+            await self._create_topics()
         if self._scenario is None:
             running = [self.clients.create_task(worker.run()) for worker in self.workers]
         else:
             running = [self.clients.create_task(self._scenario(self))]
         reading = self.clients.create_task(self.reader.run(0.02 if self._scenario is None else 0.2))
-        looking = self.clients.create_task(self._look(0.05))
+        looking = self.clients.create_task(self._check_periodically(0.05))
         for number, at in enumerate(self.faults.terminations_at_s):
             running.append(self.clients.create_task(self._terminate(at, number)))
-        running += [self.clients.create_task(work) for work in self._administrate()]
-        if self.faults.upgrade_at_s is not None and self.level < 2:
+        running += [self.clients.create_task(work) for work in self._administrator_tasks()]
+        if self.faults.upgrade_at_s is not None and self.transaction_version < 2:
             running.append(self.clients.create_task(self._upgrade(self.faults.upgrade_at_s)))
         for task in running:
             await task
         for task in (reading, looking):
             task.cancel()
 
-    def _administrate(self) -> Iterator[Coroutine[object, object, None]]:
+    def _administrator_tasks(self) -> Iterator[Coroutine[object, object, None]]:
         faults, admin = self.faults, self.administrator
         if faults.deletions_at_s:
             yield self._replace_topic(faults.deletions_at_s)
         for number, at in enumerate(faults.delete_records_at_s):
             yield admin.delete_records(at, PARTITIONS[number % len(PARTITIONS)])
         if faults.members_until_s is not None:
-            random, binds = Random(self.seed + 5), not faults.may_forget
-            group = Group(self.network, self.history, random, PARTITIONS[:2], binds)
+            random, binds = Random(self.seed + 5), not faults.may_lose_acknowledged
+            group = SimGroup(self.network, self.history, random, PARTITIONS[:2], binds)
             yield group.run(faults.members_until_s)
         for at in faults.markers_at_s:
-            yield admin.end_in_one_partition(at, PARTITIONS)
+            yield admin.abort_in_partition(at, PARTITIONS)
 
-    async def _make_topics(self) -> None:
+    async def _create_topics(self) -> None:
         topics = [CreatableTopic(name=n, num_partitions=p, replication_factor=1) for n, p in _TOPICS.items()]
         request = CreateTopicsRequest(topics=tuple(topics))
         missing = set(_TOPICS)
@@ -429,7 +444,7 @@ class World:
         await asyncio.sleep(at_s)
         key = FeatureUpdateKey(feature="transaction.version", max_version_level=2)
         request = UpdateFeaturesRequest(feature_updates=(key,))
-        while self.level < 2:
+        while self.transaction_version < 2:
             try:
                 answer = await self.network.call("admin", request, 1, UpdateFeaturesResponse)
             except NoReply:
@@ -438,17 +453,17 @@ class World:
                 continue
             if answer.error_code:
                 self.history.report(f"UpdateFeatures: {answer.error_code} {answer.error_message}")
-            self.level = 2
+            self.transaction_version = 2
 
-    async def _look(self, period_s: float) -> None:
+    async def _check_periodically(self, period_s: float) -> None:
         while True:
             await asyncio.sleep(period_s)
             self._check_stable_offsets()
             self._note_reports()
 
     def _check_stable_offsets(self) -> None:
-        if self.machine.alive:
-            for partition in self._find(PARTITIONS):
+        if self.machine.is_alive:
+            for partition in self._find_partitions(PARTITIONS):
                 with self.disk.suspended():
                     for wrong in checkers.check_stable_offset(partition):
                         self.history.report(wrong)
@@ -457,27 +472,27 @@ class World:
         """Send InitProducerId without keep and without 2PC, as forceTerminateTransaction does."""
         await asyncio.sleep(at_s)
         owner = self.workers[number % len(self.workers)].owner
-        admin = Producer(owner, Kind(timeout_ms=60_000), self.network, self.history, lambda: None)
+        admin = SimProducer(owner, ClientProfile(timeout_ms=60_000), self.network, self.history, lambda: None)
         await admin.init()
 
-    async def _settle(self) -> None:
+    async def _recover_all(self) -> None:
         """Let late requests arrive, then recover every id, then wait until nothing is open."""
         for _ in range(20):
             await asyncio.sleep((self.faults.late_max_s + 0.5) / 20)
             self._note_reports()
         for worker in self.workers:
             await worker.finish()
-        await self._settled()
+        await self._wait_until_idle()
 
-    async def _settled(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Wait until nothing is open; a transaction that a start has reopened ends by its timeout."""
         for tries in range(600):
-            if self.machine.alive and not self._busy():
+            if self.machine.is_alive and not self._find_busy_entries():
                 return
             await asyncio.sleep(0.02 if tries < 200 else 0.5)
-        self.history.report(f"still busy at the end: {self._busy()}")
+        self.history.report(f"still busy at the end: {self._find_busy_entries()}")
 
-    def _busy(self) -> list[str]:
+    def _find_busy_entries(self) -> list[str]:
         entries = self._coordinator_entries()
         if isinstance(entries, Reject):
             return [entries.reason]
@@ -489,14 +504,14 @@ class World:
         broker = self.machine.broker
         if broker is None:
             return []
-        found = [broker.topics.partition(name.topic, name.partition) for name in names]
+        found = [broker.topics.find_partition(name.topic, name.partition) for name in names]
         return [partition for partition in found if partition is not None]
 
     def _coordinator_entries(self) -> tuple[TxnEntry, ...] | Reject:
         broker = self.machine.broker
         if broker is None:
             raise RuntimeError("the broker is down")
-        return broker.transactions.entries()
+        return broker.transactions.list_entries()
 
     def _entries(self) -> dict[str, TxnEntry]:
         entries = self._coordinator_entries()
@@ -513,40 +528,40 @@ class World:
         self._note_reports()
         for owner in sorted(before.keys() | after.keys()):
             live, replayed = before.get(owner), after.get(owner)
-            if self.level == 0 and live is not None and replayed is not None:
-                live = replace(live, forced=(), superseded=None, transaction_version=0)
-                replayed = replace(replayed, superseded=None)
+            if self.transaction_version == 0 and live is not None and replayed is not None:
+                live = replace(live, forced_outcomes=(), previous_identity=None, transaction_version=0)
+                replayed = replace(replayed, previous_identity=None)
             if live != replayed and not self._hanging:
                 self.history.report(f"replayed {replayed}, live it was {live}")
 
-    async def _check(self) -> None:
+    async def _check_final_state(self) -> None:
         self._note_reports()
         broker, report = self.machine.broker, self.history.report
         if broker is None:
             report("the broker is down at the end")
             return
-        partitions = {partition.topic_partition: partition for partition in broker.topics.all_partitions()}
+        partitions = {partition.topic_partition: partition for partition in broker.topics.list_partitions()}
         batches = {
             name: self._scan(partition)
             for name, partition in partitions.items()
-            if name.topic != TRANSACTION_STATE
+            if name.topic != TRANSACTION_STATE_TOPIC
         }
         decided = {
-            name: checkers.decide(found, partitions[name].log.log_end_offset)
+            name: checkers.decide_transactions(found, partitions[name].log.log_end_offset)
             for name, found in batches.items()
         }
-        visible = {name: decided[name].visible for name in PARTITIONS}
+        visible = {name: decided[name].visible_texts for name in PARTITIONS}
         self._note_retention()
-        await self._compare_reading(visible)
+        await self._compare_readers(visible)
         entries = tuple(self._entries().values())
         found = [
-            *checkers.check_texts(batches, self.history.texts_of_torn()),
-            *(() if self.faults.may_forget else checkers.check_gone(self.history, visible)),
+            *checkers.check_texts(batches, self.history.texts_in_aborted_partitions()),
+            *(() if self.faults.may_lose_acknowledged else checkers.check_deleted(self.history, visible)),
             *checkers.check_order(self.history, visible),
             *checkers.check_markers(self.history, decided, self._hanging),
             *checkers.check_entries(entries, decided, self._hanging),
         ]
-        if self.faults.may_forget:
+        if self.faults.may_lose_acknowledged:
             found += checkers.check_aborted(self.history, visible)
         else:
             found += checkers.check_atomic(self.history, visible)
@@ -557,15 +572,15 @@ class World:
         self._check_stable_offsets()
         self._note_errors()
 
-    async def _compare_reading(self, visible: Mapping[TopicPartition, list[str]]) -> None:
+    async def _compare_readers(self, visible: Mapping[TopicPartition, list[str]]) -> None:
         """Compare what readers were shown, all along and now, with what the batches come to (1)."""
-        anew = Reader("reader anew", PARTITIONS, self.network, self.history)
-        anew.expects, anew.start_of = self._expects, self._start_of
-        may_go = self.history.may_go
+        anew = ReadCommittedReader("reader anew", PARTITIONS, self.network, self.history)
+        anew.is_expected_error, anew.start_of = self._is_expected_error, self._log_start_offset
+        may_go = self.history.may_be_deleted
         for reader in (self.reader, anew):
             await reader.read_to_end()
             for name, texts in visible.items():
-                shown = [text for text in reader.shown[name].texts if text not in may_go]
+                shown = [text for text in reader.views[name].texts if text not in may_go]
                 texts = [text for text in texts if text not in may_go]
                 held_back = any(partition == name for partition, _ in self._hanging)
                 if shown != (texts[: len(shown)] if held_back else texts):
@@ -573,7 +588,7 @@ class World:
 
     async def _check_offsets(self) -> None:
         for worker in self.workers:
-            if not worker.kind.offsets:
+            if not worker.profile.sends_offsets:
                 continue
             partition = PARTITIONS[0]
             topics = (
@@ -589,39 +604,43 @@ class World:
                     for wrong in checkers.check_offset(self.history, worker.owner, number):
                         self.history.report(wrong)
 
-    def _find(self, names: Collection[TopicPartition]) -> list[Partition]:
-        return self._partitions(tuple(names)) if self.machine.alive else []
+    def _find_partitions(self, names: Collection[TopicPartition]) -> list[Partition]:
+        return self._partitions(tuple(names)) if self.machine.is_alive else []
 
     async def _replace_topic(self, times_s: Sequence[float]) -> None:
         begun_s = asyncio.get_running_loop().time()
         for at_s in times_s:
             wait_s = begun_s + at_s - asyncio.get_running_loop().time()
-            await self.administrator.replace_topic(max(0.0, wait_s), _SCRAP, [TopicPartition(_SCRAP, 0)])
+            await self.administrator.replace_topic(
+                max(0.0, wait_s), _REPLACED_TOPIC, [TopicPartition(_REPLACED_TOPIC, 0)]
+            )
 
     def _topic_replaced(self, topic: str) -> None:
         self.reader.start_over(topic=topic)
-        if self.faults.may_forget:
+        if self.faults.may_lose_acknowledged:
             return
-        for partition in self._find([TopicPartition(topic, 0)]):
+        for partition in self._find_partitions([TopicPartition(topic, 0)]):
             texts = [text for batch in self._scan(partition) for text in batch.texts]
-            for wrong in checkers.check_gone(self.history, {partition.topic_partition: texts}):
+            for wrong in checkers.check_deleted(self.history, {partition.topic_partition: texts}):
                 self.history.report(wrong)
 
-    def _scan(self, partition: Partition) -> list[checkers.Batch]:
+    def _scan(self, partition: Partition) -> list[checkers.LogBatch]:
         with self.disk.suspended():
-            return checkers.scan(partition)
+            return checkers.scan_partition(partition)
 
     def _note_retention(self) -> None:
         """Note which records retention may take, by their timestamps and the broker's latest time."""
-        self._note_time()
+        self._record_clock()
         if self.faults.retention_ms is not None:
             oldest_ms = self._latest_ms - self.faults.retention_ms
-            self.history.may_go |= {text for text, at in self.history.sent_ms.items() if at <= oldest_ms}
+            self.history.may_be_deleted |= {
+                text for text, at in self.history.sent_ms.items() if at <= oldest_ms
+            }
 
-    def _expects(self, partition: TopicPartition, code: ErrorCode) -> bool:
+    def _is_expected_error(self, partition: TopicPartition, code: ErrorCode) -> bool:
         """Return whether a reader may get this error: partitions and records are deleted, the disk fails."""
         faults = self.faults
-        replaced = bool(faults.deletions_at_s) and partition.topic == _SCRAP
+        replaced = bool(faults.deletions_at_s) and partition.topic == _REPLACED_TOPIC
         match code:
             case ErrorCode.OFFSET_OUT_OF_RANGE:
                 return replaced or bool(faults.delete_records_at_s) or faults.retention_ms is not None
@@ -630,24 +649,24 @@ class World:
             case _:
                 return code is ErrorCode.KAFKA_STORAGE_ERROR and self.machine.is_broken
 
-    def _start_of(self, name: TopicPartition) -> int:
-        found = self._find((name,))
+    def _log_start_offset(self, name: TopicPartition) -> int:
+        found = self._find_partitions((name,))
         return found[0].log.log_start_offset if found else 0
 
-    def _look_at(self, exchange: Exchange) -> None:
+    def _on_exchange(self, exchange: RequestExchange) -> None:
         self.result.requests += 1
         if not self.machine.is_broken:
             checkers.check_answer(self.history, exchange)
 
     def _count_outcomes(self) -> None:
-        told = [txn.told for txn in self.history.txns]
-        self.result.lives = self.machine.lives
+        told = [txn.reported_outcome for txn in self.history.txns]
+        self.result.boot_count = self.machine.boot_count
         self.result.committed, self.result.aborted = told.count(True), told.count(False)
         self.result.unknown = told.count(None)
 
 
 def _is_idle(entry: TxnEntry) -> bool:
-    return isinstance(entry.phase, Idle)
+    return isinstance(entry.phase, IdlePhase)
 
 
 _KILLED: Final = PowerLoss(after_effects=None, after_s=0, keep="everything", keep_seed=0, down_s=0.0)
@@ -655,10 +674,10 @@ _BROKEN: Final = PowerLoss(after_effects=None, after_s=0, keep="nothing", keep_s
 
 
 @lru_cache
-def image_of(level: int) -> Image:
+def build_disk_image(level: int) -> DiskImage:
     """Return a data directory with all topics, and ids whose epochs are nearly spent. Cost: 10 ms, once."""
     time = VirtualTime()
-    machine = Machine(_SETTINGS, time, Random(0))
+    machine = BrokerMachine(_SETTINGS, time, Random(0))
     machine.start()
 
     async def furnish() -> None:
@@ -666,23 +685,25 @@ def image_of(level: int) -> Image:
         broker = machine.broker
         if broker is None:
             raise RuntimeError("the broker did not start")
-        broker.store.set_features(1, {"transaction.version": level})
+        broker.metadata_store.set_features(1, {"transaction.version": level})
         for name, partitions in _TOPICS.items():
-            await broker.topics.create(NewTopic(name, partitions))
-        await broker.transactions.prepare()
-        for left in NEARLY_SPENT:
+            await broker.topics.create(TopicSpec(name, partitions))
+        await broker.transactions.ensure_topic()
+        for left in EPOCHS_REMAINING:
             owner = TransactionalId(f"spent-{left}")
-            client = Identity(await broker.new_producer_id(), ProducerEpoch(INT16_MAX - 1 - left))
+            client = ProducerIdAndEpoch(
+                await broker.generate_producer_id(), ProducerEpoch(INT16_MAX - 1 - left)
+            )
             entry = TxnEntry(
                 transactional_id=owner,
-                phase=Idle(outcome=Outcome.COMMIT, started_ms=TimestampMs(START_MS)),
+                phase=IdlePhase(outcome=TransactionResult.COMMIT, started_ms=TimestampMs(START_MS)),
                 client=client,
-                superseded=None,
+                previous_identity=None,
                 timeout_ms=60_000,
                 transaction_version=level,
                 updated_ms=TimestampMs(START_MS),
             )
-            found = broker.topics.partition(TRANSACTION_STATE, partition_of(owner, 2))
+            found = broker.topics.find_partition(TRANSACTION_STATE_TOPIC, partition_for(owner, 2))
             if found is None:
                 raise RuntimeError("there is no __transaction_state")
             batch = encode_batch_of([EntryStored(entry=entry)], TimestampMs(START_MS), level)
@@ -691,10 +712,10 @@ def image_of(level: int) -> Image:
 
     task = machine.loop.create_task(furnish())
     while not task.done():
-        machine.loop.turn()
-        due = machine.loop.next_s()
+        machine.loop.run_ready()
+        due = machine.loop.next_callback_s()
         if due is not None:
             time.now_s = max(time.now_s, due)
     task.result()
     machine.loop.kill()
-    return machine.image()
+    return machine.capture_image()

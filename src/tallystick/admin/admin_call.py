@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
 
 from tallystick.admin.errors import BrokerDown
-from tallystick.client.errors import ClientError, NotSupported, UnknownTopic, Unreachable, refused
+from tallystick.client.errors import ClientError, NotSupported, UnknownTopic, Unreachable, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.retry import Deadline
 from tallystick.kernel.codes import ErrorCode
@@ -22,8 +22,8 @@ R = TypeVar("R")
 
 # A broker is given up after this many refused connections; with the default backoffs within a second.
 CONNECT_ATTEMPTS: Final = 3
-UNKNOWN_ATTEMPTS: Final = 3
-UNDER_WAY_MAX: Final = 64
+UNKNOWN_TOPIC_ATTEMPTS: Final = 3
+CONCURRENT_MAX: Final = 64
 PARTITIONS_PER_REQUEST: Final = 500  # as in Kafka's tools
 
 
@@ -60,9 +60,9 @@ class Answers(Generic[K, V]):
         return self.found
 
 
-async def gather(keys: Iterable[K], ask: Callable[[K], Awaitable[V]]) -> Answers[K, V]:
+async def gather_answers(keys: Iterable[K], ask: Callable[[K], Awaitable[V]]) -> Answers[K, V]:
     """Ask for every key concurrently; a ClientError becomes the key's failure."""
-    places = asyncio.Semaphore(UNDER_WAY_MAX)
+    places = asyncio.Semaphore(CONCURRENT_MAX)
     found: dict[K, V] = {}
     failures: dict[K, ClientError] = {}
 
@@ -79,35 +79,35 @@ async def gather(keys: Iterable[K], ask: Callable[[K], Awaitable[V]]) -> Answers
     return Answers(found, failures)
 
 
-class Asker:
+class AdminCall:
     """Requests of one administration call, which share its deadline."""
 
     def __init__(self, cluster: Cluster, deadline: Deadline) -> None:
         self.cluster = cluster
         self.deadline = deadline
 
-    def step(self) -> "Asker":
+    def halve_deadline(self) -> "AdminCall":
         """Return an Asker for one of several steps, with half of the time that is left.
 
         A step that cannot be answered then leaves time for the steps after it [ADM-2].
         """
-        left_ms = self.deadline.left_ms(self.cluster.now_ms())
-        limit = f"half of what was left of {self.deadline.limit}"
-        return Asker(self.cluster, self.cluster.deadline(limit, left_ms // 2))
+        left_ms = self.deadline.remaining_ms(self.cluster.now_ms())
+        limit_name = f"half of what was left of {self.deadline.limit_name}"
+        return AdminCall(self.cluster, self.cluster.start_deadline(limit_name, left_ms // 2))
 
-    async def brokers(self, wanted: Sequence[int] | None = None) -> tuple[int, ...]:
+    async def list_brokers(self, wanted: Sequence[int] | None = None) -> tuple[int, ...]:
         """Return the ids of all brokers, or `wanted`.
 
         Raises: NotSupported if the cluster does not list one of them.
         """
-        image = await self.cluster.retrying("Metadata", "", self.cluster.refresh, self.deadline)
+        image = await self.cluster.run_with_retries("Metadata", "", self.cluster.refresh, self.deadline)
         for node_id in wanted or ():
             if node_id not in image.nodes:
                 known = ", ".join(map(str, sorted(image.nodes)))
                 raise NotSupported(f"broker {node_id}", f"the cluster lists {known}")
         return tuple(sorted(image.nodes)) if wanted is None else tuple(wanted)
 
-    async def of_broker(
+    async def send_to_broker(
         self,
         node_id: int,
         request: object,
@@ -132,12 +132,12 @@ class Asker:
             told = code(found)
             number, text = told if isinstance(told, tuple) else (told, None)
             if number:
-                raise refused(api, subject, number, text)
+                raise build_broker_error(api, subject, number, text)
             return found
 
-        return await self.cluster.retrying(api, subject, attempt, self.deadline)
+        return await self.cluster.run_with_retries(api, subject, attempt, self.deadline)
 
-    async def of_coordinator(
+    async def send_to_coordinator(
         self, kind: str, key: str, request: object, answer: type[R], code: Callable[[R], int]
     ) -> tuple[int, R]:
         """Ask the coordinator of a transactional id or a group.
@@ -147,15 +147,15 @@ class Asker:
         api = type(request).__name__.removesuffix("Request")
 
         async def attempt() -> tuple[int, R]:
-            node = await self.cluster.coordinator("group" if kind == "group" else "transaction", key)
+            node = await self.cluster.find_coordinator("group" if kind == "group" else "transaction", key)
             found = await self.cluster.send(node, request, answer)
             if number := code(found):
-                raise refused(api, key, number)
+                raise build_broker_error(api, key, number)
             return node, found
 
-        return await self.cluster.retrying(api, key, attempt, self.deadline)
+        return await self.cluster.run_with_retries(api, key, attempt, self.deadline)
 
-    async def rounds(
+    async def send_with_retries(
         self,
         api: str,
         keys: Iterable[K],
@@ -179,12 +179,12 @@ class Asker:
             except ClientError as exc:
                 told = dict.fromkeys(left, exc)
             for key, failed_before in tuple(left.items()):
-                each = told.get(key) if key in told else _missing(api, key)
+                each = told.get(key) if key in told else _missing_key_error(api, key)
                 if isinstance(each, ClientError):
                     before = failures.get(key)
                     failures[key] = each if before is None else each.after(before.effect)
                     left[key] += 1
-                    if not _worth_repeating(each, failed_before):
+                    if not _is_retriable(each, failed_before):
                         del left[key]
                 else:
                     # None is a valid answer here, because `told` contains the key.
@@ -195,12 +195,12 @@ class Asker:
                 raise failures[next(iter(left))]
 
         try:
-            await self.cluster.retrying(api, "", attempt, self.deadline)
+            await self.cluster.run_with_retries(api, "", attempt, self.deadline)
         except ClientError as exc:
             failures |= dict.fromkeys(left, exc)
         return Answers(found, failures)
 
-    async def of_leaders(
+    async def send_to_leaders(
         self,
         partitions: Iterable[TopicPartition],
         ask: Callable[[int, Sequence[TopicPartition]], Awaitable[Mapping[TopicPartition, V | ClientError]]],
@@ -216,26 +216,26 @@ class Asker:
 
         async def one_round(some: Sequence[TopicPartition]) -> Mapping[TopicPartition, V | ClientError]:
             answers: dict[TopicPartition, V | ClientError] = {}
-            batches = await self._batches(some, broker_id, answers)
-            told = await gather(batches, lambda batch: ask(batch[0], batch[1]))
+            batches = await self._batch_by_broker(some, broker_id, answers)
+            told = await gather_answers(batches, lambda batch: ask(batch[0], batch[1]))
             for each in told.found.values():
                 answers |= each
             for batch, failure in told.failures.items():
                 answers |= dict.fromkeys(batch[1], failure)
             return answers
 
-        return await self.rounds(api, partitions, one_round)
+        return await self.send_with_retries(api, partitions, one_round)
 
-    async def controller(self) -> int:
+    async def find_controller(self) -> int:
         """Return the broker to send topic changes to; with KRaft any broker, which forwards them."""
         image = self.cluster.image
-        if image.controller is None or image.controller not in image.nodes:
+        if image.controller_id is None or image.controller_id not in image.nodes:
             image = await self.cluster.refresh()
-        if image.controller is None or image.controller not in image.nodes:
-            raise refused("Metadata", "controller", ErrorCode.NOT_CONTROLLER)
-        return image.controller
+        if image.controller_id is None or image.controller_id not in image.nodes:
+            raise build_broker_error("Metadata", "controller", ErrorCode.NOT_CONTROLLER)
+        return image.controller_id
 
-    async def _batches(
+    async def _batch_by_broker(
         self,
         partitions: Sequence[TopicPartition],
         broker_id: int | None,
@@ -245,7 +245,7 @@ class Asker:
         by_node: dict[int, list[TopicPartition]] = {}
         for at in partitions:
             try:
-                node = await self.cluster.node_for(at) if broker_id is None else broker_id
+                node = await self.cluster.find_leader(at) if broker_id is None else broker_id
             except ClientError as exc:
                 answers[at] = exc
             else:
@@ -257,17 +257,17 @@ class Asker:
         ]
 
 
-def _worth_repeating(failure: ClientError, failed_before: int) -> bool:
+def _is_retriable(failure: ClientError, failed_before: int) -> bool:
     # A new topic may be unknown to a broker for a moment, a mistyped one is unknown for ever.
-    unknown = isinstance(failure, UnknownTopic) and failed_before + 1 >= UNKNOWN_ATTEMPTS
+    unknown = isinstance(failure, UnknownTopic) and failed_before + 1 >= UNKNOWN_TOPIC_ATTEMPTS
     return failure.remedy.repeats and not unknown
 
 
-def _missing(api: str, key: object) -> ClientError:
-    return refused(api, key, ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
+def _missing_key_error(api: str, key: object) -> ClientError:
+    return build_broker_error(api, key, ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
 
 
-def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
     """Group partition indexes by topic, as requests need them."""
     topics: dict[str, list[int]] = {}
     for at in partitions:

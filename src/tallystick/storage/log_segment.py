@@ -2,7 +2,8 @@
 
 The indexes of the last segment live in memory and are written at roll, checkpoint and close: they can always
 be rebuilt from the log, so a crash may lose them, and an append costs one system call.
-A closed segment may have its file and indexes unloaded; `Residents` bounds how many stay open in all logs.
+A closed segment may have its file and indexes unloaded; `OpenSegmentCache` bounds how many stay open in all
+logs.
 """
 
 from collections import OrderedDict
@@ -12,31 +13,31 @@ from typing import Final
 
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import HEADER_SIZE, LOG_OVERHEAD, BatchHeader
-from tallystick.storage import segment as naming
-from tallystick.storage.aborted import AbortedIndex, AbortedTxn, encode_aborted, scan_aborted
+from tallystick.storage import segment_scan as naming
 from tallystick.storage.fs import File, FileSystem
-from tallystick.storage.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex, fits_relative
+from tallystick.storage.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex, fits_relative_offset
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.recovery import CorruptLog
-from tallystick.storage.segment import Scanner, file_name
+from tallystick.storage.segment_scan import SegmentScanner, make_file_name
+from tallystick.storage.transaction_index import AbortedTxn, TransactionIndex, decode_aborted, encode_aborted
 
 # Bytes read to scan from an index entry to a batch: an index interval and the header after it.
-_WALK_BYTES: Final = 8192
+_SCAN_BYTES: Final = 8192
 
 _SPAN: Final = Struct(">qi11xi")  # base offset, length, …, last offset delta
 _SPAN_SIZE: Final = _SPAN.size
 
 
-class Residents:
+class OpenSegmentCache:
     """Closed segments whose file and indexes are open; the least recently used are unloaded [LOG-9]."""
 
     def __init__(self, files_max: int = 256, index_bytes_max: int = 16 * MIB) -> None:
         self._files_max = files_max
         self._index_bytes_max = index_bytes_max
         self._index_bytes = 0
-        self._segments: OrderedDict[Segment, int] = OrderedDict()
+        self._segments: OrderedDict[LogSegment, int] = OrderedDict()
 
-    def use(self, segment: "Segment") -> None:
+    def touch(self, segment: "LogSegment") -> None:
         if segment in self._segments:
             self._segments.move_to_end(segment)
             return
@@ -50,11 +51,11 @@ class Residents:
             self._index_bytes -= size
             oldest.unload()
 
-    def forget(self, segment: "Segment") -> None:
+    def discard(self, segment: "LogSegment") -> None:
         self._index_bytes -= self._segments.pop(segment, 0)
 
 
-class Segment:
+class LogSegment:
     """The files of one base offset. Owned by its log, used by one thread; `sync` may run in another."""
 
     def __init__(
@@ -63,59 +64,59 @@ class Segment:
         directory: str,
         base_offset: int,
         index_interval_bytes: int,
-        residents: Residents,
+        residents: OpenSegmentCache,
     ) -> None:
         self._fs = fs
         self._directory = directory
         self.base_offset = base_offset
         self.size = 0
-        self.active = False
-        self.unsynced = False  # bytes were written since the last sync began
-        self._syncing = False
+        self.is_active = False
+        self.is_unsynced = False  # bytes were written since the last sync began
+        self._is_syncing = False
         self.rolling_timestamp: int | None = None
-        self.aborted: AbortedIndex | None = None
-        self._aborted_unwritten: list[AbortedTxn] = []
+        self.transaction_index: TransactionIndex | None = None
+        self._unwritten_aborted: list[AbortedTxn] = []
         self._index_interval_bytes = index_interval_bytes
-        self._residents = residents
+        self._cache = residents
         self._file: File | None = None
         self._index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
-        self._largest: tuple[int, int] | None = None  # timestamp, last offset of its batch
-        self._damage: CorruptLog | None = None
+        self._largest_timestamp: tuple[int, int] | None = None  # timestamp, last offset of its batch
+        self._corruption: CorruptLog | None = None
         self._bytes_since_entry = 0
-        self._written = [0, 0]  # number of index entries in the files
+        self._entries_written = [0, 0]  # number of index entries in the files
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def path(self, suffix: str) -> str:
-        return f"{self._directory}/{file_name(self.base_offset, suffix)}"
+    def make_path(self, suffix: str) -> str:
+        return f"{self._directory}/{make_file_name(self.base_offset, suffix)}"
 
     def create(self) -> None:
         """Create the empty files of the last segment."""
-        self._file = self._fs.open_append(self.path(naming.LOG))
-        self._index, self._time_index, self.aborted = OffsetIndex(), TimeIndex(), AbortedIndex()
-        self._largest = (NO_TIMESTAMP, self.base_offset)
-        self.active = True
-        for suffix in (naming.INDEX, naming.TIME_INDEX):
-            self._fs.open_append(self.path(suffix)).close()
+        self._file = self._fs.open_append(self.make_path(naming.LOG_SUFFIX))
+        self._index, self._time_index, self.transaction_index = OffsetIndex(), TimeIndex(), TransactionIndex()
+        self._largest_timestamp = (NO_TIMESTAMP, self.base_offset)
+        self.is_active = True
+        for suffix in (naming.INDEX_SUFFIX, naming.TIME_INDEX_SUFFIX):
+            self._fs.open_append(self.make_path(suffix)).close()
 
     def open_active(self) -> None:
         """Open an existing segment as the last one, so that it can grow."""
-        self._file = self._fs.open_append(self.path(naming.LOG))
+        self._file = self._fs.open_append(self.make_path(naming.LOG_SUFFIX))
         self.size = self._file.size()
         self._load_indexes()
-        self.active = True
+        self.is_active = True
         first = self._file.pread(HEADER_SIZE, 0)
         if len(first) == HEADER_SIZE:
             self.rolling_timestamp = int.from_bytes(first[35:43], "big", signed=True)
-        self._residents.forget(self)
+        self._cache.discard(self)
 
     def become_active(self) -> None:
         """Make this the last segment, which will grow; called after a scan."""
-        self.active = True
-        self._residents.forget(self)
+        self.is_active = True
+        self._cache.discard(self)
 
-    def cut(self, size: int) -> None:
+    def truncate_to(self, size: int) -> None:
         """Truncate the file to the valid size found by a scan, and sync it. Raises OSError."""
         self.file.truncate(size)
         self.file.sync()
@@ -123,15 +124,15 @@ class Segment:
     @property
     def file(self) -> File:
         if self._file is None:
-            self._file = self._fs.open_append(self.path(naming.LOG))
-            self._residents.use(self)
+            self._file = self._fs.open_append(self.make_path(naming.LOG_SUFFIX))
+            self._cache.touch(self)
         return self._file
 
     @property
     def index(self) -> OffsetIndex:
         if self._index is None:
             self._load_indexes()
-            self._residents.use(self)
+            self._cache.touch(self)
         assert self._index is not None  # for the type checker: _load_indexes sets it
         return self._index
 
@@ -139,7 +140,7 @@ class Segment:
     def time_index(self) -> TimeIndex:
         if self._time_index is None:
             self._load_indexes()
-            self._residents.use(self)
+            self._cache.touch(self)
         assert self._time_index is not None  # as above
         return self._time_index
 
@@ -149,184 +150,194 @@ class Segment:
 
     def _load_indexes(self) -> None:
         """Load the indexes from their files, or rebuild them from the log if missing or implausible."""
-        index = OffsetIndex.decode(self._read(naming.INDEX))
-        times = TimeIndex.decode(self._read(naming.TIME_INDEX))
+        index = OffsetIndex.decode(self._read_file(naming.INDEX_SUFFIX))
+        times = TimeIndex.decode(self._read_file(naming.TIME_INDEX_SUFFIX))
         if index is None or times is None or (index.positions and index.positions[-1] >= self.size):
-            self._rebuild_trusted()
+            self._rebuild_valid_segment()
             return
         self._index, self._time_index = index, times
-        self._written = [len(index), len(times)]
-        last = times.last
-        self._largest = (last[0], self.base_offset + last[1]) if last else (NO_TIMESTAMP, self.base_offset)
+        self._entries_written = [len(index), len(times)]
+        last = times.last_entry
+        self._largest_timestamp = (
+            (last[0], self.base_offset + last[1]) if last else (NO_TIMESTAMP, self.base_offset)
+        )
         self._bytes_since_entry = self.size - index.positions[-1] if index.positions else self.size
 
-    def _rebuild_trusted(self) -> None:
+    def _rebuild_valid_segment(self) -> None:
         """Rebuild the indexes of a segment that was found valid before: there is nothing to cut."""
-        if self._damage is None:
-            scanner = Scanner(self.file.pread, self.size, self.base_offset)
-            for _ in self.rebuild(scanner):
+        if self._corruption is None:
+            scanner = SegmentScanner(self.file.pread, self.size, self.base_offset)
+            for _ in self.rebuild_indexes(scanner):
                 pass
-            if (bad := scanner.bad) is None:
-                self.end_rebuild(scanner.valid_end)
+            if (bad := scanner.fault) is None:
+                self.finish_rebuild(scanner.valid_end)
                 return
-            self._index = self._time_index = self._largest = None
-            self._damage = CorruptLog(self.path(naming.LOG), bad.position, bad.expected, bad.found)
-        raise self._damage
+            self._index = self._time_index = self._largest_timestamp = None
+            self._corruption = CorruptLog(
+                self.make_path(naming.LOG_SUFFIX), bad.position, bad.expected, bad.found
+            )
+        raise self._corruption
 
-    def _read(self, suffix: str) -> bytes | None:
-        path = self.path(suffix)
+    def _read_file(self, suffix: str) -> bytes | None:
+        path = self.make_path(suffix)
         return self._fs.read_bytes(path) if self._fs.exists(path) else None
 
-    def rebuild(self, scanner: Scanner) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Rebuild the indexes from every valid batch, and yield each; `end_rebuild` must follow."""
+    def rebuild_indexes(self, scanner: SegmentScanner) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Rebuild the indexes from every valid batch, and yield each; `finish_rebuild` must follow."""
         self._index, self._time_index = OffsetIndex(), TimeIndex()
-        self._written = [0, 0]
-        self._largest, self._bytes_since_entry, self.rolling_timestamp = (
+        self._entries_written = [0, 0]
+        self._largest_timestamp, self._bytes_since_entry, self.rolling_timestamp = (
             (NO_TIMESTAMP, self.base_offset),
             0,
             None,
         )
-        for position, header, data in scanner.batches():
-            self._note(header, header.base_offset, position)
+        for position, header, data in scanner.iter_batches():
+            self._update_indexes(header, header.base_offset, position)
             yield header, data
 
-    def end_rebuild(self, valid_end: int) -> None:
+    def finish_rebuild(self, valid_end: int) -> None:
         """Set the segment's end to that of the scan, and write its indexes."""
         self.size = valid_end
-        self.end_indexes()
+        self.complete_indexes()
 
-    def load_aborted(self) -> AbortedIndex:
+    def load_transaction_index(self) -> TransactionIndex:
         """Return aborted transactions whose marker is in this segment, loading them if needed."""
-        if self.aborted is None:
+        if self.transaction_index is None:
             try:
-                txns, _ = scan_aborted(self._read(naming.TXN_INDEX) or b"", self.path(naming.TXN_INDEX))
+                txns, _ = decode_aborted(
+                    self._read_file(naming.TXN_INDEX_SUFFIX) or b"", self.make_path(naming.TXN_INDEX_SUFFIX)
+                )
             except MalformedFile:
                 txns = []
-            self.aborted = AbortedIndex(txns)
-        return self.aborted
+            self.transaction_index = TransactionIndex(txns)
+        return self.transaction_index
 
-    def add_aborted(self, txn: AbortedTxn) -> None:
-        """Add an entry in memory; `write_aborted` must follow before the segment is closed."""
-        self.load_aborted().append(txn)
-        self._aborted_unwritten.append(txn)
+    def add_aborted_txn(self, txn: AbortedTxn) -> None:
+        """Add an entry in memory; `write_transaction_index` must follow before the segment is closed."""
+        self.load_transaction_index().append(txn)
+        self._unwritten_aborted.append(txn)
 
-    def write_aborted(self) -> None:
+    def write_transaction_index(self) -> None:
         """Write the new entries. On OSError, which it raises, the file is restored as far as possible."""
-        if not self._aborted_unwritten:
+        if not self._unwritten_aborted:
             return
-        file = self._fs.open_append(self.path(naming.TXN_INDEX))
+        file = self._fs.open_append(self.make_path(naming.TXN_INDEX_SUFFIX))
         size = file.size()
         try:
-            file.write([encode_aborted(txn) for txn in self._aborted_unwritten])
+            file.write([encode_aborted(txn) for txn in self._unwritten_aborted])
         except OSError:
             file.truncate(size)
             raise
         finally:
             file.close()
-        self._aborted_unwritten.clear()
+        self._unwritten_aborted.clear()
 
-    def reset_aborted(self) -> None:
+    def reset_transaction_index(self) -> None:
         """Forget the entries before a scan that finds them all again."""
-        if self._fs.exists(self.path(naming.TXN_INDEX)):
-            self._fs.remove(self.path(naming.TXN_INDEX))
-        self.aborted = AbortedIndex()
-        self._aborted_unwritten.clear()
+        if self._fs.exists(self.make_path(naming.TXN_INDEX_SUFFIX)):
+            self._fs.remove(self.make_path(naming.TXN_INDEX_SUFFIX))
+        self.transaction_index = TransactionIndex()
+        self._unwritten_aborted.clear()
 
     def write_indexes(self) -> None:
         """Write the entries of the indexes in memory that are not in their files yet."""
-        self.write_aborted()
+        self.write_transaction_index()
         for slot, (suffix, index) in enumerate(
-            ((naming.INDEX, self._index), (naming.TIME_INDEX, self._time_index))
+            ((naming.INDEX_SUFFIX, self._index), (naming.TIME_INDEX_SUFFIX, self._time_index))
         ):
             if index is None:
                 continue
-            file = self._fs.open_append(self.path(suffix))
+            file = self._fs.open_append(self.make_path(suffix))
             try:
-                expected = self._written[slot] * (index.size_bytes // max(1, len(index)))
+                expected = self._entries_written[slot] * (index.size_bytes // max(1, len(index)))
                 if file.size() != expected:
                     file.truncate(expected)  # an earlier write failed half-way
-                file.write([index.encode_from(self._written[slot])])
+                file.write([index.encode_from(self._entries_written[slot])])
             finally:
                 file.close()
-            self._written[slot] = len(index)
+            self._entries_written[slot] = len(index)
 
     def sync(self) -> None:
         """Block until the log bytes written so far are on disk. Any thread."""
-        if not self.unsynced:
+        if not self.is_unsynced:
             return
         # Either flag is set until the end, so that the file is not closed meanwhile. An append during
-        # the sync sets `unsynced` again.
-        self._syncing = True
-        self.unsynced = False
+        # the sync sets `is_unsynced` again.
+        self._is_syncing = True
+        self.is_unsynced = False
         try:
             self.file.sync()
         finally:
-            self._syncing = False
+            self._is_syncing = False
 
     def sync_indexes(self) -> None:
         """Block until the index files are on disk, before the recovery point passes this segment."""
-        for suffix in (naming.INDEX, naming.TIME_INDEX, naming.TXN_INDEX):
-            if self._fs.exists(self.path(suffix)):
-                file = self._fs.open_append(self.path(suffix))
+        for suffix in (naming.INDEX_SUFFIX, naming.TIME_INDEX_SUFFIX, naming.TXN_INDEX_SUFFIX):
+            if self._fs.exists(self.make_path(suffix)):
+                file = self._fs.open_append(self.make_path(suffix))
                 try:
                     file.sync()
                 finally:
                     file.close()
 
-    def _end_time_index(self) -> None:
+    def _complete_time_index(self) -> None:
         # As Kafka does, the greatest timestamp of the segment is the last entry, interval or not.
-        assert self._largest is not None
+        assert self._largest_timestamp is not None
         assert self._time_index is not None
-        self._time_index.append_if_later(self._largest[0], self._largest[1] - self.base_offset)
+        self._time_index.maybe_append(
+            self._largest_timestamp[0], self._largest_timestamp[1] - self.base_offset
+        )
 
-    def finish(self) -> None:
+    def become_inactive(self) -> None:
         """Complete the indexes of a segment that will not grow any more; from now on it is only read."""
-        self.end_indexes()
-        self.active = False
-        self._residents.use(self)
+        self.complete_indexes()
+        self.is_active = False
+        self._cache.touch(self)
 
-    def end_indexes(self) -> None:
+    def complete_indexes(self) -> None:
         """Bring the index files up to date, including the greatest timestamp, as Kafka does on close."""
-        self._end_time_index()
+        self._complete_time_index()
         self.write_indexes()
 
     def unload(self) -> None:
         """Close the file and drop the indexes, unless they are in use."""
-        if self.active or self.unsynced or self._syncing:
+        if self.is_active or self.is_unsynced or self._is_syncing:
             return
         if self._file is not None:
             self._file.close()
         self._file = self._index = self._time_index = None
 
     def close(self) -> None:
-        self._residents.forget(self)
-        self.active = self.unsynced = False
+        self._cache.discard(self)
+        self.is_active = self.is_unsynced = False
         self.unload()
 
-    def detach(self) -> list[str]:
+    def rename_to_deleted(self) -> list[str]:
         """Rename the files to `.deleted`; return the paths left to remove. Raises OSError."""
         self.close()
-        paths = [path for suffix in naming.SEGMENT_SUFFIXES if self._fs.exists(path := self.path(suffix))]
+        paths = [
+            path for suffix in naming.SEGMENT_SUFFIXES if self._fs.exists(path := self.make_path(suffix))
+        ]
         for path in paths:
-            self._fs.rename(path, f"{path}{naming.DELETED}")
-        return [f"{path}{naming.DELETED}" for path in paths]
+            self._fs.rename(path, f"{path}{naming.DELETED_SUFFIX}")
+        return [f"{path}{naming.DELETED_SUFFIX}" for path in paths]
 
     def remove(self) -> None:
         """Delete the files, the log first: an index without its log is removed at the next start."""
         self.close()
         for suffix in naming.SEGMENT_SUFFIXES:
-            if self._fs.exists(self.path(suffix)):
-                self._fs.remove(self.path(suffix))
+            if self._fs.exists(self.make_path(suffix)):
+                self._fs.remove(self.make_path(suffix))
 
     # -- appending ---------------------------------------------------------------------------------------
 
-    def is_full_for(self, size: int, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
+    def should_roll(self, size: int, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
         """Return True if these bytes need a new segment. Source: LogSegment.shouldRoll."""
         assert self._index is not None
         assert self._time_index is not None
         return self.size > 0 and (
             self.size + size > segment_bytes
-            or not fits_relative(last_offset, self.base_offset)
+            or not fits_relative_offset(last_offset, self.base_offset)
             or self._index.size_bytes + 8 > segment_index_bytes
             or self._time_index.size_bytes + 24 > segment_index_bytes
         )
@@ -340,29 +351,31 @@ class Segment:
         try:
             self._file.write([data])
         finally:
-            self.unsynced = True  # a failed write may have changed the file, too
+            self.is_unsynced = True  # a failed write may have changed the file, too
         offset = first_offset
         for at, header in headers:
-            self._note(header, offset, self.size + at)
+            self._update_indexes(header, offset, self.size + at)
             offset += header.last_offset_delta + 1
         self.size += len(data)
 
-    def _note(self, header: BatchHeader, base_offset: int, position: int) -> None:
+    def _update_indexes(self, header: BatchHeader, base_offset: int, position: int) -> None:
         last_offset = base_offset + header.last_offset_delta
         if position == 0:
             self.rolling_timestamp = header.max_timestamp
-        assert self._largest is not None
-        if header.max_timestamp > self._largest[0]:
-            self._largest = (header.max_timestamp, last_offset)
+        assert self._largest_timestamp is not None
+        if header.max_timestamp > self._largest_timestamp[0]:
+            self._largest_timestamp = (header.max_timestamp, last_offset)
         if self._bytes_since_entry > self._index_interval_bytes:
             assert self._index is not None
             assert self._time_index is not None
             self._index.append(last_offset - self.base_offset, position)
-            self._time_index.append_if_later(self._largest[0], self._largest[1] - self.base_offset)
+            self._time_index.maybe_append(
+                self._largest_timestamp[0], self._largest_timestamp[1] - self.base_offset
+            )
             self._bytes_since_entry = 0
         self._bytes_since_entry += header.batch_length + LOG_OVERHEAD
 
-    def cut_back(self) -> None:
+    def undo_append(self) -> None:
         """Truncate the file to its size before a failed write. Raises OSError."""
         assert self._file is not None
         try:
@@ -370,20 +383,22 @@ class Segment:
         finally:
             # Until the cut is synced, power loss can bring the bytes back: after a roll they would be
             # damage in a segment that counts as valid [LOG-3].
-            self.unsynced = True
+            self.is_unsynced = True
 
     # -- reading -----------------------------------------------------------------------------------------
 
     @property
     def largest_timestamp(self) -> tuple[int, int]:
         """The greatest timestamp and the last offset of its batch; (-1, base) if none."""
-        if self._largest is None:
+        if self._largest_timestamp is None:
             self._load_indexes()
-            self._residents.use(self)
-        assert self._largest is not None
-        return self._largest
+            self._cache.touch(self)
+        assert self._largest_timestamp is not None
+        return self._largest_timestamp
 
-    def spans(self, position: int, until: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+    def iter_batch_spans(
+        self, position: int, until: int | None = None
+    ) -> Iterator[tuple[int, int, int, int]]:
         """Yield (position, size, base offset, last offset) of each batch from a batch's start on."""
         end = self.size if until is None else until
         read, chunk, start = self.file.pread, b"", position
@@ -391,14 +406,14 @@ class Segment:
             at = position - start
             if at + _SPAN_SIZE > len(chunk):
                 start, at = position, 0
-                chunk = read(min(_WALK_BYTES, end - position), position)
+                chunk = read(min(_SCAN_BYTES, end - position), position)
                 if len(chunk) < _SPAN_SIZE:
                     return
             base_offset, length, delta = _SPAN.unpack_from(chunk, at)
             if length < HEADER_SIZE - LOG_OVERHEAD:
                 # Going on would loop for ever.
                 expected = f"a batch length of at least {HEADER_SIZE - LOG_OVERHEAD}"
-                raise CorruptLog(self.path(naming.LOG), position, expected, str(length))
+                raise CorruptLog(self.make_path(naming.LOG_SUFFIX), position, expected, str(length))
             yield position, length + LOG_OVERHEAD, base_offset, base_offset + delta
             position += length + LOG_OVERHEAD
 
@@ -407,7 +422,7 @@ class Segment:
         if not self.size:
             return 0
         start = self.index.find_position(offset - self.base_offset)
-        for position, _, _, last_offset in self.spans(start):
+        for position, _, _, last_offset in self.iter_batch_spans(start):
             if last_offset >= offset:
                 return position
         return self.size
@@ -418,7 +433,7 @@ class Segment:
         Uses the index and a few headers, so that the bytes are then read once and not copied.
         """
         end, next_offset = at, -1
-        for position, size, base_offset, last_offset in self.spans(
+        for position, size, base_offset, last_offset in self.iter_batch_spans(
             max(at, self.index.find_position_before(limit))
         ):
             if position + size > limit:
@@ -431,6 +446,6 @@ class Segment:
         next_offset = self.base_offset
         if self.size:
             positions = self.index.positions
-            for _, _, _, last_offset in self.spans(positions[-1] if positions else 0):
+            for _, _, _, last_offset in self.iter_batch_spans(positions[-1] if positions else 0):
                 next_offset = last_offset + 1
         return next_offset

@@ -26,11 +26,19 @@ from typing import Final
 
 from tallystick.admin.client import Admin
 from tallystick.admin.errors import NotSafe
-from tallystick.admin.model import Cause, TransactionDescription
+from tallystick.admin.model import AbortCause, TransactionDescription
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import IdExpired
 from tallystick.client.transactions.engine import Completion
-from tallystick.client.transactions.modes import VERDICTS, Asked, Seen, Verdict, When, Wish, compare
+from tallystick.client.transactions.modes import (
+    ACTION_BY_FINDING,
+    DescriptionTime,
+    TxnDecision,
+    TxnDescription,
+    TxnRecoveryAction,
+    TxnToResolve,
+    classify_outcome,
+)
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
@@ -38,7 +46,7 @@ from tallystick.kernel.value import frozen
 _audit = logging.getLogger("tallystick.audit")
 
 
-class Outcome(Enum):
+class CompletionOutcome(Enum):
     """Meaning of a stored state for a transactional id; the value is the text for people."""
 
     COMMIT = "the state names what is open: it will be committed"
@@ -52,39 +60,39 @@ class Outcome(Enum):
     BEHIND = "the cluster has not come so far as the state: it lost what it acknowledged"
 
     @property
-    def sends(self) -> bool:
+    def sends_request(self) -> bool:
         """Whether carrying the outcome out sends a request."""
-        return self in (Outcome.COMMIT, Outcome.ABORT)
+        return self in (CompletionOutcome.COMMIT, CompletionOutcome.ABORT)
 
 
-_OF_VERDICTS: Final = {
-    Verdict.DONE: Outcome.COMMITTED,
-    Verdict.CONTRADICTED: Outcome.LOST,
-    Verdict.UNVERIFIED: Outcome.UNKNOWN,
-    Verdict.HALT: Outcome.BEHIND,
+_OUTCOME_BY_VERDICT: Final = {
+    TxnRecoveryAction.DONE: CompletionOutcome.COMMITTED,
+    TxnRecoveryAction.CONTRADICTED: CompletionOutcome.LOST,
+    TxnRecoveryAction.UNVERIFIED: CompletionOutcome.UNKNOWN,
+    TxnRecoveryAction.HALT: CompletionOutcome.BEHIND,
 }
 
 
 @frozen(kw_only=True)
-class Decision:
+class CompletionPlan:
     """A transactional id, the state that the other system has stored, and the resulting outcome."""
 
     state: PreparedTxnState
-    found: TransactionDescription
-    outcome: Outcome
+    description: TransactionDescription
+    outcome: CompletionOutcome
 
 
-def plan_completion(admin: Admin, transactional_id: str, state: PreparedTxnState) -> Decision:
-    """Plan what `complete` would do. Changes nothing.
+def plan_completion(admin: Admin, transactional_id: str, state: PreparedTxnState) -> CompletionPlan:
+    """Plan what `complete_by_plan` would do. Changes nothing.
 
     Raises: IdExpired for an unknown id; NotAuthorized without the right to DESCRIBE it.
     """
     found = admin.describe_transactions([transactional_id]).one(transactional_id)
     version = admin.describe_features().get("transaction.version", 0)
-    return Decision(state=state, found=found, outcome=judge(state, found, version))
+    return CompletionPlan(state=state, description=found, outcome=decide_outcome(state, found, version))
 
 
-def judge(state: PreparedTxnState, found: TransactionDescription, version: int) -> Outcome:
+def decide_outcome(state: PreparedTxnState, found: TransactionDescription, version: int) -> CompletionOutcome:
     """Decide the outcome of a stored state. Pure.
 
     Args: version: the finalized `transaction.version`.
@@ -97,18 +105,26 @@ def judge(state: PreparedTxnState, found: TransactionDescription, version: int) 
             and name.epoch > found.writer.epoch
         )
         # Epochs of a producer id only grow: the other system has decided a later transaction than this one.
-        return Outcome.BEHIND if ahead else Outcome.COMMIT if name == found.writer else Outcome.ABORT
+        return (
+            CompletionOutcome.BEHIND
+            if ahead
+            else CompletionOutcome.COMMIT
+            if name == found.writer
+            else CompletionOutcome.ABORT
+        )
     if name is None:
-        return Outcome.NOTHING
+        return CompletionOutcome.NOTHING
     forced = frozenset(
-        each.writer for each in found.forced_outcomes if each.cause in (Cause.TERMINATED, Cause.TIMED_OUT)
+        each.writer
+        for each in found.forced_outcomes
+        if each.cause in (AbortCause.TERMINATED, AbortCause.TIMED_OUT)
     )
-    seen = Seen(state=found.state, identity=found.writer, forced=forced)
-    finding = compare(Asked(writer=name, client=name, version=version), seen)
-    return _OF_VERDICTS[VERDICTS[finding, Wish.COMMIT, When.BEFORE]]
+    seen = TxnDescription(state=found.state, identity=found.writer, forced_identities=forced)
+    finding = classify_outcome(TxnToResolve(writer=name, client=name, version=version), seen)
+    return _OUTCOME_BY_VERDICT[ACTION_BY_FINDING[finding, TxnDecision.COMMIT, DescriptionTime.BEFORE]]
 
 
-def complete(config: Mapping[str, object], decision: Decision) -> Completion:
+def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> Completion:
     """Commit or abort the open transaction, as the state says; earlier producers of the id are fenced.
 
     Args:
@@ -118,8 +134,8 @@ def complete(config: Mapping[str, object], decision: Decision) -> Completion:
 
     Raises: as `Producer.init_transactions` and `complete_transaction`.
     """
-    name = decision.found.transactional_id
-    said = f"complete {name!r} producer {decision.found.writer} by state {str(decision.state)!r}"
+    name = decision.description.transactional_id
+    said = f"complete {name!r} producer {decision.description.writer} by state {str(decision.state)!r}"
     _audit.warning("%s: %s", said, decision.outcome.name.lower())
     try:
         with Producer({**config, "transactional.id": name}) as producer:
@@ -138,11 +154,11 @@ def check_unused(admin: Admin, transactional_id: str) -> None:
     Raises: NotSafe with the state that has to be decided first.
     """
     try:
-        found = admin.describe_transactions([transactional_id]).one(transactional_id)
+        description = admin.describe_transactions([transactional_id]).one(transactional_id)
     except IdExpired:
         return
-    if found.state == "Ongoing":
-        state = PreparedTxnState.of(found.writer)
+    if description.state == "Ongoing":
+        state = PreparedTxnState.of(description.writer)
         raise NotSafe(
             transactional_id,
             f"a transaction is open, {state}, of a producer that runs, has crashed or has prepared it; this "

@@ -26,7 +26,7 @@ SLICE_BYTES: Final = 16 * KIB
 
 
 @frozen
-class Listed:
+class SlicedListResponse:
     """A response with one list.
 
     make     the whole response with these entries; a long list calls it only with `()` and with one entry
@@ -34,30 +34,30 @@ class Listed:
     answer   the entry for an item; the broker's state may change between two calls
     """
 
-    make: Callable[[tuple[Any, ...]], object]
+    make_response: Callable[[tuple[Any, ...]], object]
     items: Sequence[Any]
-    answer: Callable[[Any], object]
+    answer_item: Callable[[Any], object]
 
     @property
     def is_short(self) -> bool:
         """Whether the list is too short to need a pause."""
         return len(self.items) <= SLICE_ENTRIES
 
-    def whole(self) -> object:
+    def build(self) -> object:
         """Build the whole response."""
-        return self.make(tuple(map(self.answer, self.items)))
+        return self.make_response(tuple(map(self.answer_item, self.items)))
 
-    def slices(self, version: int) -> Iterator[bytes]:
+    def iter_slices(self, version: int) -> Iterator[bytes]:
         """Yield the encoded response in slices; other requests may run between two."""
-        empty = encode(self.make(()), version)
+        empty = encode(self.make_response(()), version)
         start = len(empty)  # where the first entry begins, or the end if there is none
         piece, entries = bytearray(), 0
         for number, item in enumerate(self.items):
-            one = encode(self.make((self.answer(item),)), version)
+            one = encode(self.make_response((self.answer_item(item),)), version)
             if not number:
-                start = _entry_start(empty, one)
-                piece += _head(one, start, len(self.items))
-            piece += _between(one, empty, start)
+                start = _find_entry_start(empty, one)
+                piece += _build_head(one, start, len(self.items))
+            piece += _cut_entries(one, empty, start)
             entries += 1
             if entries == SLICE_ENTRIES or len(piece) >= SLICE_BYTES:
                 yield bytes(piece)
@@ -66,7 +66,7 @@ class Listed:
 
 
 @frozen
-class ListedByTopic:
+class SlicedTopicResponse:
     """A response with a list of topics, each with a list of partitions.
 
     make     the whole response with these topics
@@ -75,50 +75,54 @@ class ListedByTopic:
     answer   the entry for a partition; the broker's state may change between two calls
     """
 
-    make: Callable[[tuple[Any, ...]], object]
-    topic: Callable[[Any, tuple[Any, ...]], object]
-    wanted: Mapping[Any, Collection[Any]]
-    answer: Callable[[Any, Any], object]
+    make_response: Callable[[tuple[Any, ...]], object]
+    make_topic: Callable[[Any, tuple[Any, ...]], object]
+    partitions_by_topic: Mapping[Any, Collection[Any]]
+    answer_partition: Callable[[Any, Any], object]
 
     @property
     def is_short(self) -> bool:
         """Whether the list is too short to need a pause."""
-        if len(self.wanted) > SLICE_ENTRIES:
+        if len(self.partitions_by_topic) > SLICE_ENTRIES:
             return False
-        return sum(map(len, self.wanted.values())) <= SLICE_ENTRIES
+        return sum(map(len, self.partitions_by_topic.values())) <= SLICE_ENTRIES
 
-    def whole(self) -> object:
+    def build(self) -> object:
         """Build the whole response."""
-        return self.make(tuple(self._entry(key, parts) for key, parts in self.wanted.items()))
+        return self.make_response(
+            tuple(self._build_entry(key, parts) for key, parts in self.partitions_by_topic.items())
+        )
 
-    def _entry(self, key: Any, parts: Iterable[Any]) -> object:
-        return self.topic(key, tuple(self.answer(key, part) for part in parts))
+    def _build_entry(self, key: Any, parts: Iterable[Any]) -> object:
+        return self.make_topic(key, tuple(self.answer_partition(key, part) for part in parts))
 
-    def slices(self, version: int) -> Iterator[bytes]:
+    def iter_slices(self, version: int) -> Iterator[bytes]:
         """Yield the encoded response in slices; other requests may run between two."""
-        empty = encode(self.make(()), version)
-        if not self.wanted:
+        empty = encode(self.make_response(()), version)
+        if not self.partitions_by_topic:
             yield empty
             return
-        first = encode(self.make((self.topic(next(iter(self.wanted)), ()),)), version)
-        start = _entry_start(empty, first)
-        yield _head(first, start, len(self.wanted))
+        first = encode(
+            self.make_response((self.make_topic(next(iter(self.partitions_by_topic)), ()),)), version
+        )
+        start = _find_entry_start(empty, first)
+        yield _build_head(first, start, len(self.partitions_by_topic))
         few: list[object] = []
         rows = 0
-        for key, parts in self.wanted.items():
+        for key, parts in self.partitions_by_topic.items():
             if few and rows + len(parts) >= SLICE_ENTRIES:
-                yield _between(encode(self.make(tuple(few)), version), empty, start)
+                yield _cut_entries(encode(self.make_response(tuple(few)), version), empty, start)
                 few, rows = [], 0
             if len(parts) < SLICE_ENTRIES:
-                few.append(self._entry(key, parts))
+                few.append(self._build_entry(key, parts))
                 rows += 1 + len(parts)
             else:
-                yield from self._long_entry(key, parts, version, (empty, start))
+                yield from self._iter_long_entry(key, parts, version, (empty, start))
         if few:
-            yield _between(encode(self.make(tuple(few)), version), empty, start)
+            yield _cut_entries(encode(self.make_response(tuple(few)), version), empty, start)
         yield empty[start:]
 
-    def _long_entry(
+    def _iter_long_entry(
         self, key: Any, parts: Collection[Any], version: int, around: tuple[bytes, int]
     ) -> Iterator[bytes]:
         """Yield the entry of a topic with very many partitions.
@@ -126,20 +130,22 @@ class ListedByTopic:
         Args: around: the response without topics, and the position where they begin.
         """
         left = iter(parts)
-        hollow = encode(self.make((self.topic(key, ()),)), version)
-        single = encode(self.make((self._entry(key, islice(left, 1)),)), version)
-        start = _entry_start(hollow, single)
-        yield _head(single, start, len(parts))[around[1] :] + _between(single, hollow, start)
+        hollow = encode(self.make_response((self.make_topic(key, ()),)), version)
+        single = encode(self.make_response((self._build_entry(key, islice(left, 1)),)), version)
+        start = _find_entry_start(hollow, single)
+        yield _build_head(single, start, len(parts))[around[1] :] + _cut_entries(single, hollow, start)
         while some := tuple(islice(left, SLICE_ENTRIES)):
-            yield _between(encode(self.make((self._entry(key, some),)), version), hollow, start)
-        yield _between(hollow, *around)[start - around[1] :]
+            yield _cut_entries(
+                encode(self.make_response((self._build_entry(key, some),)), version), hollow, start
+            )
+        yield _cut_entries(hollow, *around)[start - around[1] :]
 
 
 # A response that is built and encoded in slices if it is long.
-Sliced = Listed | ListedByTopic
+SlicedResponse = SlicedListResponse | SlicedTopicResponse
 
 
-class Pacer:
+class LoopYielder:
     """Counter that yields to the event loop after each `SLICE_ENTRIES` entries of a long request.
 
     Args:
@@ -148,17 +154,17 @@ class Pacer:
     """
 
     def __init__(self, at_once: int = SLICE_ENTRIES) -> None:
-        self._left = at_once
+        self._until_yield = at_once
 
-    async def step(self) -> None:
+    async def count_entry(self) -> None:
         """Count one entry, and yield to the event loop if it is time."""
-        self._left -= 1
-        if self._left <= 0:
-            self._left = SLICE_ENTRIES
+        self._until_yield -= 1
+        if self._until_yield <= 0:
+            self._until_yield = SLICE_ENTRIES
             await asyncio.sleep(0)
 
 
-async def in_slices(entries: Iterable[T]) -> tuple[T, ...]:
+async def collect_in_slices(entries: Iterable[T]) -> tuple[T, ...]:
     """Collect all entries of an iterator, yielding to the event loop in between."""
     made = []
     for number, entry in enumerate(entries, 1):
@@ -168,7 +174,7 @@ async def in_slices(entries: Iterable[T]) -> tuple[T, ...]:
     return tuple(made)
 
 
-async def partitions_in_slices(
+async def answer_in_slices(
     wanted: Mapping[str, Iterable[T]], answer: Callable[[str, T], R]
 ) -> dict[str, tuple[R, ...]]:
     """Answer each partition, by topic, yielding to the event loop in between."""
@@ -185,7 +191,7 @@ async def partitions_in_slices(
     return found
 
 
-def _entry_start(empty: bytes, one: bytes) -> int:
+def _find_entry_start(empty: bytes, one: bytes) -> int:
     """Return where the first entry begins: after the count, the first byte that differs."""
     at = 0
     while empty[at] == one[at]:
@@ -193,12 +199,12 @@ def _entry_start(empty: bytes, one: bytes) -> int:
     return at + 1
 
 
-def _between(encoded: bytes, empty: bytes, start: int) -> bytes:
+def _cut_entries(encoded: bytes, empty: bytes, start: int) -> bytes:
     """Return the entries of an encoded response. `empty` is the response without entries."""
     return encoded[start : len(encoded) - len(empty) + start]
 
 
-def _head(one: bytes, start: int, count: int) -> bytes:
+def _build_head(one: bytes, start: int, count: int) -> bytes:
     """Return the bytes before the entries of a response with `count` of them."""
     # The count of one entry is 2 in a compact array, and 1 in a classic one.
     if one[start - 1] == 2:

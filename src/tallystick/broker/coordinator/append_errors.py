@@ -12,12 +12,12 @@ from tallystick.storage.fs import LogOffline, StorageFailure
 
 _log = logging.getLogger("tallystick.coordinators")
 
-Appended = TypeVar("Appended")
-Decided = TypeVar("Decided")
+AppendT = TypeVar("AppendT")
+DecisionT = TypeVar("DecisionT")
 
 # The answer tells the client either to find the coordinator again and retry, or that retrying is useless.
 # Source: CoordinatorOperationExceptionHelper; TransactionStateManager.appendTransactionToLog.
-_ANSWERED: Final = MappingProxyType(
+_CLIENT_ERRORS: Final = MappingProxyType(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
         ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -31,12 +31,12 @@ _ANSWERED: Final = MappingProxyType(
 )
 
 
-def answered(refused: Reject) -> Reject:
+def translate_append_error(refused: Reject) -> Reject:
     """Map an error of the coordinator's log to the coordinator's answer."""
-    return Reject(_ANSWERED.get(refused.code, refused.code), refused.reason)
+    return Reject(_CLIENT_ERRORS.get(refused.code, refused.code), refused.reason)
 
 
-def decide_or_refuse(decide: Callable[[], Decided | Reject]) -> Decided | Reject:
+def decide_or_refuse(decide: Callable[[], DecisionT | Reject]) -> DecisionT | Reject:
     """Decide one command; return a Reject if that fails.
 
     A failure changes nothing and affects no other command.
@@ -54,8 +54,8 @@ def decide_or_refuse(decide: Callable[[], Decided | Reject]) -> Decided | Reject
 
 
 def append_or_refuse(
-    encode: Callable[[], bytes], append: Callable[[bytes], Appended | Reject]
-) -> Appended | Reject:
+    encode: Callable[[], bytes], append: Callable[[bytes], AppendT | Reject]
+) -> AppendT | Reject:
     """Encode, then append. After a Reject nothing is in the log and no state has to change.
 
     Raises:

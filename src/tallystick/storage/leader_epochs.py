@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tallystick.kernel.check import check
 
 
-class EpochStart(NamedTuple):
+class EpochEntry(NamedTuple):
     """A leader epoch and the offset of its first record."""
 
     epoch: int
@@ -27,22 +27,22 @@ class EpochEnd(NamedTuple):
     end_offset: int
 
 
-class LeaderEpochs:
+class LeaderEpochCache:
     """The leader epochs of one log, oldest first. Owned by the log."""
 
     __slots__ = ("_starts",)
 
-    def __init__(self, starts: Iterable[EpochStart] = ()) -> None:
-        self._starts: list[EpochStart] = []
+    def __init__(self, starts: Iterable[EpochEntry] = ()) -> None:
+        self._starts: list[EpochEntry] = []
         for epoch, start_offset in starts:
             self.assign(epoch, start_offset)
 
     @property
-    def entries(self) -> tuple[EpochStart, ...]:
+    def entries(self) -> tuple[EpochEntry, ...]:
         return tuple(self._starts)
 
     @property
-    def latest(self) -> int | None:
+    def latest_epoch(self) -> int | None:
         """The latest epoch that wrote."""
         return self._starts[-1].epoch if self._starts else None
 
@@ -58,10 +58,10 @@ class LeaderEpochs:
             return False
         while starts and (starts[-1].epoch >= epoch or starts[-1].start_offset >= start_offset):
             starts.pop()
-        starts.append(EpochStart(epoch, start_offset))
+        starts.append(EpochEntry(epoch, start_offset))
         return True
 
-    def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd | None:
+    def find_end_offset(self, epoch: int, log_end_offset: int) -> EpochEnd | None:
         """Return the last known epoch up to `epoch` and where it ended; None if unknown.
 
         An epoch older than the first known one ends where that one starts: its records are gone.
@@ -69,15 +69,15 @@ class LeaderEpochs:
         """
         if epoch < 0 or not self._starts or epoch > self._starts[-1].epoch:
             return None
-        after = bisect_right(self._starts, epoch, key=_epoch_of)
+        after = bisect_right(self._starts, epoch, key=_get_epoch)
         if after == len(self._starts):
             return EpochEnd(epoch, log_end_offset)
         found = self._starts[after - 1].epoch if after else epoch
         return EpochEnd(found, self._starts[after].start_offset)
 
-    def epoch_of(self, offset: int) -> int | None:
+    def find_epoch(self, offset: int) -> int | None:
         """Return the epoch that wrote the record at `offset`; None below the first one known."""
-        after = bisect_right(self._starts, offset, key=_start_of)
+        after = bisect_right(self._starts, offset, key=_get_start_offset)
         return self._starts[after - 1].epoch if after else None
 
     def truncate_from_end(self, end_offset: int) -> bool:
@@ -89,16 +89,16 @@ class LeaderEpochs:
 
     def truncate_from_start(self, start_offset: int) -> bool:
         """Start the epoch of `start_offset` there, forgetting older ones; return True if changed."""
-        after = bisect_right(self._starts, start_offset, key=_start_of)
+        after = bisect_right(self._starts, start_offset, key=_get_start_offset)
         if not after or (after == 1 and self._starts[0].start_offset == start_offset):
             return False
-        self._starts[:after] = [EpochStart(self._starts[after - 1].epoch, start_offset)]
+        self._starts[:after] = [EpochEntry(self._starts[after - 1].epoch, start_offset)]
         return True
 
 
-def _epoch_of(start: EpochStart) -> int:
+def _get_epoch(start: EpochEntry) -> int:
     return start.epoch
 
 
-def _start_of(start: EpochStart) -> int:
+def _get_start_offset(start: EpochEntry) -> int:
     return start.start_offset

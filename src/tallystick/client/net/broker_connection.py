@@ -7,19 +7,29 @@ from contextvars import Context
 
 from tallystick.client.config import Address
 from tallystick.client.errors import Closed, Unreachable
-from tallystick.client.jitter import noise
-from tallystick.client.net.connection import BrokerVersions
-from tallystick.client.net.network import Ask, Connection, Measures, Terms, connect
-from tallystick.client.retry import backoff_ms
+from tallystick.client.jitter import uniform
+from tallystick.client.net.network import (
+    Connection,
+    ConnectionSettings,
+    NetworkMetrics,
+    PendingRequest,
+    connect,
+)
+from tallystick.client.net.protocol_state import NodeApiVersions
+from tallystick.client.retry import compute_backoff_ms
 
 _log = logging.getLogger("tallystick.client")
 
 
-class Link:
+class BrokerConnection:
     """Link to one broker: opens a connection when one is needed, and a new one after it broke."""
 
     def __init__(
-        self, address: Address, terms: Terms, measures: Measures, opened: Callable[[Connection], None]
+        self,
+        address: Address,
+        terms: ConnectionSettings,
+        measures: NetworkMetrics,
+        opened: Callable[[Connection], None],
     ) -> None:
         """Create a link without a connection.
 
@@ -27,105 +37,108 @@ class Link:
             opened: called with every new connection, before anything is sent on it.
         """
         self.address = address
-        self._terms = terms
-        self._measures = measures
-        self._opened = opened
+        self._settings = terms
+        self._network_metrics = measures
+        self._on_open = opened
         self._connection: Connection | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._backlog: list[Ask] = []
-        self._failures = 0
+        self._connect_task: asyncio.Task[None] | None = None
+        self._backlog: list[PendingRequest] = []
+        self._failure_count = 0
         self._closed = False
         self.last_failure: str | None = None
 
     @property
-    def connected(self) -> bool:
-        return self._connection is not None and self._connection.usable
+    def is_connected(self) -> bool:
+        return self._connection is not None and self._connection.is_usable
 
     @property
-    def versions_now(self) -> BrokerVersions | None:
+    def current_versions(self) -> NodeApiVersions | None:
         """API versions of the open connection; None without one."""
         connection = self._connection
-        return connection.session.versions if connection is not None and connection.usable else None
+        return connection.protocol_state.versions if connection is not None and connection.is_usable else None
 
     @property
-    def load(self) -> int:
+    def pending_count(self) -> int:
         """Number of requests waiting or in flight, to choose the idlest broker."""
-        return len(self._backlog) + (self._connection.load if self._connection is not None else 0)
+        return len(self._backlog) + (self._connection.pending_count if self._connection is not None else 0)
 
     @property
-    def failing(self) -> bool:
+    def is_failing(self) -> bool:
         """Whether the last attempt to connect failed."""
-        return self._failures > 0
+        return self._failure_count > 0
 
-    def submit(self, ask: Ask) -> None:
+    def submit(self, ask: PendingRequest) -> None:
         """Send a request, in the order of these calls [CLI-5]; connect if necessary."""
         connection = self._connection
         if self._closed:
             ask.fail(Closed("the client was closed"))
-        elif connection is not None and connection.usable and not self._backlog:
-            if ask.limit.at_ms < ask.expires_ms:
-                ask.watch()
+        elif connection is not None and connection.is_usable and not self._backlog:
+            if ask.deadline.at_ms < ask.expires_at_ms:
+                ask.start_timer()
             connection.submit(ask)
         else:
-            ask.watch()
+            ask.start_timer()
             self._backlog.append(ask)
-            self._open()
+            self._ensure_connecting()
 
-    async def versions(self) -> BrokerVersions:
+    async def wait_for_versions(self) -> NodeApiVersions:
         """Return the broker's API versions; connect if necessary. Raises: Unreachable, Closed."""
-        while self._connection is None or not self._connection.usable:
+        while self._connection is None or not self._connection.is_usable:
             if self._closed:
                 raise Closed("the client was closed")
-            await asyncio.wait((self._open(),))
-            if self._failures:
+            await asyncio.wait((self._ensure_connecting(),))
+            if self._failure_count:
                 raise Unreachable(str(self.address), self.last_failure or "")
-        versions = self._connection.session.versions
+        versions = self._connection.protocol_state.versions
         assert versions is not None
         return versions
 
     def close(self) -> "asyncio.Future[None] | None":
         """Close for good; the future is done when the socket is closed."""
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
+        if self._connect_task is not None:
+            self._connect_task.cancel()
         for ask in self._take_backlog():
             ask.fail(Closed("the client was closed"))
         if self._connection is None:
             return None
         self._connection.close()
-        return self._connection.ended
+        return self._connection.closed_future
 
-    def _open(self) -> "asyncio.Task[None]":
-        if self._opening is None or self._opening.done():
+    def _ensure_connecting(self) -> "asyncio.Task[None]":
+        if self._connect_task is None or self._connect_task.done():
             # In a fresh context: the first caller's limits do not apply to the others.
-            self._opening = asyncio.get_running_loop().create_task(self._connect(), context=Context())
-        return self._opening
+            self._connect_task = asyncio.get_running_loop().create_task(self._connect(), context=Context())
+        return self._connect_task
 
     async def _connect(self) -> None:
         """Make one attempt to connect, after the backoff for earlier failures."""
-        config = self._terms.config
-        if self._failures:
-            wait_ms = backoff_ms(
-                self._failures - 1, config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, noise()
+        config = self._settings.config
+        if self._failure_count:
+            wait_ms = compute_backoff_ms(
+                self._failure_count - 1,
+                config.reconnect_backoff_ms,
+                config.reconnect_backoff_max_ms,
+                uniform(),
             )
             await asyncio.sleep(wait_ms / 1000)
         try:
-            made = await connect(self.address, self._terms, self._measures, self._failures)
+            made = await connect(self.address, self._settings, self._network_metrics, self._failure_count)
         except Unreachable as exc:
-            self._failures += 1
+            self._failure_count += 1
             self.last_failure = exc.why
             _log.debug("%s", exc)
             for ask in self._take_backlog():
                 ask.fail(Unreachable(exc.address, exc.why))
             return
-        self._failures = 0
+        self._failure_count = 0
         self.last_failure = None
         self._connection = made
-        self._opened(made)
+        self._on_open(made)
         for ask in self._take_backlog():
-            if not ask.answer.done():
+            if not ask.response_future.done():
                 made.submit(ask)
 
-    def _take_backlog(self) -> list[Ask]:
+    def _take_backlog(self) -> list[PendingRequest]:
         backlog, self._backlog = self._backlog, []
         return backlog

@@ -7,39 +7,39 @@ counts, as in the maps that Kafka builds of it.
 from collections.abc import Callable, Hashable, Iterable, ValuesView
 from typing import TypeVar
 
-from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.handlers.sliced_response import LoopYielder
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
 
-def distinct(names: Iterable[K]) -> tuple[K, ...]:
+def deduplicate(names: Iterable[K]) -> tuple[K, ...]:
     """Return each name once, in the order of the request."""
     return tuple(dict.fromkeys(names))
 
 
-async def merged(
+async def group_distinct(
     rows: Iterable[tuple[K, Iterable[T]]], key: Callable[[T], Hashable]
 ) -> dict[K, ValuesView[T]]:
     """Group the entries by topic, in the order of the request: each topic once, each `key` of a topic once.
 
     Yields to the event loop in a long request.
     """
-    pacer = Pacer()
+    pacer = LoopYielder()
     topics: dict[K, dict[Hashable, T]] = {}
     asked: dict[K, ValuesView[T]] = {}
     for topic, wanted in rows:
-        await pacer.step()
+        await pacer.count_entry()
         parts = topics.get(topic)
         if parts is None:
             parts = topics[topic] = {}
             asked[topic] = parts.values()
         for each in wanted:
             parts[key(each)] = each
-            await pacer.step()
+            await pacer.count_entry()
     return asked
 
 
-def itself(index: T) -> T:
+def identity_key(index: T) -> T:
     """Return the index: the key for entries that are plain numbers."""
     return index

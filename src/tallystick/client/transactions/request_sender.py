@@ -7,15 +7,20 @@ from an answer.
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TypeVar
 
-from tallystick.client.errors import BrokerRefused, refused
+from tallystick.client.errors import BrokerRefused, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.transactions import requests
-from tallystick.client.transactions.modes import EPOCH_BUMP_VERSION, KEEP_API_VERSION, Offer, Seen
-from tallystick.client.transactions.state import End
+from tallystick.client.transactions.modes import (
+    EPOCH_BUMP_VERSION,
+    KEEP_API_VERSION,
+    ClusterCapabilities,
+    TxnDescription,
+)
+from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
 from tallystick.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnResponse
@@ -31,82 +36,86 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class TxnWire:
+class TxnRequestSender:
     """Requests for one transactional id. Errors carry the worst effect of all attempts."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, limit_ms: int) -> None:
         self.transactional_id = transactional_id
         self._cluster = cluster
-        self._limit_ms = limit_ms
+        self._max_block_ms = limit_ms
 
     @property
     def transaction_version(self) -> int:
         """Finalized `transaction.version`, as far as any broker has reported it."""
-        return self._cluster.feature("transaction.version")
+        return self._cluster.get_feature_level("transaction.version")
 
-    async def offer(self) -> Offer:
+    async def fetch_capabilities(self) -> ClusterCapabilities:
         """Return the capabilities that the coordinator announces."""
 
-        async def attempt() -> Offer:
-            node = await self._cluster.coordinator("transaction", self.transactional_id)
-            versions = await self._cluster.versions(node)
-            return Offer(
-                init_version=versions.highest(ApiKey.INIT_PRODUCER_ID) or 0,
+        async def attempt() -> ClusterCapabilities:
+            node = await self._cluster.find_coordinator("transaction", self.transactional_id)
+            versions = await self._cluster.wait_for_versions(node)
+            return ClusterCapabilities(
+                init_version=versions.find_latest_usable(ApiKey.INIT_PRODUCER_ID) or 0,
                 transaction_version=self.transaction_version,
-                describes=versions.highest(ApiKey.DESCRIBE_TRANSACTIONS) is not None,
+                can_describe=versions.find_latest_usable(ApiKey.DESCRIBE_TRANSACTIONS) is not None,
             )
 
-        return await self._retrying("InitProducerId", attempt)
+        return await self._run_with_retries("InitProducerId", attempt)
 
-    async def init_producer_id(self, request: InitProducerIdRequest) -> tuple[Identity, Identity | None]:
+    async def init_producer_id(
+        self, request: InitProducerIdRequest
+    ) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
         """Return the client's producer id and epoch, and those of the transaction in doubt, if any."""
         keeps = request.keep_prepared_txn or request.enable_2pc
         version = KEEP_API_VERSION if keeps else None
 
-        async def attempt() -> tuple[Identity, Identity | None]:
-            answer = await self._ask(
+        async def attempt() -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
+            answer = await self._send_to_coordinator(
                 request, InitProducerIdResponse, version=version, max_version=KEEP_API_VERSION - 1
             )
-            return requests.claimed(self.transactional_id, answer)
+            return requests.parse_init_producer_id(self.transactional_id, answer)
 
-        return await self._retrying("InitProducerId", attempt)
+        return await self._run_with_retries("InitProducerId", attempt)
 
-    async def describe(self) -> Seen | None:
+    async def describe(self) -> TxnDescription | None:
         """Return the coordinator's description of the id; None when it knows of no such id."""
         request = DescribeTransactionsRequest(transactional_ids=(self.transactional_id,))
 
-        async def attempt() -> Seen | None:
-            answer = await self._ask(request, DescribeTransactionsResponse)
-            return requests.seen(self.transactional_id, answer)
+        async def attempt() -> TxnDescription | None:
+            answer = await self._send_to_coordinator(request, DescribeTransactionsResponse)
+            return requests.parse_description(self.transactional_id, answer)
 
-        return await self._retrying("DescribeTransactions", attempt)
+        return await self._run_with_retries("DescribeTransactions", attempt)
 
-    async def add_partitions(self, client: Identity, partitions: Collection[TopicPartition]) -> None:
+    async def add_partitions(
+        self, client: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
+    ) -> None:
         """Add partitions at the coordinator before their first batch. Only below transaction version 2."""
-        request = requests.add_partitions(self.transactional_id, client, partitions)
+        request = requests.build_add_partitions(self.transactional_id, client, partitions)
 
         async def attempt() -> None:
-            answer = await self._ask(
-                request, AddPartitionsToTxnResponse, max_version=requests.ADD_PARTITIONS_OF_CLIENTS
+            answer = await self._send_to_coordinator(
+                request, AddPartitionsToTxnResponse, max_version=requests.ADD_PARTITIONS_CLIENT_MAX
             )
-            requests.check_added(self.transactional_id, answer)
+            requests.check_partitions_added(self.transactional_id, answer)
 
-        await self._retrying("AddPartitionsToTxn", attempt)
+        await self._run_with_retries("AddPartitionsToTxn", attempt)
 
-    async def add_offsets(self, client: Identity, group_id: str) -> None:
+    async def add_offsets(self, client: ProducerIdAndEpoch, group_id: str) -> None:
         """Add a group at the coordinator before its first offset. Only below transaction version 2."""
-        request = requests.add_offsets(self.transactional_id, client, group_id)
+        request = requests.build_add_offsets(self.transactional_id, client, group_id)
 
         async def attempt() -> None:
-            answer = await self._ask(request, AddOffsetsToTxnResponse)
+            answer = await self._send_to_coordinator(request, AddOffsetsToTxnResponse)
             if answer.error_code:
-                raise refused("AddOffsetsToTxn", self.transactional_id, answer.error_code)
+                raise build_broker_error("AddOffsetsToTxn", self.transactional_id, answer.error_code)
 
-        await self._retrying("AddOffsetsToTxn", attempt)
+        await self._run_with_retries("AddOffsetsToTxn", attempt)
 
     async def commit_offsets(
         self,
-        client: Identity,
+        client: ProducerIdAndEpoch,
         group: GroupMetadata,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         *,
@@ -118,55 +127,55 @@ class TxnWire:
             joining: TxnOffsetCommit itself adds the group to the transaction (version 2).
         """
         left = dict(offsets)
-        api, version = "TxnOffsetCommit", requests.OFFSETS_JOIN
+        api, version = "TxnOffsetCommit", requests.TXN_OFFSETS_JOIN_VERSION
 
         async def attempt() -> None:
-            node = await self._cluster.coordinator("group", group.group_id)
-            request = requests.commit_offsets(self.transactional_id, client, group, left)
+            node = await self._cluster.find_coordinator("group", group.group_id)
+            request = requests.build_txn_offset_commit(self.transactional_id, client, group, left)
             answer = await self._cluster.send(
                 node, request, TxnOffsetCommitResponse, max_version=version if joining else version - 1
             )
-            codes = requests.codes_of(answer)
+            codes = requests.parse_error_codes(answer)
             for at in [at for at in left if codes.get(at) == ErrorCode.NONE]:
                 del left[at]
             unknown = ErrorCode.UNKNOWN_SERVER_ERROR
-            errors = [refused(api, group.group_id, codes.get(at, unknown), str(at)) for at in left]
+            errors = [build_broker_error(api, group.group_id, codes.get(at, unknown), str(at)) for at in left]
             if errors:  # raise an error that a retry does not mend, if there is one
                 raise min(errors, key=lambda each: each.remedy.repeats)
 
-        await self._retrying(api, attempt, group.group_id)
+        await self._run_with_retries(api, attempt, group.group_id)
 
-    async def end(self, end: End) -> Identity | None:
+    async def end_txn(self, end: DueEndTxn) -> ProducerIdAndEpoch | None:
         """Commit or abort; return the next producer id and epoch if the end bumps them.
 
         Raises: an error with remedy LOOK_UP has effect UNKNOWN only because of an earlier attempt: this one
             was refused.
         """
-        request = requests.end_request(self.transactional_id, end)
-        version = requests.END_BUMPS if end.version >= EPOCH_BUMP_VERSION else None
+        request = requests.build_end_txn(self.transactional_id, end)
+        version = requests.END_TXN_BUMP_VERSION if end.version >= EPOCH_BUMP_VERSION else None
 
-        async def attempt() -> Identity | None:
-            answer = await self._ask(
-                request, EndTxnResponse, version=version, max_version=requests.END_BUMPS - 1
+        async def attempt() -> ProducerIdAndEpoch | None:
+            answer = await self._send_to_coordinator(
+                request, EndTxnResponse, version=version, max_version=requests.END_TXN_BUMP_VERSION - 1
             )
             try:
-                return requests.next_client(self.transactional_id, answer)
+                return requests.parse_end_txn(self.transactional_id, answer)
             except BrokerRefused as exc:
                 if exc.remedy is Remedy.LOOK_UP:
                     exc.effect = Effect.NONE
                 raise
 
-        return await self._retrying("EndTxn", attempt)
+        return await self._run_with_retries("EndTxn", attempt)
 
-    async def _ask(
+    async def _send_to_coordinator(
         self, request: object, answer: type[R], *, version: int | None = None, max_version: int | None = None
     ) -> R:
         """Make one attempt at the transaction coordinator; `version` takes precedence over `max_version`."""
-        node = await self._cluster.coordinator("transaction", self.transactional_id)
+        node = await self._cluster.find_coordinator("transaction", self.transactional_id)
         if version is not None:
             return await self._cluster.send(node, request, answer, version=version)
         return await self._cluster.send(node, request, answer, max_version=max_version)
 
-    async def _retrying(self, api: str, attempt: Callable[[], Awaitable[T]], subject: str = "") -> T:
-        deadline = self._cluster.deadline("max.block.ms", self._limit_ms)
-        return await self._cluster.retrying(api, subject or self.transactional_id, attempt, deadline)
+    async def _run_with_retries(self, api: str, attempt: Callable[[], Awaitable[T]], subject: str = "") -> T:
+        deadline = self._cluster.start_deadline("max.block.ms", self._max_block_ms)
+        return await self._cluster.run_with_retries(api, subject or self.transactional_id, attempt, deadline)

@@ -12,7 +12,7 @@ the coordinator epoch of the last marker. These decide
 * the last stable offset: it does not pass the first offset of an open transaction, nor that of a
   decided one whose marker is not yet below the high watermark.
 
-The checks change nothing; `apply` and `apply_marker` do, live and on replay alike, so that a replay of
+The checks change nothing; `apply_batch` and `apply_marker` do, live and on replay alike, so that a replay of
 the log gives the same state [PRD-1]. Verifications are the exception: they live in memory only, because
 losing one only makes the producer retry.
 
@@ -33,9 +33,9 @@ from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX, PRODUCER_BATCHES_CACHED
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records.batch import TRANSACTIONAL_BIT, BatchHeader
-from tallystick.protocol.records.control import ControlType, Marker
-from tallystick.storage.aborted import AbortedTxn
-from tallystick.storage.snapshots import CachedBatch, ProducerEntry
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker
+from tallystick.storage.snapshots import CachedBatch, ProducerSnapshotEntry
+from tallystick.storage.transaction_index import AbortedTxn
 
 # A transaction is late this long after transaction.max.timeout.ms, as in Kafka's ProducerStateManager.
 LATE_TRANSACTION_BUFFER_MS: Final = 5 * 60 * 1000
@@ -59,7 +59,7 @@ class Accepted:
 
 
 @frozen
-class Duplicate:
+class DuplicateBatch:
     """The batch is already in the log; its original offsets and timestamp are the answer."""
 
     base_offset: int
@@ -83,32 +83,32 @@ class CompletedTxn:
     last_stable_offset: int
     is_aborted: bool
 
-    def as_aborted(self) -> AbortedTxn:
+    def to_aborted_txn(self) -> AbortedTxn:
         """Return the entry for the segment's transaction index."""
         return AbortedTxn(self.producer_id, self.first_offset, self.last_offset, self.last_stable_offset)
 
 
-class Verification:
+class VerificationStateEntry:
     """A pending verification: the coordinator is asked whether a transaction includes this partition.
 
     The object is itself the guard. The first batch of the transaction is appended with the very object that
     this partition issued, so the answer to an earlier verification admits nothing (ABA). Concurrent batches
     of one producer share it. Source: KIP-890 part 1; VerificationStateEntry.
 
-    `asked` counts the requests that share it, so that one failed request does not drop the guard of the
-    others.
+    `request_count` counts the requests that share it, so that one failed request does not drop the guard of
+    the others.
     """
 
-    __slots__ = ("asked", "epoch", "lowest_sequence", "started_ms", "supports_epoch_bump")
+    __slots__ = ("epoch", "lowest_sequence", "request_count", "started_ms", "supports_epoch_bump")
 
     def __init__(self, sequence: int, epoch: int, supports_epoch_bump: bool, started_ms: int) -> None:
         self.lowest_sequence = sequence
         self.epoch = epoch
         self.supports_epoch_bump = supports_epoch_bump
         self.started_ms = started_ms
-        self.asked = 0
+        self.request_count = 0
 
-    def follows(self, marker_epoch: int, transaction_version: int) -> bool:
+    def is_after_marker(self, marker_epoch: int, transaction_version: int) -> bool:
         """Return whether this verification is for a transaction that begins after such a marker.
 
         KIP-890: under transaction version 2 every end bumps the epoch, and the next transaction uses the
@@ -117,28 +117,28 @@ class Verification:
         """
         return transaction_version >= EPOCH_BUMP_VERSION and self.epoch >= marker_epoch
 
-    def observe(self, sequence: int, epoch: int) -> None:
+    def update_lowest_sequence(self, sequence: int, epoch: int) -> None:
         """Record the lowest sequence seen, so that a later batch cannot overtake it into the log."""
-        self.asked += 1
+        self.request_count += 1
         if epoch > self.epoch:
             self.epoch, self.lowest_sequence = epoch, sequence
         elif epoch == self.epoch and _is_before(sequence, self.lowest_sequence):
             self.lowest_sequence = sequence
 
 
-class ProducerState:
-    """The state of one producer id in this partition. Only `ProducerStates` changes it."""
+class ProducerStateEntry:
+    """The state of one producer id in this partition. Only `ProducerStateManager` changes it."""
 
     __slots__ = (
         "batches",
         "coordinator_epoch",
+        "current_txn_first_offset",
         "epoch",
+        "has_written",
+        "last_seen_ms",
         "last_timestamp_ms",
         "next_sequence",
         "producer_id",
-        "seen_ms",
-        "txn_first_offset",
-        "wrote",
     )
 
     def __init__(self, producer_id: int, epoch: int) -> None:
@@ -147,10 +147,10 @@ class ProducerState:
         self.batches: list[CachedBatch] = []  # oldest first, of this epoch only
         self.next_sequence = 0
         self.last_timestamp_ms = -1  # of data or marker: KAFKA-9144
-        self.wrote = False  # data was appended since the last `expire`
-        self.seen_ms = -1  # the broker's time when `expire` last found `wrote` set
+        self.has_written = False  # data was appended since the last `remove_expired`
+        self.last_seen_ms = -1  # the broker's time when `remove_expired` last found `has_written` set
         self.coordinator_epoch: int | None = None
-        self.txn_first_offset: int | None = None
+        self.current_txn_first_offset: int | None = None
 
     @property
     def last_sequence(self) -> int | None:
@@ -161,18 +161,18 @@ class ProducerState:
         """Offset of the last known record; the cleaner keeps its batch."""
         return self.batches[-1].last_offset if self.batches else None
 
-    def as_entry(self) -> ProducerEntry:
-        return ProducerEntry(
+    def to_snapshot_entry(self) -> ProducerSnapshotEntry:
+        return ProducerSnapshotEntry(
             producer_id=self.producer_id,
             epoch=self.epoch,
             last_batch=self.batches[-1] if self.batches else None,
             last_timestamp_ms=self.last_timestamp_ms,
             coordinator_epoch=self.coordinator_epoch,
-            txn_first_offset=self.txn_first_offset,
+            current_txn_first_offset=self.current_txn_first_offset,
         )
 
 
-class ProducerStates:
+class ProducerStateManager:
     """All producers of one partition. Owned by its log, used by one thread.
 
     `verification_required` is Kafka's `transaction.partition.verification.enable`: the first transactional
@@ -180,58 +180,64 @@ class ProducerStates:
     be the right one, required or not [PRD-7].
     """
 
-    __slots__ = ("_decided", "_open", "_states", "_verifications", "verification_required")
+    __slots__ = (
+        "_ongoing_txns",
+        "_producers",
+        "_unreplicated_txns",
+        "_verifications",
+        "verification_required",
+    )
 
     def __init__(self, *, verification_required: bool = False) -> None:
         self.verification_required = verification_required
-        self._states: dict[int, ProducerState] = {}
-        self._verifications: dict[int, Verification] = {}
+        self._producers: dict[int, ProducerStateEntry] = {}
+        self._verifications: dict[int, VerificationStateEntry] = {}
         # First offset -> producer id of each open transaction. Appends open transactions, so
         # insertion order is offset order. An OrderedDict, because finding the first key of a
         # dict scans all removed entries.
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._ongoing_txns: OrderedDict[int, int] = OrderedDict()
         # (marker offset, first offset) of decided transactions whose marker is not below the high
         # watermark; both ascend. A transaction that began after one decided later is left out,
         # because the earlier first offset holds the last stable offset back at least as long.
-        self._decided: deque[tuple[int, int]] = deque()
+        self._unreplicated_txns: deque[tuple[int, int]] = deque()
 
     # -- what is known ----------------------------------------------------------------------------
 
     @property
-    def active(self) -> Mapping[int, ProducerState]:
+    def active_producers(self) -> Mapping[int, ProducerStateEntry]:
         """Every known producer by id, for DescribeProducers and the cleaner."""
-        return MappingProxyType(self._states)
+        return MappingProxyType(self._producers)
 
     @property
     def first_undecided_offset(self) -> int | None:
         """First offset of the oldest open transaction."""
-        return next(iter(self._open)) if self._open else None
+        return next(iter(self._ongoing_txns)) if self._ongoing_txns else None
 
     @property
     def first_unstable_offset(self) -> int | None:
         """First offset of a transaction that is open, or decided at or above the high watermark [PRD-4]."""
-        if self._open:
-            undecided = next(iter(self._open))
-            return min(undecided, self._decided[0][1]) if self._decided else undecided
-        return self._decided[0][1] if self._decided else None
+        if self._ongoing_txns:
+            undecided = next(iter(self._ongoing_txns))
+            return min(undecided, self._unreplicated_txns[0][1]) if self._unreplicated_txns else undecided
+        return self._unreplicated_txns[0][1] if self._unreplicated_txns else None
 
     @property
-    def verifications(self) -> int:
+    def verification_count(self) -> int:
         """Number of pending verifications."""
         return len(self._verifications)
 
-    def open_transactions(self) -> Iterator[tuple[int, int]]:
+    def iter_open_transactions(self) -> Iterator[tuple[int, int]]:
         """Return first offset and producer id of every open transaction, oldest first."""
-        return iter(self._open.items())
+        return iter(self._ongoing_txns.items())
 
     def has_late_transaction(self, now_ms: int, transaction_timeout_ms_max: int) -> bool:
         """Return whether the oldest open transaction has outlived the maximum transaction timeout.
 
         Source: KIP-664; ProducerStateManager.hasLateTransaction.
         """
-        if not self._open:
+        if not self._ongoing_txns:
             return False
-        state = self._states[next(iter(self._open.values()))]
+        state = self._producers[next(iter(self._ongoing_txns.values()))]
         silent_ms = now_ms - state.last_timestamp_ms
         return state.last_timestamp_ms > 0 and silent_ms > (
             transaction_timeout_ms_max + LATE_TRANSACTION_BUFFER_MS
@@ -239,23 +245,23 @@ class ProducerStates:
 
     # -- data ---------------------------------------------------------------------------------------
 
-    def check(
+    def check_batch(
         self,
         header: BatchHeader,
         origin: AppendOrigin = AppendOrigin.CLIENT,
-        verification: Verification | None = None,
-    ) -> Accepted | Duplicate | Reject:
+        verification: VerificationStateEntry | None = None,
+    ) -> Accepted | DuplicateBatch | Reject:
         """Check whether a data batch may be appended.
 
         Rejects with INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE.
         Cost: constant.
         """
-        state = self._states.get(header.producer_id)
+        state = self._producers.get(header.producer_id)
         if (
             state is not None
             and header.producer_epoch == state.epoch
             and header.base_sequence == state.next_sequence
-            and (header.attributes & TRANSACTIONAL_BIT != 0) is (state.txn_first_offset is not None)
+            and (header.attributes & TRANSACTIONAL_BIT != 0) is (state.current_txn_first_offset is not None)
             and header.producer_id not in self._verifications
         ):
             # Fast path: the next expected batch. It cannot be a duplicate, because the sequence numbers of
@@ -268,10 +274,10 @@ class ProducerStates:
     def _check_unusual(
         self,
         header: BatchHeader,
-        state: ProducerState | None,
+        state: ProducerStateEntry | None,
         origin: AppendOrigin,
-        verification: Verification | None,
-    ) -> Accepted | Duplicate | Reject:
+        verification: VerificationStateEntry | None,
+    ) -> Accepted | DuplicateBatch | Reject:
         if origin is AppendOrigin.CLIENT and state is not None:
             duplicate = _find_duplicate(header, state)
             if duplicate is not None:
@@ -285,7 +291,7 @@ class ProducerStates:
                 f" epoch {state.epoch} was seen here",
             )
         transactional = header.is_transactional
-        in_transaction = state is not None and state.txn_first_offset is not None
+        in_transaction = state is not None and state.current_txn_first_offset is not None
         current = in_transaction and state is not None and state.epoch == header.producer_epoch
         expected = self._verifications.get(header.producer_id)
         asked = self.verification_required or verification is not None
@@ -302,7 +308,7 @@ class ProducerStates:
             if out_of_order is not None:
                 return out_of_order
         if in_transaction and state is not None and transactional and not current:
-            return _overdue(state, header.producer_epoch)
+            return _reject_unfinished_txn(state, header.producer_epoch)
         # ProducerAppendInfo: an open transaction admits no non-transactional batch.
         if in_transaction and not transactional:
             return Reject(
@@ -312,7 +318,7 @@ class ProducerStates:
             )
         return ACCEPTED
 
-    def apply(self, header: BatchHeader, base_offset: int, timestamp_ms: int) -> None:
+    def apply_batch(self, header: BatchHeader, base_offset: int, timestamp_ms: int) -> None:
         """Update the state with a batch appended at `base_offset`; batches come in offset order.
 
         Args:
@@ -322,34 +328,34 @@ class ProducerStates:
         producer_id = header.producer_id
         if producer_id < 0:
             return
-        state = self._states.get(producer_id)
+        state = self._producers.get(producer_id)
         if state is None:
-            state = self._states[producer_id] = ProducerState(producer_id, header.producer_epoch)
+            state = self._producers[producer_id] = ProducerStateEntry(producer_id, header.producer_epoch)
         elif state.epoch != header.producer_epoch:
             _begin_epoch(state, header.producer_epoch)
         batches = state.batches
         if len(batches) == PRODUCER_BATCHES_CACHED:
             del batches[0]
-        batches.append(_as_cached(header, base_offset, timestamp_ms))
+        batches.append(_make_cached_batch(header, base_offset, timestamp_ms))
         if header.base_sequence >= 0:
             state.next_sequence = (header.base_sequence + header.last_offset_delta + 1) & INT32_MAX
         else:
             state.next_sequence = 0
         state.last_timestamp_ms = timestamp_ms
-        state.wrote = True
+        state.has_written = True
         if header.attributes & TRANSACTIONAL_BIT:
             self._verifications.pop(producer_id, None)
-            if state.txn_first_offset is None:
-                check(base_offset not in self._open, f"offset {base_offset} opens two transactions")
-                state.txn_first_offset = base_offset
-                self._open[base_offset] = producer_id
+            if state.current_txn_first_offset is None:
+                check(base_offset not in self._ongoing_txns, f"offset {base_offset} opens two transactions")
+                state.current_txn_first_offset = base_offset
+                self._ongoing_txns[base_offset] = producer_id
 
     # -- markers ------------------------------------------------------------------------------------
 
     def check_marker(
         self,
         header: BatchHeader,
-        marker: Marker,
+        marker: EndTransactionMarker,
         transaction_version: int,
         *,
         txn_start_offset: int | None = None,
@@ -365,14 +371,16 @@ class ProducerStates:
                 epoch (KIP-664); None: whichever is open.
         Rejects with INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, INVALID_TXN_STATE.
         """
-        state = self._states.get(header.producer_id)
+        state = self._producers.get(header.producer_id)
         if txn_start_offset is not None:
-            return _check_guarded(header, state, txn_start_offset)
+            return _check_guarded_marker(header, state, txn_start_offset)
         if state is None:
             return ACCEPTED
         epoch = header.producer_epoch
         same_is_fine = (
-            transaction_version < EPOCH_BUMP_VERSION or state.txn_first_offset is None or epoch == EPOCH_MAX
+            transaction_version < EPOCH_BUMP_VERSION
+            or state.current_txn_first_offset is None
+            or epoch == EPOCH_MAX
         )
         if epoch < state.epoch or (epoch == state.epoch and not same_is_fine):
             return Reject(
@@ -392,7 +400,7 @@ class ProducerStates:
     def apply_marker(
         self,
         header: BatchHeader,
-        marker: Marker,
+        marker: EndTransactionMarker,
         offset: int,
         timestamp_ms: int,
         *,
@@ -406,36 +414,36 @@ class ProducerStates:
         Returns: the transaction it ended; None if none was open, and then no index entry is due.
         """
         producer_id = header.producer_id
-        state = self._states.get(producer_id)
+        state = self._producers.get(producer_id)
         if state is None:
-            state = self._states[producer_id] = ProducerState(producer_id, header.producer_epoch)
+            state = self._producers[producer_id] = ProducerStateEntry(producer_id, header.producer_epoch)
         elif state.epoch != header.producer_epoch:
             _begin_epoch(state, header.producer_epoch)
         if marker.coordinator_epoch >= 0:
             state.coordinator_epoch = marker.coordinator_epoch
         state.last_timestamp_ms = timestamp_ms
         asked = self._verifications.get(producer_id)
-        if asked is not None and not asked.follows(header.producer_epoch, transaction_version):
+        if asked is not None and not asked.is_after_marker(header.producer_epoch, transaction_version):
             del self._verifications[producer_id]
-        first_offset, state.txn_first_offset = state.txn_first_offset, None
+        first_offset, state.current_txn_first_offset = state.current_txn_first_offset, None
         if first_offset is None:
             return None
-        del self._open[first_offset]
-        while self._decided and self._decided[-1][1] > first_offset:
-            self._decided.pop()
-        self._decided.append((offset, first_offset))
+        del self._ongoing_txns[first_offset]
+        while self._unreplicated_txns and self._unreplicated_txns[-1][1] > first_offset:
+            self._unreplicated_txns.pop()
+        self._unreplicated_txns.append((offset, first_offset))
         undecided = self.first_undecided_offset
         return CompletedTxn(
             producer_id=producer_id,
             first_offset=first_offset,
             last_offset=offset,
             last_stable_offset=offset + 1 if undecided is None else undecided,
-            is_aborted=marker.type is ControlType.ABORT,
+            is_aborted=marker.control_type is ControlType.ABORT,
         )
 
-    def advance_high_watermark(self, high_watermark: int) -> None:
+    def on_high_watermark_updated(self, high_watermark: int) -> None:
         """Forget decided transactions whose marker is now below the high watermark."""
-        decided = self._decided
+        decided = self._unreplicated_txns
         while decided and decided[0][0] < high_watermark:
             decided.popleft()
 
@@ -443,7 +451,7 @@ class ProducerStates:
 
     def begin_verification(
         self, header: BatchHeader, *, supports_epoch_bump: bool, now_ms: int
-    ) -> Verification | Reject | None:
+    ) -> VerificationStateEntry | Reject | None:
         """Return the guard to verify a transaction's first batch with at the coordinator.
 
         Args:
@@ -452,35 +460,35 @@ class ProducerStates:
         Rejects with INVALID_PRODUCER_EPOCH.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
-        state = self._states.get(producer_id)
+        state = self._producers.get(producer_id)
         if state is not None and epoch < state.epoch:
             return Reject(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"producer {producer_id} starts with epoch {epoch}, epoch {state.epoch} was seen here",
             )
-        if state is not None and state.txn_first_offset is not None and epoch == state.epoch:
+        if state is not None and state.current_txn_first_offset is not None and epoch == state.epoch:
             return None
         found = self._verifications.get(producer_id)
         if found is None:
-            found = Verification(header.base_sequence, epoch, supports_epoch_bump, now_ms)
+            found = VerificationStateEntry(header.base_sequence, epoch, supports_epoch_bump, now_ms)
             self._verifications[producer_id] = found
-        found.observe(header.base_sequence, epoch)
+        found.update_lowest_sequence(header.base_sequence, epoch)
         return found
 
-    def drop_verification(self, producer_id: int, verification: Verification) -> None:
+    def drop_verification(self, producer_id: int, verification: VerificationStateEntry) -> None:
         """Drop one request's claim to a verification that the coordinator refused for an unknown producer.
 
         Any client can invent a producer id, so nothing is kept for it. A client that uses the producer id of
         another gets the same answer, so the guard stays while other requests, perhaps the owner's, wait for
         it.
         """
-        verification.asked -= 1
-        if not verification.asked and self._verifications.get(producer_id) is verification:
+        verification.request_count -= 1
+        if not verification.request_count and self._verifications.get(producer_id) is verification:
             del self._verifications[producer_id]
 
     # -- expiry, snapshots ------------------------------------------------------------------------------
 
-    def expire(self, now_ms: int, expiration_ms: int) -> int:
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers silent for `expiration_ms`, never one with an open transaction [PRD-5].
 
         A producer is silent while it appends nothing, whatever its record timestamps are: a producer that
@@ -489,53 +497,53 @@ class ProducerStates:
 
         Returns: the number of producers forgotten. Cost: linear.
         """
-        for state in self._states.values():
-            if state.wrote:
-                state.wrote, state.seen_ms = False, now_ms
+        for state in self._producers.values():
+            if state.has_written:
+                state.has_written, state.last_seen_ms = False, now_ms
         idle = [
             state.producer_id
-            for state in self._states.values()
-            if state.txn_first_offset is None
-            and now_ms - max(state.last_timestamp_ms, state.seen_ms) >= expiration_ms
+            for state in self._producers.values()
+            if state.current_txn_first_offset is None
+            and now_ms - max(state.last_timestamp_ms, state.last_seen_ms) >= expiration_ms
         ]
         for producer_id in idle:
-            del self._states[producer_id]
+            del self._producers[producer_id]
         asked = self._verifications.items()
         for producer_id in [pid for pid, found in asked if now_ms - found.started_ms >= expiration_ms]:
             del self._verifications[producer_id]
         return len(idle)
 
-    def end_replay(self) -> None:
-        """Mark replayed batches as appended by an earlier process, so that `expire` uses their timestamps."""
-        for state in self._states.values():
-            state.wrote = False
+    def finish_replay(self) -> None:
+        """Mark replayed batches as appended by an earlier process: `remove_expired` uses their timestamps."""
+        for state in self._producers.values():
+            state.has_written = False
 
-    def take_snapshot(self) -> tuple[ProducerEntry, ...]:
+    def take_snapshot(self) -> tuple[ProducerSnapshotEntry, ...]:
         """Return the entries of a `.snapshot` file at the log end. Cost: linear in producers."""
-        return tuple(state.as_entry() for state in self._states.values())
+        return tuple(state.to_snapshot_entry() for state in self._producers.values())
 
     @classmethod
     def from_snapshot(
-        cls, entries: Iterable[ProducerEntry], *, verification_required: bool = False
-    ) -> "ProducerStates":
+        cls, entries: Iterable[ProducerSnapshotEntry], *, verification_required: bool = False
+    ) -> "ProducerStateManager":
         """Restore the state from a snapshot; the log from the snapshot's offset on is then applied to it."""
         states = cls(verification_required=verification_required)
         opened: list[tuple[int, int]] = []
         for entry in entries:
-            state = ProducerState(entry.producer_id, entry.epoch)
+            state = ProducerStateEntry(entry.producer_id, entry.epoch)
             if entry.last_batch is not None:
                 state.batches.append(entry.last_batch)
-                state.next_sequence = _sequence_after(entry.last_batch)
+                state.next_sequence = _next_sequence(entry.last_batch)
             state.last_timestamp_ms = entry.last_timestamp_ms
             state.coordinator_epoch = entry.coordinator_epoch
-            state.txn_first_offset = entry.txn_first_offset
-            states._states[entry.producer_id] = state
-            if entry.txn_first_offset is not None:
-                opened.append((entry.txn_first_offset, entry.producer_id))
-        states._open = OrderedDict(sorted(opened))
+            state.current_txn_first_offset = entry.current_txn_first_offset
+            states._producers[entry.producer_id] = state
+            if entry.current_txn_first_offset is not None:
+                opened.append((entry.current_txn_first_offset, entry.producer_id))
+        states._ongoing_txns = OrderedDict(sorted(opened))
         return states
 
-    def recall(self, headers: Iterable[BatchHeader]) -> None:
+    def restore_cached_batches(self, headers: Iterable[BatchHeader]) -> None:
         """Refill the five cached batches of each producer from batches below the loaded snapshot.
 
         A snapshot holds only the last batch of each producer, but a client may have five in flight when the
@@ -547,23 +555,23 @@ class ProducerStates:
         """
         earlier: dict[int, deque[CachedBatch]] = {}
         for header in headers:
-            state = self._states.get(header.producer_id)
+            state = self._producers.get(header.producer_id)
             if state is None or state.epoch != header.producer_epoch or header.is_control:
                 continue
             if not state.batches or header.base_offset >= state.batches[0].first_offset:
                 continue
             found = earlier.setdefault(header.producer_id, deque(maxlen=PRODUCER_BATCHES_CACHED - 1))
-            found.append(_as_cached(header, header.base_offset, header.max_timestamp))
+            found.append(_make_cached_batch(header, header.base_offset, header.max_timestamp))
         for producer_id, found in earlier.items():
-            batches = self._states[producer_id].batches
+            batches = self._producers[producer_id].batches
             for batch in reversed(found):
-                in_order = batches[0].first_sequence == _sequence_after(batch)
+                in_order = batches[0].first_sequence == _next_sequence(batch)
                 if len(batches) == PRODUCER_BATCHES_CACHED or not in_order:
                     break
                 batches.insert(0, batch)
 
 
-def _as_cached(header: BatchHeader, base_offset: int, timestamp_ms: int) -> CachedBatch:
+def _make_cached_batch(header: BatchHeader, base_offset: int, timestamp_ms: int) -> CachedBatch:
     last_offset = base_offset + header.last_offset_delta
     first_sequence = header.base_sequence
     if first_sequence < 0:
@@ -572,26 +580,26 @@ def _as_cached(header: BatchHeader, base_offset: int, timestamp_ms: int) -> Cach
     return CachedBatch(first_sequence, last_sequence, base_offset, last_offset, timestamp_ms)
 
 
-def _sequence_after(batch: CachedBatch) -> int:
+def _next_sequence(batch: CachedBatch) -> int:
     return 0 if batch.last_sequence is None else (batch.last_sequence + 1) & INT32_MAX
 
 
-def _begin_epoch(state: ProducerState, epoch: int) -> None:
+def _begin_epoch(state: ProducerStateEntry, epoch: int) -> None:
     # Sequence numbers restart at 0 with each epoch, so the cached batches do not apply to it.
     state.epoch = epoch
     state.batches.clear()
     state.next_sequence = 0
 
 
-def _check_guarded(
-    header: BatchHeader, state: ProducerState | None, txn_start_offset: int
+def _check_guarded_marker(
+    header: BatchHeader, state: ProducerStateEntry | None, txn_start_offset: int
 ) -> Accepted | Reject:
     # KIP-664: "The partition leader will accept the request only if there is an open transaction beginning
     # at the offset specified in the request. Additionally we require the producer epoch in the request to
     # exactly match the latest value." The coordinator epoch is not compared, since no
     # coordinator sent it.
-    if state is None or state.txn_first_offset != txn_start_offset:
-        found = None if state is None else state.txn_first_offset
+    if state is None or state.current_txn_first_offset != txn_start_offset:
+        found = None if state is None else state.current_txn_first_offset
         return Reject(
             ErrorCode.INVALID_TXN_STATE,
             f"no transaction of producer {header.producer_id} begins at offset {txn_start_offset};"
@@ -606,7 +614,7 @@ def _check_guarded(
     return ACCEPTED
 
 
-def _overdue(state: ProducerState, epoch: int) -> Reject:
+def _reject_unfinished_txn(state: ProducerStateEntry, epoch: int) -> Reject:
     """Reject a batch of a new epoch whose producer still has a transaction of the old epoch open.
 
     The marker always comes before the first batch of the next epoch. But power loss can remove the marker,
@@ -615,7 +623,7 @@ def _overdue(state: ProducerState, epoch: int) -> Reject:
     return Reject(
         ErrorCode.INVALID_TXN_STATE,
         f"producer {state.producer_id} writes with epoch {epoch}, and its transaction of epoch {state.epoch},"
-        f" open since offset {state.txn_first_offset}, has never been ended here",
+        f" open since offset {state.current_txn_first_offset}, has never been ended here",
     )
 
 
@@ -624,7 +632,7 @@ def _is_before(sequence: int, other: int) -> bool:
     return 0 < (other - sequence) & INT32_MAX < 2**30
 
 
-def _find_duplicate(header: BatchHeader, state: ProducerState) -> Duplicate | None:
+def _find_duplicate(header: BatchHeader, state: ProducerStateEntry) -> DuplicateBatch | None:
     if header.producer_epoch != state.epoch or header.base_sequence < 0:
         return None
     # Both sequence numbers must be equal: clients retry whole batches [PRD-2].
@@ -635,35 +643,35 @@ def _find_duplicate(header: BatchHeader, state: ProducerState) -> Duplicate | No
         # aborted may reuse sequence numbers of the ended transaction for other records. Answered as
         # duplicates, they would be lost silently, as on Apache Kafka. Stricter on purpose, see
         # docs/adr/0007 [PRD-9].
-        opened = state.txn_first_offset
+        opened = state.current_txn_first_offset
         known = () if opened is None else (each for each in known if each.first_offset >= opened)
     for batch in known:
         if batch.first_sequence == first and batch.last_sequence == last:
-            return Duplicate(batch.first_offset, batch.last_offset, batch.timestamp_ms)
+            return DuplicateBatch(batch.first_offset, batch.last_offset, batch.timestamp_ms)
     return None
 
 
 def _check_sequence(
-    header: BatchHeader, state: ProducerState | None, verification: Verification | None
+    header: BatchHeader, state: ProducerStateEntry | None, verification: VerificationStateEntry | None
 ) -> Reject | None:
     sequence = header.base_sequence
     if verification is not None:
         if verification.supports_epoch_bump and sequence != 0 and (state is None or not state.batches):
             # KAFKA-18202: a first sequence other than 0 means that an earlier batch was lost.
-            return _out_of_order(header, "0, the first of this producer here")
+            return _reject_out_of_order(header, "0, the first of this producer here")
         same_epoch = verification.epoch == header.producer_epoch
         if same_epoch and _is_before(verification.lowest_sequence, sequence):
-            return _out_of_order(header, f"at most {verification.lowest_sequence}, seen before")
+            return _reject_out_of_order(header, f"at most {verification.lowest_sequence}, seen before")
     # KIP-360: without producer state any first sequence is accepted.
     if state is None:
         return None
     # ProducerAppendInfo.checkSequence: a new epoch begins at sequence 0.
     if header.producer_epoch != state.epoch:
-        return None if sequence == 0 else _out_of_order(header, f"0, after epoch {state.epoch}")
-    return None if sequence == state.next_sequence else _out_of_order(header, str(state.next_sequence))
+        return None if sequence == 0 else _reject_out_of_order(header, f"0, after epoch {state.epoch}")
+    return None if sequence == state.next_sequence else _reject_out_of_order(header, str(state.next_sequence))
 
 
-def _out_of_order(header: BatchHeader, expected: str) -> Reject:
+def _reject_out_of_order(header: BatchHeader, expected: str) -> Reject:
     return Reject(
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         f"producer {header.producer_id} at epoch {header.producer_epoch} sent sequence"

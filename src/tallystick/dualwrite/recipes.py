@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @frozen
-class Step:
+class RecipeStep:
     """One effect on the database, on Kafka or on time.
 
     name   kind of step; docs/dualwrite.md lists them
@@ -25,40 +25,40 @@ class Step:
     """
 
     name: str
-    about: str
+    subject: str
     call: Callable[[], object]
 
 
-Recipe = Generator[Step, object, T]
-Watch = Callable[[int, Step, bool], None]
+Recipe = Generator[RecipeStep, object, T]
+StepCallback = Callable[[int, RecipeStep, bool], None]
 """Callback for each step: its number from 1, the step, and False before it or True after it succeeded."""
 
 
-def do(name: str, about: str, call: Callable[[], T | Awaitable[T]]) -> Recipe[T]:
+def run_step(name: str, about: str, call: Callable[[], T | Awaitable[T]]) -> Recipe[T]:
     """Yield one step of a recipe and return its result."""
-    return cast(T, (yield Step(name, about, call)))
+    return cast(T, (yield RecipeStep(name, about, call)))
 
 
-class Driver:
+class RecipeRunner:
     """A driver that runs steps one after the other in the caller's thread."""
 
-    def __init__(self, watch: Watch | None = None) -> None:
+    def __init__(self, watch: StepCallback | None = None) -> None:
         self._watch = watch
-        self._taken = 0
+        self._step_count = 0
 
-    def tell(self, step: Step) -> Callable[[], None]:
+    def announce(self, step: RecipeStep) -> Callable[[], None]:
         """Assign a number to a step and announce it; return the callback for its success."""
         watch = self._watch
         if watch is None:
-            return _nothing
-        self._taken += 1
-        number = self._taken
+            return _ignore_success
+        self._step_count += 1
+        number = self._step_count
         watch(number, step, False)
         return lambda: watch(number, step, True)
 
-    def take(self, step: Step, call: Callable[[], T]) -> T:
+    def execute(self, step: RecipeStep, call: Callable[[], T]) -> T:
         """Run one step."""
-        done = self.tell(step)
+        done = self.announce(step)
         result = call()
         done()
         return result
@@ -69,12 +69,12 @@ class Driver:
         Every exception is thrown into the recipe, KeyboardInterrupt included. An exception that a signal
         handler raises here, between two steps, counts as a failure of the step before or after.
         """
-        resume, value = _first(recipe)
+        resume, value = _start_recipe(recipe)
         while True:
             try:
                 while True:  # inside `try`: a signal handler may run at the backward jump
                     step = resume(value)
-                    value = self.take(step, step.call)
+                    value = self.execute(step, step.call)
                     resume = recipe.send
             except BaseException as exc:
                 if getgeneratorstate(recipe) == GEN_CLOSED:  # the recipe has ended with this exception
@@ -82,26 +82,26 @@ class Driver:
                         return cast(T, exc.value)
                     raise
                 value = exc
-                resume = _thrower(recipe)
+                resume = _throw_into(recipe)
 
 
-class AsyncDriver(Driver):
+class AsyncRecipeRunner(RecipeRunner):
     """A driver for asyncio; cancellation counts as a failure of the awaited step."""
 
-    async def take_async(self, step: Step, call: Callable[[], Awaitable[T]]) -> T:
+    async def execute_async(self, step: RecipeStep, call: Callable[[], Awaitable[T]]) -> T:
         """Run one step and await its result."""
-        done = self.tell(step)
+        done = self.announce(step)
         result = await call()
         done()
         return result
 
     async def run_async(self, recipe: Recipe[T]) -> T:
-        resume, value = _first(recipe)
+        resume, value = _start_recipe(recipe)
         while True:
             try:
                 while True:
                     step = resume(value)
-                    value = await self.take_async(step, cast(Callable[[], Awaitable[object]], step.call))
+                    value = await self.execute_async(step, cast(Callable[[], Awaitable[object]], step.call))
                     resume = recipe.send
             except BaseException as exc:
                 if getgeneratorstate(recipe) == GEN_CLOSED:
@@ -109,19 +109,19 @@ class AsyncDriver(Driver):
                         return cast(T, exc.value)
                     raise
                 value = exc
-                resume = _thrower(recipe)
+                resume = _throw_into(recipe)
 
 
-Resume = Callable[[object], Step]
+Resume = Callable[[object], RecipeStep]
 
 
-def _first(recipe: Recipe[T]) -> tuple[Resume, object]:
+def _start_recipe(recipe: Recipe[T]) -> tuple[Resume, object]:
     return recipe.send, None
 
 
-def _thrower(recipe: Recipe[T]) -> Resume:
+def _throw_into(recipe: Recipe[T]) -> Resume:
     return lambda exc: recipe.throw(cast(BaseException, exc))
 
 
-def _nothing() -> None:
+def _ignore_success() -> None:
     pass

@@ -43,7 +43,7 @@ def encode_aborted(txn: AbortedTxn) -> bytes:
     return _ENTRY.pack(ABORTED_VERSION, *txn)
 
 
-def scan_aborted(data: Buffer, file: str = "transaction index") -> tuple[list[AbortedTxn], int]:
+def decode_aborted(data: Buffer, file: str = "transaction index") -> tuple[list[AbortedTxn], int]:
     """Decode a file; return its entries and the bytes they take, leaving out a torn last entry.
 
     Raises: MalformedFile for a version newer than ours, and for markers out of order.
@@ -63,7 +63,7 @@ def scan_aborted(data: Buffer, file: str = "transaction index") -> tuple[list[Ab
     return txns, whole
 
 
-class AbortedIndex:
+class TransactionIndex:
     """The entries of one segment in memory, ordered by marker. Owned by the segment.
 
     The owner of the segment's files writes the `.txnindex` file, and calls `append` here after that.
@@ -90,11 +90,11 @@ class AbortedIndex:
 
     def truncate(self, offset: int) -> int:
         """Forget markers at `offset` and above; return the number of bytes the file keeps."""
-        kept = bisect_left(self._txns, offset, key=_marker_offset)
+        kept = bisect_left(self._txns, offset, key=_get_marker_offset)
         del self._txns[kept:]
         return kept * ABORTED_ENTRY_SIZE
 
-    def overlapping(self, lo: int, hi: int) -> tuple[list[AbortedTxn], bool]:
+    def find_overlapping(self, lo: int, hi: int) -> tuple[list[AbortedTxn], bool]:
         """Return transactions with a record in [lo, hi), and whether later segments need no search.
 
         A marker below `lo` ended its transaction before the range. An entry whose last stable offset is at or
@@ -104,7 +104,7 @@ class AbortedIndex:
         Cost: logarithmic, plus the entries from the first marker in the range on.
         """
         found: list[AbortedTxn] = []
-        for at in range(bisect_left(self._txns, lo, key=_marker_offset), len(self._txns)):
+        for at in range(bisect_left(self._txns, lo, key=_get_marker_offset), len(self._txns)):
             txn = self._txns[at]
             if txn.first_offset < hi:
                 found.append(txn)
@@ -113,7 +113,7 @@ class AbortedIndex:
         return found, False
 
 
-def aborted_between(indexes: Iterable[AbortedIndex], lo: int, hi: int) -> list[AbortedTxn]:
+def collect_aborted_txns(indexes: Iterable[TransactionIndex], lo: int, hi: int) -> list[AbortedTxn]:
     """Return all aborted transactions with a record in [lo, hi), ordered by marker.
 
     Args:
@@ -123,12 +123,12 @@ def aborted_between(indexes: Iterable[AbortedIndex], lo: int, hi: int) -> list[A
     """
     result: list[AbortedTxn] = []
     for index in indexes:
-        found, complete = index.overlapping(lo, hi)
+        found, complete = index.find_overlapping(lo, hi)
         result += found
         if complete:
             break
     return result
 
 
-def _marker_offset(txn: AbortedTxn) -> int:
+def _get_marker_offset(txn: AbortedTxn) -> int:
     return txn.last_offset

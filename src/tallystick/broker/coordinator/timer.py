@@ -18,12 +18,12 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TimestampMs
 
 # A loop that is merely busy is late by less than this.
-LATE_MS: Final = 500
+SUSPENSION_MIN_MS: Final = 500
 # Time to read the requests that arrived while the process was stopped.
-HEARING_MS: Final = 1_000
+SUSPENSION_GRACE_MS: Final = 1_000
 
 
-class ServingTimer:
+class CoordinatorTimer:
     """One timer for all deadlines of a coordinator, and the Clock that measures them. Lives on the loop."""
 
     def __init__(self, clock: Clock, tick: Callable[[], int], log: logging.Logger) -> None:
@@ -37,22 +37,22 @@ class ServingTimer:
         self._log = log
         self._handle: asyncio.TimerHandle | None = None
         self._at_ms = 0
-        self._missed_ms = 0
-        self._hears_until_ms: int | None = None
-        self._closed = False
+        self._suspended_ms = 0
+        self._grace_until_ms: int | None = None
+        self._is_closed = False
 
     def now_ms(self) -> TimestampMs:
         return self._clock.now_ms()
 
     def monotonic_ms(self) -> int:
         """Return the milliseconds in which the loop ran; deadlines are counted in them."""
-        return self._clock.monotonic_ms() - self._missed_ms
+        return self._clock.monotonic_ms() - self._suspended_ms
 
     def arm(self, at_ms: int) -> None:
         """Call `tick` at this time or before."""
-        if self._hears_until_ms is not None:
-            at_ms = max(at_ms, self._hears_until_ms)
-        if self._closed or (self._handle is not None and self._at_ms <= at_ms):
+        if self._grace_until_ms is not None:
+            at_ms = max(at_ms, self._grace_until_ms)
+        if self._is_closed or (self._handle is not None and self._at_ms <= at_ms):
             return
         if self._handle is not None:
             self._handle.cancel()
@@ -63,7 +63,7 @@ class ServingTimer:
 
     def close(self) -> None:
         """Refuse to be armed again."""
-        self._closed = True
+        self._is_closed = True
 
     def cancel(self) -> None:
         self.close()
@@ -75,11 +75,11 @@ class ServingTimer:
         self._handle = None
         late_ms = self.monotonic_ms() - self._at_ms
         # Only once in a row: a loop that is always late must still expire sessions.
-        if late_ms > LATE_MS and self._hears_until_ms is None:
-            self._missed_ms += late_ms
+        if late_ms > SUSPENSION_MIN_MS and self._grace_until_ms is None:
+            self._suspended_ms += late_ms
             self._log.warning("nothing was heard for %d ms: deadlines are as much later", late_ms)
-            self._hears_until_ms = self.monotonic_ms() + HEARING_MS
-            self.arm(self._hears_until_ms)
+            self._grace_until_ms = self.monotonic_ms() + SUSPENSION_GRACE_MS
+            self.arm(self._grace_until_ms)
             return
-        self._hears_until_ms = None
+        self._grace_until_ms = None
         self.arm(self._tick())

@@ -19,14 +19,14 @@ from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
 from tallystick.pipeline.demo import flights
-from tallystick.pipeline.demo.checking import Verdict, check_table, check_topics
-from tallystick.pipeline.demo.postgres import Postgres
-from tallystick.pipeline.demo.processes import Driver
-from tallystick.spark.class_archive import NoArchive, class_archive, make_class_archive
+from tallystick.pipeline.demo.postgres import TemporaryPostgres
+from tallystick.pipeline.demo.processes import PipelineProcess
+from tallystick.pipeline.demo.verification import ContentCheck, check_table, check_topics
+from tallystick.spark.class_archive import NoArchive, class_archive_path, make_class_archive
 
 _log = logging.getLogger("tallystick.demo")
 
-_FIRST: Final = "by_flight"
+_CRASH_CLOCK_OUTPUT: Final = "by_flight"
 _POLL_S: Final = 0.02
 _FAILURES_MAX: Final = 3
 
@@ -40,18 +40,18 @@ class Crash(StrEnum):
     DRIVER = "driver"
 
 
-def crashes_on(master: str) -> tuple[Crash, ...]:
+def possible_crashes(master: str) -> tuple[Crash, ...]:
     """Return the parts that can be killed: on `local[2]` the driver runs its tasks, without executors."""
     alone = master == "local" or master.startswith("local[")
     return tuple(each for each in Crash if each is not Crash.EXECUTOR or not alone)
 
 
-class DriverFailed(TallystickError):
+class PipelineFailed(TallystickError):
     """The pipeline failed repeatedly; the text names its log."""
 
 
 @frozen(kw_only=True)
-class Setting:
+class DemoSettings:
     """The settings of a demo.
 
     master   Spark master; executors are separate processes on `local-cluster` and on clusters
@@ -65,7 +65,7 @@ class Setting:
 
 
 @frozen(kw_only=True)
-class Outcome:
+class DemoResult:
     """The result of a demo.
 
     survived  parts that were killed, in order
@@ -74,68 +74,68 @@ class Outcome:
     left      number of transactions that are still open
     """
 
-    verdicts: Sequence[Verdict]
+    checks: Sequence[ContentCheck]
     survived: Sequence[Crash]
     failures: int
     in_doubt: int
-    left: int
+    open_transactions: int
     seconds: float
 
     @property
-    def good(self) -> bool:
-        return all(verdict.good for verdict in self.verdicts) and self.left == 0
+    def is_exactly_once(self) -> bool:
+        return all(verdict.is_exact for verdict in self.checks) and self.open_transactions == 0
 
 
-class Show:
+class DemoRun:
     """A demo run in one folder."""
 
-    def __init__(self, folder: Path, setting: Setting, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, setting: DemoSettings, say: Callable[[str], None]) -> None:
         """Prepare a demo.
 
         Args:
             folder: an existing, empty folder.
             say: prints one line for the user.
         """
-        self._folder, self._setting, self._say = folder, setting, say
+        self._folder, self._settings, self._say = folder, setting, say
         self._broker = EmbeddedBroker(
             folder / "broker", config={"flush.policy": "ack", "num.partitions": flights.PARTITIONS}
         )
-        self._pending = [(2 * i, crash) for i, crash in enumerate(setting.crashes)]
+        self._pending_crashes = [(2 * i, crash) for i, crash in enumerate(setting.crashes)]
         self._batch, self._in_doubt, self._failures = -1, 0, 0
 
-    def run(self) -> Outcome:
-        """Run the demo and return its result. Raises: NoJava, DriverFailed, NothingCame, client errors."""
+    def run(self) -> DemoResult:
+        """Run the demo and return its result. Raises: NoJava, PipelineFailed, ReadTimedOut, client errors."""
         began = time.monotonic()
-        self._quicken()
-        data = flights.flights(self._setting.rows)
-        with Postgres() as postgres, self._broker:
+        self._prepare_class_archive()
+        data = flights.load_flights(self._settings.rows)
+        with TemporaryPostgres() as postgres, self._broker:
             bootstrap = self._broker.bootstrap_servers
             self._say(f"a broker listens at {bootstrap}, PostgreSQL at {postgres.url}")
             with psycopg.connect(postgres.url) as connection:
-                connection.execute(flights.MAKE_TABLE)
+                connection.execute(flights.CREATE_TABLE)
             self._database = postgres.url
             with Admin({"bootstrap.servers": bootstrap}) as admin:
                 topics = (flights.FLIGHTS, flights.BY_FLIGHT, flights.PER_HOUR)
                 admin.create_topics(NewTopic(name=topic) for topic in topics).all()
-                flights.send(bootstrap, data.sent)
-                self._say(f"{len(data.sent) - 1:,} flights are in the topic {flights.FLIGHTS}")
-                self._drive(admin, len(data.sent))
-                left = len(self._open(admin))
+                flights.send_flights(bootstrap, data.input_rows)
+                self._say(f"{len(data.input_rows) - 1:,} flights are in the topic {flights.FLIGHTS}")
+                self._run_to_end(admin, len(data.input_rows))
+                left = len(self._list_open_transactions(admin))
             self._say("an independent reader compares what is committed with the input")
-            verdicts = check_topics(bootstrap, data.topics)
-            verdicts.append(check_table(postgres.url, flights.TABLE, data.table))
-        return Outcome(
-            verdicts=verdicts,
-            survived=self._setting.crashes[: len(self._setting.crashes) - len(self._pending)],
+            verdicts = check_topics(bootstrap, data.expected_topics)
+            verdicts.append(check_table(postgres.url, flights.TABLE, data.expected_table))
+        return DemoResult(
+            checks=verdicts,
+            survived=self._settings.crashes[: len(self._settings.crashes) - len(self._pending_crashes)],
             failures=self._failures,
             in_doubt=self._in_doubt,
-            left=left,
+            open_transactions=left,
             seconds=time.monotonic() - began,
         )
 
-    def _quicken(self) -> None:
+    def _prepare_class_archive(self) -> None:
         """Create the class archive on the first demo; it halves the start time of every JVM of the demo."""
-        if class_archive().exists():
+        if class_archive_path().exists():
             return
         self._say("once on this machine: Spark's classes are put into an archive, to start faster from it")
         try:
@@ -143,22 +143,26 @@ class Show:
         except NoArchive as exc:
             _log.warning("no archive of Spark's classes, so Spark starts slowly: %s", exc)
 
-    def _drive(self, admin: Admin, rows: int) -> None:
+    def _run_to_end(self, admin: Admin, rows: int) -> None:
         """Run the pipeline to its end, restarting it after each failure or kill."""
         driver = self._start(rows)
         try:
-            while driver.code != 0:
-                self._hear(driver)
-                if driver.code is not None:
-                    self._say(f"the pipeline failed, exit code {driver.code}; it is started again")
+            while driver.exit_code != 0:
+                self._report_batches(driver)
+                if driver.exit_code is not None:
+                    self._say(f"the pipeline failed, exit code {driver.exit_code}; it is started again")
                     self._failures += 1
                     if self._failures > _FAILURES_MAX:
-                        raise DriverFailed(f"the pipeline failed {self._failures} times; see {self._log}")
+                        raise PipelineFailed(f"the pipeline failed {self._failures} times; see {self._log}")
                     driver = self._start(rows)
-                elif self._pending and self._batch >= self._pending[0][0] and self._open(admin):
-                    driver = self._crash(admin, driver, self._pending.pop(0)[1], rows)
+                elif (
+                    self._pending_crashes
+                    and self._batch >= self._pending_crashes[0][0]
+                    and self._list_open_transactions(admin)
+                ):
+                    driver = self._crash(admin, driver, self._pending_crashes.pop(0)[1], rows)
                 time.sleep(_POLL_S)
-            self._hear(driver)
+            self._report_batches(driver)
         finally:
             driver.stop()
 
@@ -166,32 +170,34 @@ class Show:
     def _log(self) -> Path:
         return self._folder / "pipeline.log"
 
-    def _start(self, rows: int) -> Driver:
+    def _start(self, rows: int) -> PipelineProcess:
         file = self._folder / "flights.toml"
         file.write_text(flights.PIPELINE)
         self._say(f"the pipeline starts: tallystick run {file}")
-        return Driver(
+        return PipelineProcess(
             file,
-            flights.variables(self._broker.bootstrap_servers, self._database, self._setting.master, rows),
+            flights.pipeline_variables(
+                self._broker.bootstrap_servers, self._database, self._settings.master, rows
+            ),
             self._log,
         )
 
-    def _hear(self, driver: Driver) -> None:
-        for batch in driver.batches():
+    def _report_batches(self, driver: PipelineProcess) -> None:
+        for batch in driver.new_batches():
             self._say(
                 f"{batch['output']}: batch {batch['batch']}, {batch['rows']:,} rows in "
                 f"{batch['duration_ms']:,} ms"
             )
-            if batch["output"] == _FIRST:
+            if batch["output"] == _CRASH_CLOCK_OUTPUT:
                 self._batch = int(str(batch["batch"]))
 
-    def _open(self, admin: Admin) -> list[str]:
+    def _list_open_transactions(self, admin: Admin) -> list[str]:
         """Return the pipeline's transactions that are neither committed nor aborted."""
         listed = admin.list_transactions(states=("Ongoing",)).all()
         names = (each.transactional_id for found in listed.values() for each in found)
         return [name for name in names if "/w/" in name]
 
-    def _crash(self, admin: Admin, driver: Driver, crash: Crash, rows: int) -> Driver:
+    def _crash(self, admin: Admin, driver: PipelineProcess, crash: Crash, rows: int) -> PipelineProcess:
         """Kill one part; return the driver that continues."""
         match crash:
             case Crash.TASK:
@@ -199,7 +205,7 @@ class Show:
             case Crash.EXECUTOR:
                 self._say(f"KILLED {driver.kill_executor()} executor")
             case Crash.BROKER:
-                before = len(self._open(admin))
+                before = len(self._list_open_transactions(admin))
                 self._broker.kill()
                 self._say(f"KILLED the broker, with {before} transactions open")
                 self._broker.start()
@@ -207,7 +213,7 @@ class Show:
                 self._say("the broker is back, on the same files")
             case Crash.DRIVER:
                 driver.kill()
-                left = len(self._open(admin))
+                left = len(self._list_open_transactions(admin))
                 self._in_doubt += left
                 self._say(f"KILLED the driver; {left} transactions are in doubt")
                 return self._start(rows)
