@@ -239,7 +239,8 @@ def test_without_a_group_and_without_a_generation_a_simple_group_comes_into_bein
     """Row 1."""
     world = GroupMachineHarness()
     assert accepted(world, P, {T0: 1})
-    assert world.groups[G].is_simple
+    group = world.groups[G]
+    assert (group.protocol_type, group.state, group.members) == (None, GroupState.EMPTY, {})
 
 
 @pytest.mark.parametrize(("knows", "code"), [(False, "ILLEGAL_GENERATION"), (True, "GROUP_ID_NOT_FOUND")])

@@ -31,7 +31,7 @@ from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.log import AppendOrigin, AppendResult
 from tallystick.testing.memory_fs import PowerLost, SurvivingChanges
-from tallystick.testing.sim.loop import VirtualTime, run_together
+from tallystick.testing.sim.loop import VirtualTime
 from tallystick.testing.sim.machine import DATA, BrokerMachine, DiskImage
 
 T = TypeVar("T")
@@ -121,7 +121,14 @@ class Desk:
 
     def _until(self, done: Callable[[], bool]) -> None:
         machine = self.machine
-        run_together(machine.time, lambda: (machine.loop,), lambda: done() or machine.has_died)
+        while not (done() or machine.has_died):
+            machine.loop.run_ready()
+            if done() or machine.has_died:
+                break
+            due_s = machine.loop.next_callback_s()
+            if due_s is None:
+                raise TimeoutError("the broker waits for something that will not come")
+            machine.time.now_s = max(machine.time.now_s, due_s)
         if machine.has_died:
             raise PowerLost
 

@@ -19,7 +19,7 @@ from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest,
 from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.log_segment import LogSegment, OpenSegmentCache
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 DIRECTORY = "data/t-0"
@@ -207,3 +207,9 @@ class Compacted:
                 else:
                     found[key] = record.value.decode()
         return found
+
+
+def find_segment_end(segment: LogSegment) -> int:
+    """Return the offset after the last batch of a segment."""
+    ends = [last_offset + 1 for _, _, _, last_offset in segment.iter_batch_spans(0)]
+    return max(ends, default=segment.base_offset)

@@ -15,7 +15,7 @@ from tallystick.client.consumer.decode import CompletedFetch
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol import DecodeError, decode, encode, messages, produce_fetch_codec
 from tallystick.protocol.compile import _SizeBounds
-from tallystick.protocol.frames import FrameReader
+from tallystick.protocol.frames import find_frame
 from tallystick.protocol.messages.fetch import FetchRequest
 from tallystick.protocol.messages.produce import ProduceRequest
 from tallystick.protocol.records import (
@@ -76,7 +76,7 @@ def targets(rng: random.Random, seeds: int = 3) -> list[Target]:
                 found += [quick] * 5
     found += record_targets()
     framed = tuple(struct.pack(">i", len(raw)) + raw for raw in found[0].seeds)
-    found.append(Target("frames", lambda raw: FrameReader(1000).feed(raw), framed))
+    found.append(Target("frames", lambda raw: find_frame(raw, 0, len(raw), 1000), framed))
     return found
 
 

@@ -17,10 +17,10 @@ from enum import Enum, auto
 from typing import Final
 
 from tallystick.client.transactions import modes
-from tallystick.client.transactions.modes import EPOCH_BUMP_VERSION, Mode, TxnDescription, TxnToResolve
+from tallystick.client.transactions.modes import Mode, TxnDescription, TxnToResolve
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
-from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import frozen
 
 

@@ -22,6 +22,9 @@ GroupId = NewType("GroupId", str)
 MemberId = NewType("MemberId", str)
 BrokerId = NewType("BrokerId", int)
 
+EPOCH_BUMP_VERSION: Final = 2
+"""First `transaction.version` in which every transaction has its own producer epoch (KIP-890)."""
+
 INT8_MAX: Final = 2**7 - 1
 INT16_MAX: Final = 2**15 - 1
 INT32_MAX: Final = 2**31 - 1

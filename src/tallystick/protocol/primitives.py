@@ -16,8 +16,6 @@ Buffer = bytes | bytearray | memoryview
 
 
 _VARINT_BYTES_MAX: Final = 5
-_VARLONG_BYTES_MAX: Final = 10
-_UINT64_MAX: Final = 2**64 - 1
 _set_attribute: Final = object.__setattr__
 _UNKNOWN_SAFETY: Final = SafeUUID.unknown
 
@@ -41,32 +39,22 @@ def read_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
             return value | byte << 14, at + 3
     except IndexError:
         raise DecodeError(f"varint at byte {at} does not end within the {len(buf)} bytes there are") from None
-    return _read_varint(buf, at, _VARINT_BYTES_MAX, UINT32_MAX)
+    return _read_long_uvarint(buf, at)
 
 
-def _read_varint(buf: Buffer, at: int, bytes_max: int, value_max: int) -> tuple[int, int]:
+def _read_long_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
     value = shift = 0
-    for position in range(at, min(at + bytes_max, len(buf))):
+    for position in range(at, min(at + _VARINT_BYTES_MAX, len(buf))):
         byte = buf[position]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if value > value_max:
-                raise DecodeError(f"varint at byte {at} is {value}, above {value_max}")
+            if value > UINT32_MAX:
+                raise DecodeError(f"varint at byte {at} is {value}, above {UINT32_MAX}")
             return value, position + 1
         shift += 7
-    raise DecodeError(f"varint at byte {at} does not end within {bytes_max} bytes or the frame's {len(buf)}")
-
-
-def read_varint(buf: Buffer, at: int) -> tuple[int, int]:
-    """Read a signed 32-bit integer in zigzag form, as record batches use for lengths."""
-    value, at = _read_varint(buf, at, _VARINT_BYTES_MAX, UINT32_MAX)
-    return (value >> 1) ^ -(value & 1), at
-
-
-def read_varlong(buf: Buffer, at: int) -> tuple[int, int]:
-    """Read a signed 64-bit integer in zigzag form, as record batches use for timestamp deltas."""
-    value, at = _read_varint(buf, at, _VARLONG_BYTES_MAX, _UINT64_MAX)
-    return (value >> 1) ^ -(value & 1), at
+    raise DecodeError(
+        f"varint at byte {at} does not end within {_VARINT_BYTES_MAX} bytes or the frame's {len(buf)}"
+    )
 
 
 def encode_uvarint(value: int) -> bytes:
@@ -79,11 +67,6 @@ def encode_uvarint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def encode_varint(value: int) -> bytes:
-    """Encode a signed integer in zigzag form, of any width up to 64 bits."""
-    return encode_uvarint((value << 1) ^ (value >> 63))
 
 
 def make_uuid(raw: bytes) -> UUID:

@@ -440,12 +440,3 @@ class LogSegment:
                 return (position, base_offset) if position > at else (at, -1)
             end, next_offset = position + size, last_offset + 1
         return end, next_offset
-
-    def find_next_offset(self) -> int:
-        """Return the offset after its last batch. Cost: a scan from the last index entry."""
-        next_offset = self.base_offset
-        if self.size:
-            positions = self.index.positions
-            for _, _, _, last_offset in self.iter_batch_spans(positions[-1] if positions else 0):
-                next_offset = last_offset + 1
-        return next_offset

@@ -29,7 +29,7 @@ from typing import Final
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX, PRODUCER_BATCHES_CACHED
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records.batch import TRANSACTIONAL_BIT, BatchHeader
@@ -39,9 +39,6 @@ from tallystick.storage.transaction_index import AbortedTxn
 
 # A transaction is late this long after transaction.max.timeout.ms, as in Kafka's ProducerStateManager.
 LATE_TRANSACTION_BUFFER_MS: Final = 5 * 60 * 1000
-
-# From this transaction version on, a marker carries an epoch above that of the data (KIP-890).
-EPOCH_BUMP_VERSION: Final = 2
 
 
 class AppendOrigin(Enum):
@@ -229,19 +226,6 @@ class ProducerStateManager:
     def iter_open_transactions(self) -> Iterator[tuple[int, int]]:
         """Return first offset and producer id of every open transaction, oldest first."""
         return iter(self._ongoing_txns.items())
-
-    def has_late_transaction(self, now_ms: int, transaction_timeout_ms_max: int) -> bool:
-        """Return whether the oldest open transaction has outlived the maximum transaction timeout.
-
-        Source: KIP-664; ProducerStateManager.hasLateTransaction.
-        """
-        if not self._ongoing_txns:
-            return False
-        state = self._producers[next(iter(self._ongoing_txns.values()))]
-        silent_ms = now_ms - state.last_timestamp_ms
-        return state.last_timestamp_ms > 0 and silent_ms > (
-            transaction_timeout_ms_max + LATE_TRANSACTION_BUFFER_MS
-        )
 
     # -- data ---------------------------------------------------------------------------------------
 

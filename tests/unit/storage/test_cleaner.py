@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from compacted import CONFIG, DIRECTORY, Compacted
+from compacted import CONFIG, DIRECTORY, Compacted, find_segment_end
 
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
@@ -181,7 +181,7 @@ def test_every_new_segment_ends_where_the_old_ones_ended() -> None:
             ends = {base: end for base, end, _ in log.request().segments}
             log.swap(step)
             new = next(s for s in log.log.segments if s.base_offset == step.base_offset)
-            assert new.find_next_offset() == ends[step.old[-1]]
+            assert find_segment_end(new) == ends[step.old[-1]]
 
 
 def test_a_full_map_ends_the_round_and_the_next_goes_on() -> None:

@@ -183,16 +183,6 @@ def test_data_outside_of_the_open_transaction_is_refused_with_48() -> None:
     assert answer.code is ErrorCode.INVALID_TXN_STATE
 
 
-def test_a_transaction_is_late_five_minutes_after_every_timeout() -> None:
-    states = ProducerStateManager()
-    assert not states.has_late_transaction(10**12, 900_000)
-    write(states, 1, 10, at_ms=1_000)
-    assert not states.has_late_transaction(1_000 + 900_000 + 300_000, 900_000)
-    assert states.has_late_transaction(1_001 + 900_000 + 300_000, 900_000)
-    end(states, 1, 11)
-    assert not states.has_late_transaction(10**12, 900_000)
-
-
 def test_open_transactions_survive_a_snapshot_in_offset_order() -> None:
     states = ProducerStateManager()
     write(states, 2, 10)

@@ -22,9 +22,8 @@ from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TRANSACTION_STA
 from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation, topic_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import AddPartitions, VerifyPartitions, VerifyPartitionsResult
-from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, TopicPartition
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,

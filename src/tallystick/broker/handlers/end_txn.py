@@ -13,8 +13,8 @@ from tallystick.broker.handlers.txn_wire import (
 )
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import EndTxn, EndTxnResult, TxnAnswer
-from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION, TransactionResult
-from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.broker.txn.machine.model import TransactionResult
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 
 # KIP-890: the first version whose clients take a new producer id and epoch from the response.

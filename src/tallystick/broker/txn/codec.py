@@ -26,7 +26,6 @@ from typing import Final, assert_never
 from tallystick.broker.coordinator.placement import hash_to_partition
 from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, TxnRecord
 from tallystick.broker.txn.machine.model import (
-    EPOCH_BUMP_VERSION,
     NO_PARTITIONS,
     DecidedPhase,
     ForcedCause,
@@ -43,6 +42,7 @@ from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
+    EPOCH_BUMP_VERSION,
     INT16_MAX,
     INT32_MAX,
     Offset,

@@ -40,12 +40,13 @@ from tallystick.broker.txn.machine.consistency import (
     check_consistency,
     find_open_producers,
 )
-from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION, DecidedPhase, TransactionResult, TxnState
+from tallystick.broker.txn.machine.model import DecidedPhase, TransactionResult, TxnState
 from tallystick.broker.txn.machine.producer_epochs import derive_marker_identity
 from tallystick.broker.txn.marker_sender import MarkerWriter
 from tallystick.broker.txn.ports import LoadingCoordinator
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
+    EPOCH_BUMP_VERSION,
     Offset,
     ProducerEpoch,
     ProducerId,

@@ -175,11 +175,6 @@ class Fetcher:
                 track.has_pending_fetch = False
                 raise error
 
-    @property
-    def has_data_or_error(self) -> bool:
-        """Whether `take_records` would return or raise something."""
-        return bool(self._errors) or any(self._is_ready(at_hand) for at_hand in self._completed_fetches)
-
     def _is_ready(self, at_hand: _BufferedFetch) -> bool:
         track = self._subscriptions.get(at_hand.completed_fetch.partition)
         return track is None or not track.is_paused

@@ -35,7 +35,6 @@ from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.producer.txn_context import RecordFlow
 from tallystick.client.transactions.modes import (
     ACTION_BY_FINDING,
-    EPOCH_BUMP_VERSION,
     MODE_REFUSALS,
     ClusterCapabilities,
     DescriptionTime,
@@ -54,7 +53,7 @@ from tallystick.client.transactions.requests import INIT_EPOCH_BUMP_VERSION
 from tallystick.client.transactions.state import IllegalCall, State, TxnCall, TxnProducerState
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Effect, InDoubt, Remedy
-from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 

@@ -25,12 +25,9 @@ from enum import Enum, auto
 from typing import Final
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import ProducerEpoch, ProducerIdAndEpoch
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerEpoch, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import frozen
-
-EPOCH_BUMP_VERSION: Final = 2
-"""First `transaction.version` under which the end of a transaction bumps its epoch (KIP-890)."""
 
 KEEP_API_VERSION: Final = 6
 """First version of InitProducerId that can keep a prepared transaction (KIP-939)."""

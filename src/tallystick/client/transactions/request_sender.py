@@ -12,7 +12,6 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.transactions import requests
 from tallystick.client.transactions.modes import (
-    EPOCH_BUMP_VERSION,
     KEEP_API_VERSION,
     ClusterCapabilities,
     TxnDescription,
@@ -20,7 +19,7 @@ from tallystick.client.transactions.modes import (
 from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
-from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
 from tallystick.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnResponse

@@ -34,7 +34,6 @@ from typing import Final
 
 from tallystick.client.errors import ClientError, Fenced, IdExpired
 from tallystick.client.transactions.modes import (
-    EPOCH_BUMP_VERSION,
     Mode,
     TxnDecision,
     TxnRecoveryAction,
@@ -43,7 +42,7 @@ from tallystick.client.transactions.modes import (
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Effect, Remedy
-from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import frozen, replace
 
 

@@ -25,7 +25,6 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.transactions.modes import (
     ACTION_BY_FINDING,
-    EPOCH_BUMP_VERSION,
     DescriptionTime,
     TxnDecision,
     TxnRecoveryAction,
@@ -37,7 +36,7 @@ from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, InDoubt, Remedy
-from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tallystick.protocol.messages.produce import (
     PartitionProduceData,

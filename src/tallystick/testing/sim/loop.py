@@ -224,27 +224,3 @@ def new_loop(
 ) -> VirtualLoop:
     """Return a loop without the unused methods of asyncio: sockets, signals, child processes."""
     return VirtualLoop(time, alive, thread_delay_s)  # type: ignore[abstract]
-
-
-def run_together(
-    time: VirtualTime, loops: Callable[[], tuple[VirtualLoop, ...]], until: Callable[[], bool]
-) -> None:
-    """Run the loops until the condition holds; the caller replaces a loop that dies.
-
-    Args:
-        time: the clock that the loops share.
-        loops: asked before each turn, because a killed process has another loop when it is back.
-        until: the condition.
-
-    Raises:
-        TimeoutError: nothing is left to do, ever, and the condition does not hold.
-    """
-    while not until():
-        for loop in loops():
-            loop.run_ready()
-        if until():
-            return
-        due = [at for loop in loops() if (at := loop.next_callback_s()) is not None]
-        if not due:
-            raise TimeoutError("every process waits for something that will not come")
-        time.now_s = max(time.now_s, min(due))

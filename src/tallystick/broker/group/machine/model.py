@@ -229,11 +229,6 @@ class ClassicGroup:
     pending_offsets: Mapping[ProducerId, CommittedOffsets] = field(default_factory=dict)
 
     @property
-    def is_simple(self) -> bool:
-        """Whether the group only ever kept offsets: no member, no protocol."""
-        return self.protocol_type is None and self.state is GroupState.EMPTY and not self.pending_members
-
-    @property
     def uses_consumer_protocol(self) -> bool:
         return self.protocol_type == CONSUMER_PROTOCOL_TYPE
 

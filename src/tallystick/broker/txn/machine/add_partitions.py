@@ -12,7 +12,6 @@ from tallystick.broker.txn.machine.commands import (
 )
 from tallystick.broker.txn.machine.end_txn import CONCURRENT_TRANSACTIONS, refuse_identity, refuse_unknown_id
 from tallystick.broker.txn.machine.model import (
-    EPOCH_BUMP_VERSION,
     DecidedPhase,
     IdlePhase,
     OngoingPhase,
@@ -22,7 +21,7 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.broker.txn.machine.producer_epochs import WRITER_EPOCH_MAX
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 
 

@@ -9,6 +9,7 @@ from tallystick.broker.txn.machine.model import Partitions, TransactionResult, T
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
+    EPOCH_BUMP_VERSION,
     Offset,
     ProducerId,
     ProducerIdAndEpoch,
@@ -144,7 +145,7 @@ PENDING_POLICIES: Final[Mapping[type, PendingPolicy]] = MappingProxyType(
 
 def find_pending_policy(command: TxnCommand) -> PendingPolicy:
     """Return the row of the table for a command."""
-    if isinstance(command, EndTxn) and command.transaction_version >= 2:
+    if isinstance(command, EndTxn) and command.transaction_version >= EPOCH_BUMP_VERSION:
         return PendingPolicy.REFUSE
     return PENDING_POLICIES[type(command)]
 

@@ -25,7 +25,6 @@ from typing import Final
 
 from tallystick.broker.txn.machine.commands import DONE, EntryRemoved, EntryStored, TxnEnv, TxnRecord, TxnStep
 from tallystick.broker.txn.machine.model import (
-    EPOCH_BUMP_VERSION,
     DecidedPhase,
     ForcedCause,
     IdlePhase,
@@ -38,6 +37,7 @@ from tallystick.broker.txn.machine.producer_epochs import derive_marker_identity
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
+    EPOCH_BUMP_VERSION,
     Offset,
     ProducerEpoch,
     ProducerId,

@@ -18,7 +18,6 @@ from tallystick.broker.txn.machine.commands import (
 )
 from tallystick.broker.txn.machine.expiry import is_timed_out
 from tallystick.broker.txn.machine.model import (
-    EPOCH_BUMP_VERSION,
     FORCED_OUTCOMES_MAX,
     NO_PARTITIONS,
     DecidedPhase,
@@ -35,7 +34,7 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.broker.txn.machine.producer_epochs import WRITER_EPOCH_MAX, bump_epoch, derive_marker_identity
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import frozen, replace
 
 CONCURRENT_TRANSACTIONS: Final = Reject(

@@ -11,7 +11,6 @@ from tallystick.broker.txn.machine.commands import (
 )
 from tallystick.broker.txn.machine.end_txn import CONCURRENT_TRANSACTIONS, abort_for_init
 from tallystick.broker.txn.machine.model import (
-    EPOCH_BUMP_VERSION,
     DecidedPhase,
     IdlePhase,
     OngoingPhase,
@@ -20,7 +19,7 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.broker.txn.machine.producer_epochs import WRITER_EPOCH_MAX, bump_epoch, start_producer_id
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import replace
 

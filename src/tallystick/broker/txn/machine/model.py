@@ -33,11 +33,15 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TimestampMs, TopicPartition, TransactionalId
+from tallystick.kernel.ids import (
+    EPOCH_BUMP_VERSION,
+    Offset,
+    ProducerIdAndEpoch,
+    TimestampMs,
+    TopicPartition,
+    TransactionalId,
+)
 from tallystick.kernel.value import frozen
-
-# KIP-890: from this transaction version on every end bumps the epoch, so that it names one transaction.
-EPOCH_BUMP_VERSION: Final = 2
 
 FORCED_OUTCOMES_MAX: Final = 8
 
