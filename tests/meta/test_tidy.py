@@ -234,3 +234,16 @@ def test_what_the_gate_leaves_out_is_there() -> None:
     paths = listed.replace("\\", " ").split()
     assert paths
     assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_own_modules_are_not_loaded_by_name() -> None:
+    """A module name in a string hides the import from the layer contracts and its type from mypy.
+
+    A package that loads its modules late has a typed `__getattr__` (`_lazy.attributes`, PEP 562).
+    """
+    by_name = re.compile(r"_lazy\.load\(\s*(?!\"(?!tallystick))")
+    loading = {str(path.relative_to(ROOT)) for path in SOURCES if by_name.search(path.read_text())}
+    assert loading == {
+        "src/tallystick/cli/main.py",  # the table of commands
+        "src/tallystick/protocol/records/native.py",  # the compiled extension, which may be missing
+    }

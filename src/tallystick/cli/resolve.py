@@ -6,11 +6,11 @@ in the database of its tables (`--prefix` and `--store`).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from tallystick import _lazy
+from tallystick import spark
 from tallystick.cli.cluster_command import ClusterTarget, ExitCode, confirm, print_error, select_role_settings
 from tallystick.cli.modes import ModeOption, add_modes
 from tallystick.cli.stores import open_store
@@ -131,9 +131,8 @@ def _resolve_query(
 def _load_query_resolver(store: str | None) -> "Callable[..., PrefixStatus]":
     """Return the function that finds the query's decisions, in Kafka or in a database."""
     if store is None:
-        return cast("Callable[..., PrefixStatus]", _lazy.load("tallystick.spark.sink.recovery").resolve)
-    resolve_rows = _lazy.load("tallystick.spark.sink.database_context").resolve_rows
-    return partial(resolve_rows, database=store)
+        return spark.resolve
+    return partial(spark.resolve_rows, database=store)
 
 
 def _format_query_row(name: str, found: str, result: str, *, dry_run: bool) -> Row:

@@ -7,13 +7,13 @@ zookeeper://one:2181,two:2181/shop  hosts, and the root of the client; before th
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
-from tallystick import _lazy
+from tallystick import _lazy, dualwrite
 from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.stores.base import Store
 from tallystick.kernel.settings import BadConfig
@@ -59,10 +59,9 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
         engine.dispose()
 
 
-def _create_sql_store(engine: object, schema: str | None, allowed: Collection[str]) -> Store[Any]:
-    make: Callable[..., Store[Any]] = _lazy.load("tallystick.dualwrite.stores.sql").SqlStore
+def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str]) -> Store[Any]:
     try:
-        return make(engine, schema=schema, allow_unsafe_durability=allowed)
+        return dualwrite.SqlStore(engine, schema=schema, allow_unsafe_durability=cast(Any, allowed))
     except ValueError as exc:
         raise BadConfig(str(exc)) from exc
 
@@ -72,7 +71,6 @@ def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
     folder = Path(unquote(url.path))
     if url.netloc or url.query or not folder.is_absolute():
         raise BadConfig("--store: rocksdb:/// and then the folder of the database")
-    store = _lazy.load("tallystick.dualwrite.stores.rocksdb").RocksStore
     open_database = _lazy.load("rocksdict").Rdict
     if not (folder / "CURRENT").is_file():
         raise BadStore(f"--store: {folder} is no RocksDB database")
@@ -85,7 +83,7 @@ def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
                 "its ids itself when it recovers; or stop it, and try again"
             ) from exc
         raise BadStore(f"--store: {folder} cannot be opened: {exc}") from exc
-    with closing(database), closing(store(database)) as opened:
+    with closing(database), closing(dualwrite.RocksStore(database)) as opened:
         yield opened
 
 
@@ -95,7 +93,6 @@ def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
     asked = parse_qs(url.query)
     if not hosts or asked.keys() - {"path"}:
         raise BadConfig("--store: zookeeper://HOST:PORT,HOST:PORT/ROOT, and ?path=PATH if the store has one")
-    store = _lazy.load("tallystick.dualwrite.stores.zookeeper").ZooKeeperStore
     kazoo = _lazy.load("kazoo.client").KazooClient
     digest = [("digest", unquote(credentials))] if credentials else None
     try:
@@ -108,7 +105,7 @@ def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
         client.close()
         raise BadStore(f"--store: no ZooKeeper of {hosts} answers: {type(exc).__name__}: {exc}") from exc
     try:
-        yield store(client, *asked.get("path", [])[-1:])
+        yield dualwrite.ZooKeeperStore(client, *asked.get("path", [])[-1:])
     finally:
         client.stop()
         client.close()

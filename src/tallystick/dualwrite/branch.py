@@ -7,7 +7,7 @@ from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerCon
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.ports import AdminPort, P
-from tallystick.kernel.check import check
+from tallystick.kernel.check import require
 from tallystick.kernel.settings import BadConfig
 
 _ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
@@ -42,9 +42,7 @@ class ClusterBranch(Generic[P]):
 
     @property
     def producer(self) -> P:
-        check(self._producer is not None, "a producer before recover()")
-        assert self._producer is not None
-        return self._producer
+        return require(self._producer, "a producer before recover()")
 
     def set_producer(self, producer: P | None) -> None:
         self._producer = producer
@@ -57,9 +55,7 @@ class ClusterBranch(Generic[P]):
         return producer
 
     def require_row(self) -> StoredState:
-        check(self.row is not None, "a row before recover()")
-        assert self.row is not None
-        return self.row
+        return require(self.row, "a row before recover()")
 
 
 def _configures_modes(config: Mapping[str, object]) -> bool:

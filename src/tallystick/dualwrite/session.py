@@ -70,7 +70,7 @@ from tallystick.dualwrite.recovery import (
     compare_halves,
 )
 from tallystick.dualwrite.row_lock import begin_briefly, check_owner_locked
-from tallystick.kernel.check import check
+from tallystick.kernel.check import require
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import InDoubt, TallystickError
@@ -334,9 +334,7 @@ class DualWriteSession(Generic[D, P]):
         branch.set_producer(producer)
         # KIP-939: keepPreparedTxn=true fences the former producer and leaves its prepared transaction open.
         yield from run_step("init", branch.id, partial(producer.init_transactions, True))
-        mode = producer.mode
-        check(mode is not None, "a recovered producer without a mode")
-        assert mode is not None
+        mode = require(producer.mode, "a recovered producer without a mode")
         yield from self._check_owner(branch)
         verdict = VERDICTS[finding, mode]
         if verdict is Verdict.HALT:
@@ -649,8 +647,7 @@ class DualWriteSession(Generic[D, P]):
         if not token:
             return
         admin, clock = branch.admin, self._factories.clock
-        check(admin is not None, "a committed transaction without an administrator")
-        assert admin is not None
+        admin = require(admin, "a committed transaction without an administrator")
         give_up_at = clock.monotonic_ms() + VISIBLE_MS_MAX
         pauses = iter(_PAUSES_S)
         while True:

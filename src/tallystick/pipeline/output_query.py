@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tallystick import _lazy
 from tallystick.kernel.value import frozen
 from tallystick.pipeline.clients import build_sink_options, settings_of_role
 from tallystick.pipeline.definition import (
@@ -22,10 +21,10 @@ from tallystick.pipeline.definition import (
     checkpoint_location,
 )
 from tallystick.pipeline.outputs import build_records, dead_letter_records, dead_letter_sources
+from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, WriteMode, quote_column, to_table, to_topic
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
-from tallystick.spark.sink.combined_attempt import DATABASE_CONTEXT
 from tallystick.spark.sink.context import SinkContext
 from tallystick.spark.sink.foreach_batch import foreach_batch
 
@@ -111,13 +110,12 @@ def open_sink_context(
     )
     if output.database is None:
         return SinkContext(options)
-    module = _lazy.load(DATABASE_CONTEXT)
+    module = spark_sink.database_context
     tables = tuple(sink for sink in _build_sinks(spark, definition, output) if isinstance(sink, ToTable))
     open_context = module.OpenDatabaseContext(
         database=module.resolve_database(output.database), tables=tables
     )
-    found: SinkContext = open_context(module.with_database_suffix(options))
-    return found
+    return open_context(module.with_database_suffix(options))
 
 
 def _build_sinks(spark: SparkSession, definition: Definition, output: OutputDefinition) -> tuple[Sink, ...]:

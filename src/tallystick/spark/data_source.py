@@ -3,10 +3,12 @@
 Spark pickles this class by reference, so every Python worker must be able to import tallystick. An instance
 has only the options: Spark makes a new one for each call, on the driver and in workers.
 
-The keys of options arrive in lower case. Names of the hooks' arguments are part of Spark's contract.
+Readers and writers are imported on demand: Spark starts a process for each call, and each process imports
+this module. The keys of options arrive in lower case. Names of the hooks' arguments are part of Spark's
+contract.
 """
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -17,7 +19,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from tallystick import _lazy
+from tallystick.spark import sink, source
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.source.columns import spark_schema
@@ -26,10 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME: Final = "tallystick"
-# Imported on demand: Spark starts a process for each call, and each process imports this module.
-_BATCH: Final = "tallystick.spark.source.batch_reader"
-_STREAM: Final = "tallystick.spark.source.stream_reader"
-_SINK: Final = "tallystick.spark.sink.writers"
 
 
 class KafkaDataSource(DataSource):
@@ -46,22 +44,20 @@ class KafkaDataSource(DataSource):
         return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        made = cast(DataSourceReader, _lazy.load(_BATCH).BatchReader(self.options))
+        made = source.batch_reader.BatchReader(self.options)
         freeze_loaded_modules()
         return made
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
-        made = cast(DataSourceStreamReader, _lazy.load(_STREAM).StreamReader(self.options))
+        made = source.stream_reader.StreamReader(self.options)
         freeze_loaded_modules()
         return made
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return cast(DataSourceWriter, _lazy.load(_SINK).create_batch_writer(self.options, schema, overwrite))
+        return sink.writers.create_batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return cast(
-            DataSourceStreamWriter, _lazy.load(_SINK).create_stream_writer(self.options, schema, overwrite)
-        )
+        return sink.writers.create_stream_writer(self.options, schema, overwrite)
 
 
 def register(spark: "SparkSession") -> None:

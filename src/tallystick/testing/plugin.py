@@ -21,11 +21,11 @@ settings are lines of the ini option `tallystick_settings`:
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tallystick import _lazy
+from tallystick import testing
 
 if TYPE_CHECKING:
     from tallystick.broker.embedded import EmbeddedBroker
@@ -85,5 +85,4 @@ def _parse_settings(lines: list[str]) -> dict[str, object]:
 
 def _embedded_broker(config: Mapping[str, object], in_process: bool) -> "EmbeddedBroker":
     # Loaded when a test asks for a broker: this module is imported in every run of pytest.
-    made = _lazy.load("tallystick.broker.embedded").EmbeddedBroker(in_process=in_process, config=config)
-    return cast("EmbeddedBroker", made)
+    return testing.EmbeddedBroker(in_process=in_process, config=config)

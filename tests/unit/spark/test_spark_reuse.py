@@ -12,13 +12,13 @@ from tallystick.spark.sink.context import get_sink_context
 SHOWN = """
 import gc, sys
 from tallystick.spark.data_source import KafkaDataSource
-from tallystick.spark.runtime.worker_gc import settle
+from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 KafkaDataSource({"kafka.bootstrap.servers": "localhost:1", "subscribe": "orders"}).reader(None)
 hidden = gc.get_freeze_count()
-settle()
+freeze_loaded_modules()
 print(hidden > 10_000, hidden == gc.get_freeze_count(), end=" ")
 import wave
-settle()
+freeze_loaded_modules()
 print(gc.get_freeze_count() > hidden)
 """
 

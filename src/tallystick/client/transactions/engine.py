@@ -51,7 +51,7 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.client.transactions.requests import INIT_EPOCH_BUMP_VERSION
 from tallystick.client.transactions.state import IllegalCall, State, TxnCall, TxnProducerState
-from tallystick.kernel.check import check
+from tallystick.kernel.check import check, require
 from tallystick.kernel.errors import Effect, InDoubt, Remedy
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
@@ -93,10 +93,7 @@ class TransactionManager:
 
     @property
     def identity(self) -> ProducerIdAndEpoch:
-        client = self.machine.client
-        check(client is not None, "an identity before init_transactions()")
-        assert client is not None
-        return client
+        return require(self.machine.client, "an identity before init_transactions()")
 
     @property
     def transaction_version(self) -> int:

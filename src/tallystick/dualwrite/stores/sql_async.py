@@ -25,7 +25,7 @@ from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
-from tallystick.kernel.check import check
+from tallystick.kernel.check import require
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -319,10 +319,7 @@ class AsyncSqlStore:
 
 
 def _sync_connection(connection: AsyncConnection) -> Connection:
-    sync = connection.sync_connection
-    check(sync is not None, "a connection that was begun")
-    assert sync is not None
-    return sync
+    return require(connection.sync_connection, "a connection that was begun")
 
 
 def _after_commit(session: Session) -> None:

@@ -3,3 +3,16 @@
 The rules are in `spark.protocol`, the storage of decisions in `spark.decisions`. Nothing here belongs to the
 source.
 """
+
+from typing import TYPE_CHECKING
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick.spark.sink import database_context, recovery, writers
+
+__all__ = ["database_context", "recovery", "writers"]
+
+if not TYPE_CHECKING:
+    # Each of them needs libraries that not every process with this package has or should load.
+    __getattr__ = _lazy.attributes(__name__, {name: f"{__name__}.{name}" for name in __all__})

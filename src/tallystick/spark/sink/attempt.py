@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.kernel.check import check
+from tallystick.kernel.check import check, require
 from tallystick.spark.protocol.committable import Job, Lease, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
@@ -101,9 +101,7 @@ def _check_lease(station: SinkContext, lease: Lease) -> None:
 
 
 def _to_participant(name: WorkerTransactionalId, state: PreparedTxnState) -> Participant:
-    identity = state.identity
-    check(identity is not None, "rows were sent, so something is prepared")
-    assert identity is not None
+    identity = require(state.identity, "rows were sent, so something is prepared")
     return Participant(transactional_id=str(name), identity=identity)
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from tallystick import _lazy
 from tallystick.client.blocking.producer import Producer
-from tallystick.kernel.check import check
+from tallystick.kernel.check import require
 from tallystick.kernel.value import frozen
+from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
 from tallystick.spark.protocol.committable import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from tallystick.spark.decisions.database import DecisionDatabase
     from tallystick.spark.decisions.staging import StagingTable
 
-DATABASE_CONTEXT: Final = "tallystick.spark.sink.database_context"
 
 _ATTEMPT_BYTES: Final = 8
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -118,9 +117,11 @@ class _CombinedAttempt:
         if not self._staging_tables:
             work = self._task
             tables = tuple(each for each in work.sinks if isinstance(each, ToTable))
-            staged_of = _lazy.load(DATABASE_CONTEXT).get_staging_tables
             self._staging_tables = {
-                each.sink.table: each for each in staged_of(work.options.prefix, work.database, tables)
+                each.sink.table: each
+                for each in spark_sink.database_context.get_staging_tables(
+                    work.options.prefix, require(work.database, "a sink with tables has a database"), tables
+                )
             }
         return self._staging_tables[table]
 
@@ -148,10 +149,8 @@ class _CombinedAttempt:
             producer.abort_transaction()
             raise
         identity, mode = state.identity, producer.mode
-        check(identity is not None, "records were sent, so something is prepared")
-        assert identity is not None
-        check(mode is not None, "the sink prepares, so a mode is in force")
-        assert mode is not None
+        identity = require(identity, "records were sent, so something is prepared")
+        mode = require(mode, "the sink prepares, so a mode is in force")
         return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
 
     def _check_lease(self, here: SinkContext) -> None:

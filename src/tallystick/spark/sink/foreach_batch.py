@@ -15,9 +15,9 @@ of votes: it runs the whole plan once, even for a batch that was decided before 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
-from tallystick import _lazy
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen, replace
+from tallystick.spark import sink as spark_sink
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
@@ -31,7 +31,7 @@ from tallystick.spark.options.sinks import (
 )
 from tallystick.spark.protocol.committable import MicroBatch, Vote, decode_vote, empty_vote
 from tallystick.spark.sink import foreach_topic
-from tallystick.spark.sink.combined_attempt import DATABASE_CONTEXT, CombinedTask
+from tallystick.spark.sink.combined_attempt import CombinedTask
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
 from tallystick.spark.sink.lease_handover import keep_in_memory, remove_lease
 from tallystick.spark.sink.projection import project_sinks
@@ -60,7 +60,7 @@ class ForeachBatch:
         where = (
             None
             if self.database_url is None
-            else _lazy.load(DATABASE_CONTEXT).resolve_database(self.database_url)
+            else spark_sink.database_context.resolve_database(self.database_url)
         )
         sinks = tuple(_fill_columns(sink, frame.columns) for sink in self.sinks)
         rows = project_sinks(frame, sinks)
@@ -97,7 +97,7 @@ class ForeachBatch:
         if where is None:
             return self.open_context(self.options)
         tables = tuple(each for each in sinks if isinstance(each, ToTable))
-        open_context = _lazy.load(DATABASE_CONTEXT).OpenDatabaseContext
+        open_context = spark_sink.database_context.OpenDatabaseContext
         make = {} if self.create_database_context is None else {"create": self.create_database_context}
         return get_sink_context(self.options, open_context(database=where, tables=tables, **make))
 
@@ -134,7 +134,7 @@ def foreach_batch(
     if problems or checked is None:
         raise BadConfig("\n".join(problems))
     if database is not None:
-        checked = _lazy.load(DATABASE_CONTEXT).with_database_suffix(checked)
+        checked = spark_sink.database_context.with_database_suffix(checked)
     return ForeachBatch(options=checked, sinks=sinks, database_url=database, query_id=query_id)
 
 

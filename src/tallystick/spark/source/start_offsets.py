@@ -7,12 +7,11 @@ the option `checkpointLocation`.
 import json
 import re
 from collections.abc import Callable
-from typing import Final
 
-from tallystick import _lazy
 from tallystick.client.config import CLIENT_SETTINGS
 from tallystick.client.kafka_names import RENAMED_SETTINGS
 from tallystick.kernel.ids import TopicPartition
+from tallystick.spark import sink
 from tallystick.spark.checkpoint import keep_start_offsets
 from tallystick.spark.options.source_options import (
     Assigned,
@@ -25,9 +24,6 @@ from tallystick.spark.options.source_options import (
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.offsets import OffsetJson, offsets_from_json, offsets_to_json
 from tallystick.spark.source.planner import UnknownOffsets
-
-_TOPIC_RECOVERY: Final = "tallystick.spark.sink.recovery"
-_DATABASE_RECOVERY: Final = "tallystick.spark.sink.database_context"
 
 
 def find_start_offsets(
@@ -50,13 +46,10 @@ def find_start_offsets(
 def _read_decided_end(options: SourceOptions, resume: ResumeOptions) -> OffsetJson | None:
     """Return the end offsets of the last decision in these topics; None if no batch was decided."""
     client = {n: t for n, t in options.client.items() if RENAMED_SETTINGS.get(n, n) in CLIENT_SETTINGS}
-    last: Decision | None
     if resume.database is None:
-        last = _lazy.load(_TOPIC_RECOVERY).read_last_decision(
-            resume.prefix, client, decisions=resume.decisions_topic
-        )
+        last = sink.recovery.read_last_decision(resume.prefix, client, decisions=resume.decisions_topic)
     else:
-        last = _lazy.load(_DATABASE_RECOVERY).read_last_decision(resume.prefix, client, resume.database)
+        last = sink.database_context.read_last_decision(resume.prefix, client, resume.database)
     return None if last is None or last.query_id is None else select_decided_end(last, options.topics)
 
 

@@ -9,7 +9,6 @@ Source: Spark 4.3 KafkaMicroBatchStream.scala.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -21,16 +20,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from tallystick import _lazy
 from tallystick.kernel.ids import TopicPartition
+from tallystick.spark import source
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.protocol import offsets
 from tallystick.spark.protocol.offsets import OffsetJson, offsets_from_json, offsets_to_json, plan_batch
 from tallystick.spark.source.planner import OffsetRangePartition, SourcePlanner
 from tallystick.spark.source.task_reader import read_range
-
-_START_OFFSETS: Final = "tallystick.spark.source.start_offsets"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -58,10 +55,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         if self._options.checkpoint is None:
             return named()
-        found: OffsetJson = _lazy.load(_START_OFFSETS).find_start_offsets(
-            self._options, named, self._options.checkpoint
-        )
-        return found
+        return source.start_offsets.find_start_offsets(self._options, named, self._options.checkpoint)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return one of the two limits: Spark has no limit with two sides, so `latestOffset` applies both."""

@@ -36,7 +36,7 @@ from tallystick.broker.group.machine.model import (
     GroupState,
     MemberProtocol,
 )
-from tallystick.kernel.check import check
+from tallystick.kernel.check import check, require
 from tallystick.kernel.ids import MemberId, Offset, ProducerId, TopicPartition
 
 K = TypeVar("K")
@@ -66,17 +66,13 @@ def apply_event(
         case TransactionEnded(producer_id=producer_id, is_committed=committed):
             return group and _end_transaction(group, producer_id, committed)
         case _:
-            check(group is not None, f"{type(event).__name__} for a group that does not exist")
-            assert group is not None
+            group = require(group, f"{type(event).__name__} for a group that does not exist")
             return _apply_soft_event(group, event)
 
 
 def apply_to_existing(group: ClassicGroup, event: GroupEvent) -> ClassicGroup:
     """Apply an event to a group that exists before and after it."""
-    after = apply_event(group, event)
-    check(after is not None, f"{type(event).__name__} must not remove a group")
-    assert after is not None
-    return after
+    return require(apply_event(group, event), f"{type(event).__name__} must not remove a group")
 
 
 def _apply_soft_event(group: ClassicGroup, event: GroupEvent) -> ClassicGroup:

@@ -30,7 +30,7 @@ from tallystick.broker.group.machine.model import (
     InstanceId,
     JoinTimer,
 )
-from tallystick.kernel.check import check
+from tallystick.kernel.check import require
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import MemberId
@@ -150,9 +150,7 @@ def complete_if_all_joined(draft: GroupDraft) -> None:
 
 def end_or_extend_join_phase(draft: GroupDraft) -> None:
     """Start one more slice of the initial delay, or end the phase: the join timer fired."""
-    timer = draft.group.join_timer
-    check(timer is not None, "a join phase has a timer")
-    assert timer is not None
+    timer = require(draft.group.join_timer, "a join phase has a timer")
     if timer.delay_ms is None or not draft.group.has_new_member or not timer.extension_left_ms:
         complete_join_phase(draft)
         return
@@ -210,9 +208,9 @@ def _elect_joined_leader(draft: GroupDraft) -> bool:
 
 def _start_generation(draft: GroupDraft) -> None:
     group, env = draft.group, draft.env
-    protocol = group.select_protocol()
-    check(protocol is not None, f"group {group.group_id}: members without a common protocol were let in")
-    assert protocol is not None
+    protocol = require(
+        group.select_protocol(), f"group {group.group_id}: members without a common protocol were let in"
+    )
     waiting = [(member.member_id, member.awaiting_join) for member in group.members.values()]
     draft.emit(
         GenerationStarted(
