@@ -37,8 +37,8 @@ class RewindableConsumer(Protocol):
 class OffsetsInFlight:
     """One call of `send_offsets`.
 
-    positions  the offsets that were sent
-    held       partitions paused until the outcome is known; None while no partition is paused
+    positions          the offsets that were sent
+    paused_partitions  partitions paused until the outcome is known; None while no partition is paused
     """
 
     consumer: RewindableConsumer

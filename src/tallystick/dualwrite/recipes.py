@@ -19,9 +19,9 @@ T = TypeVar("T")
 class RecipeStep:
     """One effect on the database, on Kafka or on time.
 
-    name   kind of step; docs/dualwrite.md lists them
-    about  the transactional id, topic or group concerned, if any
-    call   performs the step; the asyncio driver awaits its result
+    name     kind of step; docs/dualwrite.md lists them
+    subject  the transactional id, topic or group concerned, if any
+    call     performs the step; the asyncio driver awaits its result
     """
 
     name: str

@@ -28,8 +28,8 @@ from tallystick.kernel.value import frozen
 class ClusterHalf:
     """A cluster's state of a transactional id, before the id is initialised.
 
-    seen        state at the transaction coordinator; None if the id is unknown there
-    visible     False if the cluster cannot describe ids or the client is not authorized; `txn_state` is
+    txn_state   state at the transaction coordinator; None if the id is unknown there
+    is_visible  False if the cluster cannot describe ids or the client is not authorized; `txn_state` is
                 meaningless then
     cluster_id  None if the cluster has none
     """
@@ -211,7 +211,7 @@ class RecoveredId:
     """The result of recovering one id. `str()` gives one line.
 
     in_doubt  the transaction open in the cluster when it was queried
-    did       description of the change made, if any
+    action    description of the change made, if any
     """
 
     transactional_id: str

@@ -15,7 +15,7 @@ from tallystick.kernel.value import frozen
 class ResolvedId:
     """The result for one id: the recovery report, or the failure.
 
-    contradicts  the halves differ or must not be changed, so a retry does not help
+    is_contradiction  the halves differ or must not be changed, so a retry does not help
     """
 
     transactional_id: str

@@ -35,9 +35,9 @@ _DEAD_LETTER_COLUMN = "_dead_letter"
 class StartOptions:
     """Options for starting the queries.
 
-    once           read the data available now, in as many batches as needed, and end
-    on_new         action if decisions exist and the checkpoint is new
-    on_new_prefix  action if the checkpoint continues and its decisions are unknown
+    once               read the data available now, in as many batches as needed, and end
+    on_new_checkpoint  action if decisions exist and the checkpoint is new
+    on_new_prefix      action if the checkpoint continues and its decisions are unknown
     """
 
     once: bool = False

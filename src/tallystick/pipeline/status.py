@@ -11,9 +11,9 @@ from tallystick.spark.sink.context import SinkContext
 class DecisionStatus:
     """The state of a prefix.
 
-    batch     last decided batch; None before the first
-    mode      mode of its transactions
-    in_doubt  number of open transactions, of the running batch or left by a crashed one
+    last_batch      last decided batch; None before the first
+    mode            mode of its transactions
+    in_doubt_count  number of open transactions, of the running batch or left by a crashed one
     """
 
     last_batch: int | None

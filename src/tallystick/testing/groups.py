@@ -40,9 +40,9 @@ START_MS = 1_700_000_000_000
 class GroupMachineHarness:
     """Groups of one partition of `__consumer_offsets`.
 
-    log      every batch appended, with offsets assigned as a log would
-    answers  each ticket's answer, in the order of answering
-    parked   tickets that wait
+    log             every batch appended, with offsets assigned as a log would
+    answers         each ticket's answer, in the order of answering
+    parked_tickets  tickets that wait
     """
 
     def __init__(self, config: GroupConfig | None = None) -> None:

@@ -40,10 +40,10 @@ START_MS = 1_700_000_000_000
 class TxnMachineHarness:
     """Transactional ids of one partition of `__transaction_state`.
 
-    log        every batch appended, each with the records of one Step
-    sent       every order to write markers, in the order given
-    in_flight  orders not written yet, in whole or in part
-    spares     unused producer ids; a test that depends on them sets its own
+    log              every batch appended, each with the records of one Step
+    sent_markers     every order to write markers, in the order given
+    pending_markers  orders not written yet, in whole or in part
+    spares           unused producer ids; a test that depends on them sets its own
     """
 
     def __init__(self, config: TxnConfig | None = None, spares: Iterable[int] | None = None) -> None:

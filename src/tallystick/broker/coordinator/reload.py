@@ -71,7 +71,7 @@ class ReloadOwner(Protocol):
 class PartitionReloader:
     """The partitions that are off, and when each is read back. Lives on the loop, owned by its coordinator.
 
-    losses  how often each partition was lost; work begun before a loss is void afterwards
+    loss_counts  how often each partition was lost; work begun before a loss is void afterwards
     """
 
     def __init__(self, topic: str, owner: ReloadOwner, clock: Clock, log: logging.Logger) -> None:

@@ -43,8 +43,8 @@ class PendingCommand(Generic[CommandT, AnswerT]):
 class PendingWrite:
     """Records that were appended and are not durable yet.
 
-    durable  done when the records are durable
-    apply    applies the records, and answers the callers
+    durable_future  done when the records are durable
+    apply           applies the records, and answers the callers
     """
 
     durable_future: "asyncio.Future[Any]"
@@ -55,8 +55,8 @@ class PendingWrite:
 class CommandQueue(Generic[CommandT, AnswerT]):
     """A key while a write is becoming durable.
 
-    current  the commands that were written
-    queue    the commands that are decided after them
+    in_flight  the commands that were written
+    waiting    the commands that are decided after them
     """
 
     in_flight: Sequence[PendingCommand[CommandT, AnswerT]]

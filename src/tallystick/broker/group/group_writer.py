@@ -38,7 +38,7 @@ def refuse_nothing() -> None:
 class GuardedCommand:
     """A command of a group, with what the append of a transactional commit needs.
 
-    refused  called just before the append: returns a reason to refuse it after all
+    find_refusal  called just before the append: returns a reason to refuse it after all
     """
 
     command: GroupCommand

@@ -45,10 +45,10 @@ _ANSWER_START: Final = Struct(">ii")
 class HandlerEntry:
     """An API with its handler.
 
-    pipelined_bytes_max   up to this size it may start behind unanswered requests that are pipelined, too
-    cancellable           is dropped when its connection closes; anything else runs to its end, so that no
-                          change to topics or groups stops half-way
-    carries_records       may be as large as socket.request.max.bytes
+    pipelined_bytes_max  up to this size it may start behind unanswered requests that are pipelined, too
+    is_cancellable       is dropped when its connection closes; anything else runs to its end, so that no
+                         change to topics or groups stops half-way
+    carries_records      may be as large as socket.request.max.bytes
     """
 
     spec: ApiSpec

@@ -29,9 +29,10 @@ SLICE_BYTES: Final = 16 * KIB
 class SlicedListResponse:
     """A response with one list.
 
-    make     the whole response with these entries; a long list calls it only with `()` and with one entry
-    items    the items to answer, each once
-    answer   the entry for an item; the broker's state may change between two calls
+    make_response  the whole response with these entries; a long list calls it only with `()` and with one
+                   entry
+    items          the items to answer, each once
+    answer_item    the entry for an item; the broker's state may change between two calls
     """
 
     make_response: Callable[[tuple[Any, ...]], object]
@@ -69,10 +70,10 @@ class SlicedListResponse:
 class SlicedTopicResponse:
     """A response with a list of topics, each with a list of partitions.
 
-    make     the whole response with these topics
-    topic    the entry for a topic with these partitions
-    wanted   the partitions to answer for each topic, each once
-    answer   the entry for a partition; the broker's state may change between two calls
+    make_response        the whole response with these topics
+    make_topic           the entry for a topic with these partitions
+    partitions_by_topic  the partitions to answer for each topic, each once
+    answer_partition     the entry for a partition; the broker's state may change between two calls
     """
 
     make_response: Callable[[tuple[Any, ...]], object]

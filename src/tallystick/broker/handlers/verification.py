@@ -49,7 +49,7 @@ _PERMANENT_CODES: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, Erro
 class VerificationContext:
     """The writer, and the capabilities of its protocol version.
 
-    implicit         the partition is added on the client's behalf: Produce 12+, TxnOffsetCommit 5+
+    is_implicit      the partition is added on the client's behalf: Produce 12+, TxnOffsetCommit 5+
     knows_abortable  the client understands TRANSACTION_ABORTABLE: Produce 11+, TxnOffsetCommit 4+
     """
 

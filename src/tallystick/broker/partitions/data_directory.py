@@ -91,11 +91,11 @@ def run_in_threads(calls: Sequence[Callable[[], None]]) -> None:
 class StorageEnvironment:
     """The machine that a data directory stands on: the real one, or a simulation.
 
-    run_all   runs independent calls that wait for the disk
-    syncer    built with callbacks for a log that is synced up to an offset, and for one that failed
-    metadata  opens the metadata file: its path, the cluster it must belong to, a callback that frees room for
-              a write
-    cleaner   starts the process that compacts
+    run_concurrently  runs independent calls that wait for the disk
+    make_syncer       built with callbacks for a log that is synced up to an offset, and for one that failed
+    open_metadata     opens the metadata file: its path, the cluster it must belong to, a callback that frees
+                      room for a write
+    start_cleaner     starts the process that compacts
     """
 
     fs: FileSystem = field(default_factory=RealFileSystem)

@@ -29,7 +29,7 @@ class TransactionLogLoader:
 
     A partition that no start has compared is compared when it is read back, before its ids are served.
 
-    loading  the task of the start, while it runs
+    loading_task  the task of the start, while it runs
     """
 
     def __init__(

@@ -25,7 +25,7 @@ WaitingCommands = Sequence[PendingCommand[TxnCommand, TxnAnswer]]
 class ProducerIdPool:
     """Spare producer ids, and the commands that wait for one. Lives on the loop.
 
-    refilling  the task that takes more ids from the broker's block, while it runs
+    refill_task  the task that takes more ids from the broker's block, while it runs
     """
 
     def __init__(

@@ -103,8 +103,8 @@ class _HandledTransactions:
 class UncleanStartComparison:
     """The comparison at one start. Created before anything is served; then owned by the coordinator.
 
-    hanging  hanging transactions (KIP-664) found at the start
-    losses   records lost from below acknowledged commits
+    hanging_transactions  hanging transactions (KIP-664) found at the start
+    lost_records          records lost from below acknowledged commits
     """
 
     def __init__(
@@ -301,8 +301,8 @@ class UncleanStartComparison:
 class CleanStartComparison:
     """The comparison after a clean stop: it reports what is inconsistent, and repairs nothing.
 
-    hanging  hanging transactions (KIP-664) found at the start
-    losses   none
+    hanging_transactions  hanging transactions (KIP-664) found at the start
+    lost_records          none
     """
 
     def __init__(self, seen: PartitionStartStates) -> None:

@@ -41,10 +41,11 @@ Assignment = Mapping[MemberId, tuple[TopicPartition, ...]]
 class Assignor:
     """One strategy.
 
-    name         in JoinGroup and in `partition.assignment.strategy`
-    cooperative  members keep their partitions while the group rebalances
-    assign       topics with the racks of their partitions, members in the coordinator's order -> assignment
-    user_data    data that a member adds to its subscription, from its last assignment
+    name            in JoinGroup and in `partition.assignment.strategy`
+    is_cooperative  members keep their partitions while the group rebalances
+    assign          topics with the racks of their partitions, members in the coordinator's order ->
+                    assignment
+    user_data       data that a member adds to its subscription, from its last assignment
     """
 
     name: str

@@ -173,8 +173,8 @@ class _RackInfo:
 class _ConstrainedAssignmentBuilder:
     """Assignment for members with the same subscription. `_expected_over_min` of them get one partition more.
 
-    _under   members with less than the smaller share
-    _exact   members with the smaller share that may get one more
+    _unfilled_under_min  members with less than the smaller share
+    _unfilled_at_min     members with the smaller share that may get one more
     """
 
     def __init__(

@@ -45,9 +45,9 @@ class Destination:
 class LineSender:
     """Sends lines, and counts their outcomes.
 
-    taken     lines that were read
-    failed    lines whose record was not written
-    failures  the first few of those: line number and error
+    line_count    lines that were read
+    failed_count  lines whose record was not written
+    failures      the first few of those: line number and error
     """
 
     def __init__(self, producer: Producer, to: Destination, form: RecordReader) -> None:
@@ -133,8 +133,8 @@ def send_in_transaction(
 class ReadLimit:
     """End of reading; without limits, reading never ends.
 
-    records  end after this many
-    idle_s   end when no record has arrived for this many seconds
+    max_records     end after this many
+    idle_timeout_s  end when no record has arrived for this many seconds
     """
 
     max_records: int | None = None

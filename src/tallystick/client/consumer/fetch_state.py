@@ -55,14 +55,14 @@ class Position:
 class TopicPartitionState:
     """State of one assigned partition; changed by `SubscriptionState` alone.
 
-    position   None while it is being sought
-    seeking    where it comes from
-    serial     changes with every seek and assignment: an answer to an earlier request is dropped
-    at_hand    fetched data waits to be taken, or a request for it is in flight
-    replica    a broker nearer than the leader (KIP-392)
-    pinned     a position that does not exist is an error, whatever auto.offset.reset says
-    restart    where reading resumes if the records returned since do not count: the last commit, or else
-               where it began or was sought; None with the position
+    position                None while it is being sought
+    position_source         where it comes from
+    position_version        changes with every seek and assignment: an answer to an earlier request is dropped
+    has_pending_fetch       fetched data waits to be taken, or a request for it is in flight
+    preferred_read_replica  a broker nearer than the leader (KIP-392)
+    is_pinned               a position that does not exist is an error, whatever auto.offset.reset says
+    rewind_position         where reading resumes if the records returned since do not count: the last
+                            commit, or else where it began or was sought; None with the position
     """
 
     position: Position | None = None

@@ -141,15 +141,15 @@ class GroupRebalanceConfig:
 class Membership:
     """State of a member.
 
-    generation  of its last SyncGroup; None where it has none, or lost it
-    topics      its subscription; `joined_topics` is that of its last join
-    owned       partitions it reads
-    assigned    partitions it is to read, while SETTLING
-    previous    what assignors remember of its last assignment
-    led         the members of the generation it leads, while SYNCING
-    assigns     False for a static leader that came back to a group whose assignments still hold
-    watched     partitions of the group's topics when it assigned them; the leader looks for changes
-    rejoin      why it must join again, which it does when the running rebalance is over
+    generation           of its last SyncGroup; None where it has none, or lost it
+    topics               its subscription; `joined_topics` is that of its last join
+    owned_partitions     partitions it reads
+    assigned_partitions  partitions it is to read, while SETTLING
+    previous_assignment  what assignors remember of its last assignment
+    group_members        the members of the generation it leads, while SYNCING
+    must_assign          False for a static leader that came back to a group whose assignments still hold
+    assignment_snapshot  partitions of the group's topics when it assigned them; the leader looks for changes
+    rejoin_reason        why it must join again, which it does when the running rebalance is over
     """
 
     phase: Phase = Phase.OUT

@@ -70,7 +70,7 @@ class AccumulatorEnv:
     """Clock, noise, lock and wake-up, passed in instead of taken from the system.
 
     now      seconds since the epoch, for the records' timestamps
-    noise    between 0 and 1, both exclusive, drawn anew at every call
+    uniform  between 0 and 1, both exclusive, drawn anew at every call
     lock     for operations that happen once per batch
     wake     called from any thread when the engine has something to do
     """
@@ -85,11 +85,11 @@ class AccumulatorEnv:
 class ProducerBatch:
     """Records for one partition: first open, then sealed, then in flight.
 
-    left        estimated bytes that still fit
-    stamps      (ticket, timestamp) of records whose millisecond differs from that of the record before
-    rows        the records, once sealed
-    payload     the packed record section, once it was sent
-    doubtful    an attempt to send it may have had an effect
+    free_bytes         estimated bytes that still fit
+    timestamp_changes  (ticket, timestamp) of records whose millisecond differs from that of the record before
+    rows               the records, once sealed
+    payload            the packed record section, once it was sent
+    maybe_sent         an attempt to send it may have had an effect
     """
 
     __slots__ = (

@@ -61,7 +61,7 @@ class SequencedBatch(Protocol):
     """A batch as this module sees it.
 
     serial      the number of records signed for its partition before it
-    doubtful    an attempt to send it has no answer, or an answer that leaves open whether it is written
+    maybe_sent  an attempt to send it has no answer, or an answer that leaves open whether it is written
     """
 
     maybe_sent: bool
@@ -96,12 +96,12 @@ class Resolution(Enum):
 class PartitionInFlight(Generic[B]):
     """One partition's outstanding batches and sequence numbers. Owned by the engine's loop.
 
-    in_flight       sent and unanswered, by serial
-    again           to be sent again, by serial; nothing new is sent before them
-    gap             numbers are missing at the broker, or may be
-    _refusals       error codes of the batches whose last answer was a sequence error, by serial
-    _written_end    records below this serial are written under this producer id and epoch
-    _lost_end       records below this serial were given up and may be written
+    unanswered          sent and unanswered, by serial
+    retry_queue         to be sent again, by serial; nothing new is sent before them
+    has_sequence_gap    numbers are missing at the broker, or may be
+    _sequence_errors    error codes of the batches whose last answer was a sequence error, by serial
+    _written_end        records below this serial are written under this producer id and epoch
+    _maybe_written_end  records below this serial were given up and may be written
     """
 
     __slots__ = (

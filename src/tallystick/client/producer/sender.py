@@ -62,11 +62,11 @@ _TOO_LARGE_ERRORS: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.REC
 class PartitionSendState:
     """Send state of one partition.
 
-    node            broker that has its batches in flight
-    not_before_ms   earliest time of the next attempt
-    failures        consecutive failed attempts
-    last            error of the last failed attempt
-    gone            why nothing is sent there again: the topic was recreated without this partition
+    node_id          broker that has its batches in flight
+    next_attempt_ms  earliest time of the next attempt
+    failure_count    consecutive failed attempts
+    last_error       error of the last failed attempt
+    removed_error    why nothing is sent there again: the topic was recreated without this partition
     """
 
     __slots__ = (

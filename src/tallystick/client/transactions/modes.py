@@ -64,7 +64,7 @@ class ClusterCapabilities:
 
     init_version         highest version of InitProducerId that both sides support
     transaction_version  finalized level of `transaction.version`
-    describes            the cluster has DescribeTransactions (KIP-664)
+    can_describe         the cluster has DescribeTransactions (KIP-664)
     """
 
     init_version: int
@@ -136,8 +136,8 @@ def choose_mode(
 class TxnDescription:
     """A coordinator's description of a transactional id.
 
-    forced  producer ids and epochs of transactions ended without their client, if the broker reports them
-            (tallystick's does)
+    forced_identities  producer ids and epochs of transactions ended without their client, if the broker
+                       reports them (tallystick's does)
     """
 
     state: str

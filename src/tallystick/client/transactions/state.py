@@ -105,9 +105,9 @@ _OPEN_STATES: Final = frozenset({S.IN_TRANSACTION, S.PREPARING, S.COMMITTING, S.
 class IllegalCall:
     """The call is not legal in this state, and nothing was sent.
 
-    broken      the earlier failure behind it, if there was one
-    must_abort  the transaction can only be aborted
-    txn_state   Kafka returns INVALID_TXN_STATE here
+    cause                 the earlier failure behind it, if there was one
+    must_abort            the transaction can only be aborted
+    is_invalid_txn_state  Kafka returns INVALID_TXN_STATE here
     """
 
     reason: str
@@ -129,16 +129,16 @@ class DueEndTxn:
 class TxnProducerState:
     """Immutable state of one producer. Methods return the next state, or an `IllegalCall`.
 
-    mode         mechanism that holds a prepared transaction; None: nothing may be prepared
-    version      transaction version of the open transaction, else of the next one
-    client       producer id and epoch that sign requests; None before the first init
-    writer       producer id and epoch that signed the open transaction; None: none is open [CLI-43]
-    recovered    the open transaction was written by an earlier client of the id
-    completable  init_transactions(True) or prepare_transaction() came after the last begin_transaction()
-    stale        the epoch must move before the next transaction, and the end will not move it
-    decided      the end that was asked for; `decided_from` is the state it was asked in
-    unsure       an attempt at that end may have had an effect [CLI-46]
-    error        the reason for ABORTABLE_ERROR or FATAL
+    mode              mechanism that holds a prepared transaction; None: nothing may be prepared
+    version           transaction version of the open transaction, else of the next one
+    client            producer id and epoch that sign requests; None before the first init
+    writer            producer id and epoch that signed the open transaction; None: none is open [CLI-43]
+    is_recovered      the open transaction was written by an earlier client of the id
+    may_complete      init_transactions(True) or prepare_transaction() came after the last begin_transaction()
+    needs_epoch_bump  the epoch must move before the next transaction, and the end will not move it
+    decision          the end that was asked for; `decided_from` is the state it was asked in
+    maybe_sent        an attempt at that end may have had an effect [CLI-46]
+    error             the reason for ABORTABLE_ERROR or FATAL
     """
 
     state: State = State.UNINITIALIZED

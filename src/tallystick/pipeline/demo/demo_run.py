@@ -68,10 +68,10 @@ class DemoSettings:
 class DemoResult:
     """The result of a demo.
 
-    survived  parts that were killed, in order
-    failures  number of drivers that failed and were restarted
-    in_doubt  number of transactions that were open at a kill
-    left      number of transactions that are still open
+    survived           parts that were killed, in order
+    failures           number of drivers that failed and were restarted
+    in_doubt           number of transactions that were open at a kill
+    open_transactions  number of transactions that are still open
     """
 
     checks: Sequence[ContentCheck]

@@ -116,8 +116,8 @@ key = "hour"
 class DemoData:
     """The records to send, and the expected results.
 
-    topics  expected rows of each topic, identified by their first column
-    table   expected rows of `TABLE`
+    expected_topics  expected rows of each topic, identified by their first column
+    expected_table   expected rows of `TABLE`
     """
 
     input_rows: pd.DataFrame

@@ -26,7 +26,7 @@ class ContentCheck:
     """The comparison of one topic or table with its expected content.
 
     expected    number of expected rows
-    found       number of records, or of rows of the table
+    actual      number of records, or of rows of the table
     missing     expected and not found
     duplicated  found again after the first time
     wrong       found and not expected, or with different values

@@ -20,8 +20,8 @@ ANY_TIMESTAMP = (0, INT64_MAX)
 class RecordFaults:
     """Faults of readable records; the first few of each kind by their index in the batch.
 
-    keyless_count   records without a key; `missing_keys` are the first of them
-    late            records with a timestamp (not -1) outside the bounds, with their timestamps
+    missing_key_count  records without a key; `missing_keys` are the first of them
+    bad_timestamps     records with a timestamp (not -1) outside the bounds, with their timestamps
     """
 
     missing_key_count: int

@@ -22,8 +22,8 @@ _ENGINES: Final[dict[tuple[int, str], Engine]] = {}
 class DecisionDatabase:
     """The database with the tables and the decisions.
 
-    url    the user's SQLAlchemy URL
-    place  for SQLite the host and the file, so that a task on another host is refused; else None
+    url              the user's SQLAlchemy URL
+    sqlite_location  for SQLite the host and the file, so that a task on another host is refused; else None
     """
 
     url: str

@@ -39,15 +39,15 @@ _RESERVED: Final = (
 class SinkOptions:
     """Parsed options of a query's sink.
 
-    prefix          of all its transactional ids; the last query to claim it owns it
-    client          producer settings, by Kafka's names
-    topic           the topic of all rows; overrides the column `topic`
-    modes           acceptable ways to keep a prepared transaction, strongest first
-    on_new          the action if the prefix has decisions of another query
-    on_new_prefix   the action if the query continues and none of its decisions is known
-    write_id        the name of a batch write: a repetition of it writes nothing
-    decisions       the decision topic
-    checkpoint      the location of the query's checkpoint, if the options have it
+    prefix             of all its transactional ids; the last query to claim it owns it
+    client             producer settings, by Kafka's names
+    topic              the topic of all rows; overrides the column `topic`
+    modes              acceptable ways to keep a prepared transaction, strongest first
+    on_new_checkpoint  the action if the prefix has decisions of another query
+    on_new_prefix      the action if the query continues and none of its decisions is known
+    write_id           the name of a batch write: a repetition of it writes nothing
+    decisions_topic    the decision topic
+    checkpoint         the location of the query's checkpoint, if the options have it
     """
 
     prefix: str

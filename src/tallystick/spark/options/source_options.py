@@ -97,9 +97,9 @@ OffsetRangeLimit = Edge | AtOffsets | AtTimes | AtTime
 class ResumeOptions:
     """The sink whose last decision gives the start offsets.
 
-    prefix     the sink's `transactional.id.prefix`
-    decisions  the decision topic, in the cluster that is read
-    database   the URL of the database that has the decisions instead
+    prefix           the sink's `transactional.id.prefix`
+    decisions_topic  the decision topic, in the cluster that is read
+    database         the URL of the database that has the decisions instead
     """
 
     prefix: str

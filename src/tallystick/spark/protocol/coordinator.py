@@ -50,9 +50,9 @@ NONCE_BYTES: Final = 8
 class PrefixStatus:
     """The transactions and the last decision of a prefix.
 
-    fates      of the last decision's transactions, unless all are known to be committed
-    undecided  open transactions that are in no decision
-    noted      the cluster's note of the last decision, where decisions are in a database
+    outcomes       of the last decision's transactions, unless all are known to be committed
+    undecided_ids  open transactions that are in no decision
+    note           the cluster's note of the last decision, where decisions are in a database
     """
 
     decision: Decision | None

@@ -101,7 +101,7 @@ class NewPrefix(Enum):
 class DecisionLocation:
     """The location of a query's decisions. Its checkpoint keeps a note of it, as each is useless alone.
 
-    place  the topic and its cluster, or the database
+    location  the topic and its cluster, or the database
     """
 
     prefix: str
@@ -112,9 +112,9 @@ class DecisionLocation:
 class QueryStart:
     """The beginning of a query according to its checkpoint, if the driver can read it.
 
-    starts       the start offsets of its sources, as JSON; of sources that noted them, each value once
-    sources      the number of sources
-    keeps_state  some of its operators keep state
+    start_offsets  the start offsets of its sources, as JSON; of sources that noted them, each value once
+    source_count   the number of sources
+    is_stateful    some of its operators keep state
     """
 
     query_id: str

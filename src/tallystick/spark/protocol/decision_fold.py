@@ -60,7 +60,7 @@ def note_key(prefix: str) -> bytes:
 class DecisionState:
     """The state of a prefix in the log: its last decision, and whether that is known to be completed.
 
-    noted  the cluster's note of the last decision, where decisions are in a database
+    note  the cluster's note of the last decision, where decisions are in a database
     """
 
     decision: Decision | None = None

@@ -66,9 +66,10 @@ def scan_partition(partition: Partition, *, with_texts: bool = True) -> list[Log
 class PartitionTransactions:
     """The transactions of one partition, worked out from its batches.
 
-    visible  committed texts, in order
-    open     first offset of each transaction without a marker, by producer id
-    markers  each marker, with the writer (producer id and epoch) of the data it ended, if there was any
+    visible_texts      committed texts, in order
+    open_transactions  first offset of each transaction without a marker, by producer id
+    markers            each marker, with the writer (producer id and epoch) of the data it ended, if there
+                       was any
     """
 
     visible_texts: list[str] = field(default_factory=list)

@@ -83,12 +83,12 @@ class NoFinalAnswer(Exception):
 class ClientProfile:
     """The properties of a client.
 
-    version       of the transaction protocol it speaks
-    two_phase     asks for transactions that never time out (KIP-939)
-    keeps         its next incarnation keeps the open transaction, and asks the database for its outcome
-    offsets       its transactions commit offsets of a group, too
-    reuses_numbers  takes back sequence numbers that were never acknowledged, aborts, and goes on under the
-                  same epoch, as librdkafka does before version 2
+    version           of the transaction protocol it speaks
+    two_phase         asks for transactions that never time out (KIP-939)
+    keeps_prepared    its next incarnation keeps the open transaction, and asks the database for its outcome
+    sends_offsets     its transactions commit offsets of a group, too
+    reuses_sequences  takes back sequence numbers that were never acknowledged, aborts, and goes on under the
+                      same epoch, as librdkafka does before version 2
     """
 
     version: int = 2

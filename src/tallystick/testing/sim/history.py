@@ -10,13 +10,13 @@ from tallystick.kernel.ids import ProducerId, ProducerIdAndEpoch, TopicPartition
 class SimTxn:
     """One transaction, as its clients know it.
 
-    writer        producer id and epoch of its records; None before the first
-    records       the texts that were sent, each unique, with their partitions
-    offset        what is committed for the owner's group with it
-    acknowledged  texts the broker has taken
-    commit_asked  a client with the right to do so has sent EndTxn with commit
-    told          how it ended, according to the broker: True for commit
-    torn          partitions in which an administrator has ended it, as far as it is known
+    writer              producer id and epoch of its records; None before the first
+    records             the texts that were sent, each unique, with their partitions
+    offset              what is committed for the owner's group with it
+    acknowledged        texts the broker has taken
+    commit_requested    a client with the right to do so has sent EndTxn with commit
+    reported_outcome    how it ended, according to the broker: True for commit
+    aborted_partitions  partitions in which an administrator has ended it, as far as it is known
     """
 
     number: int
@@ -49,17 +49,17 @@ class IssuedIdentities:
 class History:
     """The events of one run.
 
-    by_writer    transactions of version 2, where a producer epoch names a single one (KIP-890)
-    reused       producer epochs that name two transactions, possible after a disk lost data
-    torn         producer epochs whose transaction an administrator has ended in one partition
-    may_go       texts that were deleted on purpose, or may have been
-    gone         texts that were certainly deleted
-    sent_ms      when each text was sent, which is its timestamp
-    answered_ms  when its client got the answer: it is not sent again
-    wrong        violations found during the run
+    by_writer           transactions of version 2, where a producer epoch names a single one (KIP-890)
+    reused              producer epochs that name two transactions, possible after a disk lost data
+    partly_aborted      producer epochs whose transaction an administrator has ended in one partition
+    may_be_deleted      texts that were deleted on purpose, or may have been
+    deleted_texts       texts that were certainly deleted
+    sent_ms             when each text was sent, which is its timestamp
+    answered_ms         when its client got the answer: it is not sent again
+    violations          violations found during the run
     version_1_unproven  whether transactions before version 2 go unchecked: a start that cannot tell a topic
-                 from its successor may write a former transaction's marker again, and there the next
-                 transaction has the same producer epoch (docs/skipped.md)
+                        from its successor may write a former transaction's marker again, and there the next
+                        transaction has the same producer epoch (docs/skipped.md)
     """
 
     txns: list[SimTxn] = field(default_factory=list)

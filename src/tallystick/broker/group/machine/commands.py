@@ -120,7 +120,7 @@ class CommitTxnOffsets:
 class DeleteOffsets:
     """OffsetDelete by an administrator, for topics to which no member subscribes.
 
-    discards_pending  offsets of open transactions, too (delete.open.transactions)
+    may_discard_pending  offsets of open transactions, too (delete.open.transactions)
     """
 
     partitions: tuple[TopicPartition, ...]
@@ -272,10 +272,10 @@ class ParkedAnswer:
 class GroupStep:
     """Work for the coordinator, to be done in exactly this order [GRP-1].
 
-    append      records for `__consumer_offsets`, one batch; wait until they are durable
-    then_apply  every event of the step, those of `records` included, in order
-    then_reply  the answer to this command; None: the command is parked under its ticket
-    then_send   answers to requests parked earlier
+    records         records for `__consumer_offsets`, one batch; wait until they are durable
+    events          every event of the step, those of `records` included, in order
+    reply           the answer to this command; None: the command is parked under its ticket
+    parked_answers  answers to requests parked earlier
     """
 
     records: tuple[DurableEvent, ...] = ()

@@ -204,12 +204,12 @@ PENDING_MEMBERS_MAX: Final = 1_000
 class ClassicGroup:
     """Complete state of one group.
 
-    state_timestamp_ms  when it entered `state`; None only if an old Kafka wrote the record
-    pending_members     ids handed out by MEMBER_ID_REQUIRED and not yet used, with their deadlines; the last
-                        PENDING_MEMBERS_MAX, oldest first
-    pending_sync        members of this generation that have not sent SyncGroup
-    new_member_added    a member arrived during the current slice of the initial delay
-    pending_offsets     offsets of open transactions by producer; a marker makes them `offsets`
+    state_timestamp_ms    when it entered `state`; None only if an old Kafka wrote the record
+    pending_members       ids handed out by MEMBER_ID_REQUIRED and not yet used, with their deadlines; the
+                          last PENDING_MEMBERS_MAX, oldest first
+    pending_sync_members  members of this generation that have not sent SyncGroup
+    has_new_member        a member arrived during the current slice of the initial delay
+    pending_offsets       offsets of open transactions by producer; a marker makes them `offsets`
     """
 
     group_id: GroupId

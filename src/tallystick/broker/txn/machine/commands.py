@@ -26,8 +26,9 @@ from tallystick.kernel.value import frozen
 class InitProducerId:
     """InitProducerId with a transactional id.
 
-    expected    the producer id and epoch in the request; None: a new incarnation, which has none (KIP-360)
-    timeout_ms  as requested; ignored with `enable_2pc`
+    expected_identity  the producer id and epoch in the request; None: a new incarnation, which has none
+                       (KIP-360)
+    timeout_ms         as requested; ignored with `enable_2pc`
     """
 
     timeout_ms: int
@@ -230,16 +231,16 @@ class MarkerRequest:
 class TxnStep:
     """Work for the coordinator, to be done in exactly this order [TXN-1].
 
-    append           records for `__transaction_state`, one batch; wait until they are durable
-    then_apply       every event of the step, those of `records` included, in order
-    then_reply       the answer; a Reject here comes after a change: a fence answers
-                     CONCURRENT_TRANSACTIONS, and its retry finds the transaction ended
-    then_send        markers; while they are in flight the id is Decided
-    needs_durable    False: the next Step may be decided as soon as the log has the records, since it follows
-                     them in the log; no answer rests on them alone
-    used_spare       `TxnEnv.spare_producer_id` is taken: the next decision gets another
-    begins           the Step begins something optional: its size or a full disk may keep it out of the log.
-                     Whatever leads to an end must be possible [TXN-14]
+    records         records for `__transaction_state`, one batch; wait until they are durable
+    events          every event of the step, those of `records` included, in order
+    reply           the answer; a Reject here comes after a change: a fence answers
+                    CONCURRENT_TRANSACTIONS, and its retry finds the transaction ended
+    marker_request  markers; while they are in flight the id is Decided
+    needs_durable   False: the next Step may be decided as soon as the log has the records, since it follows
+                    them in the log; no answer rests on them alone
+    uses_spare_id   `TxnEnv.spare_producer_id` is taken: the next decision gets another
+    may_be_refused  the Step begins something optional: its size or a full disk may keep it out of the log.
+                    Whatever leads to an end must be possible [TXN-14]
     """
 
     records: tuple[TxnRecord, ...] = ()

@@ -85,7 +85,7 @@ def find_open_producers(seen: PartitionStartStates) -> frozenset[ProducerId]:
 class RecordedDecision:
     """End of a transaction, as recorded in the transaction log.
 
-    offsets  where its markers were written; empty where that is not known
+    marker_offsets  where its markers were written; empty where that is not known
     """
 
     transactional_id: TransactionalId
@@ -231,8 +231,8 @@ REPAIR_ACTIONS: Final[Mapping[TxnConsistency, TxnRepairAction]] = MappingProxyTy
 class OpenTransactionState:
     """A transaction that is open in a partition.
 
-    transactional_id  id that owns the producer id, or did when it ended; None: no id does
-    decision          for MARKER_LOST
+    transactional_id   id that owns the producer id, or did when it ended; None: no id does
+    recorded_decision  for MARKER_LOST
     """
 
     consistency: TxnConsistency
@@ -252,8 +252,8 @@ class OpenTransactionState:
 class StaleTransactionalId:
     """A transactional id whose state is behind the state of partitions.
 
-    since_ms   when the coordinator last updated it
-    witnesses  for DECISION_LOST the partitions that may have the marker of `writer`
+    updated_ms         when the coordinator last updated it
+    marker_partitions  for DECISION_LOST the partitions that may have the marker of `writer`
     """
 
     consistency: TxnConsistency

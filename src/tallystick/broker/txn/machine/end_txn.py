@@ -231,9 +231,10 @@ def _append_forced_outcome(entry: TxnEntry, note: TxnForcedOutcome) -> tuple[Txn
 class EndDecision:
     """A decided end.
 
-    version  the rules: from 2 on the epoch is bumped
-    forced   the client did not ask, so that its epoch must not go on even where an end would not bump it
-    owner    of a forced end: the identity whose retry gets the next producer id and epoch
+    transaction_version  the rules: from 2 on the epoch is bumped
+    is_forced            the client did not ask, so that its epoch must not go on even where an end would not
+                         bump it
+    retry_identity       of a forced end: the identity whose retry gets the next producer id and epoch
     """
 
     outcome: TransactionResult

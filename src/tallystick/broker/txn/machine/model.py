@@ -104,9 +104,9 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 class IdlePhase:
     """No transaction is open.
 
-    outcome     how the last transaction ended; None: Empty
-    started_ms  when that one had begun
-    markers     offsets of its markers; known only where a power loss could take them back (flush.policy)
+    outcome         how the last transaction ended; None: Empty
+    started_ms      when that one had begun
+    marker_offsets  offsets of its markers; known only where a power loss could take them back (flush.policy)
     """
 
     outcome: TransactionResult | None = None
@@ -131,9 +131,9 @@ class OngoingPhase:
 class DecidedPhase:
     """The outcome is durable.
 
-    marker      identity of the markers: under version 2 the writer with the next epoch
-    partitions  of the transaction, as in the log
-    written     offsets of markers already written; in memory alone, a restart sends all of them again
+    marker_identity  identity of the markers: under version 2 the writer with the next epoch
+    partitions       of the transaction, as in the log
+    marker_offsets   offsets of markers already written; in memory alone, a restart sends all of them again
     """
 
     outcome: TransactionResult
@@ -158,12 +158,12 @@ class TxnEntry:
     """State of one transactional id.
 
     client               identity whose next request is accepted; while Decided, once that is over
-    superseded           identity whose retry is answered with `client`: the previous one of the owner of
+    previous_identity    identity whose retry is answered with `client`: the previous one of the owner of
                          `client`. None when another client took over: a former incarnation must not
                          learn the new epoch (KIP-360)
     timeout_ms           for the transactions `client` begins; None: two-phase commit (KIP-939)
     transaction_version  the protocol of the open transaction, else of the last one: 0, 1 or 2
-    forced               the last FORCED_OUTCOMES_MAX heuristic decisions, oldest first
+    forced_outcomes      the last FORCED_OUTCOMES_MAX heuristic decisions, oldest first
     """
 
     transactional_id: TransactionalId
