@@ -94,11 +94,11 @@ def live(fs: FileSystem, directory: str, told: Told) -> None:
     log, other = (log_dir.get_or_create(tp, CONFIG, IDS[tp]) for tp in (T0, T1))
     told.end(log)
     for sequence in range(4):
-        append_data(log, 1, producer_id=5, epoch=0, base_sequence=sequence)
+        append_data(log, 1, producer_id=5, producer_epoch=0, base_sequence=sequence)
         append_data(log, 2)
         append_data(other, 1)
         told.end(log)
-    append_data(log, 1, producer_id=9, epoch=0, base_sequence=0, transactional=True)
+    append_data(log, 1, producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=True)
     append_data(log, 3)
     abort(log, 9, 1)
     told.end(log)
@@ -117,7 +117,7 @@ def live(fs: FileSystem, directory: str, told: Told) -> None:
     log_dir = LogDir.open(fs, directory, OPTIONS)
     log = log_dir.get_or_create(T0, CONFIG, IDS[T0])
     for sequence in range(4, 7):
-        append_data(log, 1, producer_id=5, epoch=0, base_sequence=sequence)
+        append_data(log, 1, producer_id=5, producer_epoch=0, base_sequence=sequence)
         append_data(log, 4)
         told.end(log)
     append_data(log, 5)

@@ -146,7 +146,7 @@ def test_a_decided_batch_is_not_written_again_where_its_decision_is_not_known(
     assert run() == "skipped"
     change(run)
     for _ in range(2):
-        with pytest.raises(DecisionsMissing, match=r"decisions of this checkpoint are those of .*adopt"):
+        with pytest.raises(DecisionsMissing, match=r"the checkpoint belongs to .*adopt"):
             run()
     run.options["onNewPrefix"] = "adopt"
     assert run(number=1) == "written"

@@ -49,7 +49,7 @@ class _Watch:
 
 def _tell(report: Any) -> None:
     for each in report.ids:
-        _say(found=[each.finding.name, each.did])
+        _say(found=[each.finding.name, each.action])
 
 
 def _live(place: Any, config: dict[str, object], pay: int | None, recoveries: int, watch: _Watch) -> None:

@@ -346,10 +346,9 @@ class Producer:
             self._missed_answer = None
         answered: list[T] = []
         try:
-            run = self._thread.run
-            answered.append(
-                run(ask(), self._txn_timeout_s, doing, lambda told: self._keep_answer(doing, told))
-            )
+            run, limit_s, keep = self._thread.run, self._txn_timeout_s, partial(self._keep_answer, doing)
+            # One line: an exception of a signal handler between two lines would lose the answer.
+            answered.append(run(ask(), limit_s, doing, keep))
             return answered[0]
         except BaseException:
             if answered:

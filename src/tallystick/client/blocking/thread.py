@@ -171,7 +171,7 @@ class EngineThread:
 
         Args:
             limit_s: the last resort; the callback time of `run_in_caller` is not counted.
-            doing: named in errors.
+            description: named in errors.
             unheard: called, in this thread, with the result if the caller misses it because of an interrupt.
         Raises: the error of the coroutine; IllegalState on the engine thread itself and in a forked child;
             Closed when the thread has ended; TimedOut after `limit_s`, with an unknown effect.
