@@ -84,12 +84,12 @@ ENDED = DecidedPhase(
 DONE = IdlePhase(outcome=TransactionResult.COMMIT, started_ms=NOW, marker_offsets={ORDERS_0: Offset(17)})
 ENTRIES = {
     "plain": entry("plain", replace(OPEN, writer=ident(42, 7), timeout_ms=60_000), ident(42, 7)),
-    "kept": entry("kept", OPEN, KEEPER, superseded=ident(73, 4), forced=FORCED),
+    "kept": entry("kept", OPEN, KEEPER, previous_identity=ident(73, 4), forced_outcomes=FORCED),
     "kept-in-place": entry(
         "kept-in-place", replace(OPEN, writer=ident(42, 7)), ident(42, 9), timeout_ms=None
     ),
-    "rotated": entry("rotated", ENDED, NEXT, superseded=KEEPER, forced=FORCED),
-    "complete": entry("complete", DONE, NEXT, superseded=KEEPER, forced=FORCED),
+    "rotated": entry("rotated", ENDED, NEXT, previous_identity=KEEPER, forced_outcomes=FORCED),
+    "complete": entry("complete", DONE, NEXT, previous_identity=KEEPER, forced_outcomes=FORCED),
     "empty": entry("empty", IdlePhase(), NEXT, timeout_ms=None),
 }
 
