@@ -11,6 +11,8 @@ TWO    := -n logical --maxprocesses 2
 # order of sets. `make test-full` draws a seed, or takes one: make test-full SEED=n.
 FIXED  := --randomly-seed=939
 SETS   := PYTHONHASHSEED=0
+# Tests start hundreds of Python processes: without compiled modules each would compile all it imports again.
+unexport PYTHONDONTWRITEBYTECODE
 # What takes minutes each, Javas that are killed among it: not in `make test`, whole in `make test-full`.
 LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster.py tests/crash/test_spark_database.py \
 	tests/crash/test_spark_on_kafka.py tests/interop/java tests/interop/failover \
@@ -36,20 +38,20 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate --docs
 	@$(BIN)/python -m tallystick.spark.class_archive
-	@$(SETS) HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
+	@$(SETS) HYPOTHESIS_PROFILE=gate $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
 	@$(BIN)/python -m tools.gate --docs
 	@$(BIN)/python -m tools.dist --wheels
 	@$(BIN)/python -m tallystick.spark.class_archive
-	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
+	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 
-check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
+check: $(READY) ## the quick loop: format, lint, types, layers, quick unit tests (under a minute)
 	@$(BIN)/python -m tools.gate
 	@$(MAKE) --no-print-directory unit
 
 unit: $(READY) ## the tests of make check alone
-	@$(SETS) $(BIN)/python -m pytest $(TWO) $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
+	@$(SETS) $(BIN)/python -m pytest $(TWO) $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/meta
 
 format: $(READY) ## rewrite the sources in the house format
 	@$(BIN)/ruff format .

@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 import servers
 from sharing import ByFileAndSpark
 
-# HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "full" for `make test`, "random" for `make test-full`.
+# HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "gate" for `make test`, "full" for `make test-full`.
 # The first two try the same examples in every run, so that a change fails for what it changes. The third
 # draws new ones and keeps those that failed: they are tried first the next time.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 _KEPT = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
 settings.register_profile("quick", max_examples=10, derandomize=True, database=None, **_COMMON)
-settings.register_profile("full", max_examples=100, derandomize=True, database=None, **_COMMON)
-settings.register_profile("random", max_examples=100, database=_KEPT, print_blob=True, **_COMMON)
+settings.register_profile("gate", max_examples=40, derandomize=True, database=None, **_COMMON)
+settings.register_profile("full", max_examples=100, database=_KEPT, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Of the Javas that Spark starts: a test's is over before it would have gained from more.

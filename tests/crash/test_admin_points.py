@@ -5,7 +5,6 @@ fails of them, nothing acknowledged is lost, nothing deleted comes back, and nam
 """
 
 import errno
-import os
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
@@ -13,12 +12,12 @@ from typing import Final, get_args
 
 import pytest
 from admin_points import Change, Compaction, Creation, Deletion, DeletionAtTheEnd, Desk, Growth, Trimming
+from effort import LONG
 from failing_calls import CHANGES, METADATA, OPENS, When
 
 from tallystick.kernel.value import frozen
 from tallystick.testing.memory_fs import PowerLost, SurvivingChanges
 
-LONG: Final = os.environ.get("TALLYSTICK_LONG") == "1"
 CHANGED: Final = (Deletion, DeletionAtTheEnd, Creation, Growth, Trimming, Compaction)
 ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EMFILE)
 KEEPS: Final[tuple[SurvivingChanges, ...]] = ("nothing", "everything", "prefix", "unordered")

@@ -6,13 +6,13 @@ crashed after each effect; and on the real file system layer, whose system calls
 which every prefix is turned into the directories that a power loss could leave.
 """
 
-import os
 from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from effort import LONG
 
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
@@ -40,7 +40,6 @@ from tallystick.storage.log_start import delete_records_before
 from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 from tallystick.testing.recorded_calls import RecordingSyscalls, replay_calls
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = 40 if LONG else 3
 NOW = 1_700_000_000_000
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -6,7 +6,6 @@ the files are in memory where there is room.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,12 +13,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from effort import LONG
 from servers import quick_place
 
 pytestmark = pytest.mark.server
 
 CHILD = Path(__file__).parents[1] / "support" / "alarmed_child.py"
-HITS, PROCESSES = (20_000, 4) if os.environ.get("TALLYSTICK_LONG") else (40, 1)
+HITS, PROCESSES = (20_000, 4) if LONG else (40, 1)
 
 
 @pytest.mark.timeout(3_000)

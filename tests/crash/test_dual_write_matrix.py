@@ -9,7 +9,6 @@ long form has every step everywhere, and Apache Kafka.
 """
 
 import itertools
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,12 +20,12 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from dual_write_lives import Life, Lives, Strike
 from dual_write_stores import KINDS, Place, create, leave, rows
+from effort import LONG, long_form
 from servers import quick_place
 from tools import apache_kafka
 
 from tallystick.testing import EmbeddedBroker, eventually
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 KAFKA = "Apache Kafka"
 OURS = "tallystick"
 MODES = {"2pc": {}, "keep": {"tallystick.modes": "keep"}, "resume": {"tallystick.modes": "resume"}}
@@ -237,7 +236,7 @@ def test_every_mode(broker: EmbeddedBroker, lives: Lives, place: Place, mode: st
 
 
 @pytest.mark.kafka
-@pytest.mark.skipif(not LONG, reason="TALLYSTICK_LONG is not 1")
+@long_form
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_step_on_apache_kafka(kafka: apache_kafka.ApacheKafka, lives: Lives, place: Place) -> None:
     check(Cell(place, KAFKA, "resume", kafka.bootstrap, lives), every_step=True)

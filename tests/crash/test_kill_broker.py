@@ -3,7 +3,6 @@
 Afterwards every acknowledged message is there once, and each partition is in the order of sending.
 """
 
-import os
 import random
 import threading
 from collections.abc import Iterator
@@ -14,11 +13,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from effort import LONG
 from tools.broker_process import BrokerProcess, tallystick
 
 from tallystick.testing import eventually
 
-KILLS = 50 if os.environ.get("TALLYSTICK_LONG") == "1" else 5
+KILLS = 50 if LONG else 5
 PARTITIONS = 3
 TOPIC = "killed"
 # Enough acknowledgements between two kills that the broker is at work when the next one comes.

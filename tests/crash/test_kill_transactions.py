@@ -5,7 +5,6 @@ one that was aborted nothing, of one nobody knows all or nothing; no record is t
 consumers, who read while the broker was killed, were shown just that.
 """
 
-import os
 import random
 import threading
 from collections import Counter
@@ -17,11 +16,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from effort import LONG
 from tools.broker_process import BrokerProcess, tallystick
 
 from tallystick.testing import eventually
 
-KILLS = 100 if os.environ.get("TALLYSTICK_LONG") == "1" else 3
+KILLS = 100 if LONG else 3
 PRODUCERS = 8
 PARTITIONS = 3
 RECORDS = 5

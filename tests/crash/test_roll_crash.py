@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
+from effort import LONG
 
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
@@ -29,7 +30,7 @@ from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, iter_choosers
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"  # the short form takes every other call
+# the short form takes every other call
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)
 CONFIG = LogConfig(segment_bytes=220, index_interval_bytes=50)

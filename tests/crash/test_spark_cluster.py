@@ -3,17 +3,16 @@
 Local mode has neither: its tasks share the driver's Java, and it starts no speculative copy of a task.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import long_form
 from spark_cluster import Cluster
 from spark_torture import Fault
 from spark_torture_lives import PRODUCER_POINTS, ClusterTorture, Told
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = range(8)
 STATELESS = 0
 
@@ -71,7 +70,7 @@ def total() -> Iterator[Told]:
     print(f"\non a cluster: {told.shown()}")
 
 
-@pytest.mark.skipif(not LONG, reason="long form: TALLYSTICK_LONG=1")
+@long_form
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_row_is_there_once_on_a_cluster(

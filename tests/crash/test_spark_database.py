@@ -4,16 +4,15 @@ Without Java the sink is asked for the same as by Spark (`spark_torture_bare`); 
 shows that this is so. Afterwards librdkafka reads the topic and SQL the table: each row is in both, once.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import LONG
 from servers import Unavailable
 from spark_torture import Fault
 from spark_torture_lives import BareTogether, BareTogetherInMariaDB, Together, Told
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = range(16) if LONG else range(1)
 STARTS = 7 if LONG else 3
 STEPS = {

@@ -4,11 +4,11 @@ Apache Kafka 4.3 has no two-phase commit. Between a decision and its completion 
 timeout, and a driver that is away for longer loses it: the hole is shown here, with how it is reported.
 """
 
-import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from effort import long_form
 from spark_torture import Fault
 from spark_torture_lives import BareTorture, Torture
 from tools import apache_kafka
@@ -16,7 +16,6 @@ from tools import apache_kafka
 from tallystick.spark.sink.recovery import resolve
 from tallystick.testing import eventually
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
 TIMEOUT_MS = 20_000
 
@@ -25,7 +24,7 @@ pytestmark = [
     pytest.mark.server,
     pytest.mark.kafka,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not LONG, reason="long form: TALLYSTICK_LONG=1"),
+    long_form,
     pytest.mark.skipif(apache_kafka.missing() is not None, reason=str(apache_kafka.missing())),
 ]
 

@@ -6,16 +6,15 @@ drawn. A driver is a process with a Java of its own, so a start takes seconds: o
 and attempts that race, which Spark's local mode has none of.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import LONG
 from spark_torture_lives import BareTorture, Told, Torture
 
 KNOWN = Path(__file__).with_name("spark_seeds.txt")
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = range(24) if LONG else range(1)
 STARTS = 9 if LONG else 3
 ROWS_A_START = 2_500 if LONG else 750

@@ -4,7 +4,6 @@ The short form kills on both sides of the decision; TALLYSTICK_LONG=1 after ever
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from effort import LONG
 from kazoo.client import KazooClient
 from reading import committed_records
 from rocksdict import Rdict
@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 CHILD = Path(__file__).parents[1] / "support/store_child.py"
 DECISION = ["record", "commit database"]
 STEPS_MAX = 60
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 
 
 @dataclass

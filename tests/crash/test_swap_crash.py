@@ -3,12 +3,12 @@
 Never both, never neither, and the newest value of each key is there in any case [CLN-3].
 """
 
-import os
 from contextlib import suppress
 from typing import Final, get_args
 
 import pytest
 from compacted import DIRECTORY, Compacted, find_segment_end
+from effort import LONG
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
@@ -16,7 +16,7 @@ from tallystick.storage.fs import make_directory
 from tallystick.storage.segment_scan import make_file_name
 from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 
-SEEDS: Final = 60 if os.environ.get("TALLYSTICK_LONG") == "1" else 4
+SEEDS: Final = 60 if LONG else 4
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))
 
 

@@ -5,13 +5,13 @@ what got no answer, as real ones do; a client that prepared a transaction may fi
 alone how it ended. What has to hold afterwards is in `tallystick.testing.sim.checkers`.
 """
 
-import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
 import pytest
+from effort import LONG
 
 from tallystick.testing.memory_fs import SurvivingChanges
 from tallystick.testing.sim.clients import ClientProfile, SimClientFenced
@@ -20,7 +20,6 @@ from tallystick.testing.sim.faults import FaultPlan, PowerLoss
 from tallystick.testing.sim.simulation import PARTITIONS, Simulation
 
 KEEPS: tuple[SurvivingChanges, ...] = ("nothing", "prefix", "everything", "unordered")
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 # The client of an id in the prepared directory whose last epoch is one away.
 SPENT = "spent-1"
 

@@ -23,11 +23,11 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from effort import LONG
 
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.testing import eventually
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 RECORDS: Final = 100_000 if LONG else 2_000  # at least: records come as long as instances are disrupted
 DISRUPTIONS: Final = 30 if LONG else 4
 RECORDS_PER_TURN: Final = 8 if LONG else 1  # of the feeder, every few milliseconds

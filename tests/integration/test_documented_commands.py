@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from effort import long_form
 
 from tallystick.testing import EmbeddedBroker
 
@@ -84,7 +85,7 @@ def test_the_dual_write_tutorial(broker: EmbeddedBroker, tmp_path: Path) -> None
     assert follow("tutorial/dual-write.md", broker.bootstrap_servers, tmp_path) >= 12
 
 
-@pytest.mark.skipif(not os.environ.get("TALLYSTICK_LONG"), reason="starts Spark twice: make test-full")
+@long_form
 def test_the_spark_tutorial(broker: EmbeddedBroker, tmp_path: Path) -> None:
     assert follow("tutorial/spark.md", broker.bootstrap_servers, tmp_path) >= 6
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from effort import long_form
 from raw_producer import (
     Pair,
     RawProducer,
@@ -87,7 +88,7 @@ class Way:
     params=[
         pytest.param((False, False), id="no-restart"),
         pytest.param((True, False), id="restarts"),
-        pytest.param((True, True), id="restarts-every-epoch", marks=pytest.mark.slow),
+        pytest.param((True, True), id="restarts-every-epoch", marks=long_form),
     ]
 )
 def way(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Way:

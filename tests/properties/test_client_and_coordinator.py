@@ -103,7 +103,7 @@ class World:
             )
 
 
-@settings(max_examples=examples(quick=50, full=150), deadline=None)
+@settings(max_examples=examples(quick=50, gate=50, full=150), deadline=None)
 @given(STARTS, MOVES)
 def test_both_halves_of_the_tally_agree(
     start: ProducerIdAndEpoch | None, moves: list[tuple[str, str, str]]

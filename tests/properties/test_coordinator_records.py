@@ -81,7 +81,7 @@ def check_live_is_replayed(world: GroupMachineHarness, name: GroupId) -> None:
     assert durable_view(world.replay_groups().get(name)) == durable_view(world.groups.get(name))
 
 
-@settings(deadline=None, max_examples=examples(quick=60, full=600))
+@settings(deadline=None, max_examples=examples(quick=60, gate=100, full=600))
 @given(NAME.map(GroupId), joins(st.one_of(st.none(), TEXT)), BYTES)
 def test_a_member_with_anything_a_client_may_say(name: GroupId, join: JoinGroup, assignment: bytes) -> None:
     world = GroupMachineHarness(CONFIG)
@@ -107,7 +107,7 @@ def test_a_member_with_anything_a_client_may_say(name: GroupId, join: JoinGroup,
     check_live_is_replayed(world, name)
 
 
-@settings(deadline=None, max_examples=examples(quick=60, full=600))
+@settings(deadline=None, max_examples=examples(quick=60, gate=100, full=600))
 @given(NAME.map(GroupId), OFFSET, st.one_of(st.none(), NON_NEGATIVE))
 def test_an_offset_with_anything_a_client_may_say(
     name: GroupId, offset: OffsetToCommit, retention_ms: int | None
@@ -129,7 +129,7 @@ PAIRS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=examples(quick=60, full=600))
+@settings(deadline=None, max_examples=examples(quick=60, gate=100, full=600))
 @given(NAME.map(TransactionalId), INT32, st.one_of(st.none(), PAIRS), st.booleans(), st.sampled_from(LONGEST))
 def test_a_transaction_with_anything_a_client_may_say(
     name: TransactionalId, timeout_ms: int, expected: ProducerIdAndEpoch | None, two_phase: bool, topic: str

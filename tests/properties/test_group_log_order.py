@@ -104,7 +104,7 @@ async def play(events: list[object]) -> None:
         prefix.check()
 
 
-@settings(deadline=None, max_examples=examples(quick=50, full=150))
+@settings(deadline=None, max_examples=examples(quick=50, gate=50, full=150))
 @given(EVENTS)
 def test_what_is_live_is_always_a_prefix_of_the_log(events: list[object]) -> None:
     """[GRP-7]"""

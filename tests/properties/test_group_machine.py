@@ -425,7 +425,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 GroupMachine.TestCase.settings = settings(
-    max_examples=examples(quick=25, full=150),
+    max_examples=examples(quick=25, gate=30, full=150),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -207,7 +207,7 @@ def seeds() -> list[bytes]:
 
 
 @given(st.sampled_from(seeds()), st.data())
-@settings(max_examples=examples(quick=50, full=300))
+@settings(max_examples=examples(quick=50, gate=60, full=300))
 def test_damaged_batches_with_a_right_crc(batch: bytes, data: st.DataObject) -> None:
     """[REC-6] The CRC is made to agree, so that what lies behind it is reached."""
     damaged = bytearray(batch)
@@ -222,13 +222,13 @@ def test_damaged_batches_with_a_right_crc(batch: bytes, data: st.DataObject) -> 
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=examples(quick=50, full=200))
+@settings(max_examples=examples(quick=50, gate=50, full=200))
 def test_any_bytes(junk: bytes) -> None:
     read_every_way(junk)
 
 
 @given(st.sampled_from(Codec), st.binary(max_size=200))
-@settings(max_examples=examples(quick=50, full=300))
+@settings(max_examples=examples(quick=50, gate=60, full=300))
 def test_any_payload(codec: Codec, junk: bytes) -> None:
     magic = {
         Codec.GZIP: b"\x1f\x8b\x08\0\0\0\0\0\0\xff",

@@ -181,7 +181,7 @@ def settle(cluster: ToyCluster, checkpoint: Checkpoint, random: Random) -> None:
     assert cluster.open_ids() == []
 
 
-@settings(max_examples=examples(quick=40, full=400), deadline=None)
+@settings(max_examples=examples(quick=40, gate=80, full=400), deadline=None)
 @given(st.randoms(use_true_random=False), st.floats(0, 0.4), st.floats(0, 0.02))
 def test_every_row_is_written_once(random: Random, fault_chance: float, kill_chance: float) -> None:
     """[SPK-20] [SPK-21] [SPK-22] [SPK-23] Drivers stopped anywhere, two at a time, tasks lost, zombies."""

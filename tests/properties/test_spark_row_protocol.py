@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import shutil
 import sqlite3
 import tempfile
@@ -16,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from effort import LONG
 from servers import quick_place
 from sqlalchemy import Engine, create_engine, delete, event, text
 from sqlalchemy.pool import NullPool
@@ -381,7 +381,6 @@ def test_a_prefix_that_was_given_up_has_no_decision(new_world: NewWorld) -> None
 # ------------------------------------------------------- a driver that stalls while a newer one takes over
 
 FAILURES = (SinkError, ClientError, InDoubt)
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 Point = tuple[str, int]
 """Before (0) or after (1) an effect."""
 

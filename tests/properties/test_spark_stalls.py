@@ -5,7 +5,6 @@ batches with the same worker processes, so that ids are used again, and is itsel
 commit when the old one wakes and goes on. Nothing crashes.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 import pytest
+from effort import LONG
 from tests.support.toy_cluster import ToyCluster, ToyLog, ToyParticipants, run_alone
 
 from tallystick.client.errors import ClientError
@@ -35,7 +35,6 @@ from tallystick.testing import FakeClock
 PREFIX: Final = "p"
 QUERY: Final = "q"
 ROWS: Final = 4
-LONG: Final = os.environ.get("TALLYSTICK_LONG") == "1"
 """Without it, two batches are tried at every fourth effect of the newer driver's commit, one at each."""
 FAILURES: Final = (SinkError, ClientError, InDoubt)
 # What the protocol sees of a mode: whether there is KeepPreparedTxn, and whether an end moves the epoch.

@@ -111,5 +111,5 @@ class LogAgainstList(RuleBasedStateMachine):
 
 TestLogAgainstList = LogAgainstList.TestCase
 TestLogAgainstList.settings = settings(
-    max_examples=examples(quick=20, full=60), stateful_step_count=40, deadline=None
+    max_examples=examples(quick=20, gate=20, full=60), stateful_step_count=40, deadline=None
 )

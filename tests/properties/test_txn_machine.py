@@ -471,7 +471,7 @@ def test_a_former_pair_does_not_lift_a_timeout() -> None:
 
 
 RUN = settings(
-    max_examples=examples(quick=25, full=500),
+    max_examples=examples(quick=25, gate=60, full=500),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

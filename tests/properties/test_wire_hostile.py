@@ -1,10 +1,10 @@
 """[WIRE-1] [WIRE-2] Hostile bytes give a value or a DecodeError, within bounds on elements and memory."""
 
-import os
 import random
 import tracemalloc
 
 import pytest
+from effort import LONG
 
 from hostile import attack, bombs, message_classes, versions_of
 from tallystick.kernel.limits import DECODE_MEMORY_BASE_BYTES, MIB
@@ -13,8 +13,6 @@ from tallystick.protocol.compile import _UNKNOWN_TAG_BYTES, DECODE_MEMORY_BYTES
 from tallystick.protocol.messages.list_groups import ListGroupsRequest
 from tallystick.protocol.messages.produce import ProduceRequest
 from tallystick.protocol.primitives import encode_uvarint
-
-LONG = bool(os.environ.get("TALLYSTICK_LONG"))
 
 
 def test_any_bytes_give_a_value_or_a_decode_error() -> None:

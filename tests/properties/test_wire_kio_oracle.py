@@ -137,7 +137,7 @@ def test_every_version_agrees_on_many_values(spec: ApiSpec) -> None:
                 return f.default
             return NARROW[narrow[id(f)]][1](rng) if id(f) in narrow else UNTOUCHED
 
-        for _ in range(examples(quick=8, full=30)):
+        for _ in range(examples(quick=8, gate=8, full=30)):
             agree(cls, theirs, version, random_value(cls, version, rng, override=drawn))
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from effort import LONG
 from tools.sim import remember, run_seed
 
 from tallystick.testing.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, add_faults, draw_faults
 from tallystick.testing.sim.simulation import SimulationResult
 
 KNOWN = Path(__file__).with_name("seeds.txt")
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 RANGE = range(2_000 if LONG else 150)
 AT_ONCE = 50
 

@@ -4,11 +4,11 @@ The session is the real one, the broker, too; clients, network, disk, clock and 
 checkers of every simulation compare what the database committed with what is in the log.
 """
 
-import os
 from functools import partial
 from random import Random
 
 import pytest
+from effort import LONG
 from sim_dual_write import (
     MakeSession,
     Server,
@@ -29,7 +29,6 @@ from tallystick.testing.sim.clients import ClientProfile
 from tallystick.testing.sim.faults import FaultPlan, draw_faults
 from tallystick.testing.sim.simulation import Simulation, SimulationResult
 
-LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = 3_000 if LONG else 60
 # A broken recipe is to be found within as many seeds.
 SUSPECTS = 120

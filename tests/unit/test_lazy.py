@@ -44,6 +44,7 @@ def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name
     assert done.stderr.splitlines()[-1].endswith(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "words", "extra"),
     [

@@ -340,7 +340,7 @@ class AnyAnswers(RuleBasedStateMachine):
 
 
 TestAnyAnswers = AnyAnswers.TestCase
-TestAnyAnswers.settings = settings(max_examples=examples(quick=20, full=60), stateful_step_count=40)
+TestAnyAnswers.settings = settings(max_examples=examples(quick=20, gate=20, full=60), stateful_step_count=40)
 
 
 # ------------------------------------------------------------- several, and a coordinator
