@@ -30,7 +30,7 @@ def shown(text: str) -> str:
 def _tables() -> Iterator[str]:
     for side, title in ((ConnectorSide.SOURCE, "Reading"), (ConnectorSide.SINK, "Writing")):
         yield f"\n### {title}\n"
-        yield "| option | values | default | what becomes of it |"
+        yield "| option | values | default | meaning |"
         yield "|---|---|---|---|"
         for option in OPTIONS:
             if side in option.sides:
@@ -41,7 +41,8 @@ def _tables() -> Iterator[str]:
 def _what(option: Option) -> str:
     query = ""
     if len(option.queries) == 1:
-        query = f" Only {option.queries[0].value}{'; else ignored' if option.ignored_elsewhere else ''}."
+        otherwise = "; ignored otherwise" if option.ignored_elsewhere else ""
+        query = f" {option.queries[0].value.capitalize()} only{otherwise}."
     match option.support:
         case OptionSupport.SUPPORTED:
             return _cell(option.doc) + query

@@ -70,65 +70,71 @@ OPTIONS: Final = (
         name="kafka.bootstrap.servers",
         values="`host:port,...`",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
-        doc="Brokers to ask first. Required.",
+        doc="Brokers to contact first. Required.",
     ),
     Option(
         name="subscribe",
         values="`topicA,topicB`",
-        doc="Topics to read. Exactly one of `subscribe`, `subscribePattern` and `assign` is given.",
+        doc="Topics to read. Exactly one of `subscribe`, `subscribePattern` and `assign` is required.",
     ),
     Option(
         name="subscribePattern",
         values="regular expression",
-        doc="Topics whose whole name matches, those made later included. Python's syntax, not Java's.",
+        doc="Topics whose whole name matches, including topics created later. Python's syntax, not Java's.",
     ),
-    Option(name="assign", values='`{"topicA":[0,1]}`', doc="These partitions only."),
+    Option(name="assign", values='`{"topicA":[0,1]}`', doc="Only these partitions."),
     Option(
         name="startingOffsets",
         values='`earliest`, `latest`, `{"topicA":{"0":23,"1":-1}}`',
         default="`latest` (streaming), `earliest` (batch)",
-        doc="Where a new query starts; -2 is earliest, -1 is latest (streaming only). JSON names every "
-        "partition. A query that goes on starts where it stopped; partitions added later are read from "
+        doc="Where a new query starts; -2 means earliest, -1 latest (streaming only). JSON must list every "
+        "partition. A restarted query continues where it stopped; partitions added later are read from "
         "their beginning.",
     ),
     Option(
         name="startingTimestamp",
         values="milliseconds",
-        doc="The first record of this time or later, in all partitions. Goes before "
-        "`startingOffsetsByTimestamp`, and that before `startingOffsets`.",
+        doc="Start at the first record with this timestamp or a later one, in all partitions. Overrides "
+        "`startingOffsetsByTimestamp`, which overrides `startingOffsets`.",
     ),
-    Option(name="startingOffsetsByTimestamp", values=_TIMES_EXAMPLE, doc="The same for each partition."),
+    Option(
+        name="startingOffsetsByTimestamp",
+        values=_TIMES_EXAMPLE,
+        doc="As `startingTimestamp`, for each partition.",
+    ),
     Option(
         name="startingOffsetsByTimestampStrategy",
         values="`error`, `latest`",
         default="`error`",
-        doc="What to do where no record is that late: fail, or start at the end.",
+        doc="What to do if a partition has no such record: fail, or start at its end.",
     ),
     Option(
         name="endingOffsets",
         values='`latest`, `{"topicA":{"0":50,"1":-1}}`',
         default="`latest`",
         queries=_BATCH,
-        doc="Where a batch ends; -1 is latest, which with `read_committed` is the last stable offset.",
+        doc="Where a batch ends; -1 means latest, which with `read_committed` is the last stable offset.",
     ),
     Option(
         name="endingTimestamp",
         values="milliseconds",
         queries=_BATCH,
-        doc="Ends before the first record of this time or later; at latest where there is none.",
+        doc="End before the first record with this timestamp or a later one, or at the latest offset if "
+        "there is none.",
     ),
     Option(
         name="endingOffsetsByTimestamp",
         values=_TIMES_EXAMPLE,
         queries=_BATCH,
-        doc="The same for each partition.",
+        doc="As `endingTimestamp`, for each partition.",
     ),
     Option(
         name="failOnDataLoss",
         values="`true`, `false`",
         default="`true`",
-        doc="Fail when records that the query should read are gone: aged out, cut off, or the topic was "
-        "deleted. `false`: log it and go on with what is left. Aborted transactions and markers are no loss.",
+        doc="Fail if records that the query should read are gone: aged out, truncated, or the topic was "
+        "deleted. `false`: log it and continue with what is left. Aborted transactions and markers are "
+        "not data loss.",
     ),
     Option(
         name="includeHeaders",
@@ -142,15 +148,16 @@ OPTIONS: Final = (
         values="number",
         queries=_STREAM,
         ignored_elsewhere=True,
-        doc="About how many offsets a micro-batch takes, each partition's backlog in proportion.",
+        doc="Approximate number of offsets in a micro-batch, distributed in proportion to each partition's "
+        "backlog.",
     ),
     Option(
         name="minOffsetsPerTrigger",
         values="number",
         queries=_STREAM,
         ignored_elsewhere=True,
-        doc="Wait for this many before a micro-batch, `maxTriggerDelay` at most. With `Trigger.AvailableNow` "
-        "nothing is waited for: all that is there is read.",
+        doc="Wait for this many offsets before a micro-batch, but at most `maxTriggerDelay`. "
+        "`Trigger.AvailableNow` does not wait and reads everything that is there.",
     ),
     Option(
         name="maxTriggerDelay",
@@ -163,12 +170,12 @@ OPTIONS: Final = (
     Option(
         name="minPartitions",
         values="number",
-        doc="About how many tasks to read with, at least: large partitions are cut into several ranges.",
+        doc="Approximate minimum number of tasks: large partitions are split into several ranges.",
     ),
     Option(
         name="maxRecordsPerPartition",
         values="number",
-        doc="The most offsets of one task: larger ranges are cut.",
+        doc="Maximum number of offsets in one task: larger ranges are split.",
     ),
     Option(
         name="kafkaConsumer.pollTimeoutMs",
@@ -180,35 +187,36 @@ OPTIONS: Final = (
         name="kafka.isolation.level",
         values="`read_committed`, `read_uncommitted`",
         default="`read_committed`",
-        doc="Differs from Spark's own source, whose default shows records of aborted and open transactions.",
+        doc="Differs from Spark's own source, which by default shows records of aborted and open "
+        "transactions.",
     ),
     Option(
         name="checkpointLocation",
         values="folder",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         queries=_STREAM,
-        doc="The query's own, where it is a folder of the driver's host. A source keeps in it where it "
-        "began, so that a first batch that is repeated begins there again. Spark tells it to a sink, and "
-        "not to a source or to `foreach_batch`.",
+        doc="The query's checkpoint, if it is a folder on the driver's host. A source notes in it where it "
+        "began, so that a repeated first batch begins there again. Spark passes the option to a sink, "
+        "but not to a source or to `foreach_batch`.",
     ),
     Option(
         name="resume.from.prefix",
         values="name",
         queries=_STREAM,
-        doc="A new query begins where the last decision under the sink's `transactional.id.prefix` ended, if "
-        "there is one; else as `startingOffsets` says. Needs `checkpointLocation`.",
+        doc="A new query begins where the last decision under the sink's `transactional.id.prefix` ended, "
+        "if there is one, and otherwise at `startingOffsets`. Requires `checkpointLocation`.",
     ),
     Option(
         name="resume.from.database",
         values="URL",
         queries=_STREAM,
-        doc="The `database` of `foreach_batch`, if that has the decisions.",
+        doc="The `database` of `foreach_batch`, if it keeps the decisions.",
     ),
-    _no_effect_option("fetchOffset.numRetries", "Tried again until `kafka.default.api.timeout.ms` is over."),
+    _no_effect_option("fetchOffset.numRetries", "Retries end with `kafka.default.api.timeout.ms`."),
     _no_effect_option("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
     _no_effect_option("groupIdPrefix", "No consumer group is used."),
     _no_effect_option("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
-    _refused_option("kafka.auto.offset.reset", "say it with startingOffsets and failOnDataLoss"),
+    _refused_option("kafka.auto.offset.reset", "use startingOffsets and failOnDataLoss"),
     _refused_option("kafka.key.deserializer", "keys are bytes; convert them with Spark"),
     _refused_option("kafka.value.deserializer", "values are bytes; convert them with Spark"),
     _refused_option("kafka.enable.auto.commit", "offsets are in the checkpoint"),
@@ -219,20 +227,22 @@ OPTIONS: Final = (
         name="topic",
         values="name",
         sides=_SINK,
-        doc="The topic of all rows; goes before a column `topic`.",
+        doc="The topic of all rows. Overrides a column `topic`.",
     ),
     Option(
         name="transactional.id.prefix",
         values="name",
         sides=_SINK,
-        doc="Required, and new here: what this query's transactions are called. One live query a prefix.",
+        doc="Prefix of the names of this query's transactions. Required, and not an option of Spark's own "
+        "sink. Each running query needs its own.",
     ),
     Option(
         name="tallystick.modes",
         values="`2pc`, `keep`, `resume`; several, strongest first",
         default="`2pc`",
         sides=_SINK,
-        doc="Acceptable ways to keep a prepared transaction through a crash; the strongest possible is used.",
+        doc="Acceptable ways to keep a prepared transaction through a crash; the strongest one available is "
+        "used.",
     ),
     Option(
         name="onNewCheckpoint",
@@ -240,8 +250,9 @@ OPTIONS: Final = (
         default="`refuse`",
         sides=_SINK,
         queries=_STREAM,
-        doc="What to do where the prefix has decisions of another query, whose checkpoint is gone: stop; "
-        "write what is read; or go on where that one ended, and stop if the sources begin elsewhere.",
+        doc="What a new query does if the prefix has decisions of another query, whose checkpoint is gone: "
+        "stop, write whatever it reads, or continue where that query ended (and stop if the sources "
+        "begin elsewhere).",
     ),
     Option(
         name="onNewPrefix",
@@ -249,32 +260,34 @@ OPTIONS: Final = (
         default="`refuse`",
         sides=_SINK,
         queries=_STREAM,
-        doc="What to do where a query goes on and no decision of it is known: it comes from another sink, "
-        "the prefix or the place of the decisions was changed, or they were lost. Stop; or write the next "
-        "batch, whatever was decided of it elsewhere. For one start: take it out when a batch is decided.",
+        doc="What a restarted query does if none of its decisions is known, because it used another sink, "
+        "its prefix or the place of its decisions was changed, or they were lost: stop, or write the "
+        "next batch whatever was decided about it elsewhere. Meant for one start: remove it once a "
+        "batch has been decided.",
     ),
     Option(
         name="write.id",
         values="name",
         sides=_SINK,
         queries=_BATCH,
-        doc="The name of this write: again with the same rows it writes nothing, with others it stops.",
+        doc="The name of this write. Repeating it with the same rows writes nothing; with other rows it "
+        "fails.",
     ),
     Option(
         name="decisions.topic",
         values="name",
         default=f"`{DECISIONS_TOPIC}`",
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
-        doc="Where decisions are kept: one compacted topic for all queries of a cluster, made when missing.",
+        doc="Where decisions are kept: one compacted topic for all queries of a cluster, created if missing.",
     ),
     _refused_option(
         "asyncProgressTrackingEnabled",
-        "batches are decided one by one, and Spark's log must know of one before the next begins",
+        "batches are decided one at a time, and Spark's log must contain each before the next begins",
         _SINK,
     ),
     _refused_option("kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK),
     _refused_option("kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK),
     _refused_option(
-        "kafka.partitioner.class", "no Java classes are loaded; give rows a column partition", _SINK
+        "kafka.partitioner.class", "no Java classes are loaded; use a column named partition", _SINK
     ),
 )
