@@ -43,15 +43,16 @@ def main() -> None:
     parts.append(_table(TOPIC_SETTINGS, dynamic=False))
     parts.append("\nAccepted with their default only, there being one replica and no tiered storage:\n")
     parts.append(", ".join(f"`{name}`" for name in DEFAULT_ONLY_SETTINGS) + ".\n")
-    parts.append("\n## Other names of the same\n")
+    parts.append("\n## Aliases\n")
     parts.append(", ".join(f"`{old}` is `{new}`" for old, new in RENAMED_SETTINGS.items()) + ".\n")
     parts.append(
-        "\n## Accepted without effect\n\nA file written for Kafka may have these; the start names them in a"
-        " warning. They concern quorum, replication, thread pools, logins or tiered storage.\n"
+        "\n## Accepted without effect\n\nA file written for Kafka may contain these; a warning at the start"
+        " names them. They concern quorum, replication, thread pools, logins or tiered storage.\n"
     )
     parts.append(", ".join(f"`{name}`" for name in sorted(INEFFECTIVE_SETTINGS)) + ".\n")
     parts.append(
-        "\n## Refused\n\nEach asks for what is not there; only Kafka's default, which does not, is taken.\n"
+        "\n## Refused\n\nThese need features that this broker does not have."
+        " Only Kafka's default is accepted.\n"
     )
     parts.append("| name | accepted | why |\n|---|---|---|")
     rows = [
@@ -74,13 +75,13 @@ def _clients() -> list[str]:
     parts = [CLIENTS, _table(CLIENT_SETTINGS, dynamic=None)]
     for role, settings in ROLE_SETTINGS.items():
         parts += [f"\n### {role.capitalize()}\n", _table(settings, dynamic=None)]
-    parts.append("\n### Other names of the same settings of clients\n")
+    parts.append("\n### Aliases of client settings\n")
     parts.append(
         ", ".join(f"`{old}` is `{new}`" for old, new in client_names.RENAMED_SETTINGS.items()) + ".\n"
     )
-    parts.append("\n### Accepted by clients without effect\n\nA note in the log names them.\n")
+    parts.append("\n### Accepted by clients without effect\n\nA log message names them.\n")
     parts.append(", ".join(f"`{name}`" for name in sorted(client_names.INEFFECTIVE_SETTINGS)) + ".\n")
-    parts.append("\n### Refused by clients\n\nEach promises what is not there.\n")
+    parts.append("\n### Refused by clients\n\nThese need features that the clients do not have.\n")
     parts.append("| name | accepted | why |\n|---|---|---|")
     rows = [(f"{prefix}*", "never", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
     for name, (accepted, why) in client_names.REFUSED_SETTINGS.items():

@@ -64,53 +64,50 @@ class ClientConfig:
     """Settings that every client has."""
 
     bootstrap_servers: tuple[str, ...] = setting(
-        (), "Brokers to ask first, HOST:PORT, comma separated; one that answers is enough."
+        (),
+        "Brokers to contact first, as a comma-separated list of HOST:PORT; one reachable broker is enough.",
     )
-    client_id: str = setting("", "What brokers call this client in their logs and quotas.")
+    client_id: str = setting("", "Name of this client in the brokers' logs and quotas.")
     security_protocol: str = setting("PLAINTEXT", "Only PLAINTEXT is supported: TLS and SASL are not there.")
     request_timeout_ms: int = setting(
         30_000,
-        "How long one request waits for its answer; its connection is closed then.",
+        "How long a request waits for its response before its connection is closed.",
         kind=SettingType.INT,
         low=1,
     )
     retry_backoff_ms: int = setting(
-        100, "First wait before a request is tried again; doubles with every failure.", low=0
+        100, "Initial wait before a request is retried; doubles with every failure.", low=0
     )
-    retry_backoff_max_ms: int = setting(1_000, "Longest wait before a request is tried again.", low=0)
+    retry_backoff_max_ms: int = setting(1_000, "Longest wait before a request is retried.", low=0)
     reconnect_backoff_ms: int = setting(
-        50, "First wait before a broker is connected to again; doubles with every failure.", low=0
+        50, "Initial wait before reconnecting to a broker; doubles with every failure.", low=0
     )
-    reconnect_backoff_max_ms: int = setting(
-        1_000, "Longest wait before a broker is connected to again.", low=0
-    )
+    reconnect_backoff_max_ms: int = setting(1_000, "Longest wait before reconnecting to a broker.", low=0)
     socket_connection_setup_timeout_ms: int = setting(
-        10_000, "How long a first connection attempt may take; doubles with every failure.", low=1
+        10_000, "Time allowed for the first connection attempt; doubles with every failure.", low=1
     )
     socket_connection_setup_timeout_max_ms: int = setting(
-        30_000, "Longest a connection attempt may take.", low=1
+        30_000, "Longest time allowed for a connection attempt.", low=1
     )
     connections_max_idle_ms: int = setting(
-        540_000, "A connection unused for this long is closed. 300000 for an admin client.", low=1
+        540_000, "Connections unused for this long are closed. 300000 for an admin client.", low=1
     )
-    metadata_max_age_ms: int = setting(
-        300_000, "Topics and brokers are asked for again after this, whatever happens.", low=1
-    )
+    metadata_max_age_ms: int = setting(300_000, "Metadata is refreshed at least this often.", low=1)
     metadata_recovery_strategy: str = setting(
         "rebootstrap",
-        "What to do when no known broker can be reached: ask bootstrap.servers again, or go on trying.",
+        "What to do if no known broker can be reached: start again from bootstrap.servers, or keep trying.",
         choices=("rebootstrap", "none"),
     )
     receive_buffer_bytes: int | None = setting(
         None,
-        "SO_RCVBUF; not set, the system sizes it. Kafka's default is 32768 (producer) or 65536.",
+        "SO_RCVBUF; if not set, the operating system chooses. Kafka's default is 32768 (producer) or 65536.",
         kind=SettingType.INT,
         low=1,
         none="-1",
     )
     send_buffer_bytes: int | None = setting(
         None,
-        "SO_SNDBUF; not set, the system sizes it. Kafka's default is 131072.",
+        "SO_SNDBUF; if not set, the operating system chooses. Kafka's default is 131072.",
         kind=SettingType.INT,
         low=1,
         none="-1",
@@ -154,40 +151,46 @@ class ProducerConfig:
 
     acks: str = setting(
         "all",
-        "Who has a record before it counts as sent: `all` in-sync replicas (`-1`), the leader (`1`), "
-        "nobody (`0`).",
+        "Acknowledgements required before a record counts as sent: from `all` in-sync replicas "
+        "(`-1`), the leader (`1`), or none (`0`).",
         choices=("all", "-1", "1", "0"),
     )
     enable_idempotence: bool = setting(
         True,
-        "A record is written once and in order, whatever is retried. Left out, it is off when acks, retries "
-        "or max.in.flight.requests.per.connection exclude it; given with them, it is an error.",
+        "Write each record once and in order, despite retries. If not set, it is off when acks, "
+        "retries or max.in.flight.requests.per.connection exclude it; if set together with such "
+        "values, that is an error.",
     )
     max_in_flight_requests_per_connection: int = setting(
-        5, "Produce requests under way to one broker.", kind=SettingType.INT, low=1
+        5, "Maximum number of unanswered Produce requests to one broker.", kind=SettingType.INT, low=1
     )
     retries: int = setting(
         INT32_MAX,
-        "How often a batch is sent again; delivery.timeout.ms ends it, too.",
+        "How often a batch is retried, within delivery.timeout.ms.",
         kind=SettingType.INT,
         low=0,
     )
     delivery_timeout_ms: int = setting(
-        120_000, "From send() to success or failure.", kind=SettingType.INT, low=0
+        120_000, "Time limit from send() to success or failure.", kind=SettingType.INT, low=0
     )
     linger_ms: int = setting(5, "How long a batch waits for more records before it is sent.", low=0)
     batch_size: int = setting(
-        16 * KIB, "Bytes at which a batch is full; 0: every record alone.", kind=SettingType.INT, low=0
+        16 * KIB,
+        "Bytes at which a batch is full; 0 sends every record by itself.",
+        kind=SettingType.INT,
+        low=0,
     )
-    buffer_memory: int = setting(32 * MIB, "Bytes that may wait to be sent; then send() blocks.", low=1)
+    buffer_memory: int = setting(32 * MIB, "Bytes that may wait to be sent before send() blocks.", low=1)
     max_block_ms: int = setting(
-        60_000, "How long send() waits for memory or metadata, and a transaction call for its answer.", low=0
+        60_000,
+        "How long send() waits for memory or metadata, and a transactional call for its response.",
+        low=0,
     )
     max_request_size: int = setting(
         MIB, "Largest record, and largest request, in bytes.", kind=SettingType.INT, low=1
     )
     compression_type: str = setting(
-        "none", "How batches are packed.", choices=("none", "gzip", "snappy", "lz4", "zstd")
+        "none", "Compression of record batches.", choices=("none", "gzip", "snappy", "lz4", "zstd")
     )
     compression_gzip_level: int = setting(
         -1, "Level of gzip, 1 to 9; -1 is zlib's own default.", kind=SettingType.INT, low=-1, high=9
@@ -201,23 +204,25 @@ class ProducerConfig:
     )
     compression_zstd_level: int = setting(3, "Level of zstd.", kind=SettingType.INT, low=-131_072, high=22)
     partitioner_ignore_keys: bool = setting(
-        False, "Spread keyed records, too, instead of by the hash of their key."
+        False, "Distribute keyed records like unkeyed ones instead of by the hash of their key."
     )
     metadata_max_idle_ms: int = setting(
-        300_000, "A topic nobody wrote to for this long is no longer asked for.", low=5_000
+        300_000, "Metadata of a topic that was not written to for this long is dropped.", low=5_000
     )
     transactional_id: str | None = setting(
-        None, "The name under which transactions survive this process; one producer has it at a time."
+        None, "Name under which transactions survive this process; used by one producer at a time."
     )
     transaction_timeout_ms: int = setting(
         60_000,
-        "The coordinator ends a transaction open for longer. Cannot be set with two-phase commit, where "
-        "nothing but a decision ends one.",
+        "The coordinator aborts a transaction that is open for longer. Cannot be set with "
+        "two-phase commit, where only a decision ends a transaction.",
         kind=SettingType.INT,
         low=1,
     )
     transaction_two_phase_commit_enable: bool = setting(
-        False, "Transactions never time out, and may be prepared (KIP-939); needs the grant and the broker's."
+        False,
+        "Transactions never time out and can be prepared (KIP-939). The broker must allow it and "
+        "authorize the client.",
     )
     tallystick_modes: tuple[str, ...] = setting(
         (),
@@ -318,55 +323,71 @@ class ConsumerConfig:
     explicit_names: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
-    group_id: str | None = setting(None, "The group to be a member of, and to commit offsets for.")
+    group_id: str | None = setting(None, "The consumer group to join and to commit offsets for.")
     group_instance_id: str | None = setting(
-        None, "A lasting name: a member that comes back under it keeps its partitions (KIP-345)."
+        None, "A permanent name: a member that returns with it keeps its partitions (KIP-345)."
     )
     session_timeout_ms: int = setting(
-        45_000, "A member not heard of for this long has left.", kind=SettingType.INT, low=1
+        45_000,
+        "A member that sends no heartbeat for this long is removed from the group.",
+        kind=SettingType.INT,
+        low=1,
     )
-    heartbeat_interval_ms: int = setting(
-        3_000, "Time between two signs of life.", kind=SettingType.INT, low=1
-    )
+    heartbeat_interval_ms: int = setting(3_000, "Interval between heartbeats.", kind=SettingType.INT, low=1)
     max_poll_interval_ms: int = setting(
-        300_000, "A member that does not poll for this long leaves.", kind=SettingType.INT, low=1
+        300_000, "A member that does not poll for this long leaves the group.", kind=SettingType.INT, low=1
     )
-    max_poll_records: int = setting(500, "Most records one poll returns.", kind=SettingType.INT, low=1)
+    max_poll_records: int = setting(
+        500, "Maximum number of records returned by one poll.", kind=SettingType.INT, low=1
+    )
     partition_assignment_strategy: tuple[str, ...] = setting(
         ("range", "cooperative-sticky"),
-        "How members share partitions, preferred first; Java's class names are understood.",
+        "How partitions are assigned to members, in order of preference; Java's class names are understood.",
         choices=("range", "roundrobin", "sticky", "cooperative-sticky"),
     )
     auto_offset_reset: str = setting(
         "latest",
-        "Where to begin without a committed offset; `none` raises. Kafka's `by_duration:` is not there.",
+        "Where to start without a committed offset; `none` raises an error. Kafka's `by_duration:` "
+        "is not supported.",
         choices=("earliest", "latest", "none"),
     )
     enable_auto_commit: bool = setting(True, "Commit positions in the background.")
     auto_commit_interval_ms: int = setting(
-        5_000, "Time between two such commits.", kind=SettingType.INT, low=0
+        5_000, "Interval between such commits.", kind=SettingType.INT, low=0
     )
     isolation_level: str = setting(
         "read_uncommitted",
-        "`read_committed`: only records outside transactions or of committed ones.",
+        "`read_committed` returns only records of committed transactions and records outside of "
+        "transactions.",
         choices=("read_uncommitted", "read_committed"),
     )
-    fetch_min_bytes: int = setting(1, "A broker waits until it has this much.", kind=SettingType.INT, low=0)
-    fetch_max_wait_ms: int = setting(500, "And for this long at most.", kind=SettingType.INT, low=0)
-    fetch_max_bytes: int = setting(50 * MIB, "Most bytes of one answer.", kind=SettingType.INT, low=0)
+    fetch_min_bytes: int = setting(
+        1, "Amount of data for which a broker delays a Fetch response.", kind=SettingType.INT, low=0
+    )
+    fetch_max_wait_ms: int = setting(
+        500, "Longest time a broker delays a Fetch response.", kind=SettingType.INT, low=0
+    )
+    fetch_max_bytes: int = setting(
+        50 * MIB, "Maximum size of a Fetch response, in bytes.", kind=SettingType.INT, low=0
+    )
     max_partition_fetch_bytes: int = setting(
-        MIB, "Most bytes of one partition in an answer.", kind=SettingType.INT, low=0
+        MIB,
+        "Maximum size of one partition's data in a Fetch response, in bytes.",
+        kind=SettingType.INT,
+        low=0,
     )
     check_crcs: bool = setting(True, "Whether the checksum of every batch is verified.")
-    client_rack: str = setting("", "Where this client is: a replica there is read, if the broker says so.")
+    client_rack: str = setting(
+        "", "Rack of this client: a replica in it is read if the broker recommends it."
+    )
     allow_auto_create_topics: bool = setting(
-        True, "Whether asking about a missing topic may create it, if the broker allows that."
+        True, "Whether requesting metadata may create a missing topic, if the broker allows it."
     )
     exclude_internal_topics: bool = setting(
-        True, "Whether a pattern leaves out __consumer_offsets and __transaction_state."
+        True, "Whether a pattern excludes __consumer_offsets and __transaction_state."
     )
     default_api_timeout_ms: int = setting(
-        60_000, "How long a call without a timeout of its own may take.", kind=SettingType.INT, low=0
+        60_000, "Time limit of a call without an explicit timeout.", kind=SettingType.INT, low=0
     )
 
     @classmethod
@@ -405,11 +426,11 @@ class AdminConfig:
     notes: tuple[str, ...] = ()
 
     default_api_timeout_ms: int = setting(
-        60_000, "How long a call without a timeout of its own may take.", kind=SettingType.INT, low=0
+        60_000, "Time limit of a call without an explicit timeout.", kind=SettingType.INT, low=0
     )
     retries: int = setting(
         INT32_MAX,
-        "How often a request is tried again; the timeout ends it, too.",
+        "How often a request is retried, within the timeout.",
         kind=SettingType.INT,
         low=0,
     )

@@ -51,31 +51,31 @@ _INEFFECTIVE_NAMES: Final = """
 """
 INEFFECTIVE_SETTINGS: Final = frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY_REASON: Final = "only PLAINTEXT without authentication is there"
-_BYTES_REASON: Final = "keys and values are bytes: turn them into bytes before, and out of bytes after"
+_SECURITY_REASON: Final = "only PLAINTEXT without authentication is supported"
+_BYTES_REASON: Final = "keys and values are bytes: serialize before sending, deserialize after polling"
 _CLASSES_REASON: Final = "no Java classes are loaded"
-_CALLBACK_REASON: Final = "callbacks are arguments of the methods that need them"
+_CALLBACK_REASON: Final = "pass callbacks to the methods that use them"
 _BYTE_ARRAY_CLASS: Final = "org.apache.kafka.common.serialization.ByteArray"
 
 # Refused unless the value is one of these, which ask for the existing behaviour.
 REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "background_event_cb": ((), _CALLBACK_REASON),
-    "bootstrap.controllers": (("",), "brokers are asked: name them in bootstrap.servers"),
-    "config.providers": (("",), "values are taken as they are written"),
+    "bootstrap.controllers": (("",), "only brokers are contacted: use bootstrap.servers"),
+    "config.providers": (("",), "values are used as written"),
     "connect_cb": ((), _CALLBACK_REASON),
     "consume_cb": ((), _CALLBACK_REASON),
     "delivery.report.only.error": (("false",), "every delivery is reported"),
     "dr_cb": ((), _CALLBACK_REASON),
     "dr_msg_cb": ((), _CALLBACK_REASON),
-    "enable.auto.offset.store": (("true",), "commit the offsets you mean: commit(offsets)"),
+    "enable.auto.offset.store": (("true",), "commit explicit offsets: commit(offsets)"),
     "enable.gapless.guarantee": (
         ("false",),
-        "a failed record fails its future, and the producer goes on; in a transaction it must be aborted",
+        "a failed record fails its future and the producer continues; a transaction must be aborted",
     ),
     "enable.partition.eof": (("false",), "compare position() with end_offsets()"),
     "error_cb": ((), _CALLBACK_REASON),
-    "group.protocol": (("classic",), "members speak the classic protocol alone"),
-    "group.remote.assignor": ((), "the members assign, not the broker"),
+    "group.protocol": (("classic",), "only the classic protocol is supported"),
+    "group.remote.assignor": ((), "partitions are assigned by the members, not by the broker"),
     "interceptor.classes": (("",), _CLASSES_REASON),
     "key.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _BYTES_REASON),
     "key.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _BYTES_REASON),
@@ -85,14 +85,14 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "on_delivery": ((), "pass on_delivery to send()"),
     "partitioner": (
         ("murmur2", "murmur2_random"),
-        "keyed records go where Kafka's default partitioner sends them; else give send() a partition",
+        "keys decide as in Kafka's default partitioner; to choose, pass a partition to send()",
     ),
-    "partitioner.class": ((), "give send() a partition"),
-    "queue.buffering.max.kbytes": ((), "say it in bytes: buffer.memory"),
-    "queue.buffering.max.messages": ((), "memory is bounded in bytes: buffer.memory"),
+    "partitioner.class": ((), "pass a partition to send()"),
+    "queue.buffering.max.kbytes": ((), "use buffer.memory, in bytes"),
+    "queue.buffering.max.messages": ((), "use buffer.memory, in bytes"),
     "rebalance_cb": ((), "pass on_assign and on_revoke to subscribe()"),
     "security.providers": ((), _SECURITY_REASON),
-    "stats_cb": ((), "ask metrics()"),
+    "stats_cb": ((), "call metrics()"),
     "throttle_cb": ((), _CALLBACK_REASON),
     "value.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _BYTES_REASON),
     "value.serializer": ((f"{_BYTE_ARRAY_CLASS}Serializer",), _BYTES_REASON),
@@ -102,7 +102,7 @@ REFUSED_PREFIXES: Final[Mapping[str, str]] = {
     "enable.sasl.": _SECURITY_REASON,
     "enable.ssl.": _SECURITY_REASON,
     "oauthbearer_": _SECURITY_REASON,
-    "plugin.": "no plug-ins are loaded",
+    "plugin.": "plug-ins are not supported",
     "sasl.": _SECURITY_REASON,
     "ssl.": _SECURITY_REASON,
     "ssl_": _SECURITY_REASON,

@@ -230,7 +230,7 @@ def test_librdkafkas_names_are_understood() -> None:
     [
         ("producer", "on_delivery", print, "pass on_delivery to send()"),
         ("producer", "interceptor.classes", "com.x.Y", "no Java classes"),
-        ("producer", "partitioner.class", "com.x.Y", "give send() a partition"),
+        ("producer", "partitioner.class", "com.x.Y", "pass a partition to send()"),
         ("producer", "queue.buffering.max.kbytes", 1024, "buffer.memory"),
         ("consumer", "group.protocol", "consumer", "classic protocol"),
         ("consumer", "enable.partition.eof", True, "end_offsets()"),

@@ -137,7 +137,7 @@ def test_everything_wrong_is_said_at_once() -> None:
     for start in (
         "startingofsets: unknown option; did you mean startingOffsets?",
         "topic: an option of the sink, this is a source",
-        "kafka.auto.offset.reset: 'latest' is refused: say it with startingOffsets",
+        "kafka.auto.offset.reset: 'latest' is refused: use startingOffsets",
         "kafka.interceptor.classes: 'my.Interceptor' is refused: no Java classes are loaded",
         "endingOffsets: only in a batch query",
         "assign: '{' is not JSON such as",

@@ -62,18 +62,19 @@ class BrokerConfig:
 
     # --------------------------------------------------------------- address and identity
     node_id: int = setting(1, "Id of this broker.", kind=SettingType.INT, low=0)
-    log_dirs: str = setting("", "The data directory. One: a second has no replica to be for.")
-    listeners: str = setting("PLAINTEXT://127.0.0.1:9092", "Address to listen on; port 0 takes a free one.")
+    log_dirs: str = setting("", "The data directory. Only one: a single broker has no replicas to spread.")
+    listeners: str = setting("PLAINTEXT://127.0.0.1:9092", "Address to listen on; port 0 selects a free one.")
     advertised_listeners: str | None = setting(
-        None, "Address clients are told to use, when it is not the one listened on.", none=""
+        None, "Address given to clients, if it differs from the listener's.", none=""
     )
-    broker_rack: str | None = setting(None, "Rack of this broker, told to clients.", none="")
+    broker_rack: str | None = setting(None, "Rack of this broker, as given to clients.", none="")
 
     # --------------------------------------------------------------------- durability
     flush_policy: str = setting(
         "ack",
-        "When data is on the disk: `ack` syncs before an answer, `interval` every log.flush.interval.ms, "
-        "`os` leaves it to the operating system as Kafka does. Only `ack` survives power loss. Not Kafka's.",
+        "When data is synced to disk: `ack` before the response, `interval` every "
+        "log.flush.interval.ms, `os` when the operating system does, as in Kafka. Only `ack` "
+        "survives power loss. Not Kafka's.",
         choices=FLUSH_POLICIES,
     )
     log_flush_interval_ms: int | None = setting(
@@ -85,55 +86,69 @@ class BrokerConfig:
     )
     log_reserve_bytes: int = setting(
         16 * MIB,
-        "Disk space kept so that internal topics and markers can be written on a full disk. Not Kafka's.",
+        "Disk space reserved for internal topics and transaction markers, so that they can be "
+        "written on a full disk. Not Kafka's.",
         low=0,
     )
 
     # ------------------------------------------------------------------------ sockets
     socket_request_max_bytes: int = setting(
-        FRAME_BYTES_MAX_DEFAULT, "Largest request read.", kind=SettingType.INT, low=1024
+        FRAME_BYTES_MAX_DEFAULT, "Largest request accepted, in bytes.", kind=SettingType.INT, low=1024
     )
     socket_listen_backlog_size: int = setting(
-        1024, "Connections the kernel holds until they are accepted. Kafka: 50.", kind=SettingType.INT, low=1
+        1024,
+        "Connections that the kernel queues until they are accepted. Kafka: 50.",
+        kind=SettingType.INT,
+        low=1,
     )
     connections_max_idle_ms: int = setting(
-        600_000, "A connection that completes no request for this long is closed.", low=1
+        600_000, "Connections that complete no request for this long are closed.", low=1
     )
     max_connections: int = setting(
-        INT32_MAX, "Connections at one time.", kind=SettingType.INT, low=0, dynamic=True
+        INT32_MAX, "Maximum number of simultaneous connections.", kind=SettingType.INT, low=0, dynamic=True
     )
     max_connections_per_ip: int = setting(
-        INT32_MAX, "Connections at one time from one address.", kind=SettingType.INT, low=0, dynamic=True
+        INT32_MAX,
+        "Maximum number of simultaneous connections from one address.",
+        kind=SettingType.INT,
+        low=0,
+        dynamic=True,
     )
     queued_max_request_bytes: int = setting(
-        256 * MIB, "Memory for requests being received, all connections together. Kafka: no limit.", low=MIB
+        256 * MIB,
+        "Memory for requests that are being received, over all connections. Kafka: no limit.",
+        low=MIB,
     )
     queued_max_response_bytes: int = setting(
-        256 * MIB, "Memory for fetched data that clients have not read yet. Not Kafka's.", low=MIB
+        256 * MIB,
+        "Memory for fetched data that clients have not read yet, over all connections. Not Kafka's.",
+        low=MIB,
     )
     request_timeout_ms: int = setting(
         30_000, "How long the broker itself waits for an append to be durable.", kind=SettingType.INT, low=1
     )
     event_loop: str = setting(
-        "auto", "`auto` uses uvloop where it is installed. Not Kafka's.", choices=("auto", "asyncio")
+        "auto", "`auto` uses uvloop if it is installed. Not Kafka's.", choices=("auto", "asyncio")
     )
 
     # ------------------------------------------------------------------------- topics
     num_partitions: int = setting(
-        1, "Partitions of a topic made without a number.", kind=SettingType.INT, low=1
+        1, "Number of partitions of a topic created without one.", kind=SettingType.INT, low=1
     )
     default_replication_factor: int = setting(
         1,
-        "Replicas of a topic made without a number; one broker has one.",
+        "Replicas of a topic created without a number; a single broker has one.",
         kind=SettingType.INT,
         low=1,
         high=1,
     )
-    auto_create_topics_enable: bool = setting(True, "Make a topic when a client asks for its metadata.")
+    auto_create_topics_enable: bool = setting(
+        True, "Whether a topic is created when a client requests its metadata."
+    )
     delete_topic_enable: bool = setting(True, "Whether DeleteTopics is allowed.")
     max_partitions: int = setting(
         20_000,
-        "Partitions of all topics together; each keeps files open. Not Kafka's.",
+        "Maximum number of partitions of all topics together; each keeps files open. Not Kafka's.",
         kind=SettingType.INT,
         low=1,
     )
@@ -141,133 +156,178 @@ class BrokerConfig:
     # ----------------------------------------------------------- a topic's fall-backs
     compression_gzip_level: int = setting(
         -1,
-        "Fall-back of a topic's compression.gzip.level.",
+        "Default of the topic setting compression.gzip.level.",
         kind=SettingType.INT,
         low=-1,
         high=9,
         dynamic=True,
     )
     compression_lz4_level: int = setting(
-        9, "Fall-back of a topic's compression.lz4.level.", kind=SettingType.INT, low=1, high=17, dynamic=True
+        9,
+        "Default of the topic setting compression.lz4.level.",
+        kind=SettingType.INT,
+        low=1,
+        high=17,
+        dynamic=True,
     )
     compression_type: str = setting(
-        "producer", "Fall-back of a topic's compression.type.", choices=COMPRESSION_TYPES, dynamic=True
+        "producer", "Default of the topic setting compression.type.", choices=COMPRESSION_TYPES, dynamic=True
     )
     compression_zstd_level: int = setting(
         3,
-        "Fall-back of a topic's compression.zstd.level.",
+        "Default of the topic setting compression.zstd.level.",
         kind=SettingType.INT,
         low=-131072,
         high=22,
         dynamic=True,
     )
     log_cleanup_policy: tuple[str, ...] = setting(
-        ("delete",), "Fall-back of a topic's cleanup.policy.", choices=("delete", "compact"), dynamic=True
+        ("delete",),
+        "Default of the topic setting cleanup.policy.",
+        choices=("delete", "compact"),
+        dynamic=True,
     )
     log_cleaner_delete_retention_ms: int = setting(
-        DAY_MS, "Fall-back of a topic's delete.retention.ms.", low=0, dynamic=True
+        DAY_MS, "Default of the topic setting delete.retention.ms.", low=0, dynamic=True
     )
     log_cleaner_max_compaction_lag_ms: int = setting(
-        INT64_MAX, "Fall-back of a topic's max.compaction.lag.ms.", low=1, dynamic=True
+        INT64_MAX, "Default of the topic setting max.compaction.lag.ms.", low=1, dynamic=True
     )
     log_cleaner_min_cleanable_ratio: float = setting(
-        0.5, "Fall-back of a topic's min.cleanable.dirty.ratio.", low=0, high=1, dynamic=True
+        0.5, "Default of the topic setting min.cleanable.dirty.ratio.", low=0, high=1, dynamic=True
     )
     log_cleaner_min_compaction_lag_ms: int = setting(
-        0, "Fall-back of a topic's min.compaction.lag.ms.", low=0, dynamic=True
+        0, "Default of the topic setting min.compaction.lag.ms.", low=0, dynamic=True
     )
     log_flush_interval_messages: int = setting(
-        INT64_MAX, "Fall-back of a topic's flush.messages.", low=1, dynamic=True
+        INT64_MAX, "Default of the topic setting flush.messages.", low=1, dynamic=True
     )
     log_index_interval_bytes: int = setting(
-        4096, "Fall-back of a topic's index.interval.bytes.", kind=SettingType.INT, low=0, dynamic=True
+        4096, "Default of the topic setting index.interval.bytes.", kind=SettingType.INT, low=0, dynamic=True
     )
     log_index_size_max_bytes: int = setting(
-        10_485_760, "Fall-back of a topic's segment.index.bytes.", kind=SettingType.INT, low=4, dynamic=True
+        10_485_760,
+        "Default of the topic setting segment.index.bytes.",
+        kind=SettingType.INT,
+        low=4,
+        dynamic=True,
     )
     log_message_timestamp_after_max_ms: int = setting(
-        HOUR_MS, "Fall-back of a topic's message.timestamp.after.max.ms.", low=0, dynamic=True
+        HOUR_MS, "Default of the topic setting message.timestamp.after.max.ms.", low=0, dynamic=True
     )
     log_message_timestamp_before_max_ms: int = setting(
-        INT64_MAX, "Fall-back of a topic's message.timestamp.before.max.ms.", low=0, dynamic=True
+        INT64_MAX, "Default of the topic setting message.timestamp.before.max.ms.", low=0, dynamic=True
     )
     log_message_timestamp_type: str = setting(
         "CreateTime",
-        "Fall-back of a topic's message.timestamp.type.",
+        "Default of the topic setting message.timestamp.type.",
         choices=("CreateTime", "LogAppendTime"),
         dynamic=True,
     )
-    log_preallocate: bool = setting(False, "Fall-back of a topic's preallocate.", dynamic=True)
+    log_preallocate: bool = setting(False, "Default of the topic setting preallocate.", dynamic=True)
     log_retention_bytes: int | None = setting(
-        None, "Fall-back of a topic's retention.bytes.", kind=SettingType.LONG, low=0, none="-1", dynamic=True
+        None,
+        "Default of the topic setting retention.bytes.",
+        kind=SettingType.LONG,
+        low=0,
+        none="-1",
+        dynamic=True,
     )
     log_retention_hours: int = setting(
-        168, "Fall-back of a topic's retention.ms, in hours.", kind=SettingType.INT, low=-1
+        168, "Default of the topic setting retention.ms, in hours.", kind=SettingType.INT, low=-1
     )
     log_retention_minutes: int | None = setting(
-        None, "Fall-back of a topic's retention.ms, in minutes.", kind=SettingType.INT, low=-1, none=""
+        None, "Default of the topic setting retention.ms, in minutes.", kind=SettingType.INT, low=-1, none=""
     )
     log_retention_ms: int | None = setting(
-        None, "Fall-back of a topic's retention.ms.", kind=SettingType.LONG, low=-1, none="", dynamic=True
+        None,
+        "Default of the topic setting retention.ms.",
+        kind=SettingType.LONG,
+        low=-1,
+        none="",
+        dynamic=True,
     )
     log_roll_hours: int = setting(
-        168, "Fall-back of a topic's segment.ms, in hours.", kind=SettingType.INT, low=1
+        168, "Default of the topic setting segment.ms, in hours.", kind=SettingType.INT, low=1
     )
     log_roll_ms: int | None = setting(
-        None, "Fall-back of a topic's segment.ms.", kind=SettingType.LONG, low=1, none="", dynamic=True
+        None, "Default of the topic setting segment.ms.", kind=SettingType.LONG, low=1, none="", dynamic=True
     )
     log_roll_jitter_hours: int = setting(
-        0, "Fall-back of a topic's segment.jitter.ms, in hours.", kind=SettingType.INT, low=0
+        0, "Default of the topic setting segment.jitter.ms, in hours.", kind=SettingType.INT, low=0
     )
     log_roll_jitter_ms: int | None = setting(
-        None, "Fall-back of a topic's segment.jitter.ms.", kind=SettingType.LONG, low=0, none="", dynamic=True
+        None,
+        "Default of the topic setting segment.jitter.ms.",
+        kind=SettingType.LONG,
+        low=0,
+        none="",
+        dynamic=True,
     )
     log_segment_bytes: int = setting(
-        1_073_741_824, "Fall-back of a topic's segment.bytes.", kind=SettingType.INT, low=MIB, dynamic=True
+        1_073_741_824,
+        "Default of the topic setting segment.bytes.",
+        kind=SettingType.INT,
+        low=MIB,
+        dynamic=True,
     )
     log_segment_delete_delay_ms: int = setting(
-        60_000, "Fall-back of a topic's file.delete.delay.ms.", low=0, dynamic=True
+        60_000, "Default of the topic setting file.delete.delay.ms.", low=0, dynamic=True
     )
     message_max_bytes: int = setting(
-        1_048_588, "Fall-back of a topic's max.message.bytes.", kind=SettingType.INT, low=0, dynamic=True
+        1_048_588,
+        "Default of the topic setting max.message.bytes.",
+        kind=SettingType.INT,
+        low=0,
+        dynamic=True,
     )
     min_insync_replicas: int = setting(
-        1, "Fall-back of a topic's min.insync.replicas.", kind=SettingType.INT, low=1, dynamic=True
+        1, "Default of the topic setting min.insync.replicas.", kind=SettingType.INT, low=1, dynamic=True
     )
     unclean_leader_election_enable: bool = setting(
-        False, "Fall-back of a topic's unclean.leader.election.enable.", dynamic=True
+        False, "Default of the topic setting unclean.leader.election.enable.", dynamic=True
     )
 
     # ----------------------------------------------------------------- housekeeping
-    log_retention_check_interval_ms: int = setting(300_000, "Time between two looks for old segments.", low=1)
+    log_retention_check_interval_ms: int = setting(
+        300_000, "Interval between checks for segments past their retention.", low=1
+    )
     log_cleaner_enable: bool = setting(True, "Whether compacted topics are compacted.")
     log_cleaner_backoff_ms: int = setting(
-        15_000, "Time between two looks for something to compact.", low=0, dynamic=True
+        15_000, "Interval between checks for logs to compact.", low=0, dynamic=True
     )
     log_cleaner_dedupe_buffer_size: int = setting(
-        128 * MIB, "Memory for the keys of one compaction; a child process has it.", low=MIB, dynamic=True
+        128 * MIB,
+        "Memory for the keys of one compaction, which runs in a child process.",
+        low=MIB,
+        dynamic=True,
     )
     log_flush_offset_checkpoint_interval_ms: int = setting(
-        60_000, "Time between two writes of the recovery points.", kind=SettingType.INT, low=0
+        60_000, "Interval between writes of the recovery points.", kind=SettingType.INT, low=0
     )
     producer_id_expiration_ms: int = setting(
         DAY_MS,
-        "A producer that wrote nothing for this long is forgotten.",
+        "Producers that have written nothing for this long are forgotten.",
         kind=SettingType.INT,
         low=1,
         dynamic=True,
     )
     producer_id_expiration_check_interval_ms: int = setting(
-        600_000, "Time between two looks for such producers.", kind=SettingType.INT, low=1
+        600_000, "Interval between checks for such producers.", kind=SettingType.INT, low=1
     )
 
     # ---------------------------------------------------------------------- fetching
-    fetch_max_bytes: int = setting(57_671_680, "Largest answer to one Fetch.", kind=SettingType.INT, low=1024)
+    fetch_max_bytes: int = setting(
+        57_671_680, "Largest response to a Fetch request.", kind=SettingType.INT, low=1024
+    )
     max_incremental_fetch_session_cache_slots: int = setting(
-        1000, "Fetch sessions kept at one time.", kind=SettingType.INT, low=0
+        1000, "Maximum number of fetch sessions.", kind=SettingType.INT, low=0
     )
     max_request_partition_size_limit: int = setting(
-        2000, "Partitions one DescribeTopicPartitions answer holds.", kind=SettingType.INT, low=1
+        2000,
+        "Maximum number of partitions in a DescribeTopicPartitions response.",
+        kind=SettingType.INT,
+        low=1,
     )
 
     # ------------------------------------------------------------------------ groups
@@ -275,20 +335,22 @@ class BrokerConfig:
         3_000, "How long a new group waits for more members.", kind=SettingType.INT, low=0
     )
     group_max_session_timeout_ms: int = setting(
-        1_800_000, "Longest session timeout a member may ask for.", kind=SettingType.INT, low=0
+        1_800_000, "Longest session timeout a member may request.", kind=SettingType.INT, low=0
     )
     group_min_session_timeout_ms: int = setting(
-        6_000, "Shortest session timeout a member may ask for.", kind=SettingType.INT, low=0
+        6_000, "Shortest session timeout a member may request.", kind=SettingType.INT, low=0
     )
-    group_max_size: int = setting(INT32_MAX, "Members of one group.", kind=SettingType.INT, low=1)
+    group_max_size: int = setting(
+        INT32_MAX, "Maximum number of members of a group.", kind=SettingType.INT, low=1
+    )
     offset_metadata_max_bytes: int = setting(
-        4096, "Largest metadata of one committed offset.", kind=SettingType.INT, low=0
+        4096, "Largest metadata of a committed offset.", kind=SettingType.INT, low=0
     )
     offsets_retention_check_interval_ms: int = setting(
-        600_000, "Time between two looks for old offsets.", low=1
+        600_000, "Interval between checks for expired offsets.", low=1
     )
     offsets_retention_minutes: int = setting(
-        10_080, "Offsets of an empty group are forgotten after this.", kind=SettingType.INT, low=1
+        10_080, "Offsets of an empty group expire after this.", kind=SettingType.INT, low=1
     )
     offsets_topic_num_partitions: int = setting(
         50, "Partitions of __consumer_offsets; fixed once it exists.", kind=SettingType.INT, low=1
@@ -305,37 +367,37 @@ class BrokerConfig:
         100 * MIB, "Segment size of __transaction_state.", kind=SettingType.INT, low=MIB
     )
     transaction_max_timeout_ms: int = setting(
-        900_000, "Longest transaction.timeout.ms a producer may ask for.", kind=SettingType.INT, low=1
+        900_000, "Longest transaction.timeout.ms a producer may request.", kind=SettingType.INT, low=1
     )
     transactional_id_expiration_ms: int = setting(
-        604_800_000, "A transactional id nobody used for this long is forgotten.", kind=SettingType.INT, low=1
+        604_800_000, "Transactional ids unused for this long are forgotten.", kind=SettingType.INT, low=1
     )
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
-        10_000, "Time between two looks for transactions past their timeout.", kind=SettingType.INT, low=1
+        10_000, "Interval between checks for transactions past their timeout.", kind=SettingType.INT, low=1
     )
     transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
-        3_600_000, "Time between two looks for unused transactional ids.", kind=SettingType.INT, low=1
+        3_600_000, "Interval between checks for expired transactional ids.", kind=SettingType.INT, low=1
     )
     transaction_two_phase_commit_enable: bool = setting(
         False, "Whether producers may prepare transactions that never time out (KIP-939)."
     )
     transaction_partition_verification_enable: bool = setting(
         True,
-        "Whether the first batch of a transaction is checked with the coordinator.",
+        "Whether the coordinator verifies the first batch of a transaction.",
         dynamic=True,
     )
     delete_open_transactions: bool = setting(
         False,
-        "Whether an administrator may delete records of an open transaction, and topics that one of "
-        "two-phase commit wrote to.",
+        "Whether an administrator may delete records of an open transaction, and topics that an "
+        "open two-phase transaction wrote to.",
         dynamic=True,
     )
 
     # ----------------------------------------------------------------------- metrics
     metrics_listener: str | None = setting(
         None,
-        "HOST:PORT to serve /metrics on, in Prometheus' text form, to whoever connects; port 0 takes a free "
-        "one. Not Kafka's.",
+        "HOST:PORT at which /metrics is served in Prometheus' text format, without authentication; "
+        "port 0 selects a free one. Not Kafka's.",
         none="",
     )
 

@@ -113,10 +113,10 @@ REMOVED_SETTINGS: Final = frozenset(
 
 INEFFECTIVE_SETTINGS: Final = REMOVED_SETTINGS | frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY: Final = "only PLAINTEXT without authentication or authorization is there"
+_SECURITY: Final = "only PLAINTEXT without authentication or authorization is supported"
 _PLUGIN: Final = "this broker loads no Java classes"
 _TIERED: Final = "there is no tiered storage"
-_QUOTA: Final = "connections are limited in number alone: max.connections, max.connections.per.ip"
+_QUOTA: Final = "connections are limited only in number: max.connections, max.connections.per.ip"
 
 # Encryption, authentication, delegation tokens: each name with Kafka's default, which may be empty.
 _SECURITY_DEFAULTS: Final = """
@@ -187,7 +187,7 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "alter.config.policy.class.name": ("", _PLUGIN),
     "authorizer.class.name": ("", _SECURITY),
     "client.quota.callback.class": ("", _PLUGIN),
-    "config.providers": ("", "values are taken as they are written"),
+    "config.providers": ("", "values are used as written"),
     "connection.failed.authentication.delay.ms": ("100", _SECURITY),
     "connections.max.reauth.ms": ("0", _SECURITY),
     "cordoned.log.dirs": ("", "there is one data directory"),

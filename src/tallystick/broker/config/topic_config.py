@@ -30,13 +30,14 @@ class TopicConfig:
 
     cleanup_policy: tuple[str, ...] = setting(
         ("delete",),
-        "What happens to old records: `delete` drops whole segments, `compact` keeps the newest of each key.",
+        "What happens to old records: `delete` removes whole segments, `compact` keeps the newest "
+        "record of each key.",
         choices=("delete", "compact"),
         synonyms=(_broker_synonym("log.cleanup.policy"),),
     )
     compression_gzip_level: int = setting(
         -1,
-        "Level when the broker compresses with gzip.",
+        "Level if the broker compresses with gzip.",
         kind=SettingType.INT,
         low=-1,
         high=9,
@@ -44,7 +45,7 @@ class TopicConfig:
     )
     compression_lz4_level: int = setting(
         9,
-        "Level when the broker compresses with lz4.",
+        "Level if the broker compresses with lz4.",
         kind=SettingType.INT,
         low=1,
         high=17,
@@ -52,13 +53,13 @@ class TopicConfig:
     )
     compression_type: str = setting(
         "producer",
-        "Codec of the stored batches; `producer` keeps what the client sent.",
+        "Codec of stored batches; `producer` keeps the client's.",
         choices=COMPRESSION_TYPES,
         synonyms=(_broker_synonym("compression.type"),),
     )
     compression_zstd_level: int = setting(
         3,
-        "Level when the broker compresses with zstd.",
+        "Level if the broker compresses with zstd.",
         kind=SettingType.INT,
         low=-131072,
         high=22,
@@ -72,38 +73,38 @@ class TopicConfig:
     )
     file_delete_delay_ms: int = setting(
         60_000,
-        "Time between taking a segment out of the log and removing its files.",
+        "Delay between removing a segment from the log and deleting its files.",
         low=0,
         synonyms=(_broker_synonym("log.segment.delete.delay.ms"),),
     )
     flush_messages: int = setting(
         INT64_MAX,
-        "Kafka's forced flush by count. Accepted; `flush.policy` decides here.",
+        "Kafka's forced flush by count. Accepted, without effect: see `flush.policy`.",
         low=1,
         synonyms=(_broker_synonym("log.flush.interval.messages"),),
     )
     flush_ms: int = setting(
         INT64_MAX,
-        "Kafka's forced flush by time. Accepted; `flush.policy` decides here.",
+        "Kafka's forced flush by time. Accepted, without effect: see `flush.policy`.",
         low=0,
         synonyms=(_broker_synonym("log.flush.interval.ms"),),
     )
     index_interval_bytes: int = setting(
         4096,
-        "Bytes of log between two entries of the offset index.",
+        "Bytes of log between entries of the offset index.",
         kind=SettingType.INT,
         low=0,
         synonyms=(_broker_synonym("log.index.interval.bytes"),),
     )
     max_compaction_lag_ms: int = setting(
         INT64_MAX,
-        "A record is compacted no later than this after it was written.",
+        "Longest time after which a record is compacted.",
         low=1,
         synonyms=(_broker_synonym("log.cleaner.max.compaction.lag.ms"),),
     )
     max_message_bytes: int = setting(
         1_048_588,
-        "Largest record batch accepted, compressed as it was sent.",
+        "Largest record batch accepted, after compression.",
         kind=SettingType.INT,
         low=0,
         synonyms=(_broker_synonym("message.max.bytes"),),
@@ -122,7 +123,7 @@ class TopicConfig:
     )
     message_timestamp_type: str = setting(
         "CreateTime",
-        "Whose clock record timestamps are: the producer's or, with `LogAppendTime`, the broker's.",
+        "Whether records have the producer's timestamp or, with `LogAppendTime`, the broker's.",
         choices=("CreateTime", "LogAppendTime"),
         synonyms=(_broker_synonym("log.message.timestamp.type"),),
     )
@@ -135,25 +136,25 @@ class TopicConfig:
     )
     min_compaction_lag_ms: int = setting(
         0,
-        "A record is not compacted before it is this old.",
+        "Shortest time after which a record may be compacted.",
         low=0,
         synonyms=(_broker_synonym("log.cleaner.min.compaction.lag.ms"),),
     )
     min_insync_replicas: int = setting(
         1,
-        "Copies an acks=all write needs. There is one copy here: above 1, such writes are refused.",
+        "Replicas that a write with acks=all needs. There is one: above 1, such writes are refused.",
         kind=SettingType.INT,
         low=1,
         synonyms=(_broker_synonym("min.insync.replicas"),),
     )
     preallocate: bool = setting(
         False,
-        "Kafka's preallocation of segments. Accepted, without effect here.",
+        "Kafka's preallocation of segments. Accepted, without effect.",
         synonyms=(_broker_synonym("log.preallocate"),),
     )
     retention_bytes: int | None = setting(
         None,
-        "Size of a partition above which its oldest segments are dropped.",
+        "Partition size above which the oldest segments are deleted.",
         kind=SettingType.LONG,
         low=0,
         none="-1",
@@ -161,7 +162,7 @@ class TopicConfig:
     )
     retention_ms: int | None = setting(
         WEEK_MS,
-        "Age above which segments are dropped.",
+        "Age above which segments are deleted.",
         kind=SettingType.LONG,
         low=0,
         none="-1",
@@ -173,7 +174,7 @@ class TopicConfig:
     )
     segment_bytes: int = setting(
         1_073_741_824,
-        "Size at which a new segment is begun.",
+        "Size at which a new segment is started.",
         kind=SettingType.INT,
         low=1_048_576,
         synonyms=(_broker_synonym("log.segment.bytes"),),
@@ -187,19 +188,19 @@ class TopicConfig:
     )
     segment_jitter_ms: int = setting(
         0,
-        "Random part taken off segment.ms, so that segments do not all roll at once.",
+        "Maximum random amount subtracted from segment.ms, so that segments do not all roll at once.",
         low=0,
         synonyms=(_broker_synonym("log.roll.jitter.ms"), _broker_synonym("log.roll.jitter.hours", HOUR_MS)),
     )
     segment_ms: int = setting(
         WEEK_MS,
-        "Age at which a new segment is begun.",
+        "Age at which a new segment is started.",
         low=1,
         synonyms=(_broker_synonym("log.roll.ms"), _broker_synonym("log.roll.hours", HOUR_MS)),
     )
     unclean_leader_election_enable: bool = setting(
         False,
-        "Kafka's election of a replica that is behind. Accepted: there is one copy here.",
+        "Kafka's election of a replica that lags. Accepted, without effect: there is one replica.",
         synonyms=(_broker_synonym("unclean.leader.election.enable"),),
     )
 
