@@ -11,12 +11,12 @@ from tallystick.client.producer.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
     BufferFullOrUnknownTopic,
-    ProducerBatch,
     RecordAccumulator,
 )
 from tallystick.client.producer.batches import ListRows
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.producer.partitioner import hash_key_to_partition
+from tallystick.client.producer.producer_batch import SealedBatch
 from tallystick.kernel.errors import Effect
 
 
@@ -45,19 +45,19 @@ class World:
     def now_ms(self) -> int:
         return int(self.now_s * 1000)
 
-    def take_all(self, *, linger: bool = False) -> Iterator[ProducerBatch]:
+    def take_all(self, *, linger: bool = False) -> Iterator[SealedBatch]:
         for queue in list(self.accumulator.active_queues):
             while (batch := self.accumulator.take_batch(queue, self.now_ms, linger=linger)) is not None:
                 yield batch
             self.accumulator.deactivate_if_empty(queue)
 
 
-def values(batch: ProducerBatch) -> list[bytes | None]:
+def values(batch: SealedBatch) -> list[bytes | None]:
     assert isinstance(batch.rows, ListRows)
     return list(batch.rows.values)
 
 
-def acknowledge(batches: list[ProducerBatch]) -> None:
+def acknowledge(batches: list[SealedBatch]) -> None:
     offsets: dict[int, int] = {}
     for batch in batches:
         batch.outcome.base_offset = offsets.get(batch.tp.partition, 0)
@@ -259,7 +259,7 @@ def test_threads_lose_nothing_and_each_keeps_its_order() -> None:
     """[CLI-24] Four senders, keyed and not, and an engine that takes batches all the time."""
     world = World(batch_bytes=700, linger_ms=0, buffer_bytes=1 << 40)
     world.accumulator.update_topic("t", 2, [0, 1])
-    batches: list[ProducerBatch] = []
+    batches: list[SealedBatch] = []
     sent: list[dict[bytes, Delivery]] = [{} for _ in range(4)]
     running = threading.Event()
 
@@ -364,7 +364,7 @@ def test_no_record_is_left_in_a_queue_that_was_cut_off_while_threads_send() -> N
     threads = [threading.Thread(target=send, args=(own,)) for own in sent]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    batches: list[ProducerBatch] = []
+    batches: list[SealedBatch] = []
     try:
         for thread in threads:
             thread.start()

@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from tallystick.client.errors import Closed
-from tallystick.client.producer import accumulator as module
+from tallystick.client.producer import accumulator, producer_batch
 from tallystick.client.producer.accumulator import (
     AccumulatorEnv,
     AccumulatorLimits,
-    ProducerBatch,
     RecordAccumulator,
 )
 from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.producer_batch import SealedBatch
 
 PATIENCE_S = 30
+MODULES = {accumulator.__file__, producer_batch.__file__}
 
 
 class Lock:
@@ -49,7 +50,7 @@ class Stop:
         self._reached = reached
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
-        if frame.f_code.co_filename != module.__file__:
+        if frame.f_code.co_filename not in MODULES:
             return None
         if event == "line":
             self.left -= 1
@@ -133,7 +134,7 @@ def races(
         sender_line += 1
 
 
-def everything_in(accumulator: RecordAccumulator) -> list[ProducerBatch]:
+def everything_in(accumulator: RecordAccumulator) -> list[SealedBatch]:
     return [
         batch
         for queue in list(accumulator.active_queues)
@@ -141,7 +142,7 @@ def everything_in(accumulator: RecordAccumulator) -> list[ProducerBatch]:
     ]
 
 
-def settle(batches: list[ProducerBatch]) -> None:
+def settle(batches: list[SealedBatch]) -> None:
     for batch in batches:
         batch.outcome.base_offset = 0
         batch.outcome.complete()

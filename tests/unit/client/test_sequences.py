@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tallystick.client.producer.in_flight import (
     OUTSTANDING_MAX,
+    BatchSequence,
     PartitionInFlight,
     Resolution,
     SequenceErrorMeaning,
@@ -26,10 +27,21 @@ class Made:
 
     name: int
     count: int
-    identity: ProducerIdAndEpoch | None = None
-    base_sequence: int = -1
-    serial: int = -1
     maybe_sent: bool = False
+    sequence: BatchSequence = field(default_factory=lambda: BatchSequence(-1, None, -1))
+
+
+def assign(lane: PartitionInFlight[Made], batch: Made, identity: ProducerIdAndEpoch) -> None:
+    batch.sequence = lane.assign_sequence(batch.count, identity)
+
+
+def cut(whole: Made, pieces: list[Made]) -> list[Made]:
+    """The pieces, each with its share of the numbers of the whole."""
+    before = 0
+    for piece in pieces:
+        piece.sequence = whole.sequence.skip(before)
+        before += piece.count
+    return pieces
 
 
 def ident(epoch: int) -> ProducerIdAndEpoch:
@@ -53,7 +65,7 @@ def test_what_is_sent_again_keeps_its_numbers_and_its_place() -> None:
     lane: PartitionInFlight[Made] = PartitionInFlight()
     batches = [Made(i, 10) for i in range(3)]
     for batch in batches:
-        lane.assign_sequence(batch, ident(0))
+        assign(lane, batch, ident(0))
         lane.mark_sent(batch)
     for i in (2, 0):
         lane.retry(batches[i])
@@ -63,7 +75,7 @@ def test_what_is_sent_again_keeps_its_numbers_and_its_place() -> None:
     for _ in batches:
         assert lane.may_retry()
         lane.mark_sent(lane.retry_queue[0])
-    assert [(b.name, b.base_sequence) for b in lane.unanswered] == [(0, 0), (1, 10), (2, 20)]
+    assert [(b.name, b.sequence.base_sequence) for b in lane.unanswered] == [(0, 0), (1, 10), (2, 20)]
 
 
 def test_five_outstanding_batches_are_the_most() -> None:
@@ -71,7 +83,7 @@ def test_five_outstanding_batches_are_the_most() -> None:
     lane: PartitionInFlight[Made] = PartitionInFlight()
     for i in range(OUTSTANDING_MAX):
         assert lane.may_assign_sequence(ident(0), OUTSTANDING_MAX)
-        lane.assign_sequence(batch := Made(i, 1), ident(0))
+        assign(lane, batch := Made(i, 1), ident(0))
         lane.mark_sent(batch)
     assert not lane.may_assign_sequence(ident(0), OUTSTANDING_MAX)
 
@@ -79,12 +91,12 @@ def test_five_outstanding_batches_are_the_most() -> None:
 def test_a_new_epoch_waits_for_what_is_outstanding_and_begins_at_zero() -> None:
     """[CLI-23]"""
     lane: PartitionInFlight[Made] = PartitionInFlight()
-    lane.assign_sequence(first := Made(0, 4), ident(0))
+    assign(lane, first := Made(0, 4), ident(0))
     lane.mark_sent(first)
     assert not lane.may_assign_sequence(ident(1), OUTSTANDING_MAX)
     lane.remove(first, failed=False)
-    lane.assign_sequence(second := Made(1, 4), ident(1))
-    assert (second.identity, second.base_sequence) == (ident(1), 0)
+    assign(lane, second := Made(1, 4), ident(1))
+    assert (second.sequence.identity, second.sequence.base_sequence) == (ident(1), 0)
 
 
 def test_out_of_order_is_waited_out_until_all_have_an_answer() -> None:
@@ -92,7 +104,7 @@ def test_out_of_order_is_waited_out_until_all_have_an_answer() -> None:
     lane: PartitionInFlight[Made] = PartitionInFlight()
     batches = [Made(i, 2) for i in range(3)]
     for batch in batches:
-        lane.assign_sequence(batch, ident(0))
+        assign(lane, batch, ident(0))
         lane.mark_sent(batch)
     assert lane.interpret_error(batches[1], 45, alone=True) is SequenceErrorMeaning.RETRY
     lane.retry(batches[1])
@@ -110,7 +122,10 @@ def test_out_of_order_is_waited_out_until_all_have_an_answer() -> None:
     assert lane.interpret_error(batches[2], 45, alone=True) is SequenceErrorMeaning.RETRY
     lane.retry(batches[2])
     lane.renumber(ident(1))
-    assert [(b.identity, b.base_sequence) for b in lane.retry_queue] == [(ident(1), 0), (ident(1), 2)]
+    assert [(b.sequence.identity, b.sequence.base_sequence) for b in lane.retry_queue] == [
+        (ident(1), 0),
+        (ident(1), 2),
+    ]
 
 
 def test_a_later_batch_that_is_written_proves_the_earlier_ones() -> None:
@@ -118,7 +133,7 @@ def test_a_later_batch_that_is_written_proves_the_earlier_ones() -> None:
     lane: PartitionInFlight[Made] = PartitionInFlight()
     batches = [Made(i, 1, maybe_sent=True) for i in range(3)]
     for batch in batches:
-        lane.assign_sequence(batch, ident(0))
+        assign(lane, batch, ident(0))
         lane.mark_sent(batch)
     assert lane.interpret_error(batches[0], 45, alone=True) is SequenceErrorMeaning.AWAIT_RESOLUTION
     lane.retry(batches[0])
@@ -133,7 +148,7 @@ def test_a_batch_behind_one_that_was_given_up_may_yet_be_written(later_written: 
     lane: PartitionInFlight[Made] = PartitionInFlight()
     given_up, second, third, first_left = [Made(i, 1, maybe_sent=i != 2) for i in range(4)]
     for batch in (given_up, second, third, first_left):
-        lane.assign_sequence(batch, ident(0))
+        assign(lane, batch, ident(0))
         lane.mark_sent(batch)
     lane.remove(given_up, failed=True)
     lane.remove(third, failed=not later_written)
@@ -151,10 +166,10 @@ def test_a_batch_behind_one_that_was_given_up_may_yet_be_written(later_written: 
 def test_pieces_of_a_batch_that_may_be_written_prove_nothing() -> None:
     """[CLI-23] A broker that has the whole knows none of its pieces again."""
     lane: PartitionInFlight[Made] = PartitionInFlight()
-    lane.assign_sequence(whole := Made(0, 10, maybe_sent=True), ident(0))
+    assign(lane, whole := Made(0, 10, maybe_sent=True), ident(0))
     lane.mark_sent(whole)
     pieces = [Made(1, 6, maybe_sent=True), Made(2, 4, maybe_sent=True)]
-    lane.replace_with_pieces(whole, pieces)
+    lane.replace_with_pieces(whole, cut(whole, pieces))
     for piece in pieces:
         lane.mark_sent(piece)
     for piece in pieces:
@@ -166,14 +181,14 @@ def test_pieces_of_a_batch_that_may_be_written_prove_nothing() -> None:
 def test_a_batch_in_pieces_keeps_its_numbers() -> None:
     lane: PartitionInFlight[Made] = PartitionInFlight()
     for batch in (whole := Made(0, 10), last := Made(1, 5)):
-        lane.assign_sequence(batch, ident(0))
+        assign(lane, batch, ident(0))
         lane.mark_sent(batch)
-    lane.replace_with_pieces(whole, [Made(2, 6), Made(3, 4)])
+    lane.replace_with_pieces(whole, cut(whole, [Made(2, 6), Made(3, 4)]))
     lane.retry(last)
-    assert [(b.name, b.base_sequence) for b in lane.retry_queue] == [(2, 0), (3, 6), (1, 10)]
+    assert [(b.name, b.sequence.base_sequence) for b in lane.retry_queue] == [(2, 0), (3, 6), (1, 10)]
     lane.mark_sent(half := lane.retry_queue[0])
-    lane.replace_with_pieces(half, [Made(4, 3), Made(5, 3)])
-    assert [(b.name, b.base_sequence) for b in lane.retry_queue] == [(4, 0), (5, 3), (3, 6), (1, 10)]
+    lane.replace_with_pieces(half, cut(half, [Made(4, 3), Made(5, 3)]))
+    assert [(b.name, b.sequence.base_sequence) for b in lane.retry_queue] == [(4, 0), (5, 3), (3, 6), (1, 10)]
 
 
 @dataclass
@@ -186,20 +201,20 @@ class Broker:
     recent: list[tuple[int, int]] = field(default_factory=list)
 
     def produce(self, batch: Made) -> int:
-        assert batch.identity is not None
-        if batch.identity.epoch > self.epoch:
-            if batch.base_sequence:
+        assert batch.sequence.identity is not None
+        if batch.sequence.identity.epoch > self.epoch:
+            if batch.sequence.base_sequence:
                 return 45
-            self.epoch, self.next_sequence, self.recent = batch.identity.epoch, 0, []
-        if batch.identity.epoch < self.epoch:
+            self.epoch, self.next_sequence, self.recent = batch.sequence.identity.epoch, 0, []
+        if batch.sequence.identity.epoch < self.epoch:
             return 47
-        if (batch.base_sequence, batch.count) in self.recent:
+        if (batch.sequence.base_sequence, batch.count) in self.recent:
             return 46
-        if batch.base_sequence != self.next_sequence:
+        if batch.sequence.base_sequence != self.next_sequence:
             return 45
         self.log.append(batch.name)
-        self.recent = [*self.recent[-4:], (batch.base_sequence, batch.count)]
-        self.next_sequence = increment_sequence(batch.base_sequence, batch.count)
+        self.recent = [*self.recent[-4:], (batch.sequence.base_sequence, batch.count)]
+        self.next_sequence = increment_sequence(batch.sequence.base_sequence, batch.count)
         return 0
 
     def restart(self) -> None:
@@ -246,7 +261,7 @@ class Writer:
         while lane.retry_queue and lane.may_retry() and lane.first_sequence_error is None:
             lane.mark_sent(lane.retry_queue[0])
         while lane.may_assign_sequence(self.identity, window) and self.made < upto:
-            lane.assign_sequence(batch := Made(self.made, 1 + self.made % 3), self.identity)
+            assign(lane, batch := Made(self.made, 1 + self.made % 3), self.identity)
             lane.mark_sent(batch)
             self.made += 1
 
@@ -325,7 +340,7 @@ def test_every_acknowledged_batch_is_in_the_log_once_and_in_order(fates: list[st
 @pytest.mark.parametrize(("code", "doubtful"), list(product((45, 59, 47), (False, True))))
 def test_alone_in_flight_is_first(code: int, doubtful: bool) -> None:
     lane: PartitionInFlight[Made] = PartitionInFlight()
-    lane.assign_sequence(batch := Made(0, 1, maybe_sent=doubtful), ident(0))
+    assign(lane, batch := Made(0, 1, maybe_sent=doubtful), ident(0))
     lane.mark_sent(batch)
     assert lane.interpret_error(batch, code, alone=True) is SequenceErrorMeaning.AWAIT_RESOLUTION
     lane.retry(batch)

@@ -18,26 +18,23 @@ Sealing, opening and everything else happens once per batch, under a lock.
 Source: Kafka RecordAccumulator; KIP-794.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from itertools import count as tickets
 from typing import Final, cast
 
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.producer.batches import (
     RECORD_OVERHEAD,
-    ListRows,
     Rows,
-    TimestampRun,
     estimate_headers_size,
     split_rows,
 )
 from tallystick.client.producer.delivery import BatchOutcome, Delivery, DeliveryCallback
 from tallystick.client.producer.partitioner import choose_sticky_partition, hash_key_to_partition
+from tallystick.client.producer.producer_batch import OpenBatch, SealedBatch
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import HEADER_SIZE, Headers
 
@@ -82,128 +79,27 @@ class AccumulatorEnv:
     wake: Callable[[], None]
 
 
-class ProducerBatch:
-    """Records for one partition: first open, then sealed, then in flight.
-
-    free_bytes         estimated bytes that still fit
-    timestamp_changes  (ticket, timestamp) of records whose millisecond differs from that of the record before
-    rows               the records, once sealed
-    payload            the packed record section, once it was sent
-    maybe_sent         an attempt to send it may have had an effect
-    """
-
-    __slots__ = (
-        "attempts",
-        "base_sequence",
-        "count",
-        "explicit_timestamps",
-        "free_bytes",
-        "headers",
-        "identity",
-        "is_sealed",
-        "keys",
-        "maybe_sent",
-        "millisecond_end",
-        "millisecond_start",
-        "opened_ms",
-        "outcome",
-        "payload",
-        "rows",
-        "serial",
-        "size",
-        "ticket",
-        "timestamp_changes",
-        "tp",
-        "values",
-    )
-
-    def __init__(self, tp: TopicPartition, room: int) -> None:
-        self.tp = tp
-        self.outcome = BatchOutcome(tp.topic, tp.partition)
-        self.ticket = tickets().__next__
-        self.values: dict[int, bytes | None] = {}
-        self.keys: dict[int, bytes] = {}
-        self.headers: dict[int, Headers] = {}
-        self.explicit_timestamps: dict[int, int] = {}
-        self.timestamp_changes: list[tuple[int, int]] = []
-        self.millisecond_start = self.millisecond_end = 0.0
-        self.free_bytes = room
-        self.opened_ms = -1
-        self.is_sealed = False
-
-        self.rows: Rows | None = None
-        self.count = self.size = 0
-
-        self.payload: bytes | None = None
-        self.identity: ProducerIdAndEpoch | None = None
-        self.base_sequence = -1
-        self.serial = -1
-        self.attempts = 0
-        self.maybe_sent = False
-
-    def has_ticket(self, ticket: int) -> bool:
-        """Tell whether the record is among those that were sealed."""
-        places = self.outcome.place_by_ticket
-        return ticket < self.count if places is None else ticket in places
-
-    def seal(self, room: int) -> None:
-        """Close the batch for senders and put its records in columns, by ticket. Under the lock."""
-        self.is_sealed = True  # before anything is copied [CLI-24]
-        order = list(self.values)
-        values = list(self.values.values())[: len(order)]
-        if order != list(range(len(order))):
-            stored = dict(zip(order, values, strict=True))
-            order.sort()
-            values = [stored[ticket] for ticket in order]
-            self.outcome.place_by_ticket = {ticket: place for place, ticket in enumerate(order)}
-        rows = ListRows(
-            values=values,
-            keys=[self.keys.get(ticket) for ticket in order] if self.keys else None,
-            headers=[self.headers.get(ticket, ()) for ticket in order] if self.headers else None,
-            timestamp_runs=self._build_timestamp_runs(order),
-        )
-        self.fill(rows, HEADER_SIZE + room - self.free_bytes)
-
-    def fill(self, rows: Rows, size: int) -> None:
-        """Set all records of the batch at once."""
-        self.is_sealed, self.rows, self.count, self.size = True, rows, rows.count, size
-        self.outcome.timestamp_runs = rows.timestamp_runs
-
-    def _build_timestamp_runs(self, order: list[int]) -> list[TimestampRun]:
-        """Return the timestamps by place, as runs of equal ones."""
-        stamps = sorted(self.timestamp_changes)
-        starts = {bisect_left(order, ticket): ms for ticket, ms in stamps}
-        # A record may be stored before another thread notes the millisecond that both are in.
-        ms = stamps[0][1] if stamps else 0
-        runs: list[TimestampRun] = []
-        for place in range(len(order)) if self.explicit_timestamps else sorted({0, *starts}):
-            ms = starts.get(place, ms)
-            own = self.explicit_timestamps.get(order[place], ms) if place < len(order) else ms
-            if place < len(order) and (not runs or runs[-1][1] != own):
-                runs.append((place, own))
-        return runs
-
-
 class PartitionQueue:
     """Batches that wait for one partition: full ones in order, then the open one."""
 
     __slots__ = ("open_batch", "sealed_batches", "topic_queues", "tp")
 
-    def __init__(self, topic: "TopicQueues", partition: int, opened: ProducerBatch) -> None:
+    def __init__(self, topic: "TopicQueues", partition: int, opened: OpenBatch) -> None:
         self.topic_queues = topic
         self.tp = TopicPartition(topic.name, partition)
-        self.sealed_batches: deque[ProducerBatch] = deque()
+        self.sealed_batches: deque[SealedBatch] = deque()
         self.open_batch = opened
 
     @property
     def is_empty(self) -> bool:
-        return not self.sealed_batches and self.open_batch.opened_ms < 0
+        return not self.sealed_batches and self.open_batch.opened_ms is None
 
-    def find_due_ms(self, linger_ms: int) -> int:
-        """Return when the first batch should be sent. The queue must not be empty."""
-        return (
-            self.sealed_batches[0].opened_ms if self.sealed_batches else self.open_batch.opened_ms + linger_ms
-        )
+    def find_due_ms(self, linger_ms: int) -> int | None:
+        """Return when the first batch should be sent; None if no record waits."""
+        if self.sealed_batches:
+            return self.sealed_batches[0].opened_ms
+        opened_ms = self.open_batch.opened_ms
+        return None if opened_ms is None else opened_ms + linger_ms
 
 
 class TopicQueues:
@@ -235,7 +131,7 @@ class RecordAccumulator:
         self._batch_capacity = max(min(limits.batch_bytes, limits.record_bytes_max) - HEADER_SIZE, 0)
         self._topic_queues: dict[str, TopicQueues] = {}
         # The open batch for a topic's unkeyed records: the only look-up of the common case.
-        self._sticky_batches: dict[str, ProducerBatch] = {}
+        self._sticky_batches: dict[str, OpenBatch] = {}
         self._gate_error: Callable[[], Exception] | None = None
 
     # -------------------------------------------------------------------- in any thread
@@ -333,14 +229,14 @@ class RecordAccumulator:
         record: tuple[bytes | None, bytes | None, Headers, int | None],
         partition: int | None,
         size: int,
-    ) -> tuple[ProducerBatch, int]:
+    ) -> tuple[OpenBatch, int]:
         value, key, headers, timestamp_ms = record
         if size > self.limits.record_bytes_max:
             raise build_too_large_error(topic, partition, size, self.limits.record_bytes_max)
         while True:
             queue = self._select_queue(topic, key, partition)
             batch = queue.open_batch
-            if size > batch.free_bytes and batch.opened_ms >= 0:
+            if size > batch.free_bytes and batch.opened_ms is not None:
                 self._roll_batch(queue, batch)
                 continue
             ticket = batch.ticket()
@@ -379,9 +275,9 @@ class RecordAccumulator:
         if self._gate_error is not None:
             raise self._gate_error()
 
-    def _note_millisecond(self, batch: ProducerBatch, ticket: int, now: float) -> None:
+    def _note_millisecond(self, batch: OpenBatch, ticket: int, now: float) -> None:
         """Note a new millisecond for a batch. The first of a batch opens it."""
-        if batch.opened_ms < 0 and not batch.is_sealed:
+        if batch.opened_ms is None and not batch.is_sealed:
             if self.buffered_bytes >= self.limits.buffer_bytes:
                 raise BufferFullOrUnknownTopic(batch.tp.topic, full=True)
             self._check_gate()
@@ -390,16 +286,14 @@ class RecordAccumulator:
             if batch.tp.partition < len(partitions):  # else the partition was cut, after the batch was sealed
                 self.active_queues[partitions[batch.tp.partition]] = None
             self._env.wake()
-        ms = int(now * 1000)
-        batch.timestamp_changes.append((ticket, ms))
-        batch.millisecond_start, batch.millisecond_end = ms / 1000, (ms + 1) / 1000
+        batch.note_millisecond(ticket, now)
 
-    def _is_in_sealed(self, batch: ProducerBatch, ticket: int) -> bool:
+    def _is_in_sealed(self, batch: OpenBatch, ticket: int) -> bool:
         """Tell whether a record stored while its batch was being sealed is among the sealed ones [CLI-24]."""
         with self._lock:
             return batch.has_ticket(ticket)
 
-    def _roll_batch(self, queue: PartitionQueue, full: ProducerBatch) -> None:
+    def _roll_batch(self, queue: PartitionQueue, full: OpenBatch) -> None:
         """Seal a full batch and open the next, unless another thread did."""
         with self._lock:
             if queue.open_batch is not full or full.is_sealed:
@@ -413,10 +307,10 @@ class RecordAccumulator:
 
     def _seal_open_batch(self, queue: PartitionQueue) -> None:
         batch = queue.open_batch
-        queue.open_batch = ProducerBatch(queue.tp, self._batch_capacity)
-        batch.seal(self._batch_capacity)
-        if batch.count:
-            self._enqueue_batch(queue, batch)
+        queue.open_batch = OpenBatch(queue.tp, self._batch_capacity)
+        sealed = batch.seal(self._env.monotonic_ms())
+        if sealed is not None:
+            self._enqueue_batch(queue, sealed)
         if queue.topic_queues.sticky_partition == queue.tp.partition:
             self._update_sticky_partition(queue.topic_queues)
 
@@ -427,29 +321,28 @@ class RecordAccumulator:
         """
         batch = queue.open_batch
         batch.is_sealed = True
-        closed = ProducerBatch(queue.tp, self._batch_capacity)
+        closed = OpenBatch(queue.tp, self._batch_capacity)
         closed.is_sealed = True
         queue.open_batch = closed
-        if batch.opened_ms >= 0:
-            batch.seal(self._batch_capacity)
-            if batch.count:
-                self._enqueue_batch(queue, batch)
+        sealed = None if batch.opened_ms is None else batch.seal(self._env.monotonic_ms())
+        if sealed is not None:
+            self._enqueue_batch(queue, sealed)
 
     def _add_sealed_batch(
         self, queues: TopicQueues, where: int | None, rows: Rows, size: int
     ) -> BatchOutcome:
         queue = queues.partitions[queues.sticky_partition if where is None else where]
-        if queue.open_batch.opened_ms >= 0:
+        if queue.open_batch.opened_ms is not None:
             self._seal_open_batch(queue)
-        batch = ProducerBatch(queue.tp, 0)
-        batch.fill(rows, HEADER_SIZE + size)
-        batch.opened_ms = self._env.monotonic_ms()
+        outcome = BatchOutcome(queue.tp.topic, queue.tp.partition)
+        now_ms = self._env.monotonic_ms()
+        batch = SealedBatch(queue.tp, outcome, rows, size=HEADER_SIZE + size, opened_ms=now_ms)
         self._enqueue_batch(queue, batch)
         if where is None:
             self._update_sticky_partition(queues)
-        return batch.outcome
+        return outcome
 
-    def _enqueue_batch(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+    def _enqueue_batch(self, queue: PartitionQueue, batch: SealedBatch) -> None:
         queue.sealed_batches.append(batch)
         queue.topic_queues.sticky_bytes += batch.size
         self.buffered_bytes += batch.size
@@ -475,7 +368,7 @@ class RecordAccumulator:
             for partition in range(len(queues.partitions), partitions):
                 tp = TopicPartition(topic, partition)
                 queues.partitions.append(
-                    PartitionQueue(queues, partition, ProducerBatch(tp, self._batch_capacity))
+                    PartitionQueue(queues, partition, OpenBatch(tp, self._batch_capacity))
                 )
             candidates = led or range(partitions)
             if queues.candidate_partitions != candidates:
@@ -484,12 +377,12 @@ class RecordAccumulator:
                     queues.sticky_bytes = max(self.limits.batch_bytes, 1)
             self._update_sticky_partition(queues)
 
-    def drop_partitions(self, topic: str, partitions: int) -> list[ProducerBatch]:
+    def drop_partitions(self, topic: str, partitions: int) -> list[SealedBatch]:
         """Drop the queues of partitions that a recreated topic no longer has; return their waiting batches.
 
         A sender that still holds one of them sees that its batch is sealed, and chooses again [CLI-24].
         """
-        waiting: list[ProducerBatch] = []
+        waiting: list[SealedBatch] = []
         with self._lock:
             queues = self._topic_queues.get(topic)
             gone = [] if queues is None else queues.partitions[partitions:]
@@ -507,14 +400,6 @@ class RecordAccumulator:
             queues.candidate_partitions = ()
         return waiting
 
-    def forget_topic(self, topic: str) -> None:
-        """Drop an idle topic for which no record waits."""
-        with self._lock:
-            queues = self._topic_queues.get(topic)
-            if queues is not None and all(queue.is_empty for queue in queues.partitions):
-                self._sticky_batches.pop(topic, None)
-                del self._topic_queues[topic]
-
     def has_topic(self, topic: str) -> bool:
         return topic in self._topic_queues
 
@@ -527,12 +412,12 @@ class RecordAccumulator:
         with self._lock:
             return [batch.outcome for queue in list(self.active_queues) for batch in queue.sealed_batches]
 
-    def take_batch(self, queue: PartitionQueue, now_ms: int, *, linger: bool = True) -> ProducerBatch | None:
+    def take_batch(self, queue: PartitionQueue, now_ms: int, *, linger: bool = True) -> SealedBatch | None:
         """Return the next batch of a queue if it is full, has waited for linger.ms, or must not wait."""
         with self._lock:
             if not queue.sealed_batches:
-                ripe = queue.open_batch.opened_ms + self.limits.linger_ms <= now_ms
-                if queue.open_batch.opened_ms >= 0 and (ripe or not linger):
+                due_ms = queue.find_due_ms(self.limits.linger_ms)
+                if due_ms is not None and (due_ms <= now_ms or not linger):
                     self._seal_open_batch(queue)
             return queue.sealed_batches.popleft() if queue.sealed_batches else None
 
@@ -546,10 +431,10 @@ class RecordAccumulator:
         """Seal all open batches without waiting for linger.ms."""
         with self._lock:
             for queue in list(self.active_queues):
-                if queue.open_batch.opened_ms >= 0:
+                if queue.open_batch.opened_ms is not None:
                     self._seal_open_batch(queue)
 
-    def reenqueue(self, queue: PartitionQueue, batches: Iterable[ProducerBatch]) -> None:
+    def reenqueue(self, queue: PartitionQueue, batches: Iterable[SealedBatch]) -> None:
         """Put the pieces of a divided batch before everything else of their partition."""
         with self._lock:
             for batch in reversed(list(batches)):
@@ -582,12 +467,12 @@ class RecordAccumulator:
             for queues in self._topic_queues.values():
                 self._update_sticky_partition(queues)
 
-    def drain(self) -> list[ProducerBatch]:
+    def drain(self) -> list[SealedBatch]:
         """Remove and return all waiting batches; they will not be sent."""
-        drained: list[ProducerBatch] = []
+        drained: list[SealedBatch] = []
         with self._lock:
             for queue in list(self.active_queues):
-                if queue.open_batch.opened_ms >= 0:
+                if queue.open_batch.opened_ms is not None:
                     self._seal_open_batch(queue)
                 drained += queue.sealed_batches
                 queue.sealed_batches.clear()

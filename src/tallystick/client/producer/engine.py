@@ -25,9 +25,10 @@ from tallystick.client.jitter import uniform
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.producer.accumulator import AccumulatorEnv, AccumulatorLimits, RecordAccumulator
+from tallystick.client.producer.batch_completion import SenderHooks
 from tallystick.client.producer.delivery import BatchOutcome
 from tallystick.client.producer.identity import IdempotentIdentity, NoIdentity, TransactionalIdentity
-from tallystick.client.producer.sender import Sender, SenderHooks
+from tallystick.client.producer.sender import Sender
 from tallystick.client.producer.txn_context import TxnContext
 from tallystick.client.retry import Deadline
 from tallystick.kernel.clock import Clock, SystemClock
@@ -156,7 +157,7 @@ class ProducerEngine:
         self.accumulator.seal_open_batches()
         awaited = [
             *self.accumulator.list_sealed_outcomes(),
-            *(b.outcome for b in self._sender.iter_outstanding()),
+            *self._sender.list_outstanding_outcomes(),
         ]
         if awaited:
             self._sender.flush_count += 1

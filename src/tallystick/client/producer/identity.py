@@ -1,12 +1,11 @@
 """Producer ids and epochs for the batches of a producer, and when batches may be sent.
 
-    Unsigned         no idempotence: no producer id
-    IdempotentIdentity      a producer id from InitProducerId without a transactional id; the producer bumps
-    its
-                     epoch by itself when a partition has lost count of its sequence (KIP-360)
-    TransactionalIdentity   whatever the transaction says, see `txn_context`
+    NoIdentity             no idempotence: no producer id
+    IdempotentIdentity     a producer id from InitProducerId without a transactional id; the producer bumps
+                           its epoch when a partition has lost count of its sequence (KIP-360)
+    TransactionalIdentity  the producer id and epoch of the open transaction, see `txn_context`
 
-Everything runs on the engine's loop and nothing waits: when an answer changes, the signer calls `wake`.
+Everything runs on the engine's loop and nothing waits: when an answer changes, the identity calls `wake`.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ _IMPLICIT_ADD_TXN_VERSION: Final = 2
 
 
 class ProducerIdentity(Protocol):
-    """Questions a Dispatcher asks before it sends."""
+    """Questions a Sender asks before it sends."""
 
     @property
     def transactional_id(self) -> str | None:

@@ -32,13 +32,16 @@ Sources: KIP-98, KIP-360; Kafka TransactionManager, ProducerAppendInfo, Producer
 from bisect import insort
 from collections.abc import Sequence
 from enum import Enum, auto
+from itertools import accumulate
 from typing import Final, Generic, Protocol, TypeVar
 
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, ProducerEpoch, ProducerIdAndEpoch
+from tallystick.kernel.value import frozen, replace
 
 OUTSTANDING_MAX: Final = 5
+_NO_SEQUENCE: Final = -1
 
 
 def increment_sequence(sequence: int, count: int) -> int:
@@ -57,17 +60,32 @@ def bump_epoch(identity: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
     return ProducerIdAndEpoch(identity.producer_id, ProducerEpoch(identity.epoch + 1))
 
 
+@frozen
+class BatchSequence:
+    """Numbers of a batch in its partition.
+
+    serial         the number of records sent to the partition before it, under any producer id and epoch
+    base_sequence  sequence number of its first record; as on the wire, -1 without a producer id
+    """
+
+    serial: int
+    identity: ProducerIdAndEpoch | None
+    base_sequence: int
+
+    def skip(self, count: int) -> "BatchSequence":
+        """Return the numbers of the records that follow the first `count`."""
+        base = self.base_sequence if self.identity is None else increment_sequence(self.base_sequence, count)
+        return BatchSequence(self.serial + count, self.identity, base)
+
+
 class SequencedBatch(Protocol):
     """A batch as this module sees it.
 
-    serial      the number of records signed for its partition before it
     maybe_sent  an attempt to send it has no answer, or an answer that leaves open whether it is written
     """
 
     maybe_sent: bool
-    identity: ProducerIdAndEpoch | None
-    base_sequence: int
-    serial: int
+    sequence: BatchSequence
 
     @property
     def count(self) -> int: ...
@@ -131,7 +149,7 @@ class PartitionInFlight(Generic[B]):
     @property
     def first_sequence_error(self) -> int | None:
         """Error code of the first batch in `retry_queue` if it was refused as out of order."""
-        return self._sequence_errors.get(self.retry_queue[0].serial) if self.retry_queue else None
+        return self._sequence_errors.get(self.retry_queue[0].sequence.serial) if self.retry_queue else None
 
     @property
     def outstanding_count(self) -> int:
@@ -152,10 +170,12 @@ class PartitionInFlight(Generic[B]):
 
         Not while a later batch is in flight [CLI-21].
         """
-        return not self.unanswered or self.unanswered[-1].serial < self.retry_queue[0].serial
+        return (
+            not self.unanswered or self.unanswered[-1].sequence.serial < self.retry_queue[0].sequence.serial
+        )
 
-    def assign_sequence(self, batch: B, identity: ProducerIdAndEpoch | None) -> None:
-        """Assign a batch that was never sent its sequence numbers.
+    def assign_sequence(self, count: int, identity: ProducerIdAndEpoch | None) -> BatchSequence:
+        """Return the sequence numbers of a batch of `count` records that was never sent.
 
         A new producer id or epoch begins at 0 [CLI-23].
         """
@@ -165,20 +185,25 @@ class PartitionInFlight(Generic[B]):
         check(
             identity is None or self.outstanding_count < OUTSTANDING_MAX, "five outstanding batches [CLI-22]"
         )
-        batch.identity, batch.serial = identity, self._next_serial
-        self._next_serial += batch.count
+        assigned = BatchSequence(
+            self._next_serial, identity, _NO_SEQUENCE if identity is None else self.next_sequence
+        )
+        self._next_serial += count
         if identity is not None:
-            batch.base_sequence = self.next_sequence
-            self.next_sequence = increment_sequence(self.next_sequence, batch.count)
+            self.next_sequence = increment_sequence(self.next_sequence, count)
+        return assigned
 
     def mark_sent(self, batch: B) -> None:
         """Mark a batch as in flight: the first of `retry_queue`, or one just signed."""
         if self.retry_queue:
             check(self.retry_queue[0] is batch, "sent again in the order of the first time [CLI-21]")
             del self.retry_queue[0]
-        check(not self.unanswered or self.unanswered[-1].serial < batch.serial, "in order [CLI-21]")
+        check(
+            not self.unanswered or self.unanswered[-1].sequence.serial < batch.sequence.serial,
+            "in order [CLI-21]",
+        )
         self.unanswered.append(batch)
-        self._sequence_errors.pop(batch.serial, None)
+        self._sequence_errors.pop(batch.sequence.serial, None)
 
     def retry(self, batch: B) -> None:
         """Put a batch in flight back into `retry_queue`, by its serial [CLI-21]."""
@@ -188,16 +213,16 @@ class PartitionInFlight(Generic[B]):
     def remove(self, batch: B, *, failed: bool) -> None:
         """Remove a batch that has its final answer or timed out. A failure may leave a gap in the numbers."""
         (self.unanswered if batch in self.unanswered else self.retry_queue).remove(batch)
-        self._sequence_errors.pop(batch.serial, None)
+        self._sequence_errors.pop(batch.sequence.serial, None)
         if not failed:
-            self._written_end = max(self._written_end, batch.serial + batch.count)
-        elif batch.identity is not None:
+            self._written_end = max(self._written_end, batch.sequence.serial + batch.count)
+        elif batch.sequence.identity is not None:
             self.has_sequence_gap = True
             self._note_abandoned(batch)
 
     def _note_abandoned(self, batch: B) -> None:
         if batch.maybe_sent:
-            self._maybe_written_end = max(self._maybe_written_end, batch.serial + batch.count)
+            self._maybe_written_end = max(self._maybe_written_end, batch.sequence.serial + batch.count)
 
     def interpret_error(self, batch: B, code: int, *, alone: bool) -> SequenceErrorMeaning:
         """Return what a sequence error means for a batch in flight.
@@ -206,18 +231,22 @@ class PartitionInFlight(Generic[B]):
             code: 45, 46 or 59.
             alone: no transaction: the producer may bump its epoch by itself.
         """
-        if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER or batch.serial < self._written_end:
+        if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER or batch.sequence.serial < self._written_end:
             return SequenceErrorMeaning.WRITTEN
         if alone:
-            self._sequence_errors[batch.serial] = code
-        if any(other.serial < batch.serial for other in (*self.unanswered, *self.retry_queue)):
+            self._sequence_errors[batch.sequence.serial] = code
+        if any(
+            other.sequence.serial < batch.sequence.serial for other in (*self.unanswered, *self.retry_queue)
+        ):
             return SequenceErrorMeaning.RETRY
         return SequenceErrorMeaning.AWAIT_RESOLUTION if alone else SequenceErrorMeaning.FAILED
 
     def find_proved_written(self) -> list[B]:
         """Return refused batches that a later written batch proves written: brokers take no gaps."""
         return [
-            b for b in self.retry_queue if b.serial in self._sequence_errors and b.serial < self._written_end
+            b
+            for b in self.retry_queue
+            if b.sequence.serial in self._sequence_errors and b.sequence.serial < self._written_end
         ]
 
     def resolve(self) -> Resolution:
@@ -231,7 +260,7 @@ class PartitionInFlight(Generic[B]):
             self.first_sequence_error is not None and not self.unanswered,
             "all answers are there before they are weighed [CLI-23]",
         )
-        if any(batch.serial not in self._sequence_errors for batch in self.retry_queue):
+        if any(batch.sequence.serial not in self._sequence_errors for batch in self.retry_queue):
             return Resolution.RESEND_ALL
         first = self.retry_queue[0]
         if not first.maybe_sent:
@@ -250,15 +279,14 @@ class PartitionInFlight(Generic[B]):
         self._sequence_errors.clear()
 
     def replace_with_pieces(self, batch: B, pieces: Sequence[B]) -> None:
-        """Replace a batch that was refused as too large by its pieces, which keep its sequence numbers."""
+        """Replace a batch that was refused as too large by its pieces, which have its sequence numbers."""
+        check(
+            [piece.sequence for piece in pieces] == _share_sequence(batch.sequence, pieces),
+            "the pieces of a batch keep its numbers [CLI-21]",
+        )
         self.unanswered.remove(batch)
         self._note_abandoned(batch)  # a broker that has the whole batch does not recognise its pieces
-        before = 0
         for piece in pieces:
-            piece.identity, piece.serial = batch.identity, batch.serial + before
-            if batch.identity is not None:
-                piece.base_sequence = increment_sequence(batch.base_sequence, before)
-            before += piece.count
             insort(self.retry_queue, piece, key=_get_serial)
 
     def restart_sequences(self) -> None:
@@ -273,9 +301,15 @@ class PartitionInFlight(Generic[B]):
         check(proved, "without proof that they are not written they keep them, too [CLI-23]")
         self._reset(identity)
         for batch in self.retry_queue:
-            batch.identity, batch.base_sequence = identity, self.next_sequence
+            batch.sequence = replace(batch.sequence, identity=identity, base_sequence=self.next_sequence)
             self.next_sequence = increment_sequence(self.next_sequence, batch.count)
 
 
 def _get_serial(batch: SequencedBatch) -> int:
-    return batch.serial
+    return batch.sequence.serial
+
+
+def _share_sequence(whole: BatchSequence, pieces: Sequence[SequencedBatch]) -> list[BatchSequence]:
+    """Return the numbers that each piece takes of those of the whole."""
+    skipped = accumulate((piece.count for piece in pieces[:-1]), initial=0)
+    return [whole.skip(count) for count in skipped]
