@@ -162,8 +162,8 @@ def test_memory_is_bounded_and_comes_back() -> None:
     batches = list(world.take_all())
     assert sum(batch.count for batch in batches) == len(sent)
     for batch in batches:
-        world.accumulator.release_memory(batch.size)
-    assert world.accumulator.buffered_bytes == 0
+        world.accumulator.pool.release(batch.size)
+    assert world.accumulator.pool.used_bytes == 0
     world.accumulator.append("t", b"v")
 
 

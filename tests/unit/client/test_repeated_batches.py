@@ -84,7 +84,7 @@ def outcomes(codes: list[int], count: int = 5) -> tuple[list[Delivery], list[tup
             made = Engine(broker, codes)
             try:
                 deliveries = await made.send(count)
-                assert made.engine.accumulator.buffered_bytes == 0
+                assert made.engine.accumulator.pool.used_bytes == 0
                 return deliveries, made.sent
             finally:
                 await made.engine.close(made.cluster.start_deadline("close", 5_000))

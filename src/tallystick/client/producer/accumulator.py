@@ -15,10 +15,12 @@ exceed `batch.size`, and is divided before it is sent if it exceeds `max.request
 
 Sealing, opening and everything else happens once per batch, under a lock.
 
+Parts: `producer_batch` has the batches, `topic_queues` the queues they wait in and the choice of a partition,
+`buffer_pool` the memory they take.
+
 Source: Kafka RecordAccumulator; KIP-794.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, cast
@@ -30,9 +32,10 @@ from tallystick.client.producer.batches import (
     estimate_headers_size,
     split_rows,
 )
+from tallystick.client.producer.buffer_pool import BufferPool
 from tallystick.client.producer.delivery import BatchOutcome, Delivery, DeliveryCallback
-from tallystick.client.producer.partitioner import choose_sticky_partition, hash_key_to_partition
 from tallystick.client.producer.producer_batch import OpenBatch, SealedBatch
+from tallystick.client.producer.topic_queues import PartitionQueue, TopicQueues
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
@@ -79,42 +82,6 @@ class AccumulatorEnv:
     wake: Callable[[], None]
 
 
-class PartitionQueue:
-    """Batches that wait for one partition: full ones in order, then the open one."""
-
-    __slots__ = ("open_batch", "sealed_batches", "topic_queues", "tp")
-
-    def __init__(self, topic: "TopicQueues", partition: int, opened: OpenBatch) -> None:
-        self.topic_queues = topic
-        self.tp = TopicPartition(topic.name, partition)
-        self.sealed_batches: deque[SealedBatch] = deque()
-        self.open_batch = opened
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.sealed_batches and self.open_batch.opened_ms is None
-
-    def find_due_ms(self, linger_ms: int) -> int | None:
-        """Return when the first batch should be sent; None if no record waits."""
-        if self.sealed_batches:
-            return self.sealed_batches[0].opened_ms
-        opened_ms = self.open_batch.opened_ms
-        return None if opened_ms is None else opened_ms + linger_ms
-
-
-class TopicQueues:
-    """Queues of one topic, and the partition its unkeyed records stick to."""
-
-    __slots__ = ("candidate_partitions", "name", "partitions", "sticky_bytes", "sticky_partition")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.partitions: list[PartitionQueue] = []
-        self.candidate_partitions: Sequence[int] = ()
-        self.sticky_partition = 0
-        self.sticky_bytes = 0
-
-
 class RecordAccumulator:
     """All records that were accepted and not yet taken by the engine.
 
@@ -123,7 +90,7 @@ class RecordAccumulator:
 
     def __init__(self, limits: AccumulatorLimits, ambient: AccumulatorEnv) -> None:
         self.limits = limits
-        self.buffered_bytes = 0
+        self.pool = BufferPool(limits.buffer_bytes)
         self.active_queues: dict[PartitionQueue, None] = {}
         self._env = ambient
         self._lock = ambient.lock
@@ -195,11 +162,11 @@ class RecordAccumulator:
             extension.
         """
         queues = self._find_topic_queues(topic)
-        if self.buffered_bytes >= self.limits.buffer_bytes:
+        if self.pool.is_full:
             raise BufferFullOrUnknownTopic(topic, full=True)
         count = len(queues.partitions)
         if partition is not None or not rows.has_keys:
-            where = None if partition is None else self._select_queue(topic, None, partition).tp.partition
+            where = None if partition is None else queues.select_queue(None, partition).tp.partition
             groups = [(where, rows, cast(Sequence[int], range(rows.count)))]
         else:
             places = rows.group_by_partition(count)
@@ -212,16 +179,18 @@ class RecordAccumulator:
                     raise build_too_large_error(topic, where, size, self.limits.record_bytes_max)
                 pieces.append((where, piece, size, of_group[begin : begin + piece.count]))
                 begin += piece.count
-        made: PlacedOutcomes = []
+        outcomes: PlacedOutcomes = []
         with self._lock:
             self._check_gate()
             cut_meanwhile = len(queues.partitions) < count
             if not cut_meanwhile:
-                made = [(self._add_sealed_batch(queues, p, piece, size), of) for p, piece, size, of in pieces]
+                outcomes = [
+                    (self._add_sealed_batch(queues, p, piece, size), of) for p, piece, size, of in pieces
+                ]
         if cut_meanwhile:
             return self.extend(topic, rows, partition)
         self._env.wake()
-        return made
+        return outcomes
 
     def _append_record(
         self,
@@ -234,7 +203,7 @@ class RecordAccumulator:
         if size > self.limits.record_bytes_max:
             raise build_too_large_error(topic, partition, size, self.limits.record_bytes_max)
         while True:
-            queue = self._select_queue(topic, key, partition)
+            queue = self._find_topic_queues(topic).select_queue(key, partition)
             batch = queue.open_batch
             if size > batch.free_bytes and batch.opened_ms is not None:
                 self._roll_batch(queue, batch)
@@ -253,17 +222,6 @@ class RecordAccumulator:
             if not batch.is_sealed or self._is_in_sealed(batch, ticket):
                 return batch, ticket
 
-    def _select_queue(self, topic: str, key: bytes | None, partition: int | None) -> PartitionQueue:
-        queues = self._find_topic_queues(topic)
-        partitions = queues.partitions
-        if partition is not None:
-            if not 0 <= partition < len(partitions):
-                raise build_unknown_partition_error(topic, partition, len(partitions))
-            return partitions[partition]
-        if key is not None:
-            return partitions[hash_key_to_partition(key, len(partitions))]
-        return partitions[queues.sticky_partition]
-
     def _find_topic_queues(self, topic: str) -> TopicQueues:
         self._check_gate()
         queues = self._topic_queues.get(topic)
@@ -278,7 +236,7 @@ class RecordAccumulator:
     def _note_millisecond(self, batch: OpenBatch, ticket: int, now: float) -> None:
         """Note a new millisecond for a batch. The first of a batch opens it."""
         if batch.opened_ms is None and not batch.is_sealed:
-            if self.buffered_bytes >= self.limits.buffer_bytes:
+            if self.pool.is_full:
                 raise BufferFullOrUnknownTopic(batch.tp.topic, full=True)
             self._check_gate()
             batch.opened_ms = self._env.monotonic_ms()
@@ -298,7 +256,7 @@ class RecordAccumulator:
         with self._lock:
             if queue.open_batch is not full or full.is_sealed:
                 return
-            if self.buffered_bytes >= self.limits.buffer_bytes:
+            if self.pool.is_full:
                 raise BufferFullOrUnknownTopic(queue.tp.topic, full=True)
             self._seal_open_batch(queue)
         self._env.wake()
@@ -306,27 +264,15 @@ class RecordAccumulator:
     # ------------------------------------------------------------------- under the lock
 
     def _seal_open_batch(self, queue: PartitionQueue) -> None:
-        batch = queue.open_batch
-        queue.open_batch = OpenBatch(queue.tp, self._batch_capacity)
-        sealed = batch.seal(self._env.monotonic_ms())
+        sealed = queue.roll_open_batch(self._env.monotonic_ms())
         if sealed is not None:
-            self._enqueue_batch(queue, sealed)
+            self._count_sealed(queue, sealed)
         if queue.topic_queues.sticky_partition == queue.tp.partition:
-            self._update_sticky_partition(queue.topic_queues)
+            self._update_sticky_batch(queue.topic_queues)
 
-    def _close_queue(self, queue: PartitionQueue) -> None:
-        """Seal the open batch and leave a sealed one in its place for senders that still hold the queue.
-
-        Order: the mark first [CLI-24]. A record stored before the mark has opened its batch, so it is seen.
-        """
-        batch = queue.open_batch
-        batch.is_sealed = True
-        closed = OpenBatch(queue.tp, self._batch_capacity)
-        closed.is_sealed = True
-        queue.open_batch = closed
-        sealed = None if batch.opened_ms is None else batch.seal(self._env.monotonic_ms())
-        if sealed is not None:
-            self._enqueue_batch(queue, sealed)
+    def _count_sealed(self, queue: PartitionQueue, batch: SealedBatch) -> None:
+        self.pool.take(batch.size)
+        self.active_queues[queue] = None
 
     def _add_sealed_batch(
         self, queues: TopicQueues, where: int | None, rows: Rows, size: int
@@ -337,25 +283,15 @@ class RecordAccumulator:
         outcome = BatchOutcome(queue.tp.topic, queue.tp.partition)
         now_ms = self._env.monotonic_ms()
         batch = SealedBatch(queue.tp, outcome, rows, size=HEADER_SIZE + size, opened_ms=now_ms)
-        self._enqueue_batch(queue, batch)
+        queue.add_sealed(batch)
+        self._count_sealed(queue, batch)
         if where is None:
-            self._update_sticky_partition(queues)
+            self._update_sticky_batch(queues)
         return outcome
 
-    def _enqueue_batch(self, queue: PartitionQueue, batch: SealedBatch) -> None:
-        queue.sealed_batches.append(batch)
-        queue.topic_queues.sticky_bytes += batch.size
-        self.buffered_bytes += batch.size
-        self.active_queues[queue] = None
-
-    def _update_sticky_partition(self, queues: TopicQueues) -> None:
-        """Choose the partition for unkeyed records; it changes after about a batch's worth (KIP-794)."""
-        if queues.sticky_bytes * 2 >= self.limits.batch_bytes and queues.candidate_partitions:
-            queued = [len(queues.partitions[p].sealed_batches) for p in queues.candidate_partitions]
-            queues.sticky_partition = choose_sticky_partition(
-                queues.candidate_partitions, queued, self._env.uniform()
-            )
-            queues.sticky_bytes = 0
+    def _update_sticky_batch(self, queues: TopicQueues) -> None:
+        """Let unkeyed records go to the open batch of the sticky partition, which may change (KIP-794)."""
+        queues.choose_sticky_partition(self.limits.batch_bytes, self._env.uniform)
         if self._gate_error is None:
             self._sticky_batches[queues.name] = queues.partitions[queues.sticky_partition].open_batch
 
@@ -365,17 +301,13 @@ class RecordAccumulator:
         """Set the number of a topic's partitions, and which have a leader (`led`)."""
         with self._lock:
             queues = self._topic_queues.setdefault(topic, TopicQueues(topic))
-            for partition in range(len(queues.partitions), partitions):
-                tp = TopicPartition(topic, partition)
-                queues.partitions.append(
-                    PartitionQueue(queues, partition, OpenBatch(tp, self._batch_capacity))
-                )
+            queues.grow(partitions, self._batch_capacity)
             candidates = led or range(partitions)
             if queues.candidate_partitions != candidates:
                 queues.candidate_partitions = candidates
                 if queues.sticky_partition not in candidates or topic not in self._sticky_batches:
                     queues.sticky_bytes = max(self.limits.batch_bytes, 1)
-            self._update_sticky_partition(queues)
+            self._update_sticky_batch(queues)
 
     def drop_partitions(self, topic: str, partitions: int) -> list[SealedBatch]:
         """Drop the queues of partitions that a recreated topic no longer has; return their waiting batches.
@@ -385,23 +317,16 @@ class RecordAccumulator:
         waiting: list[SealedBatch] = []
         with self._lock:
             queues = self._topic_queues.get(topic)
-            gone = [] if queues is None else queues.partitions[partitions:]
-            if queues is None or not gone:
-                return waiting
-            if queues.sticky_partition >= partitions:
-                queues.sticky_partition = 0
-                self._sticky_batches.pop(topic, None)
-            for queue in gone:
-                self._close_queue(queue)
-                waiting += queue.sealed_batches
-                queue.sealed_batches.clear()
+            removed = [] if queues is None else queues.cut(partitions)
+            if removed and (sticky := self._sticky_batches.get(topic)) and sticky.tp.partition >= partitions:
+                del self._sticky_batches[topic]
+            for queue in removed:
+                sealed = queue.close(self._env.monotonic_ms())
+                if sealed is not None:
+                    self.pool.take(sealed.size)
+                waiting += queue.remove_sealed()
                 self.active_queues.pop(queue, None)
-            queues.partitions = queues.partitions[:partitions]
-            queues.candidate_partitions = ()
         return waiting
-
-    def has_topic(self, topic: str) -> bool:
-        return topic in self._topic_queues
 
     @property
     def topic_names(self) -> tuple[str, ...]:
@@ -441,11 +366,6 @@ class RecordAccumulator:
                 queue.sealed_batches.appendleft(batch)
             self.active_queues[queue] = None
 
-    def release_memory(self, size: int) -> None:
-        """Free the bytes of a batch that has its final answer."""
-        with self._lock:
-            self.buffered_bytes -= size
-
     def close_gate(self, why: Callable[[], Exception]) -> None:
         """Refuse records from now on, with the error that `why` makes [CLI-25].
 
@@ -465,7 +385,7 @@ class RecordAccumulator:
         with self._lock:
             self._gate_error = None
             for queues in self._topic_queues.values():
-                self._update_sticky_partition(queues)
+                self._update_sticky_batch(queues)
 
     def drain(self) -> list[SealedBatch]:
         """Remove and return all waiting batches; they will not be sent."""
@@ -474,8 +394,7 @@ class RecordAccumulator:
             for queue in list(self.active_queues):
                 if queue.open_batch.opened_ms is not None:
                     self._seal_open_batch(queue)
-                drained += queue.sealed_batches
-                queue.sealed_batches.clear()
+                drained += queue.remove_sealed()
                 del self.active_queues[queue]
         return drained
 
@@ -488,12 +407,6 @@ def build_too_large_error(topic: str, partition: int | None, size: int, limit: i
     where = topic if partition is None else TopicPartition(topic, partition)
     text = f"a record of up to {size} bytes, above max.request.size = {limit}"
     return build_broker_error("Produce", where, ErrorCode.MESSAGE_TOO_LARGE, text)
-
-
-def build_unknown_partition_error(topic: str, partition: int, partitions: int) -> ClientError:
-    text = f"the topic has partitions 0 to {partitions - 1}"
-    where = TopicPartition(topic, partition)
-    return build_broker_error("Produce", where, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
 
 
 def _to_bytes(content: object) -> bytes | None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError
 from tallystick.client.jitter import uniform
-from tallystick.client.producer.accumulator import PartitionQueue, RecordAccumulator
+from tallystick.client.producer.buffer_pool import BufferPool
 from tallystick.client.producer.in_flight import PartitionInFlight
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.producer_batch import InFlightBatch, SealedBatch
+from tallystick.client.producer.topic_queues import PartitionQueue
 from tallystick.client.retry import compute_backoff_ms
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Effect, Remedy
@@ -66,14 +67,14 @@ class BatchCompletion:
     def __init__(
         self,
         config: ProducerConfig,
-        accumulator: RecordAccumulator,
+        pool: BufferPool,
         metrics: ProducerMetrics,
         *,
         clock: Clock,
         hooks: SenderHooks,
         note_failure: Callable[[TopicPartition, ClientError], None],
     ) -> None:
-        self._config, self._accumulator, self._metrics = config, accumulator, metrics
+        self._config, self._pool, self._metrics = config, pool, metrics
         self._clock, self._hooks, self._note_failure = clock, hooks, note_failure
 
     def complete(
@@ -138,7 +139,7 @@ class BatchCompletion:
 
     def _finish(self, batch: SealedBatch, error: ClientError | None) -> None:
         """Free the memory of a batch and settle its outcome, unless that happened in time."""
-        self._accumulator.release_memory(batch.size)
+        self._pool.release(batch.size)
         self._hooks.on_change()
         if not batch.outcome.is_complete:
             self._settle(batch, error)

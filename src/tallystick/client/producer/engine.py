@@ -16,7 +16,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 from tallystick.client.config import ProducerConfig
@@ -37,9 +37,6 @@ from tallystick.protocol.primitives import NIL
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Callers that wait for memory are woken together, once this share is free: one by one is slower.
-_WAKE_FREE_SHARE: Final = 0.5
 
 
 class ProducerEngine:
@@ -65,7 +62,6 @@ class ProducerEngine:
         self._stale_topics: dict[str, None] = {}
         self._image = cluster.image
         self._topic_ids: dict[str, UUID] = {}
-        self._space_waiters: list[asyncio.Future[None]] = []
         self._closed = False
         self.accumulator = RecordAccumulator(
             AccumulatorLimits(
@@ -131,12 +127,12 @@ class ProducerEngine:
         started_ns = time.monotonic_ns()
         measures = self._sender.metrics
         while not self._closed:
-            if not self.accumulator.has_topic(topic):
+            if topic not in self.accumulator.topic_names:
                 await self._cluster.run_with_retries(
                     "Metadata", topic, lambda: self._fetch_topic(topic), deadline
                 )
                 measures.metadata_wait_ns += time.monotonic_ns() - started_ns
-            elif self.accumulator.buffered_bytes >= self.accumulator.limits.buffer_bytes:
+            elif self.accumulator.pool.is_full:
                 await self._wait_for_memory(deadline)
                 measures.block_ms.add((time.monotonic_ns() - started_ns) / 1_000_000)
             else:
@@ -197,9 +193,7 @@ class ProducerEngine:
         finally:
             self._closed = True
             self._sender.fail_all(Closed("the producer was closed before this was written"))
-            for waiting in self._space_waiters:
-                if not waiting.done():
-                    waiting.set_result(None)
+            self.accumulator.pool.wake_all()
             if self._pump_timer is not None:
                 self._pump_timer.cancel()
             if self._refresh_task is not None:
@@ -209,14 +203,14 @@ class ProducerEngine:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by Kafka's names, those of the network included."""
-        limits = self.accumulator.limits
+        pool = self.accumulator.pool
         return {
             **self._cluster.metrics(),
             **self._sender.metrics.as_metrics(),
             "requests-in-flight": self._sender.requests_in_flight,
-            "buffer-total-bytes": limits.buffer_bytes,
-            "buffer-available-bytes": max(limits.buffer_bytes - self.accumulator.buffered_bytes, 0),
-            "waiting-threads": sum(not waiting.done() for waiting in self._space_waiters),
+            "buffer-total-bytes": pool.total_bytes,
+            "buffer-available-bytes": pool.available_bytes,
+            "waiting-threads": pool.waiting_count,
         }
 
     # -------------------------------------------------------------------------- the pump
@@ -238,24 +232,14 @@ class ProducerEngine:
             self._pump_timer.cancel()
         wait_s = max(next_ms - self._clock.monotonic_ms(), 0) / 1000
         self._pump_timer = self._loop.call_later(wait_s, self._pump)
-        if (
-            self._space_waiters
-            and self.accumulator.buffered_bytes <= self.accumulator.limits.buffer_bytes * _WAKE_FREE_SHARE
-        ):
-            for waiting in self._space_waiters:
-                if not waiting.done():
-                    waiting.set_result(None)
-            self._space_waiters.clear()
+        self.accumulator.pool.wake_if_free()
 
     async def _wait_for_memory(self, deadline: Deadline) -> None:
-        waiting = self._loop.create_future()
-        self._space_waiters.append(waiting)
+        pool = self.accumulator.pool
         self.accumulator.seal_open_batches()
         self._schedule_pump()
-        await asyncio.wait((waiting,), timeout=deadline.remaining_ms(self._cluster.now_ms()) / 1000)
-        if not waiting.done():
-            self._space_waiters.remove(waiting)
-            what = f"waiting for room in buffer.memory = {self.accumulator.limits.buffer_bytes}"
+        if not await pool.wait_for_release(deadline.remaining_ms(self._cluster.now_ms()) / 1000):
+            what = f"waiting for room in buffer.memory = {pool.total_bytes}"
             raise TimedOut(deadline.limit_name, deadline.length_ms, what)
 
     # -------------------------------------------------------------------------- metadata

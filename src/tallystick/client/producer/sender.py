@@ -20,7 +20,7 @@ from uuid import UUID
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, TimedOut, build_broker_error
 from tallystick.client.net.cluster import Cluster
-from tallystick.client.producer.accumulator import PartitionQueue, RecordAccumulator
+from tallystick.client.producer.accumulator import RecordAccumulator
 from tallystick.client.producer.batch_completion import (
     BatchCompletion,
     PartitionSendState,
@@ -34,6 +34,7 @@ from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.produce_requests import ProduceRequestBuilder
 from tallystick.client.producer.produce_responses import ProduceResponseHandler, SentBatches
 from tallystick.client.producer.producer_batch import CompressedBatch, InFlightBatch
+from tallystick.client.producer.topic_queues import PartitionQueue
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
@@ -64,7 +65,7 @@ class Sender:
         self._clock, self._hooks = clock, hooks
         self._builder = ProduceRequestBuilder(config, self.metrics)
         self._completion = BatchCompletion(
-            config, accumulator, self.metrics, clock=clock, hooks=hooks, note_failure=self._note_failure
+            config, accumulator.pool, self.metrics, clock=clock, hooks=hooks, note_failure=self._note_failure
         )
         self._response_handler = ProduceResponseHandler(
             cluster, config, self._builder, self._completion, metrics=self.metrics
