@@ -82,7 +82,7 @@ def test_prepare_commit_and_the_next_transaction(broker: EmbeddedBroker, name: s
                 token = await one.txn.prepare()
                 tokens.append(str(token))
                 with pytest.raises(IllegalState):
-                    one.txn.check_sendable()
+                    one.txn.send_context.check_sendable()
                 await one.txn.complete(token)
             assert len(set(tokens)) == 2
 

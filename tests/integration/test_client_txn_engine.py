@@ -88,7 +88,7 @@ async def producer(
     cluster = FailingCluster(parsed.client, plan or FaultPlan())
     engine = ProducerEngine(cluster, parsed)
     txn = TransactionManager(cluster, parsed, engine)
-    engine.use_transactions(txn)
+    engine.use_transactions(txn.send_context)
     try:
         yield Whole(cluster, engine, txn)
     finally:

@@ -41,7 +41,6 @@ MANY_METHODS = {
     "src/tallystick/client/consumer/engine.py:ConsumerEngine": 56,
     "src/tallystick/client/net/cluster.py:Cluster": 36,
     "src/tallystick/client/net/network.py:Connection": 27,
-    "src/tallystick/client/transactions/engine.py:TransactionManager": 40,
     "src/tallystick/dualwrite/session.py:DualWriteSession": 37,
     "src/tallystick/storage/log.py:Log": 41,
     "src/tallystick/storage/log_dir.py:LogDir": 30,

@@ -59,10 +59,10 @@ class PlainProducer:
     async def send(self, topic: str, value: str, partition: int = 0) -> None:
         """Write one record and wait for its acknowledgement."""
         at = TopicPartition(topic, partition)
-        self.txn.check_sendable()
+        self.txn.send_context.check_sendable()
         try:
-            if not self.txn.is_partition_added(at):
-                await self.txn.add_partitions([at])
+            if not self.txn.send_context.is_partition_added(at):
+                await self.txn.send_context.add_partitions([at])
             await self.cluster.run_with_retries(
                 "Produce",
                 at,
@@ -70,7 +70,7 @@ class PlainProducer:
                 self.cluster.start_deadline("delivery.timeout.ms", 20_000),
             )
         except ClientError as exc:
-            self.txn.note_batch_failure(at, exc)
+            self.txn.send_context.note_batch_failure(at, exc)
             raise
         self.flow.sequences[at] = self.flow.sequences.get(at, 0) + 1
 

@@ -41,6 +41,12 @@ class ClientError(TallystickError):
             self.effect = worst
         return self
 
+    def copy_with(self, *, effect: Effect, remedy: Remedy) -> Self:
+        """Return a copy of this error, of whose consequences more is known."""
+        copy = type(self)(*self.args)
+        copy.effect, copy.remedy = effect, remedy
+        return copy
+
     def what(self) -> str:
         """Describe the failure, without its consequences."""
         return ": ".join(str(arg) for arg in self.args)

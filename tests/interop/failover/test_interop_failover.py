@@ -113,7 +113,7 @@ async def client(three: ThreeBrokers, name: str) -> AsyncIterator[OneClient]:
     cluster = StruckCluster(parsed.client)
     engine = ProducerEngine(cluster, parsed)
     txn = TransactionManager(cluster, parsed, engine)
-    engine.use_transactions(txn)
+    engine.use_transactions(txn.send_context)
     try:
         yield OneClient(cluster, engine, txn)
     finally:

@@ -76,7 +76,7 @@ class Producer:
         self._txn: TransactionManager | None = None
         if self.config.transactional_id is not None:
             self._txn = TransactionManager(self._cluster, self.config, self._engine)
-            self._engine.use_transactions(self._txn)
+            self._engine.use_transactions(self._txn.send_context)
         self.append_value = self._engine.append_value
         self.append, self.extend = self._engine.append, self._engine.extend
         self._closed = False

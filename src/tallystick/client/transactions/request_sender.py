@@ -161,7 +161,7 @@ class TxnRequestSender:
                 return requests.parse_end_txn(self.transactional_id, answer)
             except BrokerRefused as exc:
                 if exc.remedy is Remedy.LOOK_UP:
-                    exc.effect = Effect.NONE
+                    raise exc.copy_with(effect=Effect.NONE, remedy=exc.remedy) from None
                 raise
 
         return await self._run_with_retries("EndTxn", attempt)

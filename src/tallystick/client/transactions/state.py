@@ -40,7 +40,7 @@ from tallystick.client.transactions.modes import (
     TxnToResolve,
 )
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.kernel.check import check
+from tallystick.kernel.check import check, require
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import frozen, replace
@@ -237,10 +237,11 @@ class TxnProducerState:
         """
         if self.state not in _DECIDING_STATES or self.writer is None:
             return None
-        check(self.client is not None and self.decision is not None, "a decision without a pair")
-        assert self.client is not None
-        assert self.decision is not None
-        return DueEndTxn(client=self.client, decision=self.decision, version=self.version)
+        return DueEndTxn(
+            client=require(self.client, "a decision without a client"),
+            decision=require(self.decision, "an end without a decision"),
+            version=self.version,
+        )
 
     @property
     def txn_to_resolve(self) -> TxnToResolve | None:
