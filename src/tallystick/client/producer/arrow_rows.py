@@ -116,19 +116,19 @@ class ArrowRows:
         numbers = np.frombuffer(hashed, dtype=np.int32)
         # The stable sort of small integers takes linear time.
         order = np.argsort(numbers.astype(np.int16) if partitions <= _INT16_MAX else numbers, kind="stable")
-        found, begins = np.unique(numbers[order], return_index=True)
-        groups = zip(found.tolist(), np.split(order, begins[1:]), strict=True)
+        distinct, begins = np.unique(numbers[order], return_index=True)
+        groups = zip(distinct.tolist(), np.split(order, begins[1:]), strict=True)
         return {None if number < 0 else number: places.tolist() for number, places in groups}
 
     def encode_section(self) -> bytes:
         if native.codec is not None:
             keys = None if self._keys is None else _get_buffers(self._keys)
             tails = None if self.headers is None else encode_tails(self.headers)
-            made = native.codec.encode(
+            section = native.codec.encode(
                 self.count, list(self.timestamp_runs), _get_buffers(self._values), keys, tails
             )
-            if made is not None:
-                return made
+            if section is not None:
+                return section
         if self.headers is not None or len(self.timestamp_runs) > 1:
             return self._to_lists().encode_section()
         return self._encode_joined()

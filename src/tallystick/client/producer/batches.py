@@ -299,8 +299,8 @@ class _RecordHeads(dict[int, bytes]):
 
     def __missing__(self, size: int) -> bytes:
         whole = self._fixed_bytes + len(encode_zigzag(size)) + size
-        made = self[size] = b"\0" + encode_zigzag(whole) + self._time_varint
-        return made
+        head = self[size] = b"\0" + encode_zigzag(whole) + self._time_varint
+        return head
 
 
 @cache

@@ -258,62 +258,62 @@ class TxnToResolve:
     version: int
 
 
-def classify_outcome(asked: TxnToResolve, seen: TxnDescription | None) -> TxnFinding:
+def classify_outcome(txn: TxnToResolve, description: TxnDescription | None) -> TxnFinding:
     """Return the finding for one transaction that was open, given a description of its id [CLI-41].
 
     Source: KIP-890 "Bump Epoch on Each Transaction"; protocol of DescribeTransactions: while markers are
         written, the producer id and epoch shown are theirs; afterwards, those the client may use next.
     """
-    if seen is None:
+    if description is None:
         return TxnFinding.GONE
-    if asked.writer in seen.forced_identities:
+    if txn.writer in description.forced_identities:
         return TxnFinding.FORCED
-    match seen.state:
-        case "Ongoing" if seen.identity == asked.writer:
+    match description.state:
+        case "Ongoing" if description.identity == txn.writer:
             return TxnFinding.OPEN
         case "Ongoing":
             return TxnFinding.OTHER_OPEN
-        case "PrepareCommit" if seen.identity in _list_marker_identities(asked, commit=True):
+        case "PrepareCommit" if description.identity in _list_marker_identities(txn, commit=True):
             return TxnFinding.COMMITTED
-        case "PrepareAbort" | "PrepareEpochFence" if seen.identity in _list_marker_identities(
-            asked, commit=False
+        case "PrepareAbort" | "PrepareEpochFence" if description.identity in _list_marker_identities(
+            txn, commit=False
         ):
             return TxnFinding.ABORTED
-        case "CompleteCommit" if _is_after(asked, seen.identity, commit=True):
+        case "CompleteCommit" if _is_after(txn, description.identity, commit=True):
             return TxnFinding.COMMITTED
-        case "CompleteAbort" if _is_after(asked, seen.identity, commit=False):
+        case "CompleteAbort" if _is_after(txn, description.identity, commit=False):
             return TxnFinding.ABORTED
-    return TxnFinding.MOVED_ON if _is_past(asked, seen.identity) else TxnFinding.LOST
+    return TxnFinding.MOVED_ON if _is_past(txn, description.identity) else TxnFinding.LOST
 
 
-def _list_marker_identities(asked: TxnToResolve, *, commit: bool) -> set[ProducerIdAndEpoch]:
+def _list_marker_identities(txn: TxnToResolve, *, commit: bool) -> set[ProducerIdAndEpoch]:
     """Return the possible producer ids and epochs of the markers.
 
     Under version 2 the epoch is one above the writer's; an abort by timeout always bumps it.
     """
-    writer = asked.writer
+    writer = txn.writer
     above = ProducerIdAndEpoch(writer.producer_id, ProducerEpoch(min(writer.epoch + 1, EPOCH_MAX)))
-    if asked.version >= EPOCH_BUMP_VERSION:
+    if txn.version >= EPOCH_BUMP_VERSION:
         return {above}
     return {writer} if commit else {writer, above}
 
 
-def _is_after(asked: TxnToResolve, shown: ProducerIdAndEpoch, *, commit: bool) -> bool:
-    """Tell whether `shown` is the producer id and epoch that follow the end of this transaction.
+def _is_after(txn: TxnToResolve, current: ProducerIdAndEpoch, *, commit: bool) -> bool:
+    """Tell whether `current` is the producer id and epoch that follow the end of this transaction.
 
     Under version 1 only an abort by timeout bumps the epoch; mode `resume` leaves that one epoch free.
     """
-    if asked.version < EPOCH_BUMP_VERSION:
-        return shown == asked.client or (not commit and _is_next_identity(asked.client, shown))
-    return _is_next_identity(asked.client, shown)
+    if txn.version < EPOCH_BUMP_VERSION:
+        return current == txn.client or (not commit and _is_next_identity(txn.client, current))
+    return _is_next_identity(txn.client, current)
 
 
-def _is_next_identity(client: ProducerIdAndEpoch, shown: ProducerIdAndEpoch) -> bool:
-    if shown.producer_id == client.producer_id:
-        return shown.epoch == client.epoch + 1
+def _is_next_identity(client: ProducerIdAndEpoch, current: ProducerIdAndEpoch) -> bool:
+    if current.producer_id == client.producer_id:
+        return current.epoch == client.epoch + 1
     # KIP-890 "Overflow": the last epoch of an id is followed by the first one of another.
-    return client.epoch >= EPOCH_MAX - 1 and shown.epoch == 0
+    return client.epoch >= EPOCH_MAX - 1 and current.epoch == 0
 
 
-def _is_past(asked: TxnToResolve, shown: ProducerIdAndEpoch) -> bool:
-    return shown.producer_id != asked.client.producer_id or shown.epoch > asked.client.epoch
+def _is_past(txn: TxnToResolve, current: ProducerIdAndEpoch) -> bool:
+    return current.producer_id != txn.client.producer_id or current.epoch > txn.client.epoch

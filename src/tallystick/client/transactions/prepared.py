@@ -24,9 +24,9 @@ class BadPreparedTxnState(TallystickError, ValueError):
         self.text = text
 
     def __str__(self) -> str:
-        shown = self.text if len(self.text) <= _TEXT_LENGTH_MAX else f"{self.text[:_TEXT_LENGTH_MAX]}…"
+        text = self.text if len(self.text) <= _TEXT_LENGTH_MAX else f"{self.text[:_TEXT_LENGTH_MAX]}…"
         return (
-            f"{shown!r} is not the state of a prepared transaction: that is empty, or producerId:epoch "
+            f"{text!r} is not the state of a prepared transaction: that is empty, or producerId:epoch "
             f"with 0..{INT64_MAX} and 0..{INT16_MAX} in decimal digits"
         )
 
@@ -95,7 +95,7 @@ class PreparedTxnState:
 
 
 def _parse(text: str) -> ProducerIdAndEpoch:
-    found = _PATTERN.fullmatch(text)
-    if found is None or int(found[1]) > INT64_MAX or int(found[2]) > INT16_MAX:
+    match = _PATTERN.fullmatch(text)
+    if match is None or int(match[1]) > INT64_MAX or int(match[2]) > INT16_MAX:
         raise BadPreparedTxnState(text)
-    return ProducerIdAndEpoch(ProducerId(int(found[1])), ProducerEpoch(int(found[2])))
+    return ProducerIdAndEpoch(ProducerId(int(match[1])), ProducerEpoch(int(match[2])))

@@ -104,8 +104,8 @@ def build_add_partitions(
         v3_and_below_producer_id=client.producer_id,
         v3_and_below_producer_epoch=client.epoch,
         v3_and_below_topics=tuple(
-            AddPartitionsToTxnTopic(name=name, partitions=tuple(sorted(found)))
-            for name, found in sorted(topics.items())
+            AddPartitionsToTxnTopic(name=name, partitions=tuple(sorted(of_topic)))
+            for name, of_topic in sorted(topics.items())
         ),
     )
 
@@ -151,7 +151,8 @@ def build_txn_offset_commit(
         member_id=group.member_id,
         group_instance_id=group.group_instance_id,
         topics=tuple(
-            TxnOffsetCommitRequestTopic(name=name, partitions=tuple(found)) for name, found in topics.items()
+            TxnOffsetCommitRequestTopic(name=name, partitions=tuple(of_topic))
+            for name, of_topic in topics.items()
         ),
     )
 

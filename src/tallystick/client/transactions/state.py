@@ -157,7 +157,7 @@ class TxnProducerState:
     # ---- calls
 
     def apply_call(self, call: TxnCall) -> "TxnProducerState | IllegalCall":
-        """Return the producer after `apply_call`, or an `IllegalCall` if the call is not legal [CLI-42]."""
+        """Return the producer after `call`, or an `IllegalCall` if the call is not legal [CLI-42]."""
         to = TRANSITIONS.get((call, self.state))
         if to is None:
             return self._build_refusal(call.value)
@@ -177,8 +177,9 @@ class TxnProducerState:
     def complete(self, token: PreparedTxnState) -> "TxnProducerState | IllegalCall":
         """Commit the prepared transaction if `token` names it, else abort it.
 
-        With nothing in doubt the producer stays as it is: `modes.VERDICTS` then says what became of the
-        transaction that `token` names. Refused unless a prepared state was asked for since the last begin.
+        With nothing in doubt the producer stays as it is: `modes.ACTION_BY_FINDING` then says what became of
+        the transaction that `token` names. Refused unless a prepared state was asked for since the last
+        begin.
 
         Source: KIP-939: "compare the currently prepared transaction state and the state passed in the
             argument and either commit or abort"; "If the producer is not in prepared state (i.e. neither
@@ -285,19 +286,19 @@ class TxnProducerState:
             may_complete=keep,
         )
 
-    def apply_description(self, found: ProducerIdAndEpoch | None, *, version: int) -> "TxnProducerState":
+    def apply_description(self, writer: ProducerIdAndEpoch | None, *, version: int) -> "TxnProducerState":
         """Apply a description in mode `resume`, without init.
 
-        `apply_outcome`, if any, is open and in doubt.
+        The transaction signed by `writer`, if any, is open and in doubt.
         """
         check(self.state in _INITIALIZING_STATES, f"described while {self.state.name}")
         return TxnProducerState(
-            state=S.UNCLAIMED if found is None else S.PREPARED,
+            state=S.UNCLAIMED if writer is None else S.PREPARED,
             mode=Mode.RESUME,
             version=version,
-            client=found,
-            writer=found,
-            is_recovered=found is not None,
+            client=writer,
+            writer=writer,
+            is_recovered=writer is not None,
             may_complete=True,
         )
 
