@@ -37,7 +37,6 @@ MANY_METHODS = {
     "src/tallystick/broker/server/server.py:ServerConnection": 29,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 41,
-    "src/tallystick/client/blocking/producer.py:Producer": 26,
     "src/tallystick/client/consumer/engine.py:ConsumerEngine": 56,
     "src/tallystick/client/net/cluster.py:Cluster": 36,
     "src/tallystick/client/net/network.py:Connection": 27,

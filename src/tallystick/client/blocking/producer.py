@@ -9,12 +9,12 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
 
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Column, Offsets
 from tallystick.client.blocking.thread import engine_thread
-from tallystick.client.errors import IllegalState
+from tallystick.client.blocking.transactional_calls import TransactionalCalls
 from tallystick.client.forks import build_forked_error
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CALL_GRACE_S: Final = 5.0
-_ENDING_CALLS: Final = frozenset({"commit_transaction", "abort_transaction", "complete_transaction"})
 
 
 class Producer:
@@ -67,8 +66,7 @@ class Producer:
         self._flush_timeout_s = 2 * settings.delivery_timeout_ms / 1000 + _CALL_GRACE_S
         # A flush, and as many requests as a transactional call makes, each within max.block.ms.
         self._txn_timeout_s = self._flush_timeout_s + 8 * self._block_timeout_s
-        # The answer to a transactional call that the caller missed because of an interrupt [CLI-67].
-        self._missed_answer: tuple[str, object] | None = None
+        self._txn_calls = TransactionalCalls(self._thread, self._txn_timeout_s)
         self._thread.register(self)
 
     # ------------------------------------------------------------------------------ records
@@ -195,7 +193,9 @@ class Producer:
             `keep_prepared_txn` without two-phase commit or modes. TimedOut.
         Source: KIP-98; KIP-939 "KafkaProducer API Changes".
         """
-        self._run_once(lambda: self._async_producer.init_transactions(keep_prepared_txn), "init_transactions")
+        self._txn_calls.run(
+            lambda: self._async_producer.init_transactions(keep_prepared_txn), "init_transactions"
+        )
 
     def begin_transaction(self) -> None:
         """Begin a transaction: records sent from now on belong to it.
@@ -205,7 +205,7 @@ class Producer:
         """
         self._thread.check_process("begin_transaction")
         txn = self._async_producer.require_transaction_manager("begin_transaction")
-        self._missed_answer = None
+        self._txn_calls.forget_answer()
         if txn.needs_init:
             self._run(self._async_producer.begin_transaction(), self._txn_timeout_s, "begin_transaction")
         else:
@@ -232,7 +232,7 @@ class Producer:
         Raises: InvalidTxnState without two-phase commit or modes; AbortRequired if any part has failed.
         Source: KIP-939 "KafkaProducer API Changes".
         """
-        return self._run_once(self._async_producer.prepare_transaction, "prepare_transaction")
+        return self._txn_calls.run(self._async_producer.prepare_transaction, "prepare_transaction")
 
     def commit_transaction(self) -> None:
         """Commit: `read_committed` consumers see the whole transaction.
@@ -245,14 +245,14 @@ class Producer:
         After an interrupt (Ctrl-C, an exception from a signal handler) commit again: the call continues,
         returns if the transaction was committed, or raises AbortRequired if it was never decided.
         """
-        self._run_once(self._async_producer.commit_transaction, "commit_transaction")
+        self._txn_calls.run(self._async_producer.commit_transaction, "commit_transaction")
 
     def abort_transaction(self) -> None:
         """Abort: unsent records fail, and `read_committed` consumers never see those that were sent.
 
         Raises: IllegalState outside a transaction; InDoubt, TimedOut: abort again asks again. Fenced.
         """
-        self._run_once(self._async_producer.abort_transaction, "abort_transaction")
+        self._txn_calls.run(self._async_producer.abort_transaction, "abort_transaction")
 
     def complete_transaction(self, state: PreparedTxnState) -> Completion:
         """End the transaction in doubt as another system has recorded.
@@ -266,7 +266,7 @@ class Producer:
             DecisionExpired if `state` was committed there and the cluster has aborted it; InDoubt.
         Source: KIP-939 "KafkaProducer API Changes" and "Recovery recipe".
         """
-        return self._run_once(
+        return self._txn_calls.run(
             lambda: self._async_producer.complete_transaction(state), "complete_transaction"
         )
 
@@ -330,33 +330,6 @@ class Producer:
                 deadline = self._run(
                     self._async_producer.wait_for_space(topic, deadline), self._block_timeout_s, doing
                 )
-
-    def _run_once(self, ask: Callable[[], Coroutine[object, object, T]], doing: str) -> T:
-        """Run a call that is not legal twice; repeated after an interrupt, return its answer [CLI-67]."""
-        self._thread.check_process(doing)
-        if self._missed_answer is not None:
-            former, answer = self._missed_answer
-            if former == doing:
-                return cast(T, answer)
-            if doing in _ENDING_CALLS and former in _ENDING_CALLS:
-                raise IllegalState(
-                    f"{doing}: {former}() was interrupted as its answer came, and had succeeded: the "
-                    "transaction is over"
-                )
-            self._missed_answer = None
-        answered: list[T] = []
-        try:
-            run, limit_s, keep = self._thread.run, self._txn_timeout_s, partial(self._keep_answer, doing)
-            # One line: an exception of a signal handler between two lines would lose the answer.
-            answered.append(run(ask(), limit_s, doing, keep))
-            return answered[0]
-        except BaseException:
-            if answered:
-                self._keep_answer(doing, answered[0])
-            raise
-
-    def _keep_answer(self, doing: str, answer: object) -> None:
-        self._missed_answer = doing, answer
 
     def _run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
         return self._thread.run(coroutine, limit_s, doing)
