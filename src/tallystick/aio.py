@@ -3,6 +3,6 @@
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Producer
-from tallystick.client.consumer.engine import RebalanceListener
+from tallystick.client.consumer.rebalance import RebalanceListener
 
 __all__ = ["Admin", "Consumer", "Producer", "RebalanceListener"]

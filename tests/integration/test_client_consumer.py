@@ -14,8 +14,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.engine import ConsumerEngine, RebalanceListener
+from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.errors import CommitRefused, PositionUnknown, WokenUp
+from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.client.errors import BrokerRefused, Closed, IllegalState, TimedOut
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition
@@ -141,7 +142,7 @@ def test_records_come_back_as_they_were_written(cluster: Cluster) -> None:
             assert records[0].timestamp_ms == 1_700_000_000_123
             assert records[3].headers == (("a", b"1"), ("a", None))
             assert records[3].leader_epoch == 0
-            assert await consumer.position(at) == 4
+            assert await consumer.positions.position(at) == 4
 
     run(test())
 
@@ -193,22 +194,22 @@ def test_seek_pause_and_the_offsets_of_a_log(cluster: Cluster) -> None:
     async def test() -> None:
         async with cluster.consumer() as consumer:
             consumer.assign([a, b])
-            assert await consumer.beginning_offsets([a, b]) == {a: 0, b: 0}
-            assert await consumer.end_offsets([a, b]) == {a: 10, b: 1}
-            found = await consumer.offsets_for_times({a: 1_000_004, b: 2**62})
+            assert await consumer.log_offsets.beginning_offsets([a, b]) == {a: 0, b: 0}
+            assert await consumer.log_offsets.end_offsets([a, b]) == {a: 10, b: 1}
+            found = await consumer.log_offsets.offsets_for_times({a: 1_000_004, b: 2**62})
             assert found[b] is None
             assert found[a] is not None
             assert (found[a].offset, found[a].timestamp_ms) == (4, 1_000_004)
-            consumer.pause([b])
-            consumer.seek(a, 7)
+            consumer.positions.pause([b])
+            consumer.positions.seek(a, 7)
             assert values(await read(consumer, 3)) == [b"7", b"8", b"9"]
             assert await consumer.poll(100) == []
-            consumer.seek_to_beginning([a])
+            consumer.positions.seek_to_beginning([a])
             assert values(await read(consumer, 10)) == [b"%d" % i for i in range(10)]
-            consumer.resume([b])
+            consumer.positions.resume([b])
             assert values(await read(consumer, 1)) == [b"other"]
-            consumer.seek_to_end()
-            assert await consumer.position(a) == 10
+            consumer.positions.seek_to_end()
+            assert await consumer.positions.position(a) == 10
             cluster.write(topic, b"late")
             assert values(await read(consumer, 1)) == [b"late"]
 
@@ -223,7 +224,7 @@ def test_poll_returns_as_many_as_it_is_told(cluster: Cluster) -> None:
         async with cluster.consumer(max_poll_records=4) as consumer:
             consumer.assign([TopicPartition(topic, 0)])
             assert [len(await read(consumer, 1)) for _ in range(3)] == [4, 4, 2]
-            consumer.seek_to_beginning()
+            consumer.positions.seek_to_beginning()
             assert len(await consumer.poll(5_000, 1)) == 1
 
     run(test())
@@ -237,16 +238,16 @@ def test_a_position_outside_the_log(cluster: Cluster) -> None:
     async def test() -> None:
         async with cluster.consumer() as consumer:
             consumer.assign([at])
-            consumer.seek(at, 1_000)
+            consumer.positions.seek(at, 1_000)
             assert values(await read(consumer, 2)) == [b"a", b"b"]
         async with cluster.consumer(auto_offset_reset="none") as consumer:
             consumer.assign([at])
             with pytest.raises(PositionUnknown, match="no offset is committed"):
                 await consumer.poll(5_000)
-            consumer.seek(at, 1_000)
+            consumer.positions.seek(at, 1_000)
             with pytest.raises(PositionUnknown, match="offset 1000 is not in the log"):
                 await consumer.poll(5_000)
-            consumer.seek(at, 1)
+            consumer.positions.seek(at, 1)
             assert values(await read(consumer, 1)) == [b"b"]
 
     run(test())
@@ -286,8 +287,8 @@ def test_committed_records_alone_are_read_and_an_open_transaction_holds_back_wha
             consumer.assign([at])
             assert values(await read(consumer, 3)) == [b"committed 1", b"plain", b"committed 2"]
             assert await consumer.poll(300) == []
-            (stable,) = (await consumer.end_offsets([at])).values()
-            assert await consumer.position(at) == stable
+            (stable,) = (await consumer.log_offsets.end_offsets([at])).values()
+            assert await consumer.positions.position(at) == stable
             await asyncio.to_thread(second.abort_transaction, 30)
             assert values(await read(consumer, 1)) == [b"behind"]
         async with cluster.consumer() as everything:
@@ -646,11 +647,11 @@ def test_a_topic_that_is_not_there_is_waited_for(cluster: Cluster) -> None:
     async def test() -> None:
         async with cluster.consumer(allow_auto_create_topics="false") as consumer:
             consumer.assign([TopicPartition("nowhere", 0)])
-            consumer.seek(TopicPartition("nowhere", 0), 0)
+            consumer.positions.seek(TopicPartition("nowhere", 0), 0)
             assert await consumer.poll(1_000) == []
             assert consumer.metrics()["request-total"] < 40
             consumer.assign([TopicPartition("no such name!", 0)])
-            consumer.seek(TopicPartition("no such name!", 0), 0)
+            consumer.positions.seek(TopicPartition("no such name!", 0), 0)
             with pytest.raises(BrokerRefused, match="INVALID_TOPIC_EXCEPTION"):
                 await consumer.poll(5_000)
 
@@ -666,10 +667,10 @@ def test_misuse_is_said_at_once(cluster: Cluster) -> None:
             with pytest.raises(IllegalState, match=r"needs group\.id"):
                 consumer.subscribe(["t"])
             with pytest.raises(IllegalState, match="not assigned"):
-                consumer.seek(at, 0)
+                consumer.positions.seek(at, 0)
             consumer.assign([at])
             with pytest.raises(IllegalState, match="negative"):
-                consumer.seek(at, -1)
+                consumer.positions.seek(at, -1)
         async with cluster.consumer(group_id="misuse") as consumer:
             consumer.subscribe(["t"])
             with pytest.raises(IllegalState, match="unsubscribe first"):

@@ -10,8 +10,9 @@ import pytest
 from tallystick import Admin, TopicPartition
 from tallystick.admin import NewTopic
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consumer.engine import ConsumerEngine, RebalanceListener
+from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.membership import Phase
+from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.protocol.messages.join_group import JoinGroupRequest
 from tallystick.protocol.messages.sync_group import SyncGroupRequest
 from tallystick.testing import EmbeddedBroker
@@ -106,6 +107,8 @@ def test_the_other_member_has_all_partitions_soon(
     async def main() -> None:
         listening = Listening()
         closing, staying = member(broker, topic, strategy), member(broker, topic, strategy)
+        membership: Any = closing._group
+        group = membership._coordinator
 
         def both_have_some() -> bool:
             return bool(staying.assignment and closing.assignment)
@@ -117,7 +120,6 @@ def test_the_other_member_has_all_partitions_soon(
             if step == "join waits for the other":
                 staying.subscribe([topic])
                 await asyncio.gather(*(polled_until(each, both_have_some) for each in (closing, staying)))
-                group: Any = closing._coordinator
                 closing.subscribe([topic, "another"], listening)
                 await polled_until(closing, lambda: group.member.phase is Phase.JOINING)
             else:
@@ -130,7 +132,6 @@ def test_the_other_member_has_all_partitions_soon(
                     polls.append(asyncio.create_task(polled_until(closing, reached.is_set)))
                 else:
                     reached = asyncio.Event()
-                    group = closing._coordinator
                     refuse = group._handle_error_code
                     group._handle_error_code = lambda *args, **named: (reached.set(), refuse(*args, **named))[
                         1

@@ -24,7 +24,6 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 # A ratchet: what is listed may only shrink. New code must fit.
 LONG_FUNCTIONS: dict[str, int] = {}
 LONG_MODULES = {
-    "src/tallystick/client/consumer/engine.py": 707,
     "src/tallystick/dualwrite/session.py": 730,
     "src/tallystick/storage/log.py": 708,
     "src/tallystick/testing/sim/simulation.py": 721,
@@ -37,7 +36,6 @@ MANY_METHODS = {
     "src/tallystick/broker/server/server.py:ServerConnection": 29,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 41,
-    "src/tallystick/client/consumer/engine.py:ConsumerEngine": 56,
     "src/tallystick/client/net/cluster.py:Cluster": 36,
     "src/tallystick/client/net/network.py:Connection": 27,
     "src/tallystick/dualwrite/session.py:DualWriteSession": 37,

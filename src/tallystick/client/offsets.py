@@ -65,6 +65,17 @@ class OffsetAndTimestamp:
     leader_epoch: int | None = None
 
 
+Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
+"""Offsets to commit, as users give them: a number stands for an offset without metadata."""
+
+
+def normalize_offsets(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Return the offsets in one form."""
+    return {
+        at: OffsetAndMetadata(offset) if isinstance(offset, int) else offset for at, offset in offsets.items()
+    }
+
+
 def build_offset_commit_request(
     group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> OffsetCommitRequest:

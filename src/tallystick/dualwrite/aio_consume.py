@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.engine import RebalanceListener
+from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.dualwrite.consume_recipe import ConsumeRecipe, OnDataLoss
 from tallystick.dualwrite.recipes import AsyncRecipeRunner, StepCallback
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction

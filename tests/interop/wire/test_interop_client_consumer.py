@@ -199,8 +199,8 @@ def test_transactions_are_seen_when_they_are_committed(cluster: Any) -> None:
                     read += await consumer.poll(500)
             assert [record.value for record in read] == [b"%d" % i for i in range(20) if i % 3]
             assert await consumer.poll(300) == []
-            assert await consumer.end_offsets([at]) == {at: 40}
-            assert await consumer.position(at) == 40
+            assert await consumer.log_offsets.end_offsets([at]) == {at: 40}
+            assert await consumer.positions.position(at) == 40
 
     run(test())
     producer.abort_transaction(30)
@@ -219,9 +219,9 @@ def test_offsets_times_and_commits(cluster: Any) -> None:
             consumer.assign([a, b])
             assert await consumer.committed([a, b]) == {a: None, b: None}
             await consumer.commit({a: 4})
-            assert await consumer.beginning_offsets([a, b]) == {a: 0, b: 0}
-            assert await consumer.end_offsets([a, b]) == {a: 10, b: 0}
-            found = (await consumer.offsets_for_times({a: 1_000_000_007}))[a]
+            assert await consumer.log_offsets.beginning_offsets([a, b]) == {a: 0, b: 0}
+            assert await consumer.log_offsets.end_offsets([a, b]) == {a: 10, b: 0}
+            found = (await consumer.log_offsets.offsets_for_times({a: 1_000_000_007}))[a]
             assert found is not None
             assert (found.offset, found.timestamp_ms) == (7, 1_000_000_007)
             read = await consumer.poll(5_000)

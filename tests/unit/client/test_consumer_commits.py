@@ -34,7 +34,7 @@ async def read_in_generation(consumer: ConsumerEngine, group: ScriptedGroup, gen
     async with asyncio.timeout(30):
         while group.generation < generation or T0 not in consumer.assignment:
             await consumer.poll(1)
-        assert await consumer.position(T0) == 0
+        assert await consumer.positions.position(T0) == 0
 
 
 def test_positions_are_committed_under_the_generation_that_read_them() -> None:

@@ -107,15 +107,15 @@ def test_a_partition_that_is_gone_holds_back_no_other_search(in_metadata: bool) 
             broker.scripts[ApiKey.LIST_OFFSETS] = lambda seen: listed(seen, errors)
             async with consumer_of(broker) as consumer:
                 consumer.assign([GONE, T])
-                consumer.seek_to_beginning()
-                assert await consumer.position(T) == 1
-                consumer.seek_to_end([T])
-                assert await consumer.position(T) == 9
+                consumer.positions.seek_to_beginning()
+                assert await consumer.positions.position(T) == 1
+                consumer.positions.seek_to_end([T])
+                assert await consumer.positions.position(T) == 9
                 consumer.assign([GONE, T, U])
-                consumer.seek_to_beginning([U])
-                assert await consumer.position(U) == 1
-                consumer.seek_to_beginning([T])
-                assert await consumer.position(T) == 1
+                consumer.positions.seek_to_beginning([U])
+                assert await consumer.positions.position(U) == 1
+                consumer.positions.seek_to_beginning([T])
+                assert await consumer.positions.position(T) == 1
 
     asyncio.run(main())
 
@@ -134,12 +134,12 @@ def test_a_leader_that_does_not_answer_holds_back_no_search_at_another() -> None
             )
             async with consumer_of(broker) as consumer:
                 consumer.assign([T])
-                consumer.seek_to_beginning()
-                assert await consumer.position(T) == 1
+                consumer.positions.seek_to_beginning()
+                assert await consumer.positions.position(T) == 1
                 refusals.append({"t": NOT_LEADER})
                 consumer.assign([GONE, T])
-                consumer.seek_to_end()
-                assert await consumer.position(T) == 9
+                consumer.positions.seek_to_end()
+                assert await consumer.positions.position(T) == 9
                 assert not refusals
 
     asyncio.run(main())
@@ -161,11 +161,11 @@ def test_an_offset_that_a_transaction_holds_back_holds_back_no_other() -> None:
             }
             async with consumer_of(broker, group_id="g") as consumer:
                 consumer.assign([GONE, T])
-                assert await consumer.position(T) == 5
+                assert await consumer.positions.position(T) == 5
                 consumer.assign([GONE, T, U])
-                assert await consumer.position(U) == 5
+                assert await consumer.positions.position(U) == 5
                 errors.clear()
-                assert await consumer.position(GONE) == 5
+                assert await consumer.positions.position(GONE) == 5
 
     asyncio.run(main())
 
@@ -180,9 +180,9 @@ def test_a_partition_that_is_no_longer_read_is_no_longer_looked_for() -> None:
             broker.scripts[ApiKey.LIST_OFFSETS] = lambda seen: listed(seen, errors)
             async with consumer_of(broker) as consumer:
                 consumer.assign([GONE])
-                consumer.seek_to_beginning()
+                consumer.positions.seek_to_beginning()
                 with pytest.raises(TimedOut):
-                    await consumer.position(GONE, timeout_ms=1)
+                    await consumer.positions.position(GONE, timeout_ms=1)
                 searches = {task for task in asyncio.all_tasks() if "_search" in repr(task.get_coro())}
                 assert searches
                 consumer.assign([T])

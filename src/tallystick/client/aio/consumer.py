@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final, Self
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.engine import ConsumerEngine, Offsets, RebalanceListener
-from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
+from tallystick.client.consumer.engine import ConsumerEngine
+from tallystick.client.consumer.rebalance import RebalanceListener
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -65,45 +66,45 @@ class Consumer:
     @property
     def paused(self) -> frozenset[TopicPartition]:
         """Partitions of which no records are returned for now."""
-        return self._engine.paused
+        return self._engine.positions.paused
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`."""
-        self._engine.pause(partitions)
+        self._engine.positions.pause(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Return records of these partitions again."""
-        self._engine.resume(partitions)
+        self._engine.positions.resume(partitions)
 
     # --------------------------------------------------------------------------- positions
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
         """Continue with the record at `offset`, or the first one after it."""
-        self._engine.seek(partition, offset, leader_epoch)
+        self._engine.positions.seek(partition, offset, leader_epoch)
 
     def go_back(self, partition: TopicPartition, offset: int) -> None:
         """Return records from `offset` on again; records returned before it may still be committed."""
-        self._engine.go_back(partition, offset)
+        self._engine.positions.go_back(partition, offset)
 
     def rewind(self) -> None:
         """From the next `poll` on, return records again that were returned and never committed."""
-        self._engine.rewind()
+        self._engine.positions.rewind()
 
     def note_committed(self, offsets: Offsets) -> None:
         """Note offsets that a transaction committed for the group: `rewind` does not go back before them."""
-        self._engine.note_committed(offsets)
+        self._engine.positions.note_committed(offsets)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek to the first available record; in all assigned partitions if none are given."""
-        self._engine.seek_to_beginning(partitions)
+        self._engine.positions.seek_to_beginning(partitions)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek past the last record."""
-        self._engine.seek_to_end(partitions)
+        self._engine.positions.seek_to_end(partitions)
 
     def pin(self, partitions: Iterable[TopicPartition]) -> None:
         """Raise PositionUnknown for a position outside the log, whatever `auto.offset.reset` says."""
-        self._engine.pin(partitions)
+        self._engine.positions.pin(partitions)
 
     def read_committed(self) -> None:
         """Read committed records only from now on."""
@@ -111,25 +112,25 @@ class Consumer:
 
     async def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
         """Return the offset of the next record that `poll` would return."""
-        return await self._engine.position(partition, to_ms(timeout_s))
+        return await self._engine.positions.position(partition, to_ms(timeout_s))
 
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the log start offset of each partition."""
-        return await self._engine.beginning_offsets(partitions, to_ms(timeout_s))
+        return await self._engine.log_offsets.beginning_offsets(partitions, to_ms(timeout_s))
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the end of each log under this consumer's isolation level."""
-        return await self._engine.end_offsets(partitions, to_ms(timeout_s))
+        return await self._engine.log_offsets.end_offsets(partitions, to_ms(timeout_s))
 
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record of each time or later."""
-        return await self._engine.offsets_for_times(times_ms, to_ms(timeout_s))
+        return await self._engine.log_offsets.offsets_for_times(times_ms, to_ms(timeout_s))
 
     # ------------------------------------------------------------------------------ reading
 

@@ -18,10 +18,9 @@ from tallystick.client.aio import consumer as aio
 from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S
 from tallystick.client.blocking.thread import engine_thread, run_in_caller
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.client.consumer.engine import Offsets
-from tallystick.client.consumer.engine import RebalanceListener as ListenerOnLoop
+from tallystick.client.consumer.rebalance import RebalanceListener as ListenerOnLoop
 from tallystick.client.errors import ClientError, IllegalState
-from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from enum import Enum
 from itertools import count
 from typing import Final
 
+from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.retry import find_rule
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
@@ -49,6 +50,11 @@ class Position:
 
     offset: int
     leader_epoch: int | None = None
+
+
+def to_position(offset: OffsetAndMetadata | OffsetAndTimestamp) -> Position:
+    """Return the position to read from, given a committed offset or one of a log."""
+    return Position(offset.offset, offset.leader_epoch)
 
 
 @dataclass(slots=True)
@@ -247,6 +253,18 @@ class SubscriptionState:
             partition: track.position_version
             for partition, track in self._states.items()
             if track.position is None and track.position_source is where
+        }
+
+    def collect_consumed(self) -> dict[TopicPartition, Position]:
+        """Return the known positions: those up to which records were returned."""
+        return {at: track.position for at, track in self._states.items() if track.position is not None}
+
+    def compute_lags(self) -> dict[TopicPartition, int]:
+        """Return the number of offsets between each position and the high watermark, where both are known."""
+        return {
+            at: track.high_watermark - track.position.offset
+            for at, track in self._states.items()
+            if track.high_watermark is not None and track.position is not None
         }
 
     def list_fetchable(self) -> Iterable[tuple[TopicPartition, TopicPartitionState, Position]]:

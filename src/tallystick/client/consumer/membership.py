@@ -173,6 +173,11 @@ class Membership:
         """Whether the coordinator expects heartbeats."""
         return self.generation is not None and self.phase in _HEARTBEAT_PHASES
 
+    @property
+    def may_commit(self) -> bool:
+        """Whether its coordinator accepts offsets: of a generation, or of a consumer outside the group."""
+        return self.phase is Phase.OUT or self.generation is not None
+
 
 _HEARTBEAT_PHASES: Final = frozenset({Phase.PREPARING, Phase.SETTLING, Phase.STABLE})
 

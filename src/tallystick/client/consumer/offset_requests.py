@@ -1,9 +1,16 @@
-"""Requests about offsets: of logs, and of groups. The shell of `offsets`; retries follow `client.retry`."""
+"""Requests about offsets: of logs, and of a group. The shell of `offsets`.
+
+    LogOffsetRequests    ListOffsets
+    GroupOffsetRequests  OffsetFetch, OffsetCommit
+
+Retries follow `client.retry`.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from tallystick.client.consumer.fetch_state import EARLIEST_MS, LATEST_MS
 from tallystick.client.errors import ClientError
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import (
@@ -20,7 +27,8 @@ from tallystick.client.offsets import (
     split_offset_fetch_response,
 )
 from tallystick.client.retry import Deadline
-from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.ids import GroupId, TopicPartition
+from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.list_offsets import ListOffsetsResponse
 from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
 from tallystick.protocol.messages.offset_fetch import OffsetFetchResponse
@@ -39,12 +47,56 @@ def _is_retriable(failure: BaseException) -> bool:
     return isinstance(failure, ClientError) and failure.remedy.repeats
 
 
-class OffsetRequests:
-    """Offset requests of one consumer; its isolation level decides what it may see."""
+@frozen
+class CallDeadlines:
+    """Start the deadlines of a consumer's calls."""
 
-    def __init__(self, cluster: Cluster, isolation_level: str) -> None:
-        self._cluster = cluster
+    cluster: Cluster
+    default_api_timeout_ms: int
+
+    def start(self, timeout_ms: int | None = None) -> Deadline:
+        """Return the deadline of a call that begins now; None for default.api.timeout.ms."""
+        if timeout_ms is not None:
+            return self.cluster.start_deadline("timeout_ms", timeout_ms)
+        return self.cluster.start_deadline("default.api.timeout.ms", self.default_api_timeout_ms)
+
+    def compute_remaining_s(self, deadline: Deadline) -> float:
+        """Return the time that is left."""
+        return deadline.remaining_ms(self.cluster.now_ms()) / 1000
+
+
+class LogOffsetRequests:
+    """Look-ups of offsets in logs, by position or time; the isolation level decides where a log ends."""
+
+    def __init__(self, cluster: Cluster, isolation_level: str, deadlines: CallDeadlines) -> None:
+        self._cluster, self._deadlines = cluster, deadlines
         self.isolation_level = ISOLATION_LEVELS[isolation_level]
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the log start offset of each partition."""
+        return await self._list_special(partitions, EARLIEST_MS, timeout_ms)
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Return the high watermark of each partition; under `read_committed`, the last stable offset."""
+        return await self._list_special(partitions, LATEST_MS, timeout_ms)
+
+    async def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """Return the first record of each time or later; None where there is none."""
+        return await self.list_offsets(times_ms, self._deadlines.start(timeout_ms))
+
+    async def _list_special(
+        self, partitions: Iterable[TopicPartition], timestamp: int, timeout_ms: int | None
+    ) -> dict[TopicPartition, int]:
+        offsets = await self.list_offsets(
+            dict.fromkeys(partitions, timestamp), self._deadlines.start(timeout_ms)
+        )
+        return {at: offset.offset for at, offset in offsets.items() if offset is not None}
 
     async def list_offsets(
         self,
@@ -119,19 +171,26 @@ class OffsetRequests:
         await self._cluster.run_with_retries("ListOffsets", ", ".join(map(str, times)), attempt, deadline)
         return found
 
+
+class GroupOffsetRequests:
+    """Requests about one group's committed offsets; the isolation level decides which may be seen."""
+
+    def __init__(self, cluster: Cluster, group_id: GroupId, isolation_level: str) -> None:
+        self._cluster, self._group_id = cluster, group_id
+        self.isolation_level = ISOLATION_LEVELS[isolation_level]
+
     async def fetch_committed(
         self,
-        group_id: str,
         partitions: Iterable[TopicPartition],
         deadline: Deadline,
         tell: Callable[[Mapping[TopicPartition, OffsetAndMetadata | None]], None] | None = None,
         wanted: Callable[[TopicPartition], bool] = _accept_all,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the offsets that a group has committed; None for none.
+        """Return the offsets that the group has committed; None for none.
 
         Args:
             tell: called with every answer: an offset held back by a transaction does not delay the others.
-            wanted: as for `list_offsets`.
+            wanted: as for `LogOffsetRequests.list_offsets`.
         Raises: BrokerRefused, TimedOut.
         """
         named = tuple(partitions)
@@ -141,12 +200,14 @@ class OffsetRequests:
             left = [at for at in named if at not in found and wanted(at)]
             if not left:
                 return
-            request = build_offset_fetch_request(group_id, left, require_stable=self.isolation_level == 1)
-            node = await self._cluster.find_coordinator("group", group_id)
+            request = build_offset_fetch_request(
+                self._group_id, left, require_stable=self.isolation_level == 1
+            )
+            node = await self._cluster.find_coordinator("group", self._group_id)
             answer = await self._cluster.send(
                 node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
             )
-            committed, errors = split_offset_fetch_response(answer, group_id)
+            committed, errors = split_offset_fetch_response(answer, self._group_id)
             told = {at: committed.get(at) for at in left if at not in errors}
             found.update(told)
             if tell is not None:
@@ -154,7 +215,7 @@ class OffsetRequests:
             for refusal in sorted(errors.values(), key=_is_retriable):
                 raise refusal
 
-        await self._cluster.run_with_retries("OffsetFetch", group_id, attempt, deadline)
+        await self._cluster.run_with_retries("OffsetFetch", self._group_id, attempt, deadline)
         return found
 
     def commit_without_reply(

@@ -19,14 +19,13 @@ from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.client.consumer.fetch_state import (
     EARLIEST_MS,
     LATEST_MS,
-    Position,
     PositionSource,
     SubscriptionState,
+    to_position,
 )
-from tallystick.client.consumer.offset_requests import OffsetRequests
+from tallystick.client.consumer.offset_requests import CallDeadlines, GroupOffsetRequests, LogOffsetRequests
 from tallystick.client.errors import TimedOut
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
-from tallystick.client.retry import Deadline
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger("tallystick.consumer")
@@ -42,20 +41,24 @@ class PositionSearch:
 
     def __init__(
         self,
-        offsets: OffsetRequests,
-        tracks: SubscriptionState,
-        group_id: str | None,
-        limit: Callable[[], Deadline],
-        news: Callable[[], None],
+        subscriptions: SubscriptionState,
+        log_offsets: LogOffsetRequests,
+        group_offsets: GroupOffsetRequests | None,
+        deadlines: CallDeadlines,
+        notify: Callable[[], None],
     ) -> None:
-        """Create a locator without searches.
+        """Create a search that looks for nothing.
 
         Args:
-            limit: returns the deadline for a search that begins now.
-            news: called when a position was found, and when a search has ended.
+            group_offsets: None without a group, which then has no committed offsets.
+            notify: called when a position was found, and when a search has ended.
         """
-        self._offsets, self._subscriptions, self._group_id = offsets, tracks, group_id
-        self._make_deadline, self._notify = limit, news
+        self._subscriptions, self._log_offsets, self._group_offsets = (
+            subscriptions,
+            log_offsets,
+            group_offsets,
+        )
+        self._deadlines, self._notify = deadlines, notify
         self._searches: set[asyncio.Task[None]] = set()
         self._under_search: dict[TopicPartition, tuple[PositionSource, int]] = {}
         self._failure: BaseException | None = None
@@ -87,52 +90,47 @@ class PositionSearch:
                 search.add_done_callback(partial(self._on_search_done, where, fresh))
 
     def _on_search_done(
-        self, where: PositionSource, asked: Mapping[TopicPartition, int], search: "asyncio.Task[None]"
+        self, where: PositionSource, serials: Mapping[TopicPartition, int], search: "asyncio.Task[None]"
     ) -> None:
         self._searches.discard(search)
-        for at, serial in asked.items():
+        for at, serial in serials.items():
             if self._under_search.get(at) == (where, serial):
                 del self._under_search[at]
         if not search.cancelled():
             self._failure = self._failure or search.exception()
         self._notify()
 
-    async def _search(self, where: PositionSource, asked: Mapping[TopicPartition, int]) -> None:
+    async def _search(self, where: PositionSource, serials: Mapping[TopicPartition, int]) -> None:
         def wanted(at: TopicPartition) -> bool:
-            return self._subscriptions.is_position_missing(at, asked[at], where)
+            return self._subscriptions.is_position_missing(at, serials[at], where)
 
-        tell = partial(self._apply_answers, asked)
+        tell = partial(self._apply_answers, serials)
         try:
             if where is not PositionSource.COMMITTED:
-                await self._offsets.list_offsets(
-                    dict.fromkeys(asked, _TIMESTAMP_BY_SOURCE[where]), self._make_deadline(), tell, wanted
-                )
-            elif self._group_id is not None:
-                await self._offsets.fetch_committed(
-                    self._group_id, asked, self._make_deadline(), tell, wanted
-                )
+                times = dict.fromkeys(serials, _TIMESTAMP_BY_SOURCE[where])
+                await self._log_offsets.list_offsets(times, self._deadlines.start(), tell, wanted)
+            elif self._group_offsets is not None:
+                await self._group_offsets.fetch_committed(serials, self._deadlines.start(), tell, wanted)
             else:
-                tell(dict.fromkeys(asked))
+                tell(dict.fromkeys(serials))
         except TimedOut as exc:
             # KIP-447: an open transaction holds back a group's pending offsets until it ends.
             _log.warning("positions are still unknown: %s", exc)
 
     def _apply_answers(
         self,
-        asked: Mapping[TopicPartition, int],
-        told: Mapping[TopicPartition, OffsetAndMetadata | None]
+        serials: Mapping[TopicPartition, int],
+        answers: Mapping[TopicPartition, OffsetAndMetadata | None]
         | Mapping[TopicPartition, OffsetAndTimestamp | None],
     ) -> None:
         unknown = [
             at
-            for at, found in told.items()
-            if not self._subscriptions.set_found_position(at, asked[at], _to_position(found))
+            for at, offset in answers.items()
+            if not self._subscriptions.set_found_position(
+                at, serials[at], None if offset is None else to_position(offset)
+            )
         ]
         self._notify()
         for at in unknown:
             raise PositionUnknown(at.topic, at.partition, "no offset is committed")
         self._begin_searches()
-
-
-def _to_position(found: OffsetAndMetadata | OffsetAndTimestamp | None) -> Position | None:
-    return None if found is None else Position(found.offset, found.leader_epoch)
