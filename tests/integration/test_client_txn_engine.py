@@ -211,7 +211,8 @@ def test_the_version_is_raised_while_a_transaction_is_open(version_1: EmbeddedBr
             finalize(version_1, 2, UPGRADE)
             async with producer(version_1, f"{name}-other", {}) as other:
                 await other.txn.init()
-                one.cluster.finalized_features = other.cluster.finalized_features  # as if it had met the news
+                # As if it had met the news.
+                one.cluster.connections.note_features(other.cluster.connections.finalized_features)
             await one.txn.commit()
             assert one.txn.needs_init
             await one.txn.begin()

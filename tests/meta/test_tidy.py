@@ -36,8 +36,6 @@ MANY_METHODS = {
     "src/tallystick/broker/server/server.py:ServerConnection": 29,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 41,
-    "src/tallystick/client/net/cluster.py:Cluster": 36,
-    "src/tallystick/client/net/network.py:Connection": 27,
     "src/tallystick/dualwrite/session.py:DualWriteSession": 37,
     "src/tallystick/storage/log.py:Log": 41,
     "src/tallystick/storage/log_dir.py:LogDir": 30,

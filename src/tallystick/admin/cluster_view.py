@@ -42,16 +42,16 @@ async def describe_features(asker: AdminCall) -> Mapping[str, int]:
         nodes = sorted(cluster.image.nodes)
         for node_id in nodes:
             try:
-                told = (await cluster.wait_for_versions(node_id)).features
+                features = (await cluster.wait_for_versions(node_id)).features
             except ClientError as exc:
                 failures.append(exc)
                 continue
-            cluster.finalized_features = cluster.finalized_features.pick_newer(told)
-            if cluster.finalized_features.levels:
+            cluster.connections.note_features(features)
+            if cluster.connections.finalized_features.levels:
                 break
         if failures and len(failures) == len(nodes):
             raise failures[0]
-        return dict(cluster.finalized_features.levels)
+        return dict(cluster.connections.finalized_features.levels)
 
     return await cluster.run_with_retries("ApiVersions", "", attempt, asker.deadline)
 

@@ -116,7 +116,7 @@ def test_no_more_than_five_await_an_answer() -> None:
 
         async def answer(seen: Seen) -> HeartbeatResponse:
             nonlocal most
-            link = next(iter(cluster._connections.values()))
+            link = next(iter(cluster.connections._connections.values()))
             assert link._connection is not None
             most = max(most, link._connection.protocol_state.in_flight_count)
             await gate.wait()

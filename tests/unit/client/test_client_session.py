@@ -8,6 +8,8 @@ from tallystick.client.net.protocol_state import (
     FeatureLevels,
     NodeApiVersions,
     ProtocolState,
+    RequestHeaders,
+    VersionNegotiation,
     guess_protocol,
 )
 from tallystick.kernel.check import InvariantBroken
@@ -34,13 +36,14 @@ def correlated(correlation_id: int, rest: bytes) -> bytes:
     return correlation_id.to_bytes(4, "big") + rest
 
 
-def session(in_flight_max: int = 5) -> ProtocolState[str]:
-    return ProtocolState("me", "1.0", in_flight_max)
+def negotiation() -> VersionNegotiation:
+    return VersionNegotiation(RequestHeaders("me"), "1.0")
 
 
 def welcomed(in_flight_max: int = 5) -> ProtocolState[str]:
-    made = session(in_flight_max)
-    made.build_api_versions_request()
+    headers = RequestHeaders("me")
+    made = VersionNegotiation(headers, "1.0")
+    made.build_request()
     answer = ApiVersionsResponse(
         api_keys=(
             ApiVersion(api_key=ApiKey.END_TXN, min_version=0, max_version=5),
@@ -51,17 +54,17 @@ def welcomed(in_flight_max: int = 5) -> ProtocolState[str]:
         ),
         finalized_features_epoch=7,
     )
-    assert made.handle_api_versions(correlated(1, encode(answer, 4))) is None
-    return made
+    versions = made.handle_response(correlated(1, encode(answer, 4)))
+    assert isinstance(versions, NodeApiVersions)
+    return ProtocolState(headers, versions, in_flight_max)
 
 
 def test_the_first_frame_asks_for_versions_in_the_newest_form() -> None:
-    assert header(session().build_api_versions_request()) == (18, 4, 1, "me")
+    assert header(negotiation().build_request()) == (18, 4, 1, "me")
 
 
 def test_versions_and_features_are_read() -> None:
     versions = welcomed().versions
-    assert versions is not None
     assert versions.ranges[ApiKey.END_TXN] == Versions(0, 5)
     assert versions.features == FeatureLevels(7, {"transaction.version": 2})
 
@@ -71,43 +74,42 @@ def test_an_older_broker_is_asked_again_in_a_version_it_has(
     offered: tuple[int, int] | None, expected: int
 ) -> None:
     """KIP-511: code 35 comes in version 0, with the range of the API itself if the broker is recent."""
-    made = session()
-    made.build_api_versions_request()
+    made = negotiation()
+    made.build_request()
     keys = (
         () if offered is None else (ApiVersion(api_key=18, min_version=offered[0], max_version=offered[1]),)
     )
     refusal = encode(ApiVersionsResponse(error_code=35, api_keys=keys), 0)
-    again = made.handle_api_versions(correlated(1, refusal))
-    assert again is not None
+    again = made.handle_response(correlated(1, refusal))
+    assert isinstance(again, bytes)
     assert header(again)[:3] == (18, expected, 2)
-    assert made.handle_api_versions(correlated(2, encode(ApiVersionsResponse(), expected))) is None
-    assert made.versions == NodeApiVersions({}, NO_FEATURE_LEVELS)
+    versions = made.handle_response(correlated(2, encode(ApiVersionsResponse(), expected)))
+    assert versions == NodeApiVersions({}, NO_FEATURE_LEVELS)
 
 
 def test_a_broker_that_refuses_its_own_offer_is_asked_for_less_and_then_given_up() -> None:
     """A range that says 4 and a refusal of 4: each question is for an older version, so it ends."""
-    made = session()
-    made.build_api_versions_request()
+    made = negotiation()
+    made.build_request()
     refusal = encode(
         ApiVersionsResponse(error_code=35, api_keys=(ApiVersion(api_key=18, min_version=0, max_version=4),)),
         0,
     )
     for asked in range(1, 5):
-        assert made.handle_api_versions(correlated(asked, refusal)) is not None
+        assert isinstance(made.handle_response(correlated(asked, refusal)), bytes)
     with pytest.raises(NotSupported, match="UNSUPPORTED_VERSION"):
-        made.handle_api_versions(correlated(5, refusal))
+        made.handle_response(correlated(5, refusal))
 
 
 def test_another_error_ends_the_negotiation() -> None:
-    made = session()
-    made.build_api_versions_request()
+    made = negotiation()
+    made.build_request()
     with pytest.raises(NotSupported, match="INVALID_REQUEST"):
-        made.handle_api_versions(correlated(1, encode(ApiVersionsResponse(error_code=42), 4)))
+        made.handle_response(correlated(1, encode(ApiVersionsResponse(error_code=42), 4)))
 
 
 def test_the_version_is_the_highest_both_have_below_what_is_asked() -> None:
     versions = welcomed().versions
-    assert versions is not None
     assert versions.choose_version(ApiKey.END_TXN) == 5
     assert versions.choose_version(ApiKey.END_TXN, 4) == 4
     assert versions.require_version(ApiKey.HEARTBEAT, 2) == 2
@@ -185,7 +187,7 @@ def test_tags_in_the_header_of_an_answer_are_passed_over() -> None:
 
 def test_correlation_ids_stay_positive() -> None:
     made = welcomed()
-    made._correlation_id = 2**31 - 2
+    made._headers.correlation_id = 2**31 - 2
     assert header(made.register_request(END_TXN, 5, 0, None))[2] == 2**31 - 1
     assert header(made.register_request(END_TXN, 5, 0, None))[2] == 0
 

@@ -8,13 +8,8 @@ from contextvars import Context
 from tallystick.client.config import Address
 from tallystick.client.errors import Closed, Unreachable
 from tallystick.client.jitter import uniform
-from tallystick.client.net.network import (
-    Connection,
-    ConnectionSettings,
-    NetworkMetrics,
-    PendingRequest,
-    connect,
-)
+from tallystick.client.net.network import Connection, ConnectionSettings, NetworkMetrics, connect
+from tallystick.client.net.pending_request import PendingRequest
 from tallystick.client.net.protocol_state import NodeApiVersions
 from tallystick.client.retry import compute_backoff_ms
 
@@ -27,19 +22,19 @@ class BrokerConnection:
     def __init__(
         self,
         address: Address,
-        terms: ConnectionSettings,
-        measures: NetworkMetrics,
-        opened: Callable[[Connection], None],
+        settings: ConnectionSettings,
+        metrics: NetworkMetrics,
+        on_open: Callable[[NodeApiVersions], None],
     ) -> None:
         """Create a link without a connection.
 
         Args:
-            opened: called with every new connection, before anything is sent on it.
+            on_open: called with the versions of every new connection, before anything is sent on it.
         """
         self.address = address
-        self._settings = terms
-        self._network_metrics = measures
-        self._on_open = opened
+        self._settings = settings
+        self._network_metrics = metrics
+        self._on_open = on_open
         self._connection: Connection | None = None
         self._connect_task: asyncio.Task[None] | None = None
         self._backlog: list[PendingRequest] = []
@@ -67,18 +62,18 @@ class BrokerConnection:
         """Whether the last attempt to connect failed."""
         return self._failure_count > 0
 
-    def submit(self, ask: PendingRequest) -> None:
+    def submit(self, pending: PendingRequest) -> None:
         """Send a request, in the order of these calls [CLI-5]; connect if necessary."""
         connection = self._connection
         if self._closed:
-            ask.fail(Closed("the client was closed"))
+            pending.fail(Closed("the client was closed"))
         elif connection is not None and connection.is_usable and not self._backlog:
-            if ask.deadline.at_ms < ask.expires_at_ms:
-                ask.start_timer()
-            connection.submit(ask)
+            if pending.deadline.at_ms < pending.expires_at_ms:
+                pending.start_timer()
+            connection.submit(pending)
         else:
-            ask.start_timer()
-            self._backlog.append(ask)
+            pending.start_timer()
+            self._backlog.append(pending)
             self._ensure_connecting()
 
     async def wait_for_versions(self) -> NodeApiVersions:
@@ -89,17 +84,15 @@ class BrokerConnection:
             await asyncio.wait((self._ensure_connecting(),))
             if self._failure_count:
                 raise Unreachable(str(self.address), self.last_failure or "")
-        versions = self._connection.protocol_state.versions
-        assert versions is not None
-        return versions
+        return self._connection.protocol_state.versions
 
     def close(self) -> "asyncio.Future[None] | None":
         """Close for good; the future is done when the socket is closed."""
         self._closed = True
         if self._connect_task is not None:
             self._connect_task.cancel()
-        for ask in self._take_backlog():
-            ask.fail(Closed("the client was closed"))
+        for pending in self._take_backlog():
+            pending.fail(Closed("the client was closed"))
         if self._connection is None:
             return None
         self._connection.close()
@@ -123,21 +116,23 @@ class BrokerConnection:
             )
             await asyncio.sleep(wait_ms / 1000)
         try:
-            made = await connect(self.address, self._settings, self._network_metrics, self._failure_count)
+            connection = await connect(
+                self.address, self._settings, self._network_metrics, self._failure_count
+            )
         except Unreachable as exc:
             self._failure_count += 1
             self.last_failure = exc.why
             _log.debug("%s", exc)
-            for ask in self._take_backlog():
-                ask.fail(Unreachable(exc.address, exc.why))
+            for pending in self._take_backlog():
+                pending.fail(Unreachable(exc.address, exc.why))
             return
         self._failure_count = 0
         self.last_failure = None
-        self._connection = made
-        self._on_open(made)
-        for ask in self._take_backlog():
-            if not ask.response_future.done():
-                made.submit(ask)
+        self._connection = connection
+        self._on_open(connection.protocol_state.versions)
+        for pending in self._take_backlog():
+            if not pending.response_future.done():
+                connection.submit(pending)
 
     def _take_backlog(self) -> list[PendingRequest]:
         backlog, self._backlog = self._backlog, []

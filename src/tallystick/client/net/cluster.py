@@ -1,16 +1,18 @@
 """A cluster as one client sees it: sends requests, finds leaders and coordinators, and retries.
 
     cluster = Cluster(config)
-    deadline = cluster.deadline("max.block.ms", 60_000)
+    deadline = cluster.start_deadline("max.block.ms", 60_000)
 
     async def attempt() -> EndTxnResponse:
-        node = await cluster.coordinator("transaction", "pay-7")
-        answer = await cluster.send(node, EndTxnRequest(...), EndTxnResponse, max_version=5)
-        if answer.error_code:
-            raise refused("EndTxn", "pay-7", answer.error_code)
-        return answer
+        node = await cluster.find_coordinator("transaction", "pay-7")
+        response = await cluster.send(node, EndTxnRequest(...), EndTxnResponse, max_version=5)
+        if response.error_code:
+            raise build_broker_error("EndTxn", "pay-7", response.error_code)
+        return response
 
-    answer = await cluster.retrying("EndTxn", "pay-7", attempt, deadline)
+    response = await cluster.run_with_retries("EndTxn", "pay-7", attempt, deadline)
+
+Parts: `metadata_cache` (topics, leaders), `coordinators`, `connection_pool`, `retry_scope` (deadlines).
 
 A Cluster lives on one loop and starts no task before its first call. Every wait in it is bounded: by
 `request.timeout.ms`, by the connection limits, and inside `run_with_retries` by its deadline, too [CLI-2].
@@ -20,10 +22,11 @@ A Cluster lives on one loop and starts no task before its first call. Every wait
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextvars import Context, ContextVar
+from contextvars import Context
+from functools import partial
 from typing import Final, TypeVar
 
-from tallystick.client.config import Address, ClientConfig
+from tallystick.client.config import ClientConfig
 from tallystick.client.errors import (
     BrokerRefused,
     ClientError,
@@ -31,24 +34,23 @@ from tallystick.client.errors import (
     NotSupported,
     TimedOut,
     Unreachable,
-    build_broker_error,
 )
-from tallystick.client.jitter import shuffle, uniform
-from tallystick.client.net.broker_connection import BrokerConnection
+from tallystick.client.jitter import uniform
+from tallystick.client.net.connection_pool import ConnectionPool
 from tallystick.client.net.coordinators import CoordinatorCache, CoordinatorType
-from tallystick.client.net.metadata import MetadataImage, Node, TopicInfo, is_topic_name, with_leaders
-from tallystick.client.net.metadata_refresh import MetadataRefresher
-from tallystick.client.net.network import (
-    CLOSE_TIMEOUT_S,
-    Connection,
-    ConnectionSettings,
-    NetworkMetrics,
-    PendingRequest,
-    RequestBuilder,
+from tallystick.client.net.metadata import MetadataImage, Node, TopicInfo
+from tallystick.client.net.metadata_cache import MetadataCache
+from tallystick.client.net.network import CLOSE_TIMEOUT_S, ConnectionSettings
+from tallystick.client.net.pending_request import PendingRequest, RequestBuilder
+from tallystick.client.net.protocol_state import NodeApiVersions
+from tallystick.client.net.retry_scope import (
+    enter_retry_scope,
+    is_in_retry_scope,
+    limit_to_scope,
+    read_clock_ms,
+    wait_for_shared,
 )
-from tallystick.client.net.protocol_state import NO_FEATURE_LEVELS, FeatureLevels, NodeApiVersions
 from tallystick.client.retry import Deadline, compute_backoff_ms
-from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT
@@ -62,32 +64,6 @@ T = TypeVar("T")
 _log = logging.getLogger("tallystick.client")
 
 _SPEC_BY_REQUEST: Final[Mapping[type, ApiSpec]] = {spec.request: spec for spec in API_SPECS.values()}
-
-
-class _RetryScope:
-    """Time limit of one `run_with_retries`.
-
-    Tasks begun inside inherit it, and are free of it when that ends.
-    """
-
-    __slots__ = ("deadline", "has_ended", "outer")
-
-    def __init__(self, deadline: Deadline, outer: "_RetryScope | None") -> None:
-        self.outer = outer
-        earlier = outer is not None and outer.deadline.at_ms < deadline.at_ms
-        self.deadline: Deadline = outer.deadline if outer is not None and earlier else deadline
-        self.has_ended = False
-
-
-_RETRY_SCOPE: ContextVar[_RetryScope | None] = ContextVar("tallystick.scope", default=None)
-
-
-def _find_retry_scope() -> _RetryScope | None:
-    """Return the innermost scope that has not ended."""
-    scope = _RETRY_SCOPE.get()
-    while scope is not None and scope.has_ended:
-        scope = scope.outer
-    return scope
 
 
 class Cluster:
@@ -108,25 +84,25 @@ class Cluster:
             in_flight_max: requests in flight on one connection.
             answer_bytes_max: largest response accepted; must be above fetch.max.bytes.
             auto_create_topics: whether asking about a missing topic may create it, if the broker allows.
-            topics_idle_ms: a topic that `find_leader` and `get_topic` were not asked about for this long is
-            no
-                longer refreshed.
+            topics_idle_ms: a topic that no call named for this long is no longer refreshed.
         """
         self.config = config
-        self.network_metrics = NetworkMetrics()
-        self.finalized_features: FeatureLevels = NO_FEATURE_LEVELS
-        self._connection_settings = ConnectionSettings(
-            config=config, in_flight_max=in_flight_max, response_bytes_max=answer_bytes_max
+        self.connections = ConnectionPool(
+            ConnectionSettings(
+                config=config, in_flight_max=in_flight_max, response_bytes_max=answer_bytes_max
+            ),
+            lambda: self._metadata.image.nodes,
         )
-        self._connections: dict[tuple[Address, str], BrokerConnection] = {}
-        self._bootstrap = config.bootstrap_addresses
-        self._refresher = MetadataRefresher(
-            self._send_metadata_request, config.metadata_max_age_ms, auto_create_topics, topics_idle_ms
+        self._metadata = MetadataCache(
+            self._send_metadata_request,
+            config.metadata_max_age_ms,
+            auto_create_topics=auto_create_topics,
+            topics_idle_ms=topics_idle_ms,
         )
         self._coordinators = CoordinatorCache(
-            self._send_find_coordinator, lambda node: self.update_leaders({}, [node])
+            partial(self.send_to_any, answer=FindCoordinatorResponse),
+            lambda node: self._metadata.update_leaders({}, [node]),
         )
-        self._closed = False
 
     async def start(self) -> None:
         """Find the cluster, in one attempt. Optional, since every call does it. Raises: Unreachable."""
@@ -134,43 +110,20 @@ class Cluster:
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Close every connection and end every wait, within `timeout_s`; harmless if repeated."""
-        self._closed = True
         self._coordinators.close()
-        ended = [end for link in self._connections.values() if (end := link.close()) is not None]
-        ended += self._refresher.close()
-        if ended:
-            await asyncio.wait(ended, timeout=timeout_s)
+        ends = [*self.connections.close(), *self._metadata.close()]
+        if ends:
+            await asyncio.wait(ends, timeout=timeout_s)
 
     # -------------------------------------------------------------------------- limits
 
     def now_ms(self) -> int:
         """Return the loop's monotonic clock; its origin is arbitrary."""
-        return int(asyncio.get_running_loop().time() * 1000)
+        return read_clock_ms()
 
     def start_deadline(self, limit: str, length_ms: int) -> Deadline:
         """Return a deadline `length_ms` from now, with the name of the setting behind it."""
         return Deadline(self.now_ms() + length_ms, limit, length_ms)
-
-    def _build_deadline(self, timeout_ms: int | None = None) -> Deadline:
-        own = (
-            self.start_deadline("request.timeout.ms", self.config.request_timeout_ms)
-            if timeout_ms is None
-            else self.start_deadline("timeout_ms", timeout_ms)
-        )
-        outer = _find_retry_scope()
-        return outer.deadline if outer is not None and outer.deadline.at_ms < own.at_ms else own
-
-    async def _wait_for_shared(self, waited: "asyncio.Future[T]", doing: str) -> T:
-        """Wait for a shared future: a limit ends this wait and not the work."""
-        scope = _find_retry_scope()
-        limit = None if scope is None else scope.deadline
-        left_s = None if limit is None else limit.remaining_ms(self.now_ms()) / 1000
-        await asyncio.wait((waited,), timeout=left_s)
-        if limit is not None and not waited.done():
-            raise TimedOut(limit.limit_name, limit.length_ms, doing)
-        if waited.cancelled():
-            raise Closed("the client was closed")
-        return waited.result()
 
     # --------------------------------------------------------------------------- sending
 
@@ -185,26 +138,31 @@ class Cluster:
         lane: str = "",
     ) -> "asyncio.Future[object]":
         """Send like `send`, but at once: requests to one node and lane leave in call order [CLI-5]."""
-        timeout = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
+        now_ms = self.now_ms()
+        if timeout_ms is None:
+            timeout_ms = self.config.request_timeout_ms
+            own = Deadline(now_ms + timeout_ms, "request.timeout.ms", timeout_ms)
+        else:
+            own = Deadline(now_ms + timeout_ms, "timeout_ms", timeout_ms)
         spec = (
             API_SPECS[request.api_key]
             if isinstance(request, RequestBuilder)
             else _SPEC_BY_REQUEST[type(request)]
         )
-        ask, now = PendingRequest(spec, request, self._build_deadline(timeout_ms)), self.now_ms()
-        ask.max_version, ask.version = max_version, version
-        ask.expires_at_ms = max(ask.deadline.at_ms, now + timeout)
+        pending = PendingRequest(spec, request, limit_to_scope(own))
+        pending.max_version, pending.version = max_version, version
+        pending.expires_at_ms = max(pending.deadline.at_ms, now_ms + timeout_ms)
         try:
-            link = self._get_connection(node_id, lane)
+            connection = self.connections.get_connection(node_id, lane)
         except ClientError as exc:
-            ask.fail(exc)
-            return ask.response_future
-        ask.address = link.address
-        if ask.deadline.remaining_ms(now):
-            link.submit(ask)
+            pending.fail(exc)
+            return pending.response_future
+        pending.address = connection.address
+        if pending.deadline.remaining_ms(now_ms):
+            connection.submit(pending)
         else:
-            ask.time_out()
-        return ask.response_future
+            pending.time_out()
+        return pending.response_future
 
     async def send(
         self,
@@ -234,41 +192,38 @@ class Cluster:
             answer are for the caller.
         """
         try:
-            found = await self.submit(
+            response = await self.submit(
                 node_id, request, max_version=max_version, version=version, timeout_ms=timeout_ms, lane=lane
             )
         except ClientError as exc:
-            self._maybe_suspect(exc, node_id)
+            if exc.remedy is Remedy.REFRESH:
+                self.mark_suspect(node_id)
             raise
-        assert isinstance(found, answer)
-        return found
-
-    def _maybe_suspect(self, failure: ClientError, node_id: int) -> None:
-        if failure.remedy is Remedy.REFRESH:
-            self.mark_suspect(node_id)
+        assert isinstance(response, answer)
+        return response
 
     def mark_suspect(self, node_id: int) -> None:
         """Note that a broker did not answer: its coordinators and leaders may have moved."""
         self._coordinators.forget_node(node_id)
-        if not self._closed:
-            self._refresher.request_update()
+        self._metadata.request_update()
 
     async def wait_for_versions(self, node_id: int) -> NodeApiVersions:
         """Return a broker's API versions; connect if necessary. Raises: Unreachable, TimedOut, Closed."""
         try:
-            link = self._get_connection(node_id, "")
-            task = asyncio.get_running_loop().create_task(link.wait_for_versions(), context=Context())
+            connection = self.connections.get_connection(node_id)
+            task = asyncio.get_running_loop().create_task(connection.wait_for_versions(), context=Context())
             try:
-                return await self._wait_for_shared(task, f"connect to {link.address}")
+                return await wait_for_shared(task, f"connect to {connection.address}")
             finally:
                 task.cancel()
         except ClientError as exc:
-            self._maybe_suspect(exc, node_id)
+            if exc.remedy is Remedy.REFRESH:
+                self.mark_suspect(node_id)
             raise
 
     def get_feature_level(self, name: str) -> int:
         """Return the finalized level of a feature, as the newest that any broker reported; 0 for none."""
-        return self.finalized_features.levels.get(name, 0)
+        return self.connections.finalized_features.levels.get(name, 0)
 
     async def send_to_any(self, request: object, answer: type[R], *, max_version: int | None = None) -> R:
         """Send a request that any broker can answer; try the next one if an attempt had no effect.
@@ -276,25 +231,25 @@ class Cluster:
         Raises: Unreachable with the error of each broker; NotSupported, Closed, TimedOut; ConnectionLost.
         """
         failures: list[ClientError] = []
-        for node_id in self._order_candidates():
+        for node_id in self.connections.list_candidates():
             try:
-                found = await self.submit(node_id, request, max_version=max_version)
+                response = await self.submit(node_id, request, max_version=max_version)
             except ClientError as exc:
-                late = isinstance(exc, TimedOut) and _find_retry_scope() is not None
+                late = isinstance(exc, TimedOut) and is_in_retry_scope()
                 if late or isinstance(exc, Closed) or exc.effect is not Effect.NONE:
                     raise
                 failures.append(exc)
             else:
-                assert isinstance(found, answer)
-                return found
+                assert isinstance(response, answer)
+                return response
         if len(failures) == 1 or all(isinstance(failure, NotSupported) for failure in failures):
             raise failures[0]
-        asked = ", ".join(str(self._find_address(node_id)) for node_id in self._order_candidates())
-        raise Unreachable(asked, "; ".join(failure.what() for failure in failures))
+        addresses = map(self.connections.find_address, self.connections.list_candidates())
+        raise Unreachable(", ".join(map(str, addresses)), "; ".join(failure.what() for failure in failures))
 
     def metrics(self) -> dict[str, float]:
         """Return the network's metrics, by Kafka's names."""
-        return self.network_metrics.as_metrics()
+        return self.connections.network_metrics.as_metrics()
 
     # -------------------------------------------------------------------------- retrying
 
@@ -308,11 +263,8 @@ class Cluster:
 
         Raises: the error of the last attempt, or TimedOut; its `effect` is the worst of all attempts [CLI-1].
         """
-        scope = _RetryScope(deadline, _find_retry_scope())
-        deadline = scope.deadline
-        token = _RETRY_SCOPE.set(scope)
         effect, failures, last = Effect.NONE, 0, ""
-        try:
+        with enter_retry_scope(deadline) as limit:
             while True:
                 try:
                     return await attempt()
@@ -322,22 +274,13 @@ class Cluster:
                         raise exc.after(effect)  # noqa: B904
                     if not last or not isinstance(exc, TimedOut):
                         last = exc.what()
-                    if not deadline.remaining_ms(self.now_ms()):
+                    if not limit.remaining_ms(self.now_ms()):
                         doing = f"{api} {str(subject)!r}" if subject else api
-                        late = TimedOut(deadline.limit_name, deadline.length_ms, doing, last)
+                        late = TimedOut(limit.limit_name, limit.length_ms, doing, last)
                         raise late.after(effect) from exc
-                    await self._back_off(failures, deadline)
+                    await _back_off(self.config, failures, limit)
                     failures += 1
                     await self._recover_from(exc, str(subject))
-        finally:
-            scope.has_ended = True
-            _RETRY_SCOPE.reset(token)
-
-    async def _back_off(self, failures: int, deadline: Deadline) -> None:
-        wait_ms = compute_backoff_ms(
-            failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, uniform()
-        )
-        await asyncio.sleep(min(wait_ms, deadline.remaining_ms(self.now_ms())) / 1000)
 
     async def _recover_from(self, failure: ClientError, subject: str) -> None:
         match failure.remedy:
@@ -358,83 +301,42 @@ class Cluster:
     @property
     def image(self) -> MetadataImage:
         """Cluster metadata as last seen."""
-        return self._refresher.image
+        return self._metadata.image
 
     async def refresh(self, topics: Iterable[str] | None = ()) -> MetadataImage:
-        """Ask for brokers and topics now; later refreshes ask for these topics, too.
-
-        Calls during a refresh share the next one, so that its answer is newer than the call.
-
-        Args:
-            topics: names; None for all topics, now and from then on.
-        Raises: Unreachable with the error of every broker that was tried, TimedOut, Closed.
-        """
-        if topics is None:
-            self._refresher.tracks_all_topics = True
-        else:
-            self._track_topics(topics)
-        failure = await self._wait_for_shared(self._refresher.request_update(), "Metadata")
-        if failure is not None:
-            raise type(failure)(*failure.args) from failure
-        return self.image
+        """Ask for brokers and topics now, as `MetadataCache.refresh`."""
+        return await self._metadata.refresh(topics)
 
     def forget_topics(self, topics: Iterable[str] | None) -> None:
         """Stop asking for these topics; None: stop asking for all topics."""
-        if topics is None:
-            self._refresher.tracks_all_topics = False
-        else:
-            self._refresher.forget(topics)
+        self._metadata.forget_topics(topics)
 
     async def get_topic(self, name: str) -> TopicInfo:
         """Return a topic, from metadata or after one refresh. Raises: UnknownTopic, BrokerRefused."""
-        self._track_topics((name,))
-        found = self.image.topics.get(name)
-        if found is None:
-            image = await self.refresh((name,))
-            found = image.topics.get(name)
-            if found is None:
-                code = image.error_codes.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                raise build_broker_error("Metadata", name, code)
-        return found
+        return await self._metadata.get_topic(name)
 
     async def find_leader(self, at: TopicPartition) -> int:
         """Return the leader of a partition, from metadata or after one refresh.
 
         Raises: UnknownTopic, BrokerRefused (LEADER_NOT_AVAILABLE and similar).
         """
-        self._track_topics((at.topic,))
-        leader = self.image.find_leader(at)
-        if leader is None:
-            image = await self.refresh((at.topic,))
-            leader = image.find_leader(at)
-            if leader is None:
-                raise build_broker_error("Metadata", at, image.find_leader_error(at))
-        return leader
+        return await self._metadata.find_leader(at)
 
     def update_leaders(
         self, leaders: Mapping[TopicPartition, tuple[int, int]], nodes: Iterable[Node] = ()
     ) -> None:
         """Apply new leaders and their epochs from a response (KIP-951), without a metadata request."""
-        self._refresher.image = with_leaders(self.image, leaders, nodes)
-
-    def _track_topics(self, topics: Iterable[str]) -> None:
-        names = tuple(topics)
-        for name in names:
-            if name not in self.image.topics and not is_topic_name(name):
-                raise build_broker_error("Metadata", name[:300], ErrorCode.INVALID_TOPIC_EXCEPTION)
-        self._refresher.track(names)
+        self._metadata.update_leaders(leaders, nodes)
 
     async def _send_metadata_request(self, request: MetadataRequest) -> MetadataResponse:
-        answer = await self.send_to_any(request, MetadataResponse)
+        response = await self.send_to_any(request, MetadataResponse)
         before = self.image.cluster_id
-        if before is not None and answer.cluster_id not in (None, before):
-            _log.warning("bootstrap.servers lead to cluster %s, before to %s", answer.cluster_id, before)
+        if before is not None and response.cluster_id not in (None, before):
+            _log.warning("bootstrap.servers lead to cluster %s, before to %s", response.cluster_id, before)
             self._coordinators.forget_node()
             # The broker that answered reported its features when it was connected to, before this was known.
-            self.finalized_features = NO_FEATURE_LEVELS
-            for link in self._connections.values():
-                self._update_features(link.current_versions)
-        return answer
+            self.connections.forget_features()
+        return response
 
     # ---------------------------------------------------------------------- coordinators
 
@@ -443,17 +345,7 @@ class Cluster:
 
         Raises: BrokerRefused (COORDINATOR_NOT_AVAILABLE: try again), NotAuthorized, Unreachable, TimedOut.
         """
-        node = self._coordinators.get_cached(kind, key)
-        if node is not None:
-            return node
-        if self._closed:
-            raise Closed("the client was closed")
-        found = await self._wait_for_shared(
-            self._coordinators.start_lookup(kind, key), f"FindCoordinator {key!r}"
-        )
-        if isinstance(found, ClientError):
-            raise type(found)(*found.args) from found
-        return found
+        return await self._coordinators.find(kind, key)
 
     def get_cached_coordinator(self, kind: CoordinatorType, key: str) -> int | None:
         """Return the coordinator if it is cached."""
@@ -463,56 +355,7 @@ class Cluster:
         """Drop the cached coordinator; the next call looks it up."""
         self._coordinators.forget((kind, key))
 
-    async def _send_find_coordinator(self, request: RequestBuilder) -> FindCoordinatorResponse:
-        return await self.send_to_any(request, FindCoordinatorResponse)
 
-    # --------------------------------------------------------------------------- brokers
-
-    def _order_candidates(self) -> list[int]:
-        """Return brokers for requests that any can answer, the best first: reachable, connected, idle.
-
-        The addresses of bootstrap.servers follow the known brokers, as negative ids.
-        """
-        if self._closed:
-            raise Closed("the client was closed")
-        nodes = list(self.image.nodes)
-        shuffle(nodes)
-        nodes.sort(key=self._rank_candidate)
-        if nodes and self.config.metadata_recovery_strategy == "none":
-            return nodes
-        known = {node.address for node in self.image.nodes.values()}
-        others = [-1 - i for i, address in enumerate(self._bootstrap) if address not in known]
-        shuffle(others)
-        return [*nodes, *sorted(others, key=self._rank_candidate)]
-
-    def _rank_candidate(self, node_id: int) -> tuple[bool, bool, int]:
-        link = self._connections.get((self._find_address(node_id), ""))
-        return (
-            (False, True, 0) if link is None else (link.is_failing, not link.is_connected, link.pending_count)
-        )
-
-    def _find_address(self, node_id: int) -> Address:
-        if node_id < 0:
-            return self._bootstrap[-1 - node_id]
-        node = self.image.nodes.get(node_id)
-        if node is None:
-            raise Unreachable(f"broker {node_id}", "the cluster does not list it")
-        return node.address
-
-    def _get_connection(self, node_id: int, lane: str) -> BrokerConnection:
-        if self._closed:
-            raise Closed("the client was closed")
-        address = self._find_address(node_id)
-        link = self._connections.get((address, lane))
-        if link is None:
-            link = self._connections[address, lane] = BrokerConnection(
-                address, self._connection_settings, self.network_metrics, self._on_open
-            )
-        return link
-
-    def _on_open(self, connection: Connection) -> None:
-        self._update_features(connection.protocol_state.versions)
-
-    def _update_features(self, versions: NodeApiVersions | None) -> None:
-        if versions is not None:
-            self.finalized_features = self.finalized_features.pick_newer(versions.features)
+async def _back_off(config: ClientConfig, failures: int, deadline: Deadline) -> None:
+    wait_ms = compute_backoff_ms(failures, config.retry_backoff_ms, config.retry_backoff_max_ms, uniform())
+    await asyncio.sleep(min(wait_ms, deadline.remaining_ms(read_clock_ms())) / 1000)

@@ -6,9 +6,10 @@ from contextvars import Context
 from typing import Final, Literal
 
 from tallystick.client.config import Address
-from tallystick.client.errors import BadAnswer, ClientError, build_broker_error
+from tallystick.client.errors import BadAnswer, ClientError, Closed, build_broker_error
 from tallystick.client.net.metadata import Node
-from tallystick.client.net.network import RequestBuilder
+from tallystick.client.net.pending_request import RequestBuilder
+from tallystick.client.net.retry_scope import wait_for_shared
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.find_coordinator import (
     Coordinator,
@@ -29,17 +30,18 @@ class CoordinatorCache:
 
     def __init__(
         self,
-        ask: Callable[[RequestBuilder], Awaitable[FindCoordinatorResponse]],
-        learn: Callable[[Node], None],
+        send_request: Callable[[RequestBuilder], Awaitable[FindCoordinatorResponse]],
+        on_node: Callable[[Node], None],
     ) -> None:
         """Create an empty cache.
 
         Args:
-            ask: asks one broker or another; raises ClientError.
-            learn: called with a coordinator's address, which metadata may not list yet.
+            send_request: asks one broker or another; raises ClientError.
+            on_node: called with a coordinator's address, which metadata may not list yet.
         """
-        self._send_request = ask
-        self._on_node = learn
+        self._send_request = send_request
+        self._on_node = on_node
+        self._closed = False
         self._cached: dict[tuple[CoordinatorType, str], int] = {}
         self._lookups: dict[tuple[CoordinatorType, str], CoordinatorLookup] = {}
 
@@ -47,16 +49,31 @@ class CoordinatorCache:
         """Return the broker if it is cached."""
         return self._cached.get((kind, key))
 
-    def start_lookup(self, kind: CoordinatorType, key: str) -> CoordinatorLookup:
+    async def find(self, kind: CoordinatorType, key: str) -> int:
+        """Return the broker, from the cache or after a lookup, which callers share.
+
+        Raises: BrokerRefused (COORDINATOR_NOT_AVAILABLE: try again), NotAuthorized, Unreachable, TimedOut.
+        """
+        node_id = self.get_cached(kind, key)
+        if node_id is not None:
+            return node_id
+        if self._closed:
+            raise Closed("the client was closed")
+        answer = await wait_for_shared(self._start_lookup(kind, key), f"FindCoordinator {key!r}")
+        if isinstance(answer, ClientError):
+            raise type(answer)(*answer.args) from answer
+        return answer
+
+    def _start_lookup(self, kind: CoordinatorType, key: str) -> CoordinatorLookup:
         """Return the lookup in flight, or start one."""
-        under_way = self._lookups.get((kind, key))
-        if under_way is None:
+        lookup = self._lookups.get((kind, key))
+        if lookup is None:
             # In a fresh context: the first caller's limits do not apply to the others.
             loop = asyncio.get_running_loop()
-            under_way = loop.create_task(self._run_lookup(kind, key), context=Context())
-            self._lookups[kind, key] = under_way
-            under_way.add_done_callback(lambda _: self._lookups.pop((kind, key), None))
-        return under_way
+            lookup = loop.create_task(self._run_lookup(kind, key), context=Context())
+            self._lookups[kind, key] = lookup
+            lookup.add_done_callback(lambda _: self._lookups.pop((kind, key), None))
+        return lookup
 
     def forget(self, *named: tuple[CoordinatorType, str]) -> None:
         """Drop these from the cache."""
@@ -70,20 +87,23 @@ class CoordinatorCache:
         }
 
     def close(self) -> None:
-        """Cancel the lookups in flight."""
+        """Cancel the lookups in flight, and begin no more."""
+        self._closed = True
         for lookup in self._lookups.values():
             lookup.cancel()
 
     async def _run_lookup(self, kind: CoordinatorType, key: str) -> int | ClientError:
         try:
-            found = _extract_coordinator(key, await self._send_request(_build_request(kind, key)))
+            coordinator = _extract_coordinator(key, await self._send_request(_build_request(kind, key)))
         except ClientError as exc:
             return exc
-        if found.error_code:
-            return build_broker_error("FindCoordinator", key, found.error_code, found.error_message)
-        self._on_node(Node(id=found.node_id, address=Address(found.host, found.port)))
-        self._cached[kind, key] = found.node_id
-        return found.node_id
+        if coordinator.error_code:
+            return build_broker_error(
+                "FindCoordinator", key, coordinator.error_code, coordinator.error_message
+            )
+        self._on_node(Node(id=coordinator.node_id, address=Address(coordinator.host, coordinator.port)))
+        self._cached[kind, key] = coordinator.node_id
+        return coordinator.node_id
 
 
 def _build_request(kind: CoordinatorType, key: str) -> RequestBuilder:

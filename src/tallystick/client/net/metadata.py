@@ -35,10 +35,7 @@ class Node:
 
 @frozen(kw_only=True)
 class PartitionInfo:
-    """A partition. `find_leader` None: it has none now; `leader_epoch` None.
-
-    The broker does not report it.
-    """
+    """A partition. `leader` is None where it has none now, `leader_epoch` where the broker reports none."""
 
     index: int
     leader: int | None
@@ -61,10 +58,7 @@ class TopicInfo:
 
 @frozen(kw_only=True)
 class MetadataImage:
-    """The cluster as last seen. `error_codes`.
-
-    Topics that were asked for and are missing, with the error code.
-    """
+    """The cluster as last seen. `error_codes` has the topics that were asked for and are missing."""
 
     cluster_id: str | None
     controller_id: int | None

@@ -1,8 +1,8 @@
 """Protocol state of one connection, without the socket: versions, correlation ids, requests in flight. Pure.
 
-The first exchange is ApiVersions. A broker that does not support the version of our request answers in
-version 0, with code 35 and, if it is recent, its range of versions; the client then asks once more in a
-version that both support (KIP-511).
+The first exchange is ApiVersions, in a `VersionNegotiation`. A broker that does not support the version of
+our request answers in version 0, with code 35 and, if it is recent, its range of versions; the client then
+asks once more in a version that both support (KIP-511). The result makes a `ProtocolState`.
 
 After that a request is a frame with a correlation id, and answers arrive in the order of the requests. An
 answer out of order, an unreadable frame or an unexpected one ends the connection [CLI-3]: later frames could
@@ -103,68 +103,85 @@ class InFlightRequest(Generic[W]):
     waiter: W
 
 
-class ProtocolState(Generic[W]):
-    """Protocol state of one connection; the owner of the socket feeds it and sends what it returns."""
+class RequestHeaders:
+    """Headers of one connection's requests, with correlation ids that go up by one."""
 
-    __slots__ = (
-        "_client_id",
-        "_correlation_id",
-        "_in_flight",
-        "_negotiation_version",
-        "_software_version",
-        "in_flight_max",
-        "versions",
-    )
+    __slots__ = ("_client_id", "correlation_id")
 
-    def __init__(self, client_id: str, software: str, in_flight_max: int) -> None:
-        """Create the state of a new connection.
-
-        `software`: the version of this program that is sent to brokers (KIP-511).
-        """
+    def __init__(self, client_id: str) -> None:
         self._client_id = client_id.encode()
-        self._software_version = software
-        self._correlation_id = 0
-        self._negotiation_version = _API_VERSIONS.max_version
-        self._in_flight: deque[InFlightRequest[W]] = deque()
-        self.in_flight_max = in_flight_max
-        self.versions: NodeApiVersions | None = None
+        self.correlation_id = 0
+        """Of the last request."""
 
-    # ----------------------------------------------------------------------- negotiation
+    def build(self, spec: ApiSpec, version: int, size: int) -> bytes:
+        """Return the header of the next request, frame length included; `size` bytes of body follow it."""
+        self.correlation_id = (self.correlation_id + 1) % _CORRELATION_ID_COUNT
+        name = self._client_id
+        tags = b"\0" if spec.is_flexible(version) else b""
+        length = _REQUEST_HEADER.size - _LENGTH_BYTES + len(name) + len(tags) + size
+        header = _REQUEST_HEADER.pack(length, spec.key, version, self.correlation_id, len(name))
+        return header + name + tags
 
-    def build_api_versions_request(self) -> bytes:
+
+class VersionNegotiation:
+    """First exchange of a connection: asks for the broker's API versions until one version is understood."""
+
+    __slots__ = ("_headers", "_software_version", "_version")
+
+    def __init__(self, headers: RequestHeaders, software_version: str) -> None:
+        """Create a negotiation that has sent nothing.
+
+        Args:
+            software_version: the version of this program that is sent to brokers (KIP-511).
+        """
+        self._headers, self._software_version = headers, software_version
+        self._version = _API_VERSIONS.max_version
+
+    def build_request(self) -> bytes:
         """Return the ApiVersions request frame."""
-        version = self._negotiation_version
         named = ApiVersionsRequest(
             client_software_name="tallystick", client_software_version=self._software_version
         )
-        body = encode(named if version >= 3 else ApiVersionsRequest(), version)
-        return self._build_header(_API_VERSIONS, version, self._next_correlation_id(), len(body)) + body
+        body = encode(named if self._version >= 3 else ApiVersionsRequest(), self._version)
+        return self._headers.build(_API_VERSIONS, self._version, len(body)) + body
 
-    def handle_api_versions(self, body: Buffer) -> bytes | None:
-        """Read the ApiVersions answer; return the request to send again if an older version is needed.
+    def handle_response(self, body: Buffer) -> NodeApiVersions | bytes:
+        """Return the versions; or the request to send again if an older version is needed.
 
         Raises: DecodeError; NotSupported when the two sides share no version.
         """
-        self._check_correlation_id(body, self._correlation_id)
+        _check_correlation_id(body, self._headers.correlation_id)
         at = _CORRELATION_ID.size
         code = int.from_bytes(body[at : at + 2], "big", signed=True)
         # KIP-511: the refusal is in version 0, and has the range of versions if the broker is recent.
-        if code == ErrorCode.UNSUPPORTED_VERSION and self._negotiation_version > 0:
+        if code == ErrorCode.UNSUPPORTED_VERSION and self._version > 0:
             offered = decode_prefix(ApiVersionsResponse, body, 0, at)[0].api_keys
             theirs = next((k.max_version for k in offered if k.api_key == ApiKey.API_VERSIONS), 0)
-            self._negotiation_version = min(theirs, self._negotiation_version - 1)
-            if self._negotiation_version < 0:
+            self._version = min(theirs, self._version - 1)
+            if self._version < 0:
                 raise DecodeError(f"ApiVersions up to version {theirs}")
-            return self.build_api_versions_request()
+            return self.build_request()
         if code != ErrorCode.NONE:
             raise NotSupported("ApiVersions", f"the broker answered {get_error_name(code)}")
-        answer = decode(ApiVersionsResponse, memoryview(body)[at:], self._negotiation_version)
+        answer = decode(ApiVersionsResponse, memoryview(body)[at:], self._version)
         features = {f.name: f.max_version_level for f in answer.finalized_features}
-        self.versions = NodeApiVersions(
+        return NodeApiVersions(
             MappingProxyType({k.api_key: Versions(k.min_version, k.max_version) for k in answer.api_keys}),
             FeatureLevels(answer.finalized_features_epoch, MappingProxyType(features)),
         )
-        return None
+
+
+class ProtocolState(Generic[W]):
+    """Protocol state of one connection whose versions are negotiated.
+
+    The owner of the socket feeds it and sends what it returns.
+    """
+
+    __slots__ = ("_headers", "_in_flight", "in_flight_max", "versions")
+
+    def __init__(self, headers: RequestHeaders, versions: NodeApiVersions, in_flight_max: int) -> None:
+        self._headers, self.versions, self.in_flight_max = headers, versions, in_flight_max
+        self._in_flight: deque[InFlightRequest[W]] = deque()
 
     # ---------------------------------------------------------------------------- asking
 
@@ -188,10 +205,10 @@ class ProtocolState(Generic[W]):
         Without a `waiter` no answer is expected (Produce with acks=0).
         """
         check(self.can_send_more, "no request beyond in_flight_max")
-        correlation_id = self._next_correlation_id()
+        header = self._headers.build(spec, version, size)
         if waiter is not None:
-            self._in_flight.append(InFlightRequest(correlation_id, spec, version, waiter))
-        return self._build_header(spec, version, correlation_id, size)
+            self._in_flight.append(InFlightRequest(self._headers.correlation_id, spec, version, waiter))
+        return header
 
     def match_response(self, body: Buffer) -> tuple[W, object]:
         """Return the waiter of this frame, and the answer. Record data stays a view of `body` [CLI-3].
@@ -201,7 +218,7 @@ class ProtocolState(Generic[W]):
         if not self._in_flight:
             raise DecodeError(f"{len(body)} bytes that nobody asked for")
         flight = self._in_flight[0]
-        self._check_correlation_id(body, flight.correlation_id)
+        _check_correlation_id(body, flight.correlation_id)
         at = _CORRELATION_ID.size
         if flight.spec.response_header_version(flight.version) == 1:
             if len(body) > at and body[at] == 0:
@@ -214,8 +231,8 @@ class ProtocolState(Generic[W]):
 
     @property
     def awaited_api(self) -> str:
-        """API of the next answer, for error texts."""
-        return self._in_flight[0].spec.name if self._in_flight else _API_VERSIONS.name
+        """API of the next answer, for error texts; empty if none is awaited."""
+        return self._in_flight[0].spec.name if self._in_flight else ""
 
     def clear_in_flight(self) -> list[W]:
         """Drop all requests in flight and return their waiters."""
@@ -223,25 +240,13 @@ class ProtocolState(Generic[W]):
         self._in_flight.clear()
         return waiters
 
-    # -------------------------------------------------------------------------- details
 
-    def _next_correlation_id(self) -> int:
-        self._correlation_id = (self._correlation_id + 1) % _CORRELATION_ID_COUNT
-        return self._correlation_id
-
-    def _build_header(self, spec: ApiSpec, version: int, correlation_id: int, size: int) -> bytes:
-        name = self._client_id
-        tags = b"\0" if spec.is_flexible(version) else b""
-        length = _REQUEST_HEADER.size - _LENGTH_BYTES + len(name) + len(tags) + size
-        return _REQUEST_HEADER.pack(length, spec.key, version, correlation_id, len(name)) + name + tags
-
-    @staticmethod
-    def _check_correlation_id(body: Buffer, expected: int) -> None:
-        if len(body) < _CORRELATION_ID.size:
-            raise DecodeError(f"an answer of {len(body)} bytes")
-        (found,) = _CORRELATION_ID.unpack_from(body)
-        if found != expected:
-            raise DecodeError(f"the answer to request {found}, where {expected} comes next")
+def _check_correlation_id(body: Buffer, expected: int) -> None:
+    if len(body) < _CORRELATION_ID.size:
+        raise DecodeError(f"an answer of {len(body)} bytes")
+    (correlation_id,) = _CORRELATION_ID.unpack_from(body)
+    if correlation_id != expected:
+        raise DecodeError(f"the answer to request {correlation_id}, where {expected} comes next")
 
 
 def guess_protocol(start: Buffer) -> str:
