@@ -13,6 +13,11 @@ from tallystick.kernel.ids import MemberId, TopicPartition
 Line = dict[str, Any]
 
 
+def topics_without_racks(counts: Mapping[str, int]) -> PartitionRacks:
+    """Return topics of which only the number of partitions is known."""
+    return {topic: (frozenset[str](),) * count for topic, count in counts.items()}
+
+
 def as_line(assignor: str, topics: PartitionRacks, members: GroupSubscription) -> Line:
     return {
         "assignor": assignor,

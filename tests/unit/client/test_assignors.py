@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.support.assignors import Groups, from_line, rejoined, told
+from tests.support.assignors import Groups, from_line, rejoined, told, topics_without_racks
 
 from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
 from tallystick.client.assignors.java_order import hash_string, sort_by_hash
-from tallystick.client.assignors.racks import topics_without_racks
 from tallystick.client.assignors.subscription import (
     MemberData,
     Subscription,

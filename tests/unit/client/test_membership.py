@@ -7,9 +7,9 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.assignors import topics_without_racks
 
 from tallystick.client.assignors.assign import ASSIGNORS
-from tallystick.client.assignors.racks import topics_without_racks
 from tallystick.client.assignors.subscription import decode_subscription, encode_assignment
 from tallystick.client.consumer.membership import (
     NO_MEMBER_ID,

@@ -6,11 +6,6 @@ PartitionRacks = Mapping[str, tuple[frozenset[str], ...]]
 """Racks with a replica of each partition, by topic; empty sets where brokers name none."""
 
 
-def topics_without_racks(counts: Mapping[str, int]) -> PartitionRacks:
-    """Return topics of which only the number of partitions is known."""
-    return {topic: (frozenset[str](),) * count for topic, count in counts.items()}
-
-
 def use_rack_aware_assignment(members: Collection[str], partitions: Collection[frozenset[str]]) -> bool:
     """Tell whether a member is in a rack of the topic, and not every partition is in all those racks.
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from tallystick.client.consumer.isolation import AbortedTransactions
 from tallystick.client.consumer.regular_records import has_plain_offsets, read_regular
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import MIB
@@ -21,6 +20,7 @@ from tallystick.protocol.records import (
     HEADER_SIZE,
     BatchHeader,
     Buffer,
+    ControlType,
     CorruptBatch,
     Headers,
     InvalidBatch,
@@ -29,6 +29,7 @@ from tallystick.protocol.records import (
     check_batch,
     native,
     read_header,
+    read_marker,
 )
 from tallystick.protocol.records.record import decode_headers, iter_section, read_long_varint
 from tallystick.protocol.records.section import decompress_section
@@ -57,6 +58,43 @@ class ConsumerRecord(NamedTuple):
     value: bytes | None
     headers: Headers
     leader_epoch: int | None
+
+
+class AbortedTransactions:
+    """Aborted transactions in one partition of a response; asked about its batches in order.
+
+    A Fetch response names the aborted transactions that overlap its data: a producer id and the offset where
+    its transaction began. A transaction is open from its first offset until the ABORT marker of its producer;
+    data batches of an open aborted transaction are left out [CLI-33]. A producer has one transaction at a
+    time, so its id is enough. Markers are left out at every isolation level.
+
+    Source: KIP-98 "Consumer"; CompletedFetch.
+    """
+
+    def __init__(self, aborted: Iterable[tuple[int, int]] = ()) -> None:
+        """Take the aborted transactions of a response.
+
+        Args:
+            aborted: producer id and first offset of each, in any order.
+        """
+        self._upcoming = sorted(((first, producer) for producer, first in aborted), reverse=True)
+        self._open_producer_ids: set[int] = set()
+
+    def is_hidden(self, header: BatchHeader, buf: Buffer, at: int) -> bool:
+        """Tell whether the batch at `at` is hidden from the consumer.
+
+        Raises: InvalidBatch for a malformed marker.
+        """
+        last_offset = header.last_offset
+        while self._upcoming and self._upcoming[-1][0] <= last_offset:
+            self._open_producer_ids.add(self._upcoming.pop()[1])
+        if header.is_control:
+            if header.producer_id in self._open_producer_ids:
+                marker = read_marker(buf, at)
+                if marker is not None and marker.control_type is ControlType.ABORT:
+                    self._open_producer_ids.discard(header.producer_id)
+            return True
+        return header.is_transactional and header.producer_id in self._open_producer_ids
 
 
 class _VisibleBatch(NamedTuple):

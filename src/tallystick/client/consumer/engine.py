@@ -4,7 +4,7 @@
     commit_requests       commits, auto-commit                membership            phases of a member; pure
     positions             seek, pause, rewind                 position_search       finds unknown positions
     fetcher               fetches, buffers the data           fetch_state           state of partitions; pure
-    offset_requests       requests about offsets              decode, isolation     bytes to records; pure
+    offset_requests       requests about offsets              decode                bytes to records; pure
 
 The user's part happens in `poll`: it runs callbacks, raises errors and returns records. Between polls a task
 maintains the membership, and fetches continue until data is buffered.

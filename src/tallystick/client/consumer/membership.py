@@ -357,11 +357,6 @@ def handle_missing_response(member: Membership, api: str) -> Membership:
     return _return_to_joining(member) if api == "SyncGroup" else member
 
 
-def fail_member(member: Membership, api: str, code: int) -> Membership:
-    """Take no further part in the group."""
-    return replace(member, phase=Phase.FAILED, failure=(api, code))
-
-
 def _request_rejoin(member: Membership, reason: str) -> Membership:
     """Join again: at once if STABLE, else when the running rebalance is over."""
     phase = Phase.PREPARING if member.phase is Phase.STABLE else member.phase
