@@ -11,7 +11,8 @@ import pytest
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable, ProducerIdBlock, Topic
 from tallystick.broker.metadata.worker import BlockingWorker
-from tallystick.broker.partitions.topics import Topics, TopicSpec
+from tallystick.broker.partitions.topic_controller import TopicController
+from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.storage.log_dir import random_id
 
 T = TypeVar("T")
@@ -103,11 +104,11 @@ def test_the_image_changes_only_after_the_store(tmp_path: Path) -> None:
     async def play() -> None:
         store = MetadataStore(tmp_path / "m", "c")
         worker = Failing()
-        topics = Topics(store, NoFiles(), worker, BrokerConfig.parse({}))
+        controller = TopicController(store, NoFiles(), worker, BrokerConfig.parse({}))
         with pytest.raises(OSError, match="the disk is gone"):
-            await topics.create(TopicSpec("a", 1))
-        assert topics.find("a") is None
-        assert topics.list_names() == []
+            await controller.create(TopicSpec("a", 1))
+        assert controller.image.find("a") is None
+        assert controller.image.list_names() == []
         worker.close()
         store.close()
 

@@ -203,7 +203,7 @@ def test_a_broker_serves_every_gauge_of_its_own(tmp_path: Path) -> None:
         service = Service(BrokerConfig.parse(given))
         await service.start()
         try:
-            await service.broker.topics.create(TopicSpec("t", 3))
+            await service.broker.topic_controller.create(TopicSpec("t", 3))
             address = service.metrics_address
             assert address is not None
             reader, writer = await asyncio.open_connection(address.host, address.port)

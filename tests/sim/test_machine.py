@@ -50,27 +50,27 @@ def used_bytes(machine: BrokerMachine) -> int:
 
 def test_a_topic_is_finished_when_the_disk_has_room_again(machine: BrokerMachine) -> None:
     """Its definition was durable before its files met the end of the disk: asking again completes it."""
-    topics = broker_of(machine).topics
+    controller = broker_of(machine).topic_controller
     machine.fs.capacity = used_bytes(machine) + 50
-    refused = turn_until_done(machine, topics.create(TopicSpec("orders", 3)))
+    refused = turn_until_done(machine, controller.create(TopicSpec("orders", 3)))
     assert refused.code is ErrorCode.KAFKA_STORAGE_ERROR
-    assert topics.find("orders") is None
+    assert controller.image.find("orders") is None
 
     machine.fs.capacity = UNLIMITED
-    made = turn_until_done(machine, topics.create(TopicSpec("orders", 3)))
-    assert made is topics.find("orders")
-    assert len(topics.list_partitions_of("orders")) == 3
+    made = turn_until_done(machine, controller.create(TopicSpec("orders", 3)))
+    assert made is controller.image.find("orders")
+    assert len(controller.image.list_partitions_of("orders")) == 3
 
 
 def test_a_topic_is_finished_as_it_was_defined_first(machine: BrokerMachine) -> None:
-    topics = broker_of(machine).topics
+    controller = broker_of(machine).topic_controller
     machine.fs.capacity = used_bytes(machine) + 50
-    assert isinstance(turn_until_done(machine, topics.create(TopicSpec("orders", 3))), Reject)
+    assert isinstance(turn_until_done(machine, controller.create(TopicSpec("orders", 3))), Reject)
 
     machine.fs.capacity = UNLIMITED
-    made = turn_until_done(machine, topics.create(TopicSpec("orders", 7)))
+    made = turn_until_done(machine, controller.create(TopicSpec("orders", 7)))
     assert isinstance(made, Reject)
-    assert len(topics.list_partitions_of("orders")) == 3
+    assert len(controller.image.list_partitions_of("orders")) == 3
 
 
 def test_a_coordinator_without_room_for_its_topic_may_have_some_later(machine: BrokerMachine) -> None:
@@ -84,8 +84,8 @@ def test_a_coordinator_without_room_for_its_topic_may_have_some_later(machine: B
 
 def test_a_killed_process_does_nothing_more(machine: BrokerMachine) -> None:
     """What it had begun is as far as it had come, and its coroutines do not go on in the next life."""
-    topics = broker_of(machine).topics
-    task = machine.loop.create_task(topics.create(TopicSpec("orders", 3)))
+    controller = broker_of(machine).topic_controller
+    task = machine.loop.create_task(controller.create(TopicSpec("orders", 3)))
     machine.fs.crash_after = len(machine.fs.effects) + 4
     while machine.fs.crash_after is not None and not machine.has_died:
         machine.loop.run_ready()

@@ -145,7 +145,7 @@ class Desk:
 
     def make(self, name: str, partitions: int, **configs: str) -> Topic | Reject:
         settings = {setting.replace("_", "."): value for setting, value in configs.items()}
-        return self.run(self.broker.topics.create(TopicSpec(name, partitions, settings)))
+        return self.run(self.broker.topic_controller.create(TopicSpec(name, partitions, settings)))
 
     def write(self, topic: str, index: int, *values: bytes, key: bytes = b"k") -> None:
         """Write one batch per value, and check that each is acknowledged."""
@@ -322,13 +322,13 @@ class Deletion(Change):
     made_again = False
 
     def run(self) -> None:
-        self.gone |= self.answered(lambda broker: broker.topics.delete(TOPIC))
+        self.gone |= self.answered(lambda broker: broker.topic_controller.delete(TOPIC))
 
     def meddle(self) -> None:
         """Create the topic again and write to it, as a running producer does."""
         if self.desk.broker.topics.find(TOPIC) is None:
             self.gone = True
-            if self.answered(lambda broker: broker.topics.create(TopicSpec(TOPIC, 2))):
+            if self.answered(lambda broker: broker.topic_controller.create(TopicSpec(TOPIC, 2))):
                 self._is_made_again()
                 self._write()
 
@@ -373,7 +373,9 @@ class DeletionAtTheEnd(Deletion):
 
     def run(self) -> None:
         async def both() -> None:
-            await asyncio.gather(broker.topics.delete(TOPIC), self._end(broker), return_exceptions=True)
+            await asyncio.gather(
+                broker.topic_controller.delete(TOPIC), self._end(broker), return_exceptions=True
+            )
 
         broker = self.desk.broker
         self.desk.wait()  # until the ids are loaded
@@ -421,7 +423,7 @@ class Creation(Change):
     made = False
 
     def run(self) -> None:
-        self.made |= self.answered(lambda broker: broker.topics.create(TopicSpec("fresh", 2)))
+        self.made |= self.answered(lambda broker: broker.topic_controller.create(TopicSpec("fresh", 2)))
 
     def finish(self) -> None:
         if self.desk.broker.topics.find("fresh") is None:
@@ -441,7 +443,7 @@ class Growth(Change):
     grown = False
 
     def run(self) -> None:
-        self.grown |= self.answered(lambda broker: broker.topics.grow(TOPIC, 4))
+        self.grown |= self.answered(lambda broker: broker.topic_controller.grow(TOPIC, 4))
 
     def finish(self) -> None:
         if len(self.desk.broker.topics.list_partitions_of(TOPIC)) < 4:

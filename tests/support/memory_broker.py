@@ -85,7 +85,7 @@ class MemoryBroker:
         return decode(api.response, b"".join(parts), version)
 
     async def make_topic(self, name: str, partitions: int = 2) -> None:
-        await self.broker.topics.create_if_absent(TopicSpec(name, partitions))
+        await self.broker.topic_controller.create_if_absent(TopicSpec(name, partitions))
 
     def deny(self, *rows: tuple[Operation, Resource | ResourceType]) -> None:
         """Deny exactly these from now on."""

@@ -106,7 +106,7 @@ async def measure(frames: Frames, profile: cProfile.Profile | None) -> float:
         broker.open()
         await broker.start()
         try:
-            await broker.topics.create(TopicSpec(TOPIC, 1))
+            await broker.topic_controller.create(TopicSpec(TOPIC, 1))
             await broker.transactions.ensure_topic()
             return await commit(broker, frames, profile)
         finally:

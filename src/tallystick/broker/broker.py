@@ -29,7 +29,7 @@ from tallystick.broker.metrics.broker_metrics import BrokerMetrics
 from tallystick.broker.partitions.data_directory import DataDirectory, StorageEnvironment
 from tallystick.broker.partitions.descriptors import UNLIMITED, DescriptorBudget
 from tallystick.broker.partitions.fetch_sessions import FetchSessionCache
-from tallystick.broker.partitions.topics import Topics
+from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.server.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.server.request_memory import RequestMemory
 from tallystick.broker.txn.codec import check_version_downgrade
@@ -120,14 +120,15 @@ class Broker:
         self.config = self._build_effective_config(self._dynamic_configs)
         self.data_directory.reconfigure(self.config)
         self.features = FinalizedFeatures(self.metadata_store, self.worker, self._gate_downgrade)
-        self.topics = Topics(
+        self.topic_controller = TopicController(
             self.metadata_store, self.data_directory, self.worker, self.config, new_uuid=self._new_uuid
         )
-        self.topics.load()
+        self.topics = self.topic_controller.image
+        self.topic_controller.load()
         self.data_directory.begin_leader_epochs()
         self.data_directory.report_recovery()
         self.groups = GroupCoordinator(
-            ConsumerOffsetsTopic(self.topics, lambda: self.config),
+            ConsumerOffsetsTopic(self.topic_controller, lambda: self.config),
             make_group_config(self.config),
             self.clock,
             lambda: str(self._new_uuid()),
@@ -140,7 +141,7 @@ class Broker:
             else create_unclean_comparison(self.topics, markers)
         )
         self.transactions = TransactionCoordinator(
-            CoordinatorTopic(self.topics, lambda: define_transaction_state_topic(self.config)),
+            CoordinatorTopic(self.topic_controller, lambda: define_transaction_state_topic(self.config)),
             markers,
             self.generate_producer_id,
             self._get_txn_settings,
@@ -151,7 +152,7 @@ class Broker:
     async def start(self) -> None:
         """Start the background work: coordinators, syncing, housekeeping."""
         self.data_directory.start()
-        self.topics.start()
+        self.topic_controller.deletions.start()
         self.groups.start()
         self.transactions.start(self.startup_comparison)
 
@@ -160,7 +161,7 @@ class Broker:
         self.release_waiters()
         await self.transactions.stop()
         await self.groups.stop()
-        await self.topics.stop()
+        await self.topic_controller.deletions.stop()
         self.worker.close()
         self.metadata_store.close()
         await self.data_directory.stop(clean=self.failure is None)
@@ -220,7 +221,7 @@ class Broker:
             self._dynamic_configs[broker] = configs
             self.config = config
             self.data_directory.reconfigure(config)
-            self.topics.reconfigure(config)
+            self.topic_controller.reconfigure(config)
             for tell in self.config_listeners:
                 tell(config)
 

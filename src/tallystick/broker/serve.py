@@ -117,7 +117,7 @@ def make_gauge_sources(broker: Broker) -> GaugeSources:
         held_back=held_back,
         reserve=broker.data_directory.reserve,
         unclean_start=broker.startup_comparison,
-        topics_to_delete=lambda: broker.topics.unfinished_deletions,
+        topics_to_delete=lambda: len(broker.topic_controller.deletions),
     )
 
 

@@ -151,7 +151,7 @@ async def test_a_topic_deleted_meanwhile_needs_no_marker() -> None:
         world.disk.holding = True
         writing = asyncio.ensure_future(desk.write(send(after(who))))
         await turns()
-        await world.broker.topics.delete(TOPIC)
+        await world.broker.topic_controller.delete(TOPIC)
         assert await writing is None
 
 

@@ -46,7 +46,7 @@ def end_offsets(desk: MemoryBroker, topic: str) -> list[int]:
 
 
 async def make(desk: MemoryBroker, name: str, partitions: int = 2) -> Topic | Reject:
-    return await desk.broker.topics.create(TopicSpec(name, partitions))
+    return await desk.broker.topic_controller.create(TopicSpec(name, partitions))
 
 
 async def delete(desk: MemoryBroker, *names: str) -> list[int]:
@@ -157,7 +157,7 @@ async def test_partitions_of_a_growth_that_failed_are_deleted_with_their_topic()
     async with memory_broker(disk) as desk:
         await make(desk, "orders")
         calls.fail(errno.ENOSPC, lambda number, name, path: name == "create" and "orders-3" in path)
-        assert isinstance(await desk.broker.topics.grow("orders", 4), Reject)
+        assert isinstance(await desk.broker.topic_controller.grow("orders", 4), Reject)
         calls.heal()
         assert await delete(desk, "orders") == [ErrorCode.NONE]
         made = await make(desk, "orders", 4)
@@ -241,7 +241,7 @@ async def test_a_topic_stays_where_there_is_no_room_to_note_its_deletion() -> No
         desk.broker.metadata_store._make_room = raising(failure)
         assert await delete(desk, "orders") == [ErrorCode.KAFKA_STORAGE_ERROR]
         assert desk.broker.failure is None
-        assert not desk.broker.topics.is_deleting("orders")
+        assert not desk.broker.topic_controller.deletions.holds_name("orders")
         write(desk, "orders", b"goes on")
         desk.broker.metadata_store._make_room = lambda: None
 

@@ -39,7 +39,10 @@ def test_a_marker_enters_a_topic_that_takes_nothing_any_more(outcome: Transactio
         async with leader() as made:
             who = await made.identity()
             assert await made.write(who) is ErrorCode.NONE
-            assert await made.broker.topics.set_configs(TOPIC, {"max.message.bytes": "50"}) is None
+            assert (
+                await made.broker.topic_controller.alter_configs(TOPIC, lambda _: {"max.message.bytes": "50"})
+                is None
+            )
             assert await made.write(who, 1) is ErrorCode.MESSAGE_TOO_LARGE
             await made.end(who, outcome)
             await completed(made)
@@ -74,7 +77,10 @@ def test_a_transaction_that_cannot_grow_can_be_kept_and_ended_and_read_again(pol
         async with leader(disk, flush_policy=policy) as made:
             who = await made.identity()
             limits = {"max.message.bytes": str(LIMIT_BYTES), "cleanup.policy": "compact"}
-            assert await made.broker.topics.set_configs(TRANSACTION_STATE_TOPIC, limits) is None
+            assert (
+                await made.broker.topic_controller.alter_configs(TRANSACTION_STATE_TOPIC, lambda _: limits)
+                is None
+            )
             await made.produce(request({0: batch(who), 1: batch(who)}))
             await fill(made, who)
             if kept:
@@ -98,7 +104,10 @@ async def test_what_a_client_writes_is_limited_whatever_it_is() -> None:
     """[TXN-14] is for ends alone."""
     async with leader() as made:
         who = await made.identity()
-        assert await made.broker.topics.set_configs(TOPIC, {"max.message.bytes": "50"}) is None
+        assert (
+            await made.broker.topic_controller.alter_configs(TOPIC, lambda _: {"max.message.bytes": "50"})
+            is None
+        )
         for origin, code in (
             (AppendOrigin.CLIENT, ErrorCode.MESSAGE_TOO_LARGE),
             (AppendOrigin.COORDINATOR, ErrorCode.MESSAGE_TOO_LARGE),

@@ -221,11 +221,13 @@ async def test_groups_and_transactions_have_room_where_clients_took_all_of_it() 
         await make_both(desk)
         for name in INTERNAL_TOPICS:
             assert len(desk.broker.topics.list_partitions_of(name)) == 2
-        refused = await desk.broker.topics.create(TopicSpec("more", 1))
+        refused = await desk.broker.topic_controller.create(TopicSpec("more", 1))
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.INVALID_PARTITIONS
-        assert await desk.broker.topics.delete("t0") is None
-        assert isinstance(await desk.broker.topics.create(TopicSpec("more", 1)), Topic), "they do not count"
+        assert await desk.broker.topic_controller.delete("t0") is None
+        assert isinstance(await desk.broker.topic_controller.create(TopicSpec("more", 1)), Topic), (
+            "they do not count"
+        )
 
 
 @on_a_loop
@@ -233,7 +235,7 @@ async def test_a_name_that_differs_in_a_dot_does_not_keep_it_from_being_made() -
     """Kafka's rule about '.' and '_' is for names of clients. An earlier version let them take this one."""
     disk = memory_disk()
     async with memory_broker(disk) as desk:
-        refused = await desk.broker.topics.create(TopicSpec("__consumer.offsets", 1))
+        refused = await desk.broker.topic_controller.create(TopicSpec("__consumer.offsets", 1))
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.INVALID_TOPIC_EXCEPTION
         store, named_alike = desk.broker.metadata_store, Topic("__consumer.offsets", random_id(), 1)
@@ -241,6 +243,6 @@ async def test_a_name_that_differs_in_a_dot_does_not_keep_it_from_being_made() -
     async with memory_broker(disk) as desk:
         await make_both(desk)
         assert desk.broker.topics.find(CONSUMER_OFFSETS_TOPIC) is not None
-        assert await desk.broker.topics.delete("__consumer.offsets") is None
-        refused = await desk.broker.topics.create(TopicSpec("__consumer.offsets", 1))
+        assert await desk.broker.topic_controller.delete("__consumer.offsets") is None
+        refused = await desk.broker.topic_controller.create(TopicSpec("__consumer.offsets", 1))
         assert isinstance(refused, Reject)

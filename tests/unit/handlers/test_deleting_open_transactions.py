@@ -102,10 +102,10 @@ async def test_nothing_is_written_to_a_topic_that_is_being_deleted() -> None:
 async def test_a_topic_that_cannot_be_deleted_is_there_as_before() -> None:
     async with leader() as made:
         identity, store = await made.identity(), made.broker.metadata_store
-        made.broker.topics._store = Unwritable()  # type: ignore[assignment]
+        made.broker.topic_controller._store = Unwritable()  # type: ignore[assignment]
         with pytest.raises(OSError, match="full"):
-            await made.broker.topics.delete(TOPIC)
-        made.broker.topics._store = store
+            await made.broker.topic_controller.delete(TOPIC)
+        made.broker.topic_controller._store = store
         assert await made.write(identity) is ErrorCode.NONE
         await made.end(identity, TransactionResult.COMMIT)
         assert (await delete_topic(made)).error_code == 0
@@ -258,7 +258,7 @@ async def test_a_marker_waits_until_it_is_known_whether_the_topic_is_gone() -> N
         identity = await three_plain_records_then_a_transaction(made)
         store = made.broker.metadata_store
         slow = Slow()
-        made.broker.topics._store = slow  # type: ignore[assignment]
+        made.broker.topic_controller._store = slow  # type: ignore[assignment]
         deleting = asyncio.ensure_future(delete_topic(made))
         await turns()
         await made.end(identity, TransactionResult.COMMIT)
@@ -266,7 +266,7 @@ async def test_a_marker_waits_until_it_is_known_whether_the_topic_is_gone() -> N
         assert phase(made) is TxnState.PREPARE_COMMIT
         slow.go_on.set()
         assert (await deleting).error_code == ErrorCode.KAFKA_STORAGE_ERROR
-        made.broker.topics._store = store
+        made.broker.topic_controller._store = store
         made.clock.advance(60_000)
         made.broker.transactions.tick()
         await completed(made)

@@ -364,7 +364,7 @@ async def test_a_topic_may_be_deleted_while_a_batch_waits() -> None:
         made.disk.holding = True
         sent = made.send(request({0: batch(identity)}))
         await turns()
-        assert await made.broker.topics.delete(TOPIC) is None
+        assert await made.broker.topic_controller.delete(TOPIC) is None
         made.disk.release()
         assert codes(await sent) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 

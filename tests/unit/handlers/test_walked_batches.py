@@ -53,7 +53,7 @@ def garbage(codec: Codec = Codec.NONE) -> bytes:
 
 async def make(memory: MemoryBroker, name: str, **configs: str) -> None:
     given = {key.replace("_", "."): value for key, value in configs.items()}
-    assert not hasattr(await memory.broker.topics.create(TopicSpec(name, 1, given)), "code")
+    assert not hasattr(await memory.broker.topic_controller.create(TopicSpec(name, 1, given)), "code")
 
 
 async def send(memory: MemoryBroker, topic: str, data: bytes) -> Any:

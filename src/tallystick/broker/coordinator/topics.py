@@ -4,12 +4,8 @@ from collections.abc import Callable, Sequence
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import (
-    CONSUMER_OFFSETS_TOPIC,
-    TRANSACTION_STATE_TOPIC,
-    Topics,
-    TopicSpec,
-)
+from tallystick.broker.partitions.topic_controller import TopicController
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicSpec
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 
@@ -17,13 +13,14 @@ from tallystick.kernel.errors import Reject
 class CoordinatorTopic:
     """`__consumer_offsets` or `__transaction_state`, as seen by its coordinator. Lives on the loop."""
 
-    def __init__(self, topics: Topics, wanted: Callable[[], TopicSpec]) -> None:
+    def __init__(self, controller: TopicController, wanted: Callable[[], TopicSpec]) -> None:
         """Create the view of a topic that need not exist yet.
 
         Args:
             wanted: how to create the topic, with the current settings.
         """
-        self._topics = topics
+        self._controller = controller
+        self._topics = controller.image
         self._define_topic = wanted
         self._name = wanted().name
 
@@ -41,18 +38,18 @@ class CoordinatorTopic:
         """Create the topic unless it exists; a full disk is a retriable refusal."""
         if self._topics.find(self._name) is not None:
             return None
-        made = await self._topics.create_if_absent(self._define_topic())
-        if not isinstance(made, Reject):
+        created = await self._controller.create_if_absent(self._define_topic())
+        if not isinstance(created, Reject):
             return None
-        is_full = made.code is ErrorCode.KAFKA_STORAGE_ERROR
-        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, made.reason) if is_full else made
+        is_full = created.code is ErrorCode.KAFKA_STORAGE_ERROR
+        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, created.reason) if is_full else created
 
 
 class ConsumerOffsetsTopic(CoordinatorTopic):
     """`__consumer_offsets`, as seen by the group coordinator. Lives on the loop."""
 
-    def __init__(self, topics: Topics, config: Callable[[], BrokerConfig]) -> None:
-        super().__init__(topics, lambda: define_consumer_offsets_topic(config()))
+    def __init__(self, controller: TopicController, config: Callable[[], BrokerConfig]) -> None:
+        super().__init__(controller, lambda: define_consumer_offsets_topic(config()))
 
     async def ensure_partition(self, index: int) -> Partition | Reject:
         """Return one partition; create the topic if it does not exist."""

@@ -8,7 +8,7 @@ from tallystick.broker.group.machine.commands import GroupAnswer, OffsetPartitio
 from tallystick.broker.handlers.group_wire import find_topic, get_error_code
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.metadata.store import Topic
-from tallystick.broker.partitions.topics import Topics
+from tallystick.broker.partitions.topics import TopicsImage
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import KIB
@@ -45,7 +45,7 @@ class OffsetCommitPlan:
     @classmethod
     async def build(
         cls,
-        topics: Topics,
+        topics: TopicsImage,
         rows: Sequence[RequestTopic],
         *,
         by_id: bool,
@@ -107,12 +107,12 @@ class OffsetCommitPlan:
         return answers
 
 
-def _has_topic(topics: Topics, offset: OffsetToCommit) -> bool:
+def _has_topic(topics: TopicsImage, offset: OffsetToCommit) -> bool:
     return offset.topic_id is not None and topics.find_by_id(offset.topic_id) is not None
 
 
 def _find_topic(
-    topics: Topics, name: str, topic_id: UUID, by_id: bool, may_read: Callable[[str], bool]
+    topics: TopicsImage, name: str, topic_id: UUID, by_id: bool, may_read: Callable[[str], bool]
 ) -> Topic | ErrorCode:
     if not by_id and not may_read(name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED

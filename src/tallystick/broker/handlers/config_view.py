@@ -15,6 +15,7 @@ from tallystick.broker.config.kafka_names import is_kafka_name
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.metadata.store import Topic
+from tallystick.broker.partitions.topics import check_topic_configs
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.settings import BadConfig, Setting, describe_unknown
@@ -301,8 +302,8 @@ async def _alter_topic(
         return apply_changes({} if replace else current, changes, TOPIC_SETTINGS)
 
     if validate_only:
-        return broker.topics.check_configs(name, change(topic.configs))
-    return await broker.topics.alter_configs(name, change)
+        return check_topic_configs(broker.config, name, change(topic.configs))
+    return await broker.topic_controller.alter_configs(name, change)
 
 
 async def _alter_broker(

@@ -30,7 +30,7 @@ async def handle(
         else:
             refused = _check(broker, topic)
         if refused is None and not request.validate_only:
-            grown = await broker.topics.grow(topic.name, topic.count)
+            grown = await broker.topic_controller.grow(topic.name, topic.count)
             refused = grown if isinstance(grown, Reject) else None
         results.append(
             CreatePartitionsTopicResult(
@@ -46,7 +46,7 @@ def _check(broker: Broker, wanted: CreatePartitionsTopic) -> Reject | None:
     if wanted.name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
         # The number of partitions decides which one a group or transactional id belongs to.
         return Reject(ErrorCode.INVALID_REQUEST, f"the partitions of {wanted.name!r} are fixed")
-    refused = broker.topics.check_growth(wanted.name, wanted.count)
+    refused = broker.topic_controller.check_growth(wanted.name, wanted.count)
     if refused is not None or wanted.assignments is None:
         return refused
     added = wanted.count - len(broker.topics.list_partitions_of(wanted.name))

@@ -43,7 +43,11 @@ async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) ->
         # Kafka creates it as requested. Wrong settings could destroy transaction outcomes [TXN-15].
         own = f"topic {wanted.name!r} is the broker's own, it is made when the first client needs it"
         return _refused_result(topic, Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, own))
-    made = broker.topics.check_creation(wanted) if validate_only else await broker.topics.create(wanted)
+    made = (
+        broker.topic_controller.check_creation(wanted)
+        if validate_only
+        else await broker.topic_controller.create(wanted)
+    )
     if isinstance(made, Reject):
         return _refused_result(topic, made)
     return CreatableTopicResult(

@@ -9,7 +9,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.open_transactions import check_records_deletion
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse, answer_in_slices
-from tallystick.broker.partitions.topics import INTERNAL_TOPICS
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS, resolve_topic_config
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset
@@ -48,7 +48,7 @@ def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> Delet
     if topic in INTERNAL_TOPICS:
         return _refused_result(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
     # As in Kafka's Partition.deleteRecordsOnLeader: only topics with the delete policy lose records.
-    if "delete" not in broker.topics.resolve_config(known).cleanup_policy:
+    if "delete" not in resolve_topic_config(broker.config, known).cleanup_policy:
         return _refused_result(index, ErrorCode.POLICY_VIOLATION)
     log = partition.log
     target = log.high_watermark if offset == HIGH_WATERMARK else Offset(offset)

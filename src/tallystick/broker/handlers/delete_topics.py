@@ -73,7 +73,7 @@ async def _check_deletion(broker: Broker, name: str) -> Reject | None:
     def in_doubt(partitions: Sequence[Partition]) -> Reject | None:
         return check_topic_deletion(broker, partitions)
 
-    refused = await broker.topics.delete(name, in_doubt)
-    if refused is None or broker.topics.is_deleting(name):
+    refused = await broker.topic_controller.delete(name, in_doubt)
+    if refused is None or broker.topic_controller.deletions.holds_name(name):
         broker.groups.delete_topic_offsets(name)
     return refused

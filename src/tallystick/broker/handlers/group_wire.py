@@ -7,7 +7,7 @@ from typing import Final
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.model import InstanceId
 from tallystick.broker.metadata.store import Topic
-from tallystick.broker.partitions.topics import Topics
+from tallystick.broker.partitions.topics import TopicsImage
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, ProducerId
@@ -35,7 +35,7 @@ def get_error_code(answer: object) -> int:
     return answer.code if isinstance(answer, Reject) else ErrorCode.NONE
 
 
-def find_topic(topics: Topics, name: str, topic_id: uuid.UUID, *, by_id: bool) -> Topic | ErrorCode:
+def find_topic(topics: TopicsImage, name: str, topic_id: uuid.UUID, *, by_id: bool) -> Topic | ErrorCode:
     """Find the topic of a request, by name or by id."""
     topic = topics.find_by_id(topic_id) if by_id and topic_id != NIL else None if by_id else topics.find(name)
     if topic is not None:

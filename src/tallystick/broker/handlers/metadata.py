@@ -67,7 +67,9 @@ async def _create_then_answer(
     for number, topic in enumerate(wanted, 1):
         name = topic.name or ""
         if topic.topic_id == NIL and broker.topics.find(name) is None and name not in INTERNAL_TOPICS:
-            made = await broker.topics.create_if_absent(TopicSpec(name, broker.config.num_partitions))
+            made = await broker.topic_controller.create_if_absent(
+                TopicSpec(name, broker.config.num_partitions)
+            )
             if isinstance(made, Reject):
                 refused[name] = made
         if number % SLICE_ENTRIES == 0:

@@ -22,6 +22,8 @@ from tallystick.kernel.value import frozen
 
 PRODUCER_ID_BLOCK: Final = 1000
 FILE_NAME: Final = "metadata.sqlite"
+# Exceptions of a failed or full disk during a change of files or metadata.
+STORAGE_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
 _FORMAT: Final = 1
 
 _SCHEMA: Final = """

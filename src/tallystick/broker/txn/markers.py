@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import Final, Protocol
 
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TopicDeleted, Topics
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TopicDeleted, TopicsImage
 from tallystick.broker.txn.machine.commands import MarkerRequest
 from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.broker.txn.marker_sender import MarkerResult
@@ -34,7 +34,7 @@ class OffsetsMarkerWriter(Protocol):
 class LocalMarkerWriter:
     """A MarkerWriter for local partitions. Lives on the loop."""
 
-    def __init__(self, topics: Topics, groups: OffsetsMarkerWriter, clock: Clock) -> None:
+    def __init__(self, topics: TopicsImage, groups: OffsetsMarkerWriter, clock: Clock) -> None:
         self._topics = topics
         self._groups = groups
         self._clock = clock

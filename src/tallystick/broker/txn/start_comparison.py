@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import Topics
+from tallystick.broker.partitions.topics import TopicsImage
 from tallystick.broker.txn.codec import (
     decode_record,
     iter_known_records,
@@ -331,7 +331,7 @@ class CleanStartComparison:
 # ---- the partitions of this broker
 
 
-def create_clean_comparison(topics: Topics) -> CleanStartComparison | None:
+def create_clean_comparison(topics: TopicsImage) -> CleanStartComparison | None:
     """Note the open transactions of all partitions; None if there are none. Order: before any write to them.
 
     Cost: linear in partitions and open transactions.
@@ -360,7 +360,7 @@ def _iter_open_producers(partition: Partition) -> Iterator[tuple[ProducerId, Pro
         )
 
 
-def create_unclean_comparison(topics: Topics, markers: MarkerWriter) -> UncleanStartComparison:
+def create_unclean_comparison(topics: TopicsImage, markers: MarkerWriter) -> UncleanStartComparison:
     """Note the state of all partitions. Order: before any write to them."""
 
     async def find_outcome(

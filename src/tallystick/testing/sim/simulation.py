@@ -687,7 +687,7 @@ def build_disk_image(level: int) -> DiskImage:
             raise RuntimeError("the broker did not start")
         broker.metadata_store.set_features(1, {"transaction.version": level})
         for name, partitions in _TOPICS.items():
-            await broker.topics.create(TopicSpec(name, partitions))
+            await broker.topic_controller.create(TopicSpec(name, partitions))
         await broker.transactions.ensure_topic()
         for left in EPOCHS_REMAINING:
             owner = TransactionalId(f"spent-{left}")
