@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.server.request_memory import INITIAL_BUFFER_BYTES
 from tallystick.broker.server.server import (
-    INITIAL_BUFFER_BYTES,
     CloseConnection,
     Peer,
     ResponseBuffers,

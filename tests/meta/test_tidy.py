@@ -32,7 +32,6 @@ MANY_METHODS = {
     "src/tallystick/admin/aio.py:Admin": 34,
     "src/tallystick/admin/client.py:Admin": 35,
     "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,
-    "src/tallystick/broker/server/server.py:ServerConnection": 29,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 41,
     "src/tallystick/dualwrite/session.py:DualWriteSession": 37,

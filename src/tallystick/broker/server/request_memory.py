@@ -7,6 +7,15 @@ exhausts its half leaves the rest to others. Allocated memory counts, not the le
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
+
+from tallystick.kernel.limits import KIB, MIB
+
+# Initial size of a large request's buffer; larger if its connection has sent as much before.
+INITIAL_BUFFER_BYTES: Final = 64 * KIB
+TRUSTED_BUFFER_BYTES: Final = 2 * MIB
+# While memory is short, a connection must send this much of a large request to count as making progress.
+PROGRESS_BYTES: Final = 16 * KIB
 
 
 class RequestMemory:
@@ -46,6 +55,11 @@ class RequestMemory:
             self.release(host, size)
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether half of the limit of the broker is taken."""
+        return 2 * self.used_bytes > self._bytes_max()
+
+    @property
     def is_short(self) -> bool:
         """Whether the limit of the broker is exceeded."""
         return self.used_bytes > self._bytes_max()
@@ -53,3 +67,54 @@ class RequestMemory:
     def is_short_for(self, host: str) -> bool:
         """Return whether this host may take nothing more."""
         return self.is_short or self._bytes_by_host[host] > self._bytes_max() // 2
+
+
+class LargeRequestMemory:
+    """The share of one connection: its large requests, one at a time. A `LargeFrameMemory`."""
+
+    __slots__ = ("_account", "_check_request", "_get_time_s", "_host", "_initial_bytes", "_progress")
+
+    def __init__(
+        self,
+        account: RequestMemory,
+        host: str,
+        check_request: Callable[[int, memoryview], None],
+        get_time_s: Callable[[], float],
+    ) -> None:
+        """Create a share of nothing.
+
+        Args:
+            check_request: is given the size of a request and its first bytes; raises to refuse it.
+        """
+        self._account = account
+        self._host = host
+        self._check_request = check_request
+        self._get_time_s = get_time_s
+        self._initial_bytes = INITIAL_BUFFER_BYTES
+        self._progress = (0, 0.0)  # bytes of the request received, and when
+
+    def admit(self, size: int, received: memoryview) -> int:
+        """Return the initial size of the buffer: what the connection has sent before, if there is room."""
+        self._check_request(size, received)
+        self._progress = (len(received), self._get_time_s())
+        return INITIAL_BUFFER_BYTES if self._account.is_crowded else self._initial_bytes
+
+    def resize(self, change: int) -> None:
+        """Record memory taken or given back."""
+        if change > 0:
+            self._account.acquire(self._host, change)
+        else:
+            self._initial_bytes = min(-change, TRUSTED_BUFFER_BYTES)
+            self._account.release(self._host, -change)
+
+    def record_progress(self, received_bytes: int) -> None:
+        """Start measuring again: the peer could not send, or has sent enough."""
+        self._progress = (received_bytes, self._get_time_s())
+
+    def is_stuck(self, received_bytes: int, patience_s: float) -> bool:
+        """Return whether less than `PROGRESS_BYTES` arrived in `patience_s`."""
+        since_bytes, since_s = self._progress
+        if received_bytes >= since_bytes + PROGRESS_BYTES:
+            self.record_progress(received_bytes)
+            return False
+        return self._get_time_s() - since_s >= patience_s

@@ -1,8 +1,5 @@
 """Connections of the broker: frames from sockets, answers to sockets. The dispatcher handles the frames.
 
-A connection owns one small buffer and cuts frames out of it in place. A frame that does not fit gets its own
-buffer, which grows as its bytes arrive and is read into directly.
-
 Order. Answers leave in the order of the requests [SRV-1]. As in Kafka a request is started when the one
 before it is answered; only requests that are `is_pipelined` (Produce) are started behind one another, so that
 several appends share one sync.
@@ -23,10 +20,11 @@ from math import inf
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.server.request_memory import RequestMemory
+from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import frozen
+from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 
 _log = logging.getLogger("tallystick.broker.server")
 
@@ -45,11 +43,7 @@ class ExclusiveResponse:
 
 
 BUFFER_BYTES: Final = 16 * KIB
-# Initial size of a frame's buffer; larger if its connection has sent as much before.
-INITIAL_BUFFER_BYTES: Final = 64 * KIB
-TRUSTED_BUFFER_BYTES: Final = 2 * MIB
-# While memory is short, a connection that sends less than this in PATIENCE_S is closed.
-PROGRESS_BYTES: Final = 16 * KIB
+# While memory is short, a connection whose large request makes no progress for this long is closed.
 STUCK_REQUEST_S: Final = 3.0
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 PIPELINE_MAX: Final = 256
@@ -111,37 +105,23 @@ class ServerConnection(asyncio.BufferedProtocol):
     """One client. Lives on the loop; owned by its Server."""
 
     __slots__ = (
-        "_buffer",
-        "_end",
         "_is_closing",
         "_is_ending",
         "_is_exclusive",
         "_is_reading_paused",
         "_is_writing_paused",
-        "_large_buffer",
-        "_large_filled",
-        "_large_initial_bytes",
-        "_large_size",
+        "_large_memory",
         "_pending",
-        "_progress",
+        "_receive_buffer",
         "_send_queue",
         "_server",
-        "_start",
         "_transport",
-        "_view",
         "last_active_s",
         "peer",
     )
 
     def __init__(self, server: "Server") -> None:
         self._server = server
-        self._buffer = bytearray(BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
-        self._large_buffer: bytearray | None = None
-        self._large_filled = self._large_size = 0
-        self._large_initial_bytes = INITIAL_BUFFER_BYTES
-        self._progress = (0, 0.0)  # bytes of the large request received, and when
         self._pending: deque[_PendingResponse] = deque()
         self._send_queue: list[Buffer] = []
         self._is_exclusive = self._is_ending = False
@@ -151,18 +131,23 @@ class ServerConnection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        server = self._server
         # uvloop's transport has the methods of asyncio.Transport and not the type.
         self._transport = cast(asyncio.Transport, transport)
         address = self._transport.get_extra_info("peername") or ("unknown", 0)
-        self.peer = Peer(str(address[0]), int(address[1]), self._server.next_connection_id())
+        self.peer = Peer(str(address[0]), int(address[1]), server.next_connection_id())
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        refusal = self._server.register(self)
+        self._large_memory = LargeRequestMemory(
+            server.memory, self.peer.host, server.check_large_request, server.loop.time
+        )
+        self._receive_buffer = ReceiveBuffer(BUFFER_BYTES, server.frame_bytes_max, self._large_memory)
+        refusal = server.register(self)
         if refusal is not None:
-            self._server.refuse_connection(self, refusal)
+            server.refuse_connection(self, refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
-        self._drop_large_frame()
+        self._receive_buffer.discard_large()
         for slot in self._pending:
             if slot.task is not None and slot.is_cancellable:
                 slot.task.cancel()
@@ -170,15 +155,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server.unregister(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._large_buffer is not None:
-            return memoryview(self._large_buffer)[self._large_filled :]
-        return self._view[self._end :]
+        return self._receive_buffer.get_writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._large_buffer is not None:
-            self._on_large_received(nbytes)
-        else:
-            self._end += nbytes
+        self._receive_buffer.add(nbytes)
         self._advance()
 
     def eof_received(self) -> bool:
@@ -221,30 +201,15 @@ class ServerConnection(asyncio.BufferedProtocol):
             or len(self._pending) >= PIPELINE_MAX
         ):
             return False
-        if self._large_buffer is not None:
-            if self._large_filled < self._large_size:
-                return False
-            frame = memoryview(self._large_buffer)[: self._large_size]
-            if not self._start_request(frame):
-                return False
-            self._drop_large_frame()
-            return True
-        have = self._end - self._start
-        if have < 4:
-            return False
-        size = int.from_bytes(self._view[self._start : self._start + 4], "big", signed=True)
-        if not 0 < size <= self._server.frame_bytes_max:
+        try:
+            frame = self._receive_buffer.next_frame()
+        except InvalidFrameLength as exc:
             raise CloseConnection(
-                f"a request of {size} bytes, socket.request.max.bytes is {self._server.frame_bytes_max}"
-            )
-        first = self._start + 4
-        if have - 4 < size:
-            if size + 4 > BUFFER_BYTES and have >= 6:
-                self._begin_large_frame(size)
+                f"a request of {exc.length} bytes, socket.request.max.bytes is {exc.limit}"
+            ) from exc
+        if frame is None or not self._start_request(frame):
             return False
-        if not self._start_request(self._view[first : first + size]):
-            return False
-        self._start = first + size
+        self._receive_buffer.consume()
         return True
 
     def _start_request(self, frame: memoryview) -> bool:
@@ -300,56 +265,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._is_exclusive = False
         self._advance()
 
-    # --------------------------------------------------------------------- large frames
-
-    def _begin_large_frame(self, size: int) -> None:
-        first = self._start + 4
-        received = self._end - first
-        api_key = int.from_bytes(self._view[first : first + 2], "big", signed=True)
-        allowed = self._server.dispatcher.get_frame_bytes_max(api_key)
-        if size > allowed:
-            raise CloseConnection(f"a request of {size} bytes; API key {api_key} has at most {allowed}")
-        self._large_buffer = bytearray(min(size, self._large_initial_bytes))
-        self._server.memory.acquire(self.peer.host, len(self._large_buffer))
-        self._large_buffer[:received] = self._view[first : self._end]
-        self._large_filled, self._large_size = received, size
-        self._start = self._end = 0
-        self._progress = (received, self._server.loop.time())
-
-    def _on_large_received(self, nbytes: int) -> None:
-        big = self._large_buffer
-        assert big is not None
-        self._large_filled += nbytes
-        if self._large_filled == len(big) < self._large_size:
-            grown = bytearray(min(2 * len(big), self._large_size))
-            grown[: self._large_filled] = big
-            self._server.memory.acquire(self.peer.host, len(grown) - len(big))
-            self._large_buffer = grown
-        elif self._large_filled == self._large_size:
-            # A connection that has sent this much gets a larger buffer next time, unless memory is scarce.
-            crowded = self._server.is_crowded
-            self._large_initial_bytes = (
-                INITIAL_BUFFER_BYTES if crowded else min(len(big), TRUSTED_BUFFER_BYTES)
-            )
-
-    def _drop_large_frame(self) -> None:
-        if self._large_buffer is not None:
-            size, self._large_buffer = len(self._large_buffer), None
-            self._server.memory.release(self.peer.host, size)
-
     # ------------------------------------------------------------------- pausing, sending
 
     def _update_reading(self) -> None:
-        """Make room in the buffer; stop reading while it is full or no request may start [SRV-2]."""
-        if self._large_buffer is None and self._start:
-            rest = self._end - self._start
-            self._buffer[:rest] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, rest
-        if self._large_buffer is None:
-            full = self._end == BUFFER_BYTES
-        else:
-            complete = self._large_filled == self._large_size
-            full = complete or not self._server.may_receive(self)
+        """Stop reading while the buffer is full or no request may start [SRV-2]."""
+        buffer = self._receive_buffer
+        full = buffer.is_full or (buffer.has_large and not self._server.may_receive(self))
         if full != self._is_reading_paused:
             self._is_reading_paused = full
             if full:
@@ -359,7 +280,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def maybe_resume_reading(self) -> None:
         """Resume reading if this connection waited for memory: some was given back."""
-        if self._large_buffer is not None and not self._is_closing:
+        if self._receive_buffer.has_large and not self._is_closing:
             self._update_reading()
 
     def _queue(self, answer: list[Buffer]) -> None:
@@ -396,25 +317,17 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.close()
 
     @property
-    def is_receiving_large(self) -> bool:
-        return self._large_buffer is not None and self._large_filled < self._large_size
-
-    @property
     def announced_bytes(self) -> int:
-        """Size of the request that is being received; 0 without a large one."""
-        return self._large_size if self.is_receiving_large else 0
+        """Size of the large request that is being received; 0 without one."""
+        return self._receive_buffer.announced_bytes
 
-    def is_stuck(self, now: float) -> bool:
+    def is_stuck(self, patience_s: float) -> bool:
         """Return whether the peer sent too little of a large request for too long, while we were reading."""
-        filled, since = self._progress
-        if (
-            self._is_reading_paused
-            or not self.is_receiving_large
-            or self._large_filled >= filled + PROGRESS_BYTES
-        ):
-            self._progress = (self._large_filled, now)
+        received_bytes = self._receive_buffer.large_received_bytes
+        if self._is_reading_paused or not self._receive_buffer.is_receiving_large:
+            self._large_memory.record_progress(received_bytes)
             return False
-        return now - since >= self._server.patience_s
+        return self._large_memory.is_stuck(received_bytes, patience_s)
 
     @property
     def is_busy(self) -> bool:
@@ -433,7 +346,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def release_buffer(self) -> None:
         """Give back the receive buffer of a connection that was closed."""
-        self._drop_large_frame()
+        self._receive_buffer.discard_large()
 
     def abort(self) -> None:
         """Close at once, without a log line."""
@@ -565,10 +478,12 @@ class Server:
             if not self._per_host[peer.host]:
                 del self._per_host[peer.host]
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether half of the memory for requests is taken."""
-        return 2 * self.memory.used_bytes > self._config.queued_max_request_bytes
+    def check_large_request(self, size: int, head: memoryview) -> None:
+        """Raise CloseConnection for a request that is larger than its API allows."""
+        api_key = int.from_bytes(head[:2], "big", signed=True)
+        allowed = self.dispatcher.get_frame_bytes_max(api_key)
+        if size > allowed:
+            raise CloseConnection(f"a request of {size} bytes; API key {api_key} has at most {allowed}")
 
     def may_receive(self, connection: ServerConnection) -> bool:
         """Return whether a connection may continue to receive a large request.
@@ -583,16 +498,15 @@ class Server:
             self._stuck_timer = self.loop.call_later(self.patience_s / 3, self._close_stuck_connections)
         short = self.memory.is_short
         receivers = (
-            c for c in self._connections.values() if c.is_receiving_large and (short or c.peer.host == host)
+            c for c in self._connections.values() if c.announced_bytes and (short or c.peer.host == host)
         )
         return next(receivers, None) is connection
 
     def _close_stuck_connections(self) -> None:
         """Close stuck connections while memory is short, the largest announced request first."""
         self._stuck_timer = None
-        now = self.loop.time()
-        waiting = [c for c in self._connections.values() if c.is_receiving_large]
-        stuck = [c for c in waiting if c.is_stuck(now)]
+        waiting = [c for c in self._connections.values() if c.announced_bytes]
+        stuck = [c for c in waiting if c.is_stuck(self.patience_s)]
         for connection in sorted(stuck, key=lambda c: c.announced_bytes, reverse=True):
             if not self.memory.is_short_for(connection.peer.host):
                 break
