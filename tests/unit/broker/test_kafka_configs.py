@@ -19,7 +19,7 @@ from tallystick.broker.config.kafka_names import (
     is_refused,
 )
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
-from tallystick.broker.handlers.config_view import AlterConfigOp, ConfigChange, apply_changes
+from tallystick.broker.handlers.alter_configs import AlterConfigOp, ConfigChange, apply_changes
 from tallystick.kernel.settings import BadConfig, Setting
 
 FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"

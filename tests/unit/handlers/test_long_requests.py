@@ -22,7 +22,6 @@ from tallystick.broker.handlers import (
     delete_records,
     delete_topics,
     find_coordinator,
-    incremental_alter_configs,
     join_group,
     leave_group,
     offset_commit,
@@ -32,8 +31,13 @@ from tallystick.broker.handlers import (
     update_features,
     write_txn_markers,
 )
+from tallystick.broker.handlers.alter_configs import (
+    AlterConfigOp,
+    ConfigChange,
+    _find_malformed,
+    apply_changes,
+)
 from tallystick.broker.handlers.committing import ROWS_BEFORE_YIELD, OffsetCommitPlan
-from tallystick.broker.handlers.config_view import AlterConfigOp, ConfigChange, _find_malformed, apply_changes
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES
 from tallystick.broker.metadata.features import SUPPORTED_FEATURES, TRANSACTION_VERSION
@@ -91,8 +95,8 @@ LONG = [
     (ApiKey.DELETE_RECORDS, delete_records, INNER),
     (ApiKey.ALTER_CONFIGS, alter_configs, OUTER),
     (ApiKey.ALTER_CONFIGS, alter_configs, INNER),
-    (ApiKey.INCREMENTAL_ALTER_CONFIGS, incremental_alter_configs, OUTER),
-    (ApiKey.INCREMENTAL_ALTER_CONFIGS, incremental_alter_configs, INNER),
+    (ApiKey.INCREMENTAL_ALTER_CONFIGS, alter_configs, OUTER),
+    (ApiKey.INCREMENTAL_ALTER_CONFIGS, alter_configs, INNER),
     (ApiKey.FIND_COORDINATOR, find_coordinator, OUTER),
     (ApiKey.CREATE_PARTITIONS, create_partitions, OUTER),
     (ApiKey.CREATE_TOPICS, create_topics, OUTER),
