@@ -139,24 +139,12 @@ def _read_produce_fast(body: memoryview, by_id: bool) -> ProduceRequestView:
     room = _FAST_PARTITIONS_MAX
     _check_count(topics_left)
     for _ in range(topics_left - 1):
-        topic: TopicKey
-        if by_id:
-            raw, count = _unpack_topic_id(body, at)
-            topic = make_uuid(raw)
-            at += 17
-        else:
-            n = body[at]
-            topic = _read_string(body, at + 1, n)
-            at += n
-            count = body[at]
-            at += 1
-        if count > 127:
-            count, at = read_uvarint(body, at - 1)
-        room -= count
-        if count == 0 or room < 0:
+        topic, count, at = _read_topic(body, at, by_id)
+        room -= count + 1
+        if room < 0:
             raise _NeedsGeneratedCodec
         parts = []
-        for _ in range(count - 1):
+        for _ in range(count):
             partition, n = _unpack_index(body, at)
             at += 5
             if n > 127:
