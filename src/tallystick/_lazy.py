@@ -17,6 +17,7 @@ _EXTRAS: Final = {
     "psycopg": "demo",
     "pyarrow": "arrow",
     "pyspark": "spark",
+    "re2": "re2",
     "rocksdict": "rocksdb",
     "sqlalchemy": "sql",
 }

@@ -429,10 +429,17 @@ class TransactionAdmin:
 # ------------------------------------------------------------------------- requests and answers
 
 
+def _explain_list_error(answer: ListTransactionsResponse) -> tuple[int, str | None]:
+    """Return the code and a text of our own, because the response has none."""
+    if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION:
+        return answer.error_code, "not in RE2's dialect, or a tallystick broker without its extra [re2]"
+    return answer.error_code, None
+
+
 async def _list_transactions(
     asker: AdminCall, node_id: int, request: ListTransactionsRequest
 ) -> tuple[TransactionListing, ...]:
-    answer = await asker.send_to_broker(node_id, request, ListTransactionsResponse, lambda a: a.error_code)
+    answer = await asker.send_to_broker(node_id, request, ListTransactionsResponse, _explain_list_error)
     if answer.unknown_state_filters:
         raise NotSupported("states to filter by", ", ".join(answer.unknown_state_filters))
     return tuple(
