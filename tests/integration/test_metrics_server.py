@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -13,8 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
+from tallystick.broker.metrics.registry import MetricReading, gauge
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.serve import Service
+from tallystick.cli import broker
 from tallystick.kernel.settings import BadConfig
 
 pytestmark = pytest.mark.server
@@ -22,18 +25,25 @@ pytestmark = pytest.mark.server
 PATIENCE_S = 0.2
 
 
+A, B, LABELLED = gauge("a", "A."), gauge("b", "B."), gauge("c", "C.", ("n",))
+PAGE = (
+    b"# HELP tallystick_a A.\n# TYPE tallystick_a gauge\ntallystick_a 1.0\n"
+    b"# HELP tallystick_b B.\n# TYPE tallystick_b gauge\ntallystick_b 2.0\n"
+)
+
+
 class World:
-    """A server whose text a test may choose."""
+    """A server whose metrics a test may choose."""
 
     def __init__(self) -> None:
-        self.pieces: list[str] = ["a 1\n", "", "b 2\n"]
+        self.readings: list[MetricReading | None] = [(A, [((), 1)]), None, (B, [((), 2)])]
         self.made = 0
         self.fails = False
-        self.server = MetricsServer(Endpoint("127.0.0.1", 0), self.scrape, PATIENCE_S)
+        self.server = MetricsServer(Endpoint("127.0.0.1", 0), self.read, PATIENCE_S)
 
-    def scrape(self) -> Iterator[str]:
+    def read(self) -> Iterator[MetricReading | None]:
         self.made += 1
-        yield from self.pieces
+        yield from self.readings
         if self.fails:
             raise RuntimeError("a gauge is broken")
 
@@ -82,7 +92,7 @@ def scene(play: Callable[[World], Coroutine[Any, Any, None]]) -> None:
 def test_a_scrape() -> None:
     async def play(world: World) -> None:
         status, headers, body = await world.ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert (status, body) == (200, b"a 1\nb 2\n")
+        assert (status, body) == (200, PAGE)
         assert headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert (await world.ask(b"GET /metrics?name=a HTTP/1.0\r\n\r\n"))[0] == 200
 
@@ -127,7 +137,8 @@ def test_a_request_is_bounded_in_size_and_in_time() -> None:
 
 def test_who_does_not_read_is_cut_off() -> None:
     async def play(world: World) -> None:
-        world.pieces = ["x" * 2**20] * 32  # more than the kernel holds for both ends
+        # More than the kernel holds for both ends.
+        world.readings = [(LABELLED, [((str(n) + "x" * 2**20,), n) for n in range(32)])]
         async with world.connected() as (reader, writer):
             reader._transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -155,7 +166,7 @@ def test_connections_are_counted() -> None:
 
 def test_scrapes_are_made_one_at_a_time_and_let_others_run() -> None:
     async def play(world: World) -> None:
-        world.pieces = ["x\n"] * 50
+        world.readings = [None] * 48 + [(A, [((), 1)]), (B, [((), 2)])]
         turns = 0
 
         async def others() -> None:
@@ -168,7 +179,7 @@ def test_scrapes_are_made_one_at_a_time_and_let_others_run() -> None:
         request = b"GET /metrics HTTP/1.1\r\n\r\n"
         answers = await asyncio.gather(*(world.ask(request) for _ in range(3)))
         other.cancel()
-        assert [body for _, _, body in answers] == [b"x\n" * 50] * 3
+        assert [body for _, _, body in answers] == [PAGE] * 3
         assert turns >= 150
 
     scene(play)
@@ -190,6 +201,19 @@ def test_a_listener_that_is_none_stops_the_start(text: str) -> None:
         BrokerConfig.parse({"metrics.listener": text})
     assert BrokerConfig.parse({"metrics.listener": "[::1]:9090"}).metrics_endpoint == Endpoint("::1", 9090)
     assert BrokerConfig.parse({"metrics.listener": ""}).metrics_endpoint is None
+
+
+def test_without_the_library_a_broker_with_the_listener_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "prometheus_client.exposition", raising=False)
+    data = ["--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+    assert broker.main([*data, "-o", "metrics.listener=127.0.0.1:0"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tallystick broker: metrics.listener: prometheus_client")
+    assert "pip install 'tallystick[metrics]'" in error
+    assert not list((tmp_path / "data").iterdir())
 
 
 def test_a_broker_serves_every_gauge_of_its_own(tmp_path: Path) -> None:
@@ -215,7 +239,7 @@ def test_a_broker_serves_every_gauge_of_its_own(tmp_path: Path) -> None:
             await service.stop()
         shown = {family.name for family in text_string_to_metric_families(text)}
         assert shown == {family.name.removesuffix("_total") for family in FAMILIES}
-        assert "kafka_server_replicamanager_partitioncount 3\n" in text
-        assert 'kafka_cluster_partition_laststableoffsetlag{topic="t",partition="2"} 0\n' in text
+        assert "kafka_server_replicamanager_partitioncount 3.0\n" in text
+        assert 'kafka_cluster_partition_laststableoffsetlag{partition="2",topic="t"} 0.0\n' in text
 
     asyncio.run(run())

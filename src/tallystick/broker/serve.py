@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from tallystick import __version__
+from tallystick import __version__, _lazy
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.handlers import HANDLERS
@@ -22,6 +22,7 @@ from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.server.allocator import keep_freed_memory
 from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.settings import BadConfig
 from tallystick.storage.fs import StorageFailure
 
 _uvloop_factory: Callable[[], asyncio.AbstractEventLoop] | None
@@ -44,6 +45,7 @@ class Service:
     """One broker that accepts connections. Lives on the loop that created it."""
 
     def __init__(self, config: BrokerConfig) -> None:
+        """Create a broker that is not started. Raises: BadConfig, if the metrics' library is missing."""
         descriptors = _make_descriptor_budget()
         self.broker = Broker(config, Path(config.log_dirs), SystemClock(), descriptors=descriptors)
         self._server = Server(
@@ -52,7 +54,7 @@ class Service:
             lambda: descriptors.limit_connections(self.broker.topics.partition_count),
             memory=self.broker.request_memory,
         )
-        self._metrics: MetricsServer | None = None
+        self._metrics = _make_metrics_server(self.broker)
         self.metrics_address: Endpoint | None = None
         self.stop_requested = asyncio.Event()
 
@@ -71,12 +73,10 @@ class Service:
         await self._start_metrics()
 
     async def _start_metrics(self) -> None:
-        listen, metrics = self.broker.config.metrics_endpoint, self.broker.metrics
-        if listen is None:
+        if self._metrics is None:
             return
         of = make_gauge_sources(self.broker)
-        metrics.registry.add_source(lambda: read_gauges(of))
-        self._metrics = MetricsServer(listen, metrics.registry.scrape)
+        self.broker.metrics.registry.add_source(lambda: read_gauges(of))
         self.metrics_address = await self._metrics.start()
         _log.info("metrics are at http://%s%s", self.metrics_address, PATH)
 
@@ -97,6 +97,18 @@ class Service:
             f"tallystick {__version__}: cluster {broker.cluster_id}, listening on {broker.address}, "
             f"data in {broker.data_dir}, flush.policy {durability}"
         )
+
+
+def _make_metrics_server(broker: Broker) -> MetricsServer | None:
+    """Return a server if `metrics.listener` is set. Raises: BadConfig, before any data is touched."""
+    listen = broker.config.metrics_endpoint
+    if listen is None:
+        return None
+    # Here, because a broker without the listener must not load the library.
+    try:
+        return MetricsServer(listen, broker.metrics.registry.read)
+    except _lazy.MissingLibrary as exc:
+        raise BadConfig(f"metrics.listener: {exc}") from exc
 
 
 def make_gauge_sources(broker: Broker) -> GaugeSources:

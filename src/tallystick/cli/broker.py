@@ -37,6 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         Path(config.log_dirs).mkdir(parents=True, exist_ok=True)
         return run(config, _print_started)
+    except BadConfig as exc:
+        print(f"tallystick broker: {exc}", file=sys.stderr)
+        return 2
     except (TallystickError, OSError) as exc:
         print(f"tallystick broker: {exc}", file=sys.stderr)
         return 1

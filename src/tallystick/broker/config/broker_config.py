@@ -397,7 +397,7 @@ class BrokerConfig:
     metrics_listener: str | None = setting(
         None,
         "HOST:PORT at which /metrics is served in Prometheus' text format, without authentication; "
-        "port 0 selects a free one. Not Kafka's.",
+        "port 0 selects a free one. Needs `pip install 'tallystick[metrics]'`. Not Kafka's.",
         none="",
     )
 

@@ -1,8 +1,10 @@
 """HTTP/1.1 server for GET /metrics only: one request per connection, answered and closed.
 
 Everyone who can connect can read; `metrics.listener` sets the address, and there is no default. The request
-(its size and time), the time to read the answer, and the number of connections are bounded. Scrapes run one
-at a time, in slices between which the broker does its work.
+(its size and time), the time to read the answer, and the number of connections are bounded, which they are
+not in prometheus_client's own server: that has a thread for each connection and waits for ever. Scrapes run
+one at a time. The metrics are read on the loop, in slices between which the broker does its work; a thread
+writes the text.
 """
 
 import asyncio
@@ -11,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tallystick.broker.config.broker_config import Endpoint
-from tallystick.broker.metrics.registry import CONTENT_TYPE
+from tallystick.broker.metrics.exposition import PrometheusText
+from tallystick.broker.metrics.registry import MetricReading
 from tallystick.kernel.limits import KIB
 
 _log = logging.getLogger("tallystick.broker.metrics")
@@ -38,16 +41,22 @@ class MetricsServer:
     """The metrics endpoint. Lives on the loop that starts it; owned by the service."""
 
     def __init__(
-        self, listen: Endpoint, scrape: Callable[[], Iterator[str]], patience_s: float = REQUEST_TIMEOUT_S
+        self,
+        listen: Endpoint,
+        read: Callable[[], Iterator[MetricReading | None]],
+        patience_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         """Create a server that is not listening.
 
         Args:
-            scrape: yields the text in pieces; other tasks may run between two of them.
+            read: yields the readings of one scrape; other tasks may run between two of them.
             patience_s: limit for the request, and again for the answer to be read.
+
+        Raises: MissingLibrary.
         """
         self._listen = listen
-        self._scrape = scrape
+        self._read = read
+        self._text = PrometheusText()
         self._patience_s = patience_s
         self._server: asyncio.Server | None = None
         self._scrape_lock = asyncio.Lock()
@@ -111,15 +120,17 @@ class MetricsServer:
         except Exception:
             _log.exception("a scrape failed")
             return _plain_response(500)
-        return [_response_head(status, CONTENT_TYPE, sum(map(len, body))), *body]
+        return [_response_head(status, self._text.content_type, len(body)), body]
 
-    async def _scrape_body(self) -> list[bytes]:
-        pieces = []
+    async def _scrape_body(self) -> bytes:
+        readings = []
         async with self._scrape_lock:
-            for piece in self._scrape():
-                pieces.append(piece.encode())
+            for reading in self._read():
+                if reading is not None:
+                    family, samples = reading
+                    readings.append((family, list(samples)))
                 await asyncio.sleep(0)  # yield to other tasks
-        return pieces
+            return await asyncio.to_thread(self._text.format, readings)
 
 
 def _check_request(head: bytes) -> int:

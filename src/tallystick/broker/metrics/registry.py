@@ -1,14 +1,13 @@
-"""Metric values: their names, and the text that a scraper reads.
+"""Metric values and their names.
 
 A gauge is read at each scrape. A counter is a number that is incremented where the event happens. Both are
-registered in one `MetricsRegistry`, whose text comes in pieces: the loop does other work between two of
-them, so that a scrape of a broker with many partitions takes longer and blocks nothing.
+registered in one `MetricsRegistry`, which is read in steps: the loop does other work between two of them, so
+that a scrape of a broker with many partitions takes longer and blocks nothing. They are plain values, and not
+prometheus_client's own, because a broker without `metrics.listener` counts too and does not load the library.
 
 A metric that Kafka has, or that a KIP describes, keeps Kafka's MBean name as metadata. `to_prometheus_name`
 derives its name here, in the way Kafka's metrics are most often exported, so that an alert written for Kafka
 works. All other names begin with `tallystick_`. See docs/notes/performance.md.
-
-Source: Prometheus "Exposition formats", text format 0.0.4.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,12 +17,7 @@ from typing import Final
 from tallystick.kernel.check import check
 from tallystick.kernel.value import frozen
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-# Samples in one piece of the text.
-_CHUNK_SAMPLES: Final = 256
-
 _METERS: Final = ("PerSec", "Rate")
-_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 Sample = tuple[tuple[str, ...], float]  # values of the labels, value
 
@@ -120,39 +114,17 @@ class MetricsRegistry:
 
     def counter(self, family: MetricFamily, *known: tuple[str, ...]) -> Counter:
         """Create a counter, and include it in scrapes."""
-        made = Counter(family, *known)
-        self._counters.append(made)
-        return made
+        counter = Counter(family, *known)
+        self._counters.append(counter)
+        return counter
 
     def add_source(self, source: ReadingSource) -> None:
         """Read `source` at every scrape."""
         self._sources.append(source)
 
-    def scrape(self) -> Iterator[str]:
-        """Yield the text in order, in pieces that may be empty; the loop may run between two pieces.
-
-        Cost: a piece is a few hundred samples, or as much of a source's work.
-        """
-        for made in self._counters:
-            yield from _format_family(made.family, made.samples())
+    def read(self) -> Iterator[MetricReading | None]:
+        """Read every metric in order; None after some of a source's work, so that the loop can run."""
+        for each in self._counters:
+            yield each.family, each.samples()
         for source in self._sources:
-            for reading in source():
-                if reading is None:
-                    yield ""
-                else:
-                    yield from _format_family(*reading)
-
-
-def _format_family(family: MetricFamily, samples: Iterable[Sample]) -> Iterator[str]:
-    described = f"{family.help} MBean {family.mbean}" if family.mbean else family.help
-    escaped = described.replace("\\", r"\\").replace("\n", r"\n")
-    lines = [f"# HELP {family.name} {escaped}\n# TYPE {family.name} {family.type}\n"]
-    for values, value in samples:
-        labels = ",".join(
-            f'{label}="{text.translate(_ESCAPES)}"' for label, text in zip(family.labels, values, strict=True)
-        )
-        lines.append(f"{family.name}{{{labels}}} {value}\n" if labels else f"{family.name} {value}\n")
-        if len(lines) > _CHUNK_SAMPLES:
-            yield "".join(lines)
-            lines.clear()
-    yield "".join(lines)
+            yield from source()
