@@ -33,7 +33,7 @@ MANY_METHODS = {
     "src/tallystick/admin/client.py:Admin": 35,
     "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
-    "src/tallystick/client/blocking/consumer.py:Consumer": 41,
+    "src/tallystick/client/blocking/consumer.py:Consumer": 36,
     "src/tallystick/dualwrite/session.py:DualWriteSession": 37,
     "src/tallystick/storage/log.py:Log": 41,
     "src/tallystick/storage/log_dir.py:LogDir": 30,

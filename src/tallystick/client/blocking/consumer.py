@@ -6,29 +6,26 @@ fetches between polls. The callbacks of a rebalance run in the thread that polls
 
 import asyncio
 import re
-import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 
 from tallystick.client.aio import consumer as aio
 from tallystick.client.aio.consumer import CLOSE_TIMEOUT_S
+from tallystick.client.blocking.single_user import SingleUserCalls
 from tallystick.client.blocking.thread import engine_thread, run_in_caller
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.rebalance import RebalanceListener as ListenerOnLoop
-from tallystick.client.errors import ClientError, IllegalState
+from tallystick.client.errors import ClientError
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp, Offsets
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-T = TypeVar("T")
-
-_CALL_GRACE_S: Final = 5.0
 # An endless `for` checks this often whether it has to end.
 _POLL_INTERVAL_S: Final = 1.0
 
@@ -78,7 +75,7 @@ class Consumer:
         self._async_consumer = self._thread.call(lambda: aio.Consumer(config), "Consumer")
         self._is_open = True
         self._api_timeout_s = self._async_consumer.config.default_api_timeout_ms / 1000
-        self._user_lock = threading.RLock()  # reentrant: a callback of a rebalance may call methods
+        self._calls = SingleUserCalls(self._thread, self._api_timeout_s)
         self._thread.register(self)
 
     # ------------------------------------------------------------------------ subscription
@@ -93,41 +90,41 @@ class Consumer:
         Raises: IllegalState without `group.id` or after `assign`.
         """
         handed = None if listener is None else _ListenerInCallerThread(listener)
-        self._call(partial(self._async_consumer.subscribe, topics, handed), "subscribe")
+        self._calls.call(partial(self._async_consumer.subscribe, topics, handed), "subscribe")
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, outside of group management. Known positions are kept.
 
         Raises: IllegalState while subscribed.
         """
-        self._call(partial(self._async_consumer.assign, list(partitions)), "assign")
+        self._calls.call(partial(self._async_consumer.assign, list(partitions)), "assign")
 
     def unsubscribe(self) -> None:
         """Stop reading and leave the group. Callbacks run; positions are not committed."""
-        self._run(self._async_consumer.unsubscribe(), None, "unsubscribe")
+        self._calls.run(self._async_consumer.unsubscribe(), None, "unsubscribe")
 
     @property
     def assignment(self) -> Partitions:
         """Partitions that are read."""
-        return self._call(lambda: self._async_consumer.assignment, "assignment")
+        return self._calls.call(lambda: self._async_consumer.assignment, "assignment")
 
     @property
     def subscription(self) -> frozenset[str]:
         """Topics that are shared with the group."""
-        return self._call(lambda: self._async_consumer.subscription, "subscription")
+        return self._calls.call(lambda: self._async_consumer.subscription, "subscription")
 
     @property
     def paused(self) -> Partitions:
         """Partitions of which no records are returned for now."""
-        return self._call(lambda: self._async_consumer.paused, "paused")
+        return self._calls.call(lambda: self._async_consumer.paused, "paused")
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`; fetched data is kept."""
-        self._call(partial(self._async_consumer.pause, list(partitions)), "pause")
+        self._calls.call(partial(self._async_consumer.pause, list(partitions)), "pause")
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Return records of these partitions again."""
-        self._call(partial(self._async_consumer.resume, list(partitions)), "resume")
+        self._calls.call(partial(self._async_consumer.resume, list(partitions)), "resume")
 
     # --------------------------------------------------------------------------- positions
 
@@ -136,7 +133,7 @@ class Consumer:
 
         Raises: IllegalState for a partition that is not assigned.
         """
-        self._call(partial(self._async_consumer.seek, partition, offset, leader_epoch), "seek")
+        self._calls.call(partial(self._async_consumer.seek, partition, offset, leader_epoch), "seek")
 
     def rewind(self) -> None:
         """From the next `poll` on, return records again that were returned and never committed.
@@ -146,22 +143,24 @@ class Consumer:
         processed again, and committed. A dual write that fails calls it for the consumer of its
         `send_offsets`.
         """
-        self._call(self._async_consumer.rewind, "rewind")
+        self._calls.call(self._async_consumer.rewind, "rewind")
 
     def note_committed(self, offsets: Offsets) -> None:
         """Note offsets that a transaction committed for the group: `rewind` does not go back before them.
 
         For programs that call `Producer.send_offsets_to_transaction`; `commit` and dual writes note it.
         """
-        self._call(partial(self._async_consumer.note_committed, offsets), "note_committed")
+        self._calls.call(partial(self._async_consumer.note_committed, offsets), "note_committed")
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek to the first available record; in all assigned partitions if none are given."""
-        self._call(partial(self._async_consumer.seek_to_beginning, list(partitions)), "seek_to_beginning")
+        self._calls.call(
+            partial(self._async_consumer.seek_to_beginning, list(partitions)), "seek_to_beginning"
+        )
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """Seek past the last record; under `read_committed`, to the last stable offset."""
-        self._call(partial(self._async_consumer.seek_to_end, list(partitions)), "seek_to_end")
+        self._calls.call(partial(self._async_consumer.seek_to_end, list(partitions)), "seek_to_end")
 
     def pin(self, partitions: Iterable[TopicPartition]) -> None:
         """Raise PositionUnknown for a position outside the log, whatever `auto.offset.reset` says.
@@ -169,36 +168,36 @@ class Consumer:
         The error is raised by `poll`; this holds until the partition is assigned anew. For programs that
         store positions elsewhere, and for which deleted records are a loss.
         """
-        self._call(partial(self._async_consumer.pin, list(partitions)), "pin")
+        self._calls.call(partial(self._async_consumer.pin, list(partitions)), "pin")
 
     def read_committed(self) -> None:
         """Read committed records only, as with `isolation.level`; call it before anything is read."""
-        self._call(self._async_consumer.read_committed, "read_committed")
+        self._calls.call(self._async_consumer.read_committed, "read_committed")
 
     def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
         """Return the offset of the next record `poll` would return. Raises: TimedOut, PositionUnknown."""
-        return self._run(self._async_consumer.position(partition, timeout_s), timeout_s, "position")
+        return self._calls.run(self._async_consumer.position(partition, timeout_s), timeout_s, "position")
 
     def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the log start offset of each partition. Raises: TimedOut, BrokerRefused."""
-        asked = self._async_consumer.beginning_offsets(list(partitions), timeout_s)
-        return self._run(asked, timeout_s, "beginning_offsets")
+        lookup = self._async_consumer.beginning_offsets(list(partitions), timeout_s)
+        return self._calls.run(lookup, timeout_s, "beginning_offsets")
 
     def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
         """Return the high watermark of each partition; under `read_committed`, the last stable offset."""
-        asked = self._async_consumer.end_offsets(list(partitions), timeout_s)
-        return self._run(asked, timeout_s, "end_offsets")
+        lookup = self._async_consumer.end_offsets(list(partitions), timeout_s)
+        return self._calls.run(lookup, timeout_s, "end_offsets")
 
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first record of each time (milliseconds since the epoch) or later; None for none."""
-        asked = self._async_consumer.offsets_for_times(dict(times_ms), timeout_s)
-        return self._run(asked, timeout_s, "offsets_for_times")
+        lookup = self._async_consumer.offsets_for_times(dict(times_ms), timeout_s)
+        return self._calls.run(lookup, timeout_s, "offsets_for_times")
 
     # ------------------------------------------------------------------------------ reading
 
@@ -215,7 +214,10 @@ class Consumer:
             PositionUnknown, RecordUnreadable; Closed; any error of a callback.
         """
         polled = self._async_consumer.poll(timeout_s, most)
-        return self._run(polled, timeout_s + self._api_timeout_s, "poll", self._unread_records)
+        waited_s = timeout_s + self._api_timeout_s
+        return self._calls.run(
+            polled, waited_s, "poll", lambda records: self._seek_back(_find_first_offsets(records))
+        )
 
     def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """Poll like `poll`, and return one Arrow batch; it may have no rows. Needs pyarrow (extra `arrow`).
@@ -226,7 +228,9 @@ class Consumer:
         """
         waited_s = timeout_s + self._api_timeout_s
         polled = self._async_consumer.poll_arrow(timeout_s, most)
-        return self._run(polled, waited_s, "poll_arrow", self._unread_rows)
+        return self._calls.run(
+            polled, waited_s, "poll_arrow", lambda batch: self._seek_back(_find_first_row_offsets(batch))
+        )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Yield records one by one, without end."""
@@ -247,7 +251,7 @@ class Consumer:
             offsets: the next offset to read of each partition, or OffsetAndMetadata.
         Raises: CommitRefused when the partitions belong to other members by now; BrokerRefused, TimedOut.
         """
-        self._run(self._async_consumer.commit(offsets, timeout_s), timeout_s, "commit")
+        self._calls.run(self._async_consumer.commit(offsets, timeout_s), timeout_s, "commit")
 
     def commit_soon(self, offsets: Offsets | None = None, on_done: CommitCallback | None = None) -> None:
         """Start a `commit` without waiting for it. Commits are made in the order of these calls.
@@ -261,24 +265,24 @@ class Consumer:
             if on_done is not None:
                 task.add_done_callback(partial(_report_commit, on_done))
 
-        self._call(begin, "commit_soon")
+        self._calls.call(begin, "commit_soon")
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the group's committed offsets; None for none. Raises: TimedOut, BrokerRefused."""
-        asked = self._async_consumer.committed(list(partitions), timeout_s)
-        return self._run(asked, timeout_s, "committed")
+        lookup = self._async_consumer.committed(list(partitions), timeout_s)
+        return self._calls.run(lookup, timeout_s, "committed")
 
     def group_metadata(self) -> GroupMetadata:
         """Return the metadata a producer needs to commit offsets in its transaction (KIP-447)."""
-        return self._call(self._async_consumer.group_metadata, "group_metadata")
+        return self._calls.call(self._async_consumer.group_metadata, "group_metadata")
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
         """Return metrics by Kafka's names: those of the network, and the lag of each partition."""
-        return self._call(self._async_consumer.metrics, "metrics")
+        return self._calls.call(self._async_consumer.metrics, "metrics")
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Commit if auto-commit is on, leave the group, close the connections; harmless if repeated.
@@ -289,7 +293,7 @@ class Consumer:
         """
         if self._is_open:
             try:
-                self._run(self._async_consumer.close(timeout_s), timeout_s, "close")
+                self._calls.run(self._async_consumer.close(timeout_s), timeout_s, "close")
             finally:
                 self._is_open = False
                 self._thread.unregister(self)
@@ -298,70 +302,19 @@ class Consumer:
         """Mark the consumer as closed, in a forked child. Called by the engine thread's fork hook."""
         self._is_open = False
 
-    def _acquire_user(self, doing: str) -> None:
-        """Claim the consumer for this thread, or refuse: positions belong to a single reader [CLI-64]."""
-        self._thread.check_process(doing)  # first: a fork may not have copied the thread with the lock
-        if not self._user_lock.acquire(blocking=False):
-            raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
+    def _seek_back(self, first_offsets: Mapping[TopicPartition, int]) -> None:
+        """Read records again that were never returned, so that no commit passes them [CLI-67].
 
-    def _unread_records(self, records: Iterable[ConsumerRecord]) -> None:
-        """Read records again that were never returned, so that no commit passes them [CLI-67]."""
-        first: dict[TopicPartition, int] = {}
-        for record in records:
-            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-        self._seek_back(first)
-
-    def _seek_back(self, first: Mapping[TopicPartition, int]) -> None:
-        """Seek back, before any later call takes effect, `close` included."""
+        Takes effect before any later call, `close` included.
+        """
 
         def seek() -> None:
             with suppress(ClientError):  # closed, or assigned to another member by now
-                for at, offset in first.items():
+                for at, offset in first_offsets.items():
                     if at in self._async_consumer.assignment:
                         self._async_consumer.go_back(at, offset)
 
         self._thread.call_soon(seek)
-
-    def _unread_rows(self, batch: "RecordBatch") -> None:
-        places = zip(
-            *(batch.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True
-        )
-        first: dict[TopicPartition, int] = {}
-        for topic, partition, offset in places:
-            first.setdefault(TopicPartition(topic, partition), offset)
-        self._seek_back(first)
-
-    def _run(
-        self,
-        coroutine: Coroutine[object, object, T],
-        timeout_s: float | None,
-        doing: str,
-        unheard: Callable[[T], object] | None = None,
-    ) -> T:
-        limit_s = (self._api_timeout_s if timeout_s is None else timeout_s) + _CALL_GRACE_S
-        try:
-            self._acquire_user(doing)
-        except IllegalState:
-            coroutine.close()
-            raise
-        answered: list[T] = []
-        try:
-            try:
-                answered.append(self._thread.run(coroutine, limit_s, doing, unheard))
-            finally:
-                self._user_lock.release()
-            return answered[0]
-        except BaseException:
-            if answered and unheard is not None:
-                unheard(answered[0])
-            raise
-
-    def _call(self, function: Callable[[], T], doing: str) -> T:
-        self._acquire_user(doing)
-        try:
-            return self._thread.call(function, doing)
-        finally:
-            self._user_lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -380,6 +333,21 @@ class Consumer:
         config = self._async_consumer.config
         group = "" if config.group_id is None else f" in {config.group_id!r}"
         return f"<Consumer {config.client.client_id!r}{group}{'' if self._is_open else ', closed'}>"
+
+
+def _find_first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
+    first_offsets: dict[TopicPartition, int] = {}
+    for record in records:
+        first_offsets.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+    return first_offsets
+
+
+def _find_first_row_offsets(batch: "RecordBatch") -> dict[TopicPartition, int]:
+    columns = (batch.column(name).to_pylist() for name in ("topic", "partition", "offset"))
+    first_offsets: dict[TopicPartition, int] = {}
+    for topic, partition, offset in zip(*columns, strict=True):
+        first_offsets.setdefault(TopicPartition(topic, partition), offset)
+    return first_offsets
 
 
 class _ListenerInCallerThread(ListenerOnLoop):
