@@ -33,7 +33,8 @@ class ConnectionPool:
 
     def get_connection(self, node_id: int, lane: str = "") -> BrokerConnection:
         """Return the connection of a broker and lane. Raises: Unreachable, Closed."""
-        self._require_open()
+        if self._closed:
+            raise Closed("the client was closed")
         address = self.find_address(node_id)
         connection = self._connections.get((address, lane))
         if connection is None:
@@ -56,7 +57,8 @@ class ConnectionPool:
 
         The addresses of bootstrap.servers follow the known brokers.
         """
-        self._require_open()
+        if self._closed:
+            raise Closed("the client was closed")
         known = self._get_nodes()
         nodes = list(known)
         shuffle(nodes)
@@ -92,7 +94,3 @@ class ConnectionPool:
 
     def _on_open(self, versions: NodeApiVersions) -> None:
         self.note_features(versions.features)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise Closed("the client was closed")
