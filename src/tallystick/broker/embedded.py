@@ -16,12 +16,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.serve import Service, serve
+from tallystick.kernel.check import require
 from tallystick.kernel.errors import TallystickError
 
 _STOP_TIMEOUT_S: Final = 15.0
@@ -145,11 +147,11 @@ class _ChildProcessBroker:
             stdout=subprocess.PIPE,
             process_group=0,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(dict(given)).encode() + b"\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        self._stdin = require(self._process.stdin, "it is a pipe")
+        self._stdout = require(self._process.stdout, "it is a pipe")
+        self._stdin.write(json.dumps(dict(given)).encode() + b"\n")
+        self._stdin.flush()
+        line = self._stdout.readline()
         answer = json.loads(line) if line else {"error": "it ended without a word"}
         if "error" in answer:
             self.kill()
@@ -165,8 +167,7 @@ class _ChildProcessBroker:
         return self._process.poll() is None
 
     def stop(self) -> int:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._stdin.close()
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -181,49 +182,44 @@ class _ChildProcessBroker:
         self._close()
 
     def _close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
+        self._stdin.close()
+        self._stdout.close()
 
 
 class _ThreadBroker:
     """The broker on a loop in a daemon thread."""
 
-    address: str
-
     def __init__(self, given: Mapping[str, str]) -> None:
         self._config = BrokerConfig.parse(given)
-        self._ready = threading.Event()
-        self._service: Service | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._failure: Exception | None = None
+        self._start_future: Future[tuple[asyncio.AbstractEventLoop, Service]] = Future()
         self._exit_code = 0
-        self.address = ""
         self._thread = threading.Thread(target=self._run, name="tallystick-broker", daemon=True)
         self._thread.start()
-        self._ready.wait()
-        if not self.address:
-            raise BrokerDidNotStart(str(self._failure))
+        try:
+            self._loop, self._service = self._start_future.result()
+        except Exception as exc:
+            raise BrokerDidNotStart(str(exc)) from exc
+        self.address = str(self._service.broker.address)
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     def _run(self) -> None:
+        failure: BaseException = TallystickError("it ended without a word")
         try:
             self._exit_code = asyncio.run(serve(self._config, self._on_started))
         except Exception as exc:
-            self._failure = exc
+            failure = exc
         finally:
-            self._ready.set()
+            if not self._start_future.done():
+                self._start_future.set_exception(failure)
 
     def _on_started(self, service: Service) -> None:
-        self._loop, self._service = asyncio.get_running_loop(), service
-        self.address = str(service.broker.address)
-        self._ready.set()
+        self._start_future.set_result((asyncio.get_running_loop(), service))
 
     def stop(self) -> int:
-        if self._loop is not None and self._service is not None and self._thread.is_alive():
+        if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._service.stop_requested.set)
         self._thread.join(_STOP_TIMEOUT_S)
         return self._exit_code

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
+from tallystick.kernel.check import require
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import frozen
@@ -325,13 +326,12 @@ class LogCleaner:
 
     async def _run_worker(self, worker: CleanerProcess, log: Log, request: CleaningRequest) -> dict[str, Any]:
         """Send the request to the child, put in place what it finishes, and return its last message."""
-        assert worker.stdin is not None  # for the type checker: both are pipes
-        assert worker.stdout is not None
-        worker.stdin.write(f"{json.dumps(request.as_json())}\n".encode())
-        await worker.stdin.drain()
-        worker.stdin.close()
+        requests, answers = require(worker.stdin, "it is a pipe"), require(worker.stdout, "it is a pipe")
+        requests.write(f"{json.dumps(request.as_json())}\n".encode())
+        await requests.drain()
+        requests.close()
         while True:
-            line = await asyncio.wait_for(worker.stdout.readline(), _WORKER_SILENCE_S_MAX)
+            line = await asyncio.wait_for(answers.readline(), _WORKER_SILENCE_S_MAX)
             if not line:
                 raise CleanerProcessFailed(f"the child ended with {await worker.wait()}")
             said: dict[str, Any] = json.loads(line)
