@@ -40,13 +40,16 @@ from tallystick.client.net.protocol_state import (
     VersionNegotiation,
     guess_protocol,
 )
-from tallystick.client.net.receive_buffer import READ_BUFFER_BYTES, ReceiveBuffer
 from tallystick.client.retry import compute_backoff_ms, infer_loss_effect
-from tallystick.kernel.limits import MIB
+from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import frozen
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
 from tallystick.protocol.apis import ApiSpec
+from tallystick.protocol.frames import Preallocation, ReceiveBuffer
 
+READ_BUFFER_BYTES: Final = 64 * KIB
+# A frame up to this size gets its buffer at once; the buffer of a larger one grows as bytes arrive.
+PREALLOCATED_FRAME_BYTES: Final = 2 * MIB
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 CLOSE_TIMEOUT_S: Final = 1.0
 _CLOSED_BY_BROKER: Final = ConnectionError("the broker closed the connection")
@@ -140,7 +143,9 @@ class _SocketProtocol(asyncio.BufferedProtocol):
         """
         self.address, self.settings, self.metrics, self.ready = address, settings, metrics, ready
         self.is_writing_paused = False
-        self._receive_buffer = ReceiveBuffer(settings.response_bytes_max)
+        self._receive_buffer = ReceiveBuffer(
+            READ_BUFFER_BYTES, settings.response_bytes_max, Preallocation(PREALLOCATED_FRAME_BYTES)
+        )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.metrics.connection_creation_total += 1
@@ -152,17 +157,18 @@ class _SocketProtocol(asyncio.BufferedProtocol):
         self.phase.handle_connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._receive_buffer.get_space()
+        return self._receive_buffer.get_writable()
 
     def buffer_updated(self, nbytes: int) -> None:
         self.metrics.incoming_byte_total += nbytes
         try:
-            for body in self._receive_buffer.receive(nbytes):
+            self._receive_buffer.add(nbytes)
+            while (body := self._receive_buffer.take_frame()) is not None:
                 self.phase.handle_frame(body)
         except NotSupported as exc:
             self.phase.fail(exc)
         except DecodeError as exc:
-            self.phase.fail(exc, guess_protocol(self._receive_buffer.start))
+            self.phase.fail(exc, guess_protocol(self._receive_buffer.unconsumed))
         else:
             self.phase.send_queued()
 
