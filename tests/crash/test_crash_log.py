@@ -131,7 +131,7 @@ def check_disk(fs: FileSystem, directory: str, told: Told, effects: int) -> None
     """Open what the crash left, and compare with what had been told by then."""
     log_dir = LogDir.open(fs, directory, OPTIONS)
     log = log_dir.get_or_create(T0, CONFIG, IDS[T0])
-    assert log.high_watermark == log.log_end_offset >= latest(told.ends, effects)
+    assert log.reader.high_watermark == log.log_end_offset >= latest(told.ends, effects)
     assert latest(told.starts, effects) <= log.log_start_offset <= latest(told.asked_starts, effects + 1)
     sequences = check_contents(log)
     # A repetition of the last batch of the producer is recognised: nothing is there twice.
@@ -158,7 +158,7 @@ def check_contents(log: Log) -> list[int]:
     """Every record is the one written at its offset, none is missing between start and end."""
     at, sequences = log.log_start_offset, []
     while at < log.log_end_offset:
-        result = log.read(at, 300, upper=log.log_end_offset)
+        result = log.reader.read(at, 300, upper=log.log_end_offset)
         assert not isinstance(result, Reject)
         assert result.data
         for position, header in iter_headers(result.data):
@@ -169,7 +169,7 @@ def check_contents(log: Log) -> list[int]:
                 for record in decode_records(result.data, position):
                     assert record.value == value_of(record.offset)
             else:
-                aborted = log.collect_aborted_txns(0, log.log_end_offset)
+                aborted = log.reader.collect_aborted_txns(0, log.log_end_offset)
                 assert [txn.last_offset for txn in aborted] == [header.base_offset]
             at = Offset(header.next_offset)
     assert sequences == sorted(set(sequences))

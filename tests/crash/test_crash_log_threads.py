@@ -42,9 +42,9 @@ def test_readers_and_producers_are_told_only_what_survives(seed: int) -> None:
 
 def read_on(log: Log, offset: int) -> int:
     """Read from `offset` up to the high watermark, in small pieces."""
-    upper = log.high_watermark
+    upper = log.reader.high_watermark
     while offset < upper:
-        result = log.read(offset, 300, upper=upper)
+        result = log.reader.read(offset, 300, upper=upper)
         assert not isinstance(result, Reject)
         assert result.data
         for _, header in iter_headers(result.data):

@@ -145,7 +145,7 @@ def check(fs: MemoryFileSystem, promised: int) -> None:
 def read(log: Log) -> None:
     """Each offset by itself, backwards: no reader has been there before who knows where it is."""
     for at in reversed(range(log.log_end_offset)):
-        result = log.read(at, 1, upper=log.log_end_offset)
+        result = log.reader.read(at, 1, upper=log.log_end_offset)
         assert not isinstance(result, Reject)
         assert result.data, f"nothing at offset {at} of {log.log_end_offset}"
         ((position, header),) = iter_headers(result.data)

@@ -79,7 +79,7 @@ class World:
         found: dict[bytes | None, bytes | None] = {}
         offset, end = self.log.log_start_offset, self.log.log_end_offset
         while offset < end:
-            result = self.log.read(offset, 1 << 20, upper=end)
+            result = self.log.reader.read(offset, 1 << 20, upper=end)
             assert not isinstance(result, Reject)
             if not result.data:
                 break

@@ -63,13 +63,13 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 50))
     def delete(self, at: int) -> None:
-        target = Offset(min(at, self.log.high_watermark))
+        target = Offset(min(at, self.log.reader.high_watermark))
         assert delete_records_before(self.log, target) is None
         assert self.log.log_start_offset == max(self.start, target)
 
     @rule(clean=st.booleans())
     def reopen(self, clean: bool) -> None:
-        point, synced = self.log.recovery_point, self.log.synced_end
+        point, synced = self.log.recovery_point, self.log.reader.synced_end
         self.log.close(clean=clean)
         if not clean:
             self.fs.crash("prefix", len(self.values))
@@ -80,7 +80,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 60), max_bytes=st.integers(0, 700))
     def read(self, at: int, max_bytes: int) -> None:
-        result = self.log.read(at, max_bytes, upper=self.log.log_end_offset)
+        result = self.log.reader.read(at, max_bytes, upper=self.log.log_end_offset)
         if not self.log.log_start_offset <= at <= len(self.values):
             assert isinstance(result, Reject)
             return
@@ -98,7 +98,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @rule(ts=st.integers(0, 5100))
     def find_time(self, ts: int) -> None:
         wanted = NOW - ts
-        found = self.log.find_offset_by_timestamp(wanted)
+        found = self.log.reader.find_offset_by_timestamp(wanted)
         start = self.log.log_start_offset
         expected = next((at for at in range(start, len(self.values)) if self.values[at][0] >= wanted), None)
         assert (None if found is None else found[0]) == expected
@@ -106,7 +106,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @invariant()
     def ends_agree(self) -> None:
         assert self.log.log_end_offset == len(self.values)
-        assert self.log.high_watermark <= self.log.log_end_offset
+        assert self.log.reader.high_watermark <= self.log.log_end_offset
 
 
 TestLogAgainstList = LogAgainstList.TestCase

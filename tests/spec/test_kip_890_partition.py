@@ -382,7 +382,7 @@ async def test_an_old_client_on_a_new_broker() -> None:
                 made.partition().log.producer_state_manager.active_producers[identity.producer_id].epoch
                 == identity.epoch
             )
-        assert made.partition().log.last_stable_offset == made.partition().log.log_end_offset == 6
+        assert made.partition().log.reader.last_stable_offset == made.partition().log.log_end_offset == 6
 
 
 @on_a_loop

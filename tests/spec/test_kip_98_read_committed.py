@@ -253,10 +253,10 @@ async def test_readers_get_every_committed_record_below_the_last_stable_offset_a
         await _random_life(made, random, history)
         await check(made)
         log = made.partition().log
-        before = (log.last_stable_offset, log.producer_state_manager.take_snapshot())
+        before = (log.reader.last_stable_offset, log.producer_state_manager.take_snapshot())
     async with leader(disk) as made:
         log = made.partition().log
-        assert (log.last_stable_offset, log.producer_state_manager.take_snapshot()) == before
+        assert (log.reader.last_stable_offset, log.producer_state_manager.take_snapshot()) == before
         await check(made)
 
 

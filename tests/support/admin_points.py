@@ -196,8 +196,8 @@ class Desk:
         assert partition is not None
         log, pairs = partition.log, list[tuple[bytes | None, bytes]]()
         at = log.log_start_offset
-        while at < log.high_watermark:
-            found = log.read(at, 1 << 20, upper=log.high_watermark)
+        while at < log.reader.high_watermark:
+            found = log.reader.read(at, 1 << 20, upper=log.reader.high_watermark)
             assert not isinstance(found, Reject)
             start = at
             for position, header in iter_headers(found.data):
@@ -405,7 +405,7 @@ class DeletionAtTheEnd(Deletion):
         assert isinstance(entry, TxnEntry)
         assert entry.state is TxnState.COMPLETE_COMMIT
         for partition in broker.topics.list_partitions():
-            assert partition.log.last_stable_offset == partition.log.high_watermark, (
+            assert partition.log.reader.last_stable_offset == partition.log.reader.high_watermark, (
                 "nothing is open any more"
             )
         super().finish()

@@ -19,7 +19,7 @@ from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest,
 from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_segment import LogSegment, OpenSegmentCache
+from tallystick.storage.log_segment import OpenSegmentCache, SegmentReader
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 DIRECTORY = "data/t-0"
@@ -108,7 +108,7 @@ class Compacted:
         log = self.log
         closed = log.segments[:-1]
         ends = [segment.base_offset for segment in log.segments[1:]]
-        stable = log.last_stable_offset
+        stable = log.reader.last_stable_offset
         return CleaningRequest(
             directory=DIRECTORY,
             segments=tuple(
@@ -165,7 +165,7 @@ class Compacted:
         found = []
         offset = self.log.segments[0].base_offset
         while offset < self.log.log_end_offset:
-            result = self.log.read(offset, 1 << 20, upper=self.log.log_end_offset)
+            result = self.log.reader.read(offset, 1 << 20, upper=self.log.log_end_offset)
             assert not isinstance(result, Reject), result
             if not result.data:
                 break
@@ -190,7 +190,7 @@ class Compacted:
     def table(self) -> dict[str, str]:
         """Return the newest value of each key, as a reader of all committed records ends up with."""
         end = self.log.log_end_offset
-        aborted = self.log.collect_aborted_txns(0, end)
+        aborted = self.log.reader.collect_aborted_txns(0, end)
         found: dict[str, str] = {}
         for header, records in self.batches():
             if header.is_control:
@@ -209,7 +209,7 @@ class Compacted:
         return found
 
 
-def find_segment_end(segment: LogSegment) -> int:
+def find_segment_end(segment: SegmentReader) -> int:
     """Return the offset after the last batch of a segment."""
     ends = [last_offset + 1 for _, _, _, last_offset in segment.iter_batch_spans(0)]
     return max(ends, default=segment.base_offset)

@@ -69,7 +69,7 @@ def _ignore_sync_request(log: Log) -> None:
     """Ignore the request: without group commit, the owner syncs by itself."""
 
 
-def _ignore_offline(log: Log, failure: LogOffline) -> None:
+def _ignore_offline(failure: LogOffline) -> None:
     """Do nothing: the next use of the log raises the failure."""
 
 
@@ -81,7 +81,7 @@ class DirectoryOptions:
     cluster_id: str | None = None
     space_guard: SpaceGuard = field(default_factory=UnlimitedSpace)
     request_sync: Callable[[Log], None] = _ignore_sync_request
-    on_offline: Callable[[Log, LogOffline], None] = _ignore_offline  # in any thread
+    on_offline: Callable[[LogOffline], None] = _ignore_offline  # in any thread
     discard_files: Callable[[Log, list[str]], None] = remove_files_now
     open_segments_max: int = 256  # closed segments with open files, over all logs
 
@@ -451,7 +451,7 @@ class LogDir:
         """Apply changed settings to an open log."""
         log = self.logs.get(topic_partition)
         if log is not None:
-            log.config = replace(config)
+            log.update_config(replace(config))
 
 
 def _check_owner(path: str, owner: UUID, topic_id: UUID) -> None:

@@ -6,7 +6,6 @@ previous process may have left pages in the cache that never reached the disk [L
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tallystick.kernel.ids import INT64_MAX, Offset, TopicPartition
@@ -16,10 +15,11 @@ from tallystick.storage import segment_scan as naming
 from tallystick.storage.checkpoints import parse_epochs
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.leader_epochs import LeaderEpochCache
-from tallystick.storage.log import LEADER_EPOCH_FILE, Log, LogHooks
-from tallystick.storage.log_segment import LogSegment
+from tallystick.storage.log import LoadedLog, Log, LogHooks
+from tallystick.storage.log_files import LEADER_EPOCH_FILE, LogFiles
+from tallystick.storage.log_segment import ActiveSegment, ClosedSegment, SegmentReader
 from tallystick.storage.malformed import MalformedFile
-from tallystick.storage.producer_state import ProducerStateManager
+from tallystick.storage.producer_state import ProducerStateManager, update_producers
 from tallystick.storage.recovery import (
     LEFTOVER_ACTIONS,
     RECOVERY_ACTIONS,
@@ -62,13 +62,16 @@ def create_log(
 ) -> Log:
     """Create an empty log. Order: its names are on disk after the first `sync`. Raises OSError."""
     fs.mkdir(directory)
-    log = Log(fs, directory, topic_partition, config, hooks)
-    segment = log.new_segment(0)
-    segment.create()
-    log.replace_segments([segment])
-    log.set_log_end(Offset(0))
-    log.is_directory_unsynced = True
-    return log
+    files = LogFiles(fs, directory, hooks.space_guard, hooks.segment_cache, hooks.on_offline)
+    loaded = LoadedLog(
+        active_segment=ActiveSegment.create(files.make_segment_reader(0, config.index_interval_bytes)),
+        log_start_offset=Offset(0),
+        log_end_offset=Offset(0),
+        producer_state_manager=ProducerStateManager(verification_required=config.verification_required),
+        leader_epochs=LeaderEpochCache(),
+        is_directory_unsynced=True,
+    )
+    return Log(files, topic_partition, config, hooks, loaded)
 
 
 def open_log(
@@ -84,49 +87,68 @@ def open_log(
     Order: on return the log's content is on disk. Idempotent: after a crash, opening repeats the repair.
     Raises: CorruptLog with file, position, expected and found; OSError.
     """
-    return _LogLoader(Log(fs, directory, topic_partition, config, hooks), ended).run()
+    files = LogFiles(fs, directory, hooks.space_guard, hooks.segment_cache, hooks.on_offline)
+    loaded, report = _LogLoader(files, config, ended).load()
+    return Log(files, topic_partition, config, hooks, loaded), report
 
 
-@dataclass(slots=True)
 class _LogLoader:
-    log: Log
-    prior_shutdown: PriorShutdown
-    repairs: list[Repair] = field(default_factory=list)
-    scanned_bytes: int = 0
+    """The opening of one log: what was found so far. `segments` are all closed until the log is known."""
 
-    def run(self) -> tuple[Log, RecoveryReport]:
-        log = self.log
+    def __init__(self, files: LogFiles, config: LogConfig, prior_shutdown: PriorShutdown) -> None:
+        self.files = files
+        self.fs = files.fs
+        self.config = config
+        self.prior_shutdown = prior_shutdown
+        self.repairs: list[Repair] = []
+        self.scanned_bytes = 0
+        self.segments: list[ClosedSegment] = []
+        self.log_end_offset = 0
+        self.producers = ProducerStateManager(verification_required=config.verification_required)
+        self.leader_epochs = LeaderEpochCache()
+
+    def load(self) -> tuple[LoadedLog, RecoveryReport]:
         self._remove_leftovers()
-        segments = self._list_segments()
-        log.replace_segments(segments)
-        log.leader_epochs = self._load_epochs()
-        epochs = log.leader_epochs.entries
-        clean = self.prior_shutdown.was_clean and self._try_clean_open(segments[-1])
-        if not clean:
-            self._recover()
-        self._reset_to_log_start()
-        log.log_start_offset = Offset(max(self.prior_shutdown.log_start_offset, log.segments[0].base_offset))
+        self.segments = self._list_segments()
+        self.leader_epochs = self._load_epochs()
+        epochs = self.leader_epochs.entries
+        active = self._try_clean_open() if self.prior_shutdown.was_clean else None
+        clean = active is not None
+        if active is None:
+            active = self._recover()
+        active = self._reset_to_log_start(active)
         # An epoch that began at the log end stays although it wrote nothing: clients may know it.
-        log.leader_epochs.truncate_from_end(log.log_end_offset + 1)
-        if log.leader_epochs.entries != epochs:
-            log.save_epochs()
+        self.leader_epochs.truncate_from_end(self.log_end_offset + 1)
+        if self.leader_epochs.entries != epochs:
+            self.files.save_epochs(self.leader_epochs)
         self._remove_stray_snapshots()
         if not clean:
             self._sync_all()
-        log.mark_synced()
-        log.producer_state_manager.finish_replay()
+        self.producers.finish_replay()
+        start = max(self.prior_shutdown.log_start_offset, self.segments[0].base_offset)
+        loaded = LoadedLog(
+            closed_segments=self.segments[:-1],
+            active_segment=active,
+            log_start_offset=Offset(start),
+            log_end_offset=Offset(self.log_end_offset),
+            producer_state_manager=self.producers,
+            leader_epochs=self.leader_epochs,
+        )
         report = RecoveryReport(
             was_clean=clean, scanned_bytes=self.scanned_bytes, repairs=tuple(self.repairs)
         )
-        return log, report
+        return loaded, report
 
     def _record_repair(self, name: str, done: str) -> None:
-        self.repairs.append(Repair(f"{self.log.directory}/{name}", done))
+        self.repairs.append(Repair(self.files.make_path(name), done))
+
+    def _make_reader(self, base_offset: int) -> SegmentReader:
+        return self.files.make_segment_reader(base_offset, self.config.index_interval_bytes)
 
     # -- names -------------------------------------------------------------------------------------------
 
     def _remove_leftovers(self) -> None:
-        fs, directory = self.log.fs, self.log.directory
+        fs, directory = self.fs, self.files.directory
         names = fs.listdir(directory)
         parsed = {name: found for name in names if (found := parse_file_name(name)) is not None}
         cleaned = frozenset(f.base_offset for f in parsed.values() if f.state == naming.CLEANED_SUFFIX)
@@ -167,7 +189,7 @@ class _LogLoader:
 
     def _complete_swaps(self, swaps: list[str]) -> None:
         """Complete a compaction: remove the segments that the new ones cover, then rename the new ones."""
-        fs, directory = self.log.fs, self.log.directory
+        fs, directory = self.fs, self.files.directory
         lowest, end = None, 0
         for name in swaps:
             found = parse_file_name(name)
@@ -185,7 +207,7 @@ class _LogLoader:
             self._record_repair(name, "a compacted file, swapped in")
 
     def _find_end_offset(self, path: str, base_offset: int) -> int:
-        file = self.log.fs.open_read(path)
+        file = self.fs.open_read(path)
         try:
             scanner = SegmentScanner(file.pread, file.size(), base_offset)
             for _ in scanner.iter_batches():
@@ -194,76 +216,75 @@ class _LogLoader:
         finally:
             file.close()
 
-    def _list_segments(self) -> list[LogSegment]:
-        log = self.log
-        parsed = map(parse_file_name, log.fs.listdir(log.directory))
+    def _list_segments(self) -> list[ClosedSegment]:
+        parsed = map(parse_file_name, self.fs.listdir(self.files.directory))
         bases = sorted(f.base_offset for f in parsed if f and f.suffix == naming.LOG_SUFFIX and not f.state)
         segments = []
         for base, following in pairwise([*bases, INT64_MAX]):
-            segment = log.new_segment(base)
+            reader = self._make_reader(base)
             if following <= self.prior_shutdown.log_start_offset:
-                segment.remove()
+                ClosedSegment(reader, 0).remove()
                 self._record_repair(
                     make_file_name(base, naming.LOG_SUFFIX), "is below the log start offset, removed"
                 )
                 continue
-            segment.size = log.fs.size(segment.make_path(naming.LOG_SUFFIX))
-            segments.append(segment)
+            size = self.fs.size(reader.files.make_path(naming.LOG_SUFFIX))
+            segments.append(ClosedSegment(reader, size))
         if not segments:
-            segment = log.new_segment(self.prior_shutdown.log_start_offset)
-            segment.create()
-            segments.append(segment)
+            reader = self._make_reader(self.prior_shutdown.log_start_offset)
+            ActiveSegment.create(reader)
+            segments.append(ClosedSegment(reader, 0))
         return segments
 
     def _load_epochs(self) -> LeaderEpochCache:
-        path = f"{self.log.directory}/{LEADER_EPOCH_FILE}"
-        if not self.log.fs.exists(path):
+        path = self.files.make_path(LEADER_EPOCH_FILE)
+        if not self.fs.exists(path):
             return LeaderEpochCache()
         try:
-            return LeaderEpochCache(parse_epochs(self.log.fs.read_bytes(path).decode(), path))
+            return LeaderEpochCache(parse_epochs(self.fs.read_bytes(path).decode(), path))
         except (MalformedFile, UnicodeDecodeError):
             self._record_repair(LEADER_EPOCH_FILE, "unreadable, made again from the log")
             return LeaderEpochCache()
 
     # -- after a clean stop ---------------------------------------------------------------------------------
 
-    def _try_clean_open(self, active: LogSegment) -> bool:
-        """Return True if the log's end is as a clean shutdown leaves it."""
-        log = self.log
-        active.open_active()
-        next_offset, end = active.base_offset, 0
-        if active.size:
-            end = active.index.find_position_before(active.size)
-            for position, size, _, last_offset in active.iter_batch_spans(end):
+    def _try_clean_open(self) -> ActiveSegment | None:
+        """Open the last segment if the log's end is as a clean shutdown leaves it; return None otherwise."""
+        active = self.segments[-1].activate()
+        reader = active.reader
+        next_offset, end = reader.base_offset, 0
+        if reader.size:
+            end = reader.index.find_position_before(reader.size)
+            for position, size, _, last_offset in reader.iter_batch_spans(end):
                 end, next_offset = position + size, last_offset + 1
-        if end != active.size:
+        if end != reader.size:
             self._record_repair(
-                make_file_name(active.base_offset, naming.LOG_SUFFIX), "does not end with a whole batch"
+                make_file_name(reader.base_offset, naming.LOG_SUFFIX), "does not end with a whole batch"
             )
-            return False
+            return None
         if next_offset < self.prior_shutdown.recovery_point:
             self._record_repair(
                 "", f"ends at {next_offset}, below the recovery point {self.prior_shutdown.recovery_point}"
             )
-            return False
+            return None
         states = self._load_snapshot(next_offset)
         if states is None:
             self._record_repair(make_file_name(next_offset, naming.SNAPSHOT_SUFFIX), "missing or damaged")
-            return False
-        log.producer_state_manager = states
-        self._restore_cached_batches(states, log.segments, next_offset)
-        log.set_log_end(Offset(next_offset))
-        return True
+            return None
+        self.producers = states
+        self._restore_cached_batches(states, self.segments, next_offset)
+        self.log_end_offset = next_offset
+        return active
 
     def _restore_cached_batches(
-        self, states: ProducerStateManager, segments: list[LogSegment], offset: int
+        self, states: ProducerStateManager, segments: list[ClosedSegment], offset: int
     ) -> None:
         """Refill the cached batches that the snapshot at `offset` lacks, reading back across segments."""
         if not states.active_producers:
             return
         headers: list[BatchHeader] = []
         left = _RESTORE_INDEX_ENTRIES
-        for segment in reversed(segments):
+        for segment in (closed.reader for closed in reversed(segments)):
             if left <= 0:
                 break
             if segment.base_offset < offset:
@@ -274,7 +295,7 @@ class _LogLoader:
                 left -= slot + 1
         states.restore_cached_batches(headers)
 
-    def _read_headers(self, segment: LogSegment, position: int, end: int) -> list[BatchHeader]:
+    def _read_headers(self, segment: SegmentReader, position: int, end: int) -> list[BatchHeader]:
         spans = segment.iter_batch_spans(position, end)
         return [read_header(segment.file.pread(HEADER_SIZE, at)) for at, _, _, _ in spans]
 
@@ -283,130 +304,120 @@ class _LogLoader:
 
         Source: ProducerStateManager.removeStraySnapshots.
         """
-        log = self.log
-        found = [
-            f
-            for f in map(parse_file_name, log.fs.listdir(log.directory))
+        offsets = [
+            f.base_offset
+            for f in map(parse_file_name, self.fs.listdir(self.files.directory))
             if f and f.suffix == naming.SNAPSHOT_SUFFIX
         ]
-        kept = {segment.base_offset for segment in log.segments} | {
-            max((f.base_offset for f in found), default=0)
-        }
-        for stray in found:
-            if stray.base_offset not in kept:
-                log.fs.remove(f"{log.directory}/{make_file_name(stray.base_offset, naming.SNAPSHOT_SUFFIX)}")
+        kept = {segment.base_offset for segment in self.segments} | {max(offsets, default=0)}
+        for offset in offsets:
+            if offset not in kept:
+                self.fs.remove(self.files.make_path(make_file_name(offset, naming.SNAPSHOT_SUFFIX)))
 
     def _load_snapshot(self, offset: int) -> ProducerStateManager | None:
-        log = self.log
-        path = f"{log.directory}/{make_file_name(offset, naming.SNAPSHOT_SUFFIX)}"
-        if not log.fs.exists(path):
+        path = self.files.make_path(make_file_name(offset, naming.SNAPSHOT_SUFFIX))
+        if not self.fs.exists(path):
             return None
         try:
-            entries = decode_snapshot(log.fs.read_bytes(path), path)
+            entries = decode_snapshot(self.fs.read_bytes(path), path)
         except MalformedFile:
             return None
         return ProducerStateManager.from_snapshot(
-            entries, verification_required=log.config.verification_required
+            entries, verification_required=self.config.verification_required
         )
 
     # -- after any other end ----------------------------------------------------------------------------
 
-    def _recover(self) -> None:
-        log = self.log
+    def _recover(self) -> ActiveSegment:
         first = 0
-        for slot, segment in enumerate(log.segments):
+        for slot, segment in enumerate(self.segments):
             segment.close()
             if segment.base_offset <= self.prior_shutdown.recovery_point:
                 first = slot
-        self._replay_producers(log.segments[:first], log.segments[first].base_offset)
-        log.log_end_offset = Offset(log.segments[first].base_offset)
+        self._replay_producers(self.segments[:first], self.segments[first].base_offset)
+        self.log_end_offset = self.segments[first].base_offset
         slot = first
-        while slot < len(log.segments):
+        while slot < len(self.segments):
             self._recover_segment(slot)
             slot += 1
-        log.active_segment.become_active()
-        log.set_log_end(log.log_end_offset)
+        return self.segments[-1].activate()
 
-    def _replay_producers(self, before: list[LogSegment], offset: int) -> None:
+    def _replay_producers(self, before: list[ClosedSegment], offset: int) -> None:
         """Rebuild producer state as of `offset` from the newest snapshot at or below it and the log.
 
         Missing snapshots on the way are written again, because a later deletion removes the batches they are
         made from.
         """
-        log = self.log
         offsets = []
-        for name in log.fs.listdir(log.directory):
-            found = parse_file_name(name)
-            if found is None or found.suffix != naming.SNAPSHOT_SUFFIX:
+        for name in self.fs.listdir(self.files.directory):
+            parsed = parse_file_name(name)
+            if parsed is None or parsed.suffix != naming.SNAPSHOT_SUFFIX:
                 continue
-            if found.base_offset > offset:
-                log.fs.remove(f"{log.directory}/{name}")  # the scan writes it again
+            if parsed.base_offset > offset:
+                self.fs.remove(self.files.make_path(name))  # the scan writes it again
             else:
-                offsets.append(found.base_offset)
+                offsets.append(parsed.base_offset)
         start = 0
         for snapshot in sorted(offsets, reverse=True):
             states = self._load_snapshot(snapshot)
             if states is not None:
-                log.producer_state_manager, start = states, snapshot
+                self.producers, start = states, snapshot
                 self._restore_cached_batches(states, before, snapshot)
                 break
             self._record_repair(
                 make_file_name(snapshot, naming.SNAPSHOT_SUFFIX), "damaged, an older one is used"
             )
-        for segment in before:
+        for segment in (closed.reader for closed in before):
             self._save_snapshot_at(segment.base_offset, start)
             for at, size, _, last_offset in segment.iter_batch_spans(segment.find_position(start)):
                 if last_offset >= start:
-                    data = segment.file.pread(size, at)
-                    self._replay_batch(data, segment, live_index=False)
+                    self._replay_batch(segment.file.pread(size, at), segment, find_aborted=False)
         self._save_snapshot_at(offset, start)
 
     def _save_snapshot_at(self, offset: int, start: int) -> None:
         if offset > start:
-            self.log.log_end_offset = Offset(offset)
-            self.log.save_snapshot()
+            self.files.save_snapshot(self.producers, offset)
 
-    def _replay_batch(self, data: bytes | memoryview, segment: LogSegment, *, live_index: bool) -> None:
+    def _replay_batch(self, data: bytes | memoryview, segment: SegmentReader, *, find_aborted: bool) -> None:
+        """Apply a batch to the producers. `find_aborted`: the segment's transaction index is made anew."""
         try:
             header = read_header(data)
-            if header.producer_id >= 0:
-                target = segment if live_index else None
-                self.log.update_producers(header, data, header.base_offset, target)
+            if header.producer_id < 0:
+                return
+            aborted = update_producers(self.producers, header, data, header.base_offset)
+            if aborted is not None and find_aborted:
+                self.files.save_aborted_txn(segment.transaction_index, aborted)
         except RecordsError as exc:
-            path = segment.make_path(naming.LOG_SUFFIX)
+            path = segment.files.make_path(naming.LOG_SUFFIX)
             raise CorruptLog(path, exc.at, "a batch that can be read", exc.reason) from exc
 
     def _recover_segment(self, slot: int) -> None:
-        log = self.log
-        segment = log.segments[slot]
-        segment.file.sync()
-        segment.file.drop_page_cache()
-        segment.reset_transaction_index()
-        size = segment.size
-        scanner = SegmentScanner(segment.file.pread, size, max(log.log_end_offset, segment.base_offset))
-        for header, data in segment.rebuild_indexes(scanner):
-            epoch = header.partition_leader_epoch
-            if epoch >= 0 and (
-                log.leader_epochs.latest_epoch is None or epoch > log.leader_epochs.latest_epoch
-            ):
-                log.leader_epochs.assign(epoch, header.base_offset)
+        segment = self.segments[slot]
+        reader, size = segment.reader, segment.reader.size
+        reader.file.sync()
+        reader.file.drop_page_cache()
+        reader.transaction_index.reset()
+        scanner = SegmentScanner(reader.file.pread, size, max(self.log_end_offset, segment.base_offset))
+        for header, data in segment.iter_recovered_batches(scanner):
+            epoch, latest = header.partition_leader_epoch, self.leader_epochs.latest_epoch
+            if epoch >= 0 and (latest is None or epoch > latest):
+                self.leader_epochs.assign(epoch, header.base_offset)
             if header.producer_id >= 0:
-                self._replay_batch(data, segment, live_index=True)
-        segment.finish_rebuild(scanner.valid_end)
+                self._replay_batch(data, reader, find_aborted=True)
         self.scanned_bytes += size
         self._repair_segment(slot, scanner, size)
-        log.log_end_offset = Offset(scanner.next_offset)
+        self.log_end_offset = scanner.next_offset
         self._remove_empty_segments(slot)
-        if slot + 1 < len(log.segments):
-            log.log_end_offset = Offset(max(scanner.next_offset, log.segments[slot + 1].base_offset))
-            log.save_snapshot()
-        segment.sync_indexes()
+        if slot + 1 < len(self.segments):
+            self.log_end_offset = max(scanner.next_offset, self.segments[slot + 1].base_offset)
+            self.files.save_snapshot(self.producers, self.log_end_offset)
+        reader.files.sync_indexes()
 
     def _repair_segment(self, slot: int, scanner: SegmentScanner, size: int) -> None:
         """Act on the verdict for the first invalid batch."""
-        log, bad = self.log, scanner.fault
-        segment, later = log.segments[slot], log.segments[slot + 1 :]
-        if bad is None and later and COMPACT not in log.config.cleanup_policy:
+        bad = scanner.fault
+        segment, later = self.segments[slot], self.segments[slot + 1 :]
+        if bad is None and later and COMPACT not in self.config.cleanup_policy:
             bad = _find_missing_end(scanner, later[0].base_offset)
         finding = classify_scan(
             SegmentScan(
@@ -416,15 +427,15 @@ class _LogLoader:
                 is_below_recovery_point=bad is not None
                 and bad.next_offset < self.prior_shutdown.recovery_point,
                 has_valid_batch_after=bad is not None and bad.valid_after is not None,
-                has_later_data=any(other.size for other in later),
-                are_rolls_synced=log.config.flush_policy == "ack",
+                has_later_data=any(other.reader.size for other in later),
+                are_rolls_synced=self.config.flush_policy == "ack",
             )
         )
         verdict = RECOVERY_ACTIONS[finding]
         if verdict is SegmentRecoveryAction.KEEP:
             return
         path, name = (
-            segment.make_path(naming.LOG_SUFFIX),
+            segment.reader.files.make_path(naming.LOG_SUFFIX),
             make_file_name(segment.base_offset, naming.LOG_SUFFIX),
         )
         if bad is None:
@@ -435,21 +446,19 @@ class _LogLoader:
         what = f"{verdict.value} at byte {bad.position}, {size - bad.position} bytes: {bad.found}"
         if verdict is SegmentRecoveryAction.TRUNCATE_AND_SET_ASIDE:
             aside = f"{path}{naming.CUT_SUFFIX}{bad.position}"
-            self._copy_tail(segment, bad.position, aside)
+            self._copy_tail(segment.reader, bad.position, aside)
             what += f"; see {aside}"
         for other in later:
-            if other.size:
+            if other.reader.size:
+                other_path = other.reader.files.make_path(naming.LOG_SUFFIX)
+                self.fs.rename(other_path, f"{other_path}{naming.CUT_SUFFIX}0")
                 other_name = make_file_name(other.base_offset, naming.LOG_SUFFIX)
-                log.fs.rename(
-                    other.make_path(naming.LOG_SUFFIX),
-                    f"{other.make_path(naming.LOG_SUFFIX)}{naming.CUT_SUFFIX}0",
-                )
                 self._record_repair(other_name, "lies behind a hole, set aside")
             other.remove()
-        log.fs.sync_dir(log.directory)
+        self.fs.sync_dir(self.files.directory)
         segment.truncate_to(bad.position)
         self._record_repair(name, what)
-        log.replace_segments(log.segments[: slot + 1])
+        del self.segments[slot + 1 :]
 
     def _remove_empty_segments(self, slot: int) -> None:
         """Remove empty segments after `slot` that begin below its end.
@@ -457,19 +466,18 @@ class _LogLoader:
         A roll that finds no room removes its empty segment again, and the previous one grows on, but the disk
         may keep the file's name. A lookup of an offset above that name would find an empty segment.
         """
-        log = self.log
-        while slot + 1 < len(log.segments):
-            following = log.segments[slot + 1]
-            if following.size or following.base_offset >= log.log_end_offset:
+        while slot + 1 < len(self.segments):
+            following = self.segments[slot + 1]
+            if following.reader.size or following.base_offset >= self.log_end_offset:
                 return
             following.remove()
             name = make_file_name(following.base_offset, naming.LOG_SUFFIX)
             self._record_repair(name, "is empty and begins before the one before it ends, removed")
-            log.replace_segments([*log.segments[: slot + 1], *log.segments[slot + 2 :]])
+            del self.segments[slot + 1]
 
-    def _copy_tail(self, segment: LogSegment, position: int, target: str) -> None:
+    def _copy_tail(self, segment: SegmentReader, position: int, target: str) -> None:
         # Durable before the original is cut: whole batches are never dropped without a copy [LOG-8].
-        fs = self.log.fs
+        fs = self.fs
         if fs.exists(target):
             fs.remove(target)
         file = fs.open_append(target)
@@ -480,33 +488,30 @@ class _LogLoader:
             file.sync()
         finally:
             file.close()
-        fs.sync_dir(self.log.directory)
+        fs.sync_dir(self.files.directory)
 
-    def _reset_to_log_start(self) -> None:
+    def _reset_to_log_start(self, active: ActiveSegment) -> ActiveSegment:
         """Start anew at the log start offset if the log ends below it: all was deleted, its end lost."""
-        log, start = self.log, self.prior_shutdown.log_start_offset
-        if log.log_end_offset >= start:
-            return
-        self._record_repair("", f"ends at {log.log_end_offset}, below its start {start}; begins anew there")
-        for segment in log.segments:
+        end, start = self.log_end_offset, self.prior_shutdown.log_start_offset
+        if end >= start:
+            return active
+        self._record_repair("", f"ends at {end}, below its start {start}; begins anew there")
+        for segment in self.segments:
             segment.remove()
-        segment = log.new_segment(start)
-        segment.create()
-        log.replace_segments([segment])
-        log.producer_state_manager = ProducerStateManager(
-            verification_required=log.config.verification_required
-        )
-        log.set_log_end(Offset(start))
-        log.fs.sync_dir(log.directory)
+        active = ActiveSegment.create(self._make_reader(start))
+        self.segments = [ClosedSegment(active.reader, 0)]
+        self.producers = ProducerStateManager(verification_required=self.config.verification_required)
+        self.log_end_offset = start
+        self.fs.sync_dir(self.files.directory)
+        return active
 
     def _sync_all(self) -> None:
         """Sync what was read back, before it counts as synced."""
-        log = self.log
-        for segment in log.segments:
-            if segment.base_offset >= self.prior_shutdown.recovery_point or segment is log.active_segment:
-                segment.file.sync()
-                segment.sync_indexes()
-        log.fs.sync_dir(log.directory)
+        for segment in self.segments:
+            if segment.base_offset >= self.prior_shutdown.recovery_point or segment is self.segments[-1]:
+                segment.reader.file.sync()
+                segment.reader.files.sync_indexes()
+        self.fs.sync_dir(self.files.directory)
 
 
 def _find_missing_end(scanner: SegmentScanner, following: int) -> ScanFault | None:

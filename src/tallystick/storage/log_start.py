@@ -23,10 +23,10 @@ def delete_records_before(log: Log, offset: Offset) -> Reject | None:
     """
     if log.failure is not None:
         raise log.failure
-    if not 0 <= offset <= log.high_watermark:
+    if not 0 <= offset <= log.reader.high_watermark:
         return Reject(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"records before {offset} cannot be deleted, the high watermark is {log.high_watermark}",
+            f"records before {offset} cannot be deleted, the high watermark is {log.reader.high_watermark}",
         )
     if offset > log.log_start_offset:
         bases = [segment.base_offset for segment in log.segments]
@@ -75,12 +75,13 @@ def _sync_first_snapshot(log: Log, count: int) -> None:
 
 
 def _move_start(log: Log, offset: Offset) -> None:
-    before, log.log_start_offset = log.log_start_offset, offset
+    reader = log.reader
+    before, reader.log_start_offset = reader.log_start_offset, offset
     try:
         log.hooks.before_delete(log)
     except OSError as exc:
         # Not durable: a later call for the same offset must write it again.
-        log.log_start_offset = before
+        reader.log_start_offset = before
         if is_transient(exc):
             raise make_disk_full(log.directory, "the log start offset cannot be written", exc) from exc
         raise StorageFailure(log.directory, f"the log start offset cannot be written: {exc}") from exc
@@ -91,8 +92,9 @@ def _move_start(log: Log, offset: Offset) -> None:
 def _remove_segments(log: Log, count: int) -> None:
     if not count:
         return
-    doomed, kept = log.segments[:count], log.segments[count:]
-    log.replace_segments(kept)
+    doomed = log.closed_segments[:count]
+    log.replace_closed_segments(log.closed_segments[count:])
+    first = log.segments[0].base_offset
     try:
         with log.sync_lock:
             log.unsynced_closed_segments = [
@@ -100,8 +102,8 @@ def _remove_segments(log: Log, count: int) -> None:
             ]
             discarded = [path for segment in doomed for path in segment.rename_to_deleted()]
             for name in log.fs.listdir(log.directory):
-                found = parse_file_name(name)
-                if found and found.suffix == SNAPSHOT_SUFFIX and found.base_offset < kept[0].base_offset:
+                parsed = parse_file_name(name)
+                if parsed and parsed.suffix == SNAPSHOT_SUFFIX and parsed.base_offset < first:
                     log.fs.remove(f"{log.directory}/{name}")
             log.is_directory_unsynced = True
         log.hooks.discard_files(log, discarded)

@@ -33,7 +33,7 @@ from tallystick.kernel.ids import EPOCH_BUMP_VERSION, INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX, PRODUCER_BATCHES_CACHED
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records.batch import TRANSACTIONAL_BIT, BatchHeader
-from tallystick.protocol.records.control import ControlType, EndTransactionMarker
+from tallystick.protocol.records.control import ControlType, EndTransactionMarker, read_marker
 from tallystick.storage.snapshots import CachedBatch, ProducerSnapshotEntry
 from tallystick.storage.transaction_index import AbortedTxn
 
@@ -553,6 +553,27 @@ class ProducerStateManager:
                 if len(batches) == PRODUCER_BATCHES_CACHED or not in_order:
                     break
                 batches.insert(0, batch)
+
+
+def update_producers(
+    states: ProducerStateManager,
+    header: BatchHeader,
+    data: bytes | bytearray | memoryview,
+    offset: int,
+    *,
+    transaction_version: int = 0,
+) -> AbortedTxn | None:
+    """Apply an appended batch, live and on replay alike; return the transaction that it aborted, if any."""
+    if not header.is_control:
+        states.apply_batch(header, offset, header.max_timestamp)
+        return None
+    marker = read_marker(data)
+    if marker is None:
+        return None
+    done = states.apply_marker(
+        header, marker, offset, header.max_timestamp, transaction_version=transaction_version
+    )
+    return done.to_aborted_txn() if done is not None and done.is_aborted else None
 
 
 def _make_cached_batch(header: BatchHeader, base_offset: int, timestamp_ms: int) -> CachedBatch:

@@ -67,12 +67,12 @@ async def test_a_marker_ends_the_transaction_and_says_who_wrote_it() -> None:
     async with leader() as world:
         desk, who = Desk(world), await world.identity()
         assert await world.write(who) is ErrorCode.NONE
-        assert world.partition().log.last_stable_offset == 0
+        assert world.partition().log.reader.last_stable_offset == 0
         assert await desk.write(send(after(who), TransactionResult.ABORT), epoch=3) == 1
         assert desk.markers() == [
             (EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=3), after(who))
         ]
-        assert world.partition().log.last_stable_offset == 2
+        assert world.partition().log.reader.last_stable_offset == 2
 
 
 @on_a_loop
@@ -104,7 +104,7 @@ async def test_a_marker_that_a_later_transaction_has_overtaken_ends_nothing() ->
         assert await world.write(following) is ErrorCode.NONE
         assert await desk.write(send(after(who))) is None
         assert await desk.write(send(who)) is None
-        assert world.partition().log.last_stable_offset == 2
+        assert world.partition().log.reader.last_stable_offset == 2
 
 
 @on_a_loop

@@ -66,11 +66,11 @@ def test_nobody_sees_or_is_told_of_what_is_not_on_the_disk() -> None:
     async def play() -> None:
         made, requested = partition("ack")
         called: list[int] = []
-        made.add_waiter(lambda: called.append(made.log.high_watermark))
+        made.add_waiter(lambda: called.append(made.log.reader.high_watermark))
         durable = made.when_durable(append(made).last_offset)
         assert durable is not None
         assert requested == [made.log]
-        assert made.log.high_watermark == 0
+        assert made.log.reader.high_watermark == 0
         made.notify_waiters()
         assert not durable.done()
         made.log.sync()
@@ -92,17 +92,17 @@ def test_the_last_stable_offset_never_shows_a_marker_that_is_not_on_the_disk() -
         assert isinstance(made.append(encode_batch([record], meta), AppendOrigin.COORDINATOR), AppendResult)
         made.log.sync()
         made.notify_waiters()
-        assert made.log.last_stable_offset == 0
+        assert made.log.reader.last_stable_offset == 0
         marker = EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=0)
         signed = ProducerIdAndEpoch(ProducerId(42), ProducerEpoch(1))
         guard = TxnGuard(transaction_version=2)
         ended = made.append(encode_marker(marker, signed, timestamp_ms=2), AppendOrigin.COORDINATOR, guard)
         assert isinstance(ended, AppendResult)
         made.notify_waiters()
-        assert (made.log.log_end_offset, made.log.last_stable_offset) == (2, 0)
+        assert (made.log.log_end_offset, made.log.reader.last_stable_offset) == (2, 0)
         made.log.sync()
         made.notify_waiters()
-        assert made.log.last_stable_offset == 2
+        assert made.log.reader.last_stable_offset == 2
 
     asyncio.run(play())
 
@@ -111,7 +111,7 @@ def test_where_nothing_is_synced_appending_is_enough() -> None:
     async def play() -> None:
         made, _ = partition("os")
         called: list[int] = []
-        made.add_waiter(lambda: called.append(made.log.high_watermark))
+        made.add_waiter(lambda: called.append(made.log.reader.high_watermark))
         assert made.when_durable(append(made).last_offset) is None
         assert called == [1]
 

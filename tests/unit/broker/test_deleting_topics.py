@@ -98,7 +98,7 @@ async def test_records_of_a_topic_of_the_same_name_survive_a_failed_deletion() -
 def value_at_start(desk: MemoryBroker, topic: str, partition: int) -> bytes | None:
     found = desk.broker.topics.find_partition(topic, partition)
     assert found is not None
-    read = found.log.read(Offset(0), 1_000, upper=found.log.log_end_offset)
+    read = found.log.reader.read(Offset(0), 1_000, upper=found.log.log_end_offset)
     assert not isinstance(read, Reject)
     return next(r.value for at, _ in iter_headers(read.data) for r in decode_records(read.data, at))
 

@@ -46,7 +46,7 @@ def test_a_marker_enters_a_topic_that_takes_nothing_any_more(outcome: Transactio
             assert await made.write(who, 1) is ErrorCode.MESSAGE_TOO_LARGE
             await made.end(who, outcome)
             await completed(made)
-            assert made.partition().log.last_stable_offset == 2
+            assert made.partition().log.reader.last_stable_offset == 2
 
     run()
 
@@ -141,6 +141,6 @@ async def test_who_begins_on_a_full_disk_leaves_the_reserve_to_who_has_prepared(
         assert made.broker.data_directory.reserve.is_whole
         await made.end(who, TransactionResult.COMMIT)
         await completed(made)
-        assert made.partition().log.last_stable_offset == 2
+        assert made.partition().log.reader.last_stable_offset == 2
         assert not made.broker.data_directory.reserve.is_whole
         files.capacity += MIB

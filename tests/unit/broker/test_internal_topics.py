@@ -179,7 +179,7 @@ def test_what_the_transaction_log_has_lost_is_reported_after_a_clean_stop(
         async with leader(disk) as made:
             await made.write(await made.identity())
             for partition in made.broker.topics.list_partitions_of(TRANSACTION_STATE_TOPIC):
-                partition.delete_records_before(partition.log.high_watermark)
+                partition.delete_records_before(partition.log.reader.high_watermark)
             topic = made.broker.topics.find(TRANSACTION_STATE_TOPIC)
             assert topic is not None
             if not has_log:

@@ -214,7 +214,7 @@ async def test_a_topic_of_that_name_made_before_the_end_is_not_held_back_by_it()
         await made.end(identity, TransactionResult.COMMIT)
         await completed(made)
         log = made.partition().log
-        assert log.last_stable_offset == log.high_watermark
+        assert log.reader.last_stable_offset == log.reader.high_watermark
 
 
 @on_a_loop
@@ -271,7 +271,7 @@ async def test_a_marker_waits_until_it_is_known_whether_the_topic_is_gone() -> N
         made.broker.transactions.tick()
         await completed(made)
         log = made.partition().log
-        assert log.last_stable_offset == log.high_watermark == 5
+        assert log.reader.last_stable_offset == log.reader.high_watermark == 5
 
 
 class Slow:

@@ -68,7 +68,7 @@ def stored(memory: MemoryBroker, topic: str) -> list[Record]:
     partition = memory.broker.topics.find_partition(topic, 0)
     assert partition is not None
     log = partition.log
-    read = log.read(0, 1 << 30, upper=log.log_end_offset)
+    read = log.reader.read(0, 1 << 30, upper=log.log_end_offset)
     return decode_records(read.data) if getattr(read, "data", b"") else []  # type: ignore[union-attr]
 
 

@@ -39,7 +39,7 @@ def test_offsets_stay_and_reads_cross_the_gaps() -> None:
         log.put((f"k{n % 4}", f"v{n}"))
     log.roll()
     log.clean()
-    result = log.log.read(3, 1 << 20, upper=40)
+    result = log.log.reader.read(3, 1 << 20, upper=40)
     assert not isinstance(result, Reject)
     assert [offset for offset, _, _ in log.records()] == [36, 37, 38, 39]
 
@@ -241,7 +241,7 @@ def test_indexes_of_a_new_segment_find_every_offset() -> None:
     offsets = [offset for offset, _, _ in log.records()]
     assert len(log.log.segments[0].index) > 0
     for offset in range(200):
-        result = log.log.read(offset, 1, upper=200)
+        result = log.log.reader.read(offset, 1, upper=200)
         assert not isinstance(result, Reject)
         expected = next(each for each in offsets if each >= offset)
         assert int.from_bytes(result.data[:8], "big") <= expected

@@ -3,7 +3,6 @@
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
-from tallystick.storage.backlog import count_readable_bytes
 from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
 from tallystick.storage.log_segment import OpenSegmentCache
@@ -26,7 +25,7 @@ def log_of(batches: int) -> Log:
 def read_from(log: Log, at: int) -> int:
     total = 0
     while at < log.log_end_offset:
-        result = log.read(at, 1 << 20, upper=log.log_end_offset)
+        result = log.reader.read(at, 1 << 20, upper=log.log_end_offset)
         assert not isinstance(result, Reject)
         total += len(result.data)
         *_, (_, last) = iter_headers(result.data)
@@ -38,10 +37,10 @@ def test_as_much_as_reading_finds_is_counted_from_every_offset() -> None:
     log = log_of(20)
     assert len(log.segments) > 3
     for offset in range(log.log_end_offset + 1):
-        assert count_readable_bytes(log, Offset(offset), 1 << 20) == read_from(log, offset), offset
+        assert log.reader.count_readable_bytes(Offset(offset), 1 << 20) == read_from(log, offset), offset
 
 
 def test_counting_ends_when_it_is_enough() -> None:
     log = log_of(20)
-    total = count_readable_bytes(log, Offset(0), 1 << 20)
-    assert 1 <= count_readable_bytes(log, Offset(0), 1) < total
+    total = log.reader.count_readable_bytes(Offset(0), 1 << 20)
+    assert 1 <= log.reader.count_readable_bytes(Offset(0), 1) < total

@@ -29,7 +29,6 @@ from tallystick.storage.compaction.swap import BlockingStep, InlineStep, Segment
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import (
-    LEADER_EPOCH_FILE,
     AppendOrigin,
     AppendResult,
     DiskFull,
@@ -38,6 +37,7 @@ from tallystick.storage.log import (
     LogHooks,
     UnlimitedSpace,
 )
+from tallystick.storage.log_files import LEADER_EPOCH_FILE
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.reserve import DiskReserve
@@ -150,7 +150,7 @@ def aborted_log(fs: NoDescriptors) -> Log:
     fs.why = errno.EMFILE
     append(log, abort_marker(), origin=AppendOrigin.COORDINATOR)
     assert log.failure is None
-    assert [txn.last_offset for txn in log.collect_aborted_txns(0, 2)] == [1]
+    assert [txn.last_offset for txn in log.reader.collect_aborted_txns(0, 2)] == [1]
     return log
 
 
@@ -160,7 +160,7 @@ def test_an_abort_without_descriptors_is_known_and_its_entry_is_written_with_the
     fs.why = None
     log.close(clean=True)
     again = reopen(fs, clean=True)
-    assert [txn.last_offset for txn in again.collect_aborted_txns(0, 2)] == [1]
+    assert [txn.last_offset for txn in again.reader.collect_aborted_txns(0, 2)] == [1]
 
 
 def test_a_segment_is_not_closed_before_its_aborted_transactions_are_in_its_index() -> None:
@@ -174,7 +174,7 @@ def test_a_segment_is_not_closed_before_its_aborted_transactions_are_in_its_inde
     log.sync()
     fs.crash()
     again = reopen(fs, recovery_point=int(log.recovery_point))
-    assert [txn.last_offset for txn in again.collect_aborted_txns(0, 2)] == [1]
+    assert [txn.last_offset for txn in again.reader.collect_aborted_txns(0, 2)] == [1]
 
 
 def test_an_abort_whose_entry_was_not_written_is_found_again_after_a_crash() -> None:
@@ -184,7 +184,7 @@ def test_an_abort_whose_entry_was_not_written_is_found_again_after_a_crash() -> 
     end = log.sync()
     fs.crash()
     again = reopen(fs, recovery_point=int(end))
-    assert [txn.last_offset for txn in again.collect_aborted_txns(0, 2)] == [1]
+    assert [txn.last_offset for txn in again.reader.collect_aborted_txns(0, 2)] == [1]
 
 
 def test_epochs_that_could_not_be_written_are_written_with_the_next_checkpoint() -> None:
@@ -206,7 +206,7 @@ def test_a_sync_without_descriptors_is_tried_again_and_promises_nothing_before()
     with pytest.raises(DiskFull):
         log.sync()
     assert log.failure is None
-    assert log.synced_end == 0
+    assert log.reader.synced_end == 0
     fs.why = None
     assert log.sync() == 1
     fs.crash()

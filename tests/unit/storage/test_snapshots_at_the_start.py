@@ -74,8 +74,8 @@ def reopen(fs: MemoryFileSystem) -> Log:
 
 
 def assert_ended(log: Log) -> None:
-    assert log.first_unstable_offset is None
-    assert log.last_stable_offset == log.log_end_offset == 3
+    assert log.reader.first_unstable_offset is None
+    assert log.reader.last_stable_offset == log.log_end_offset == 3
     assert log.producer_state_manager.active_producers[9].epoch == ENDED.epoch
 
 

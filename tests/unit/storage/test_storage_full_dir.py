@@ -92,14 +92,14 @@ def test_a_topic_made_again_has_nothing_clean() -> None:
 def test_whoever_owns_the_directory_is_told_when_a_log_goes_offline() -> None:
     """[LOG-4] Whatever was being done: an append, a roll for retention, a sync."""
     fs = MemoryFileSystem()
-    told: list[tuple[Log, LogOffline]] = []
-    options = DirectoryOptions(on_offline=lambda log, failure: told.append((log, failure)))
+    told: list[LogOffline] = []
+    options = DirectoryOptions(on_offline=told.append)
     log = LogDir.open(fs, "d", options).get_or_create(TP, CONFIG, ID)
     append(log)
     fs.sync_failure = OSError(errno.EIO, "input/output error")
     with pytest.raises(LogOffline):
         log.roll(NOW)
-    assert told == [(log, log.failure)]
+    assert told == [log.failure]
 
 
 def test_a_reserve_that_cannot_be_given_back_is_a_broken_disk() -> None:

@@ -95,7 +95,7 @@ def offsets(log: Log) -> list[int]:
     found: list[int] = []
     at = int(log.log_start_offset)
     while at < log.log_end_offset:
-        result = log.read(at, 1000, upper=log.log_end_offset)
+        result = log.reader.read(at, 1000, upper=log.log_end_offset)
         assert not isinstance(result, Reject)
         if not result.data:
             break
@@ -186,8 +186,9 @@ def test_a_marker_is_written_to_a_topic_of_data_on_a_full_disk() -> None:
     with pytest.raises(DiskFull):
         append(log)
     append(log, marker(7), origin=AppendOrigin.COORDINATOR)
-    assert log.last_stable_offset == log.high_watermark or log.first_unstable_offset is None
-    assert [txn.last_offset for txn in log.collect_aborted_txns(0, 2)] == [1]
+    reader = log.reader
+    assert reader.last_stable_offset == reader.high_watermark or reader.first_unstable_offset is None
+    assert [txn.last_offset for txn in log.reader.collect_aborted_txns(0, 2)] == [1]
     assert log.failure is None
 
 
@@ -316,7 +317,7 @@ def test_the_last_stable_offset_is_not_below_the_start() -> None:
     append(log)
     log.sync()
     assert delete_records_before(log, Offset(2)) is None
-    assert log.last_stable_offset == 2
+    assert log.reader.last_stable_offset == 2
 
 
 @pytest.mark.parametrize("policy", ["ack", "os"])

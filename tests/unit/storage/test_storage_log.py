@@ -19,7 +19,6 @@ from tallystick.protocol.records import (
     read_header,
 )
 from tallystick.storage.log import (
-    LEADER_EPOCH_FILE,
     AppendResult,
     CorruptLog,
     DiskFull,
@@ -30,6 +29,7 @@ from tallystick.storage.log import (
     StorageFailure,
     UnlimitedSpace,
 )
+from tallystick.storage.log_files import LEADER_EPOCH_FILE
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
@@ -77,7 +77,7 @@ def refused(log: Log, data: bytes, **kwargs: object) -> ErrorCode:
 def offsets(log: Log, at: int = 0, max_bytes: int = 250) -> list[int]:
     found: list[int] = []
     while at < log.log_end_offset:
-        result = log.read(at, max_bytes, upper=log.log_end_offset)
+        result = log.reader.read(at, max_bytes, upper=log.log_end_offset)
         assert not isinstance(result, Reject)
         if not result.data:
             break
@@ -94,7 +94,7 @@ def test_offsets_and_epoch_are_given_by_the_log_and_the_callers_bytes_are_left_a
     assert append(log, data, epoch=3) == AppendResult(Offset(0), Offset(1), -1, Offset(0))
     assert append(log, data, epoch=3).base_offset == 2
     assert data == copy
-    result = log.read(2, 1000, upper=4)
+    result = log.reader.read(2, 1000, upper=4)
     assert not isinstance(result, Reject)
     assert read_header(result.data).partition_leader_epoch == 3
     assert log.find_epoch_end(LeaderEpoch(3)) == (3, 4)
@@ -105,8 +105,8 @@ def test_the_high_watermark_is_the_synced_end_under_ack_alone() -> None:
     for policy, expected in (("ack", 0), ("os", 1), ("interval", 1)):
         _, log = create(LogConfig(flush_policy=policy))  # type: ignore[arg-type]
         append(log)
-        assert log.high_watermark == expected
-        assert log.sync() == 1 == log.high_watermark == log.recovery_point
+        assert log.reader.high_watermark == expected
+        assert log.sync() == 1 == log.reader.high_watermark == log.recovery_point
 
 
 def test_reads_return_whole_batches_below_the_bound() -> None:
@@ -116,7 +116,7 @@ def test_reads_return_whole_batches_below_the_bound() -> None:
     for at in range(40):
         for max_bytes in (0, 1, one, one + 1, 3 * one, 100 * one):
             for upper in (at, at + 1, at + 2, 33, 40):
-                result = log.read(at, max_bytes, upper=upper)
+                result = log.reader.read(at, max_bytes, upper=upper)
                 assert not isinstance(result, Reject)
                 headers = [header for _, header in iter_headers(result.data)]
                 readable = [base for base in range(at - at % 2, 40, 2) if base + 2 <= upper]
@@ -126,7 +126,7 @@ def test_reads_return_whole_batches_below_the_bound() -> None:
                 count = max(1, min(len(readable), max_bytes // one))
                 assert [header.base_offset for header in headers] == readable[:count]
                 if max_bytes < one:
-                    least = log.read(at, max_bytes, upper=upper, min_one=False)
+                    least = log.reader.read(at, max_bytes, upper=upper, min_one=False)
                     assert not isinstance(least, Reject)
                     assert least.data == b""
 
@@ -135,7 +135,7 @@ def test_out_of_range_names_the_range() -> None:
     _, log = create()
     append(log)
     for offset in (-1, 2):
-        result = log.read(offset, 100, upper=5)
+        result = log.reader.read(offset, 100, upper=5)
         assert isinstance(result, Reject)
         assert result.code is ErrorCode.OFFSET_OUT_OF_RANGE
 
@@ -211,7 +211,7 @@ def test_the_log_may_stamp_its_own_time_and_codec() -> None:
     config = LogConfig(message_timestamp_type=TimestampType.LOG_APPEND_TIME, compression_type=Codec.LZ4)
     _, log = create(config)
     assert append(log, batch(3, size=200), now=NOW + 9).log_append_time_ms == NOW + 9
-    result = log.read(0, 9999, upper=3)
+    result = log.reader.read(0, 9999, upper=3)
     assert not isinstance(result, Reject)
     header = read_header(result.data)
     assert header.codec is Codec.LZ4
@@ -238,7 +238,8 @@ def test_an_open_transaction_holds_the_last_stable_offset_back() -> None:
     append(log)
     append(log, batch(producer_id=4, producer_epoch=0, base_sequence=0, is_transactional=True))
     log.sync()
-    assert (log.high_watermark, log.last_stable_offset, log.first_unstable_offset) == (2, 1, 1)
+    reader = log.reader
+    assert (reader.high_watermark, reader.last_stable_offset, reader.first_unstable_offset) == (2, 1, 1)
 
 
 def test_a_full_disk_refuses_and_leaves_the_log_as_it_was() -> None:
@@ -307,7 +308,7 @@ def test_a_failed_sync_is_never_tried_again_nor_believed() -> None:
         log.sync()
     with pytest.raises(LogOffline):
         append(log)
-    assert log.high_watermark == 0
+    assert log.reader.high_watermark == 0
 
 
 def test_time_finds_offsets() -> None:
@@ -316,12 +317,12 @@ def test_time_finds_offsets() -> None:
         append(log, batch(2, ts=NOW + 10 * number))
     assert len(log.segments) > 2
     for number in range(12):
-        assert log.find_offset_by_timestamp(NOW + 10 * number) == (2 * number, NOW + 10 * number, 0)
-        found = log.find_offset_by_timestamp(NOW + 10 * number + 1)
+        assert log.reader.find_offset_by_timestamp(NOW + 10 * number) == (2 * number, NOW + 10 * number, 0)
+        found = log.reader.find_offset_by_timestamp(NOW + 10 * number + 1)
         assert found is not None
         assert found[0] == 2 * number + 1
-    assert log.find_offset_by_timestamp(NOW + 500) is None
-    assert log.find_max_timestamp() == (23, NOW + 111, 0)
+    assert log.reader.find_offset_by_timestamp(NOW + 500) is None
+    assert log.reader.find_max_timestamp() == (23, NOW + 111, 0)
 
 
 def test_deleting_records_moves_the_start_and_drops_whole_segments() -> None:
@@ -337,7 +338,7 @@ def test_deleting_records_moves_the_start_and_drops_whole_segments() -> None:
     assert log.log_start_offset == 9
     assert log.segments[0].base_offset <= 9 < log.segments[1].base_offset
     assert offsets(log, 9) == list(range(9, 20))
-    refusal = log.read(8, 10, upper=20)
+    refusal = log.reader.read(8, 10, upper=20)
     assert isinstance(refusal, Reject)
     log.close(clean=True)
     again = reopen(fs, was_clean=True, log_start_offset=9)
@@ -399,7 +400,7 @@ def test_missing_and_damaged_indexes_are_made_again() -> None:
         fs.remove(name)
     log = reopen(fs, was_clean=True)
     assert offsets(log) == list(range(20))
-    assert [log.find_offset_by_timestamp(NOW) is not None, log.log_end_offset] == [True, 20]
+    assert [log.reader.find_offset_by_timestamp(NOW) is not None, log.log_end_offset] == [True, 20]
     for segment in log.segments:
         assert len(segment.index) >= 0
     assert {name: fs.files()[name] for name in names if name in fs.files()} == {
@@ -427,7 +428,7 @@ def test_residents_bound_the_open_files() -> None:
     log.sync()
     for _ in range(3):
         assert offsets(log) == list(range(60))
-        opened = [segment for segment in log.segments if segment._file is not None]
+        opened = [segment for segment in log.segments if segment.records.is_open]
         assert len(opened) <= 3  # two residents and the last segment
 
 

@@ -179,7 +179,7 @@ def test_the_logs_of_a_round_are_synced_at_the_same_time(monkeypatch: pytest.Mon
     commits.start()
     commits.stop()
     assert len(told) == len(logs)
-    assert {log.synced_end for log in logs} == {1}
+    assert {log.reader.synced_end for log in logs} == {1}
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("group-commit")]
 
 
@@ -197,7 +197,7 @@ def test_a_failed_sync_is_told_once() -> None:
     commits.request(log)
     commits.stop()
     assert len(failures) == 1
-    assert log.high_watermark == 0
+    assert log.reader.high_watermark == 0
 
 
 def test_a_sync_that_goes_wrong_in_any_way_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,8 @@ def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> Delet
     if "delete" not in resolve_topic_config(broker.config, known).cleanup_policy:
         return _refused_result(index, ErrorCode.POLICY_VIOLATION)
     log = partition.log
-    target = log.high_watermark if offset == HIGH_WATERMARK else Offset(offset)
-    if not 0 <= target <= log.high_watermark:
+    target = log.reader.high_watermark if offset == HIGH_WATERMARK else Offset(offset)
+    if not 0 <= target <= log.reader.high_watermark:
         return _refused_result(index, ErrorCode.OFFSET_OUT_OF_RANGE)
     refused = check_records_deletion(broker, [(partition, target)])
     if refused is not None:

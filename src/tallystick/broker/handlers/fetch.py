@@ -51,7 +51,6 @@ from tallystick.protocol.produce_fetch_codec import (
     read_fetch_request,
     write_fetch_response,
 )
-from tallystick.storage.backlog import count_readable_bytes
 from tallystick.storage.fs import StorageFailure
 
 NO_DIVERGING_EPOCH: Final = EpochEndOffset()
@@ -192,11 +191,11 @@ class _DelayedFetch:
             found.diverging[wanted.key] = diverging
             found.must_answer_now = True
             return self._build_result(wanted, partition, b"")
-        upper = find_readable_end(self._isolation, log.high_watermark, log.last_stable_offset)
+        upper = find_readable_end(self._isolation, log.reader.high_watermark, log.reader.last_stable_offset)
         if wanted.offset == upper or (budget.is_spent and log.log_start_offset <= wanted.offset <= upper):
             return self._build_result(wanted, partition, b"")
         try:
-            result = log.read(
+            result = log.reader.read(
                 Offset(wanted.offset),
                 budget.limit_partition(wanted.max_bytes),
                 upper=Offset(upper),
@@ -228,8 +227,8 @@ class _DelayedFetch:
         return FetchPartitionResult(
             wanted.key[1],
             0,
-            log.high_watermark,
-            log.last_stable_offset,
+            log.reader.high_watermark,
+            log.reader.last_stable_offset,
             log.log_start_offset,
             self._find_aborted_txns(partition, wanted.offset, records),
             -1,
@@ -278,13 +277,15 @@ class _DelayedFetch:
         the request waits for.
         """
         log, enough = partition.log, min(self._request.min_bytes, self._limit)
+        reader = log.reader
         if log.failure is not None or wanted.offset < log.log_start_offset:
             return True
         there = 0
-        if wanted.offset < find_readable_end(self._isolation, log.high_watermark, log.last_stable_offset):
+        end = find_readable_end(self._isolation, reader.high_watermark, reader.last_stable_offset)
+        if wanted.offset < end:
             if enough <= 1:
                 return True
-            there = min(count_readable_bytes(log, Offset(wanted.offset), enough), max(wanted.max_bytes, 1))
+            there = min(reader.count_readable_bytes(Offset(wanted.offset), enough), max(wanted.max_bytes, 1))
         self._readable_bytes += there - self._readable_by_partition.get(wanted.key, 0)
         self._readable_by_partition[wanted.key] = there
         return self._readable_bytes >= enough

@@ -102,19 +102,19 @@ def _find_offset(
 ) -> tuple[int, int, int] | Reject:
     """Return offset, timestamp and leader epoch, -1 for each that does not exist."""
     log = partition.log
-    end = find_readable_end(isolation, log.high_watermark, log.last_stable_offset)
+    end = find_readable_end(isolation, log.reader.high_watermark, log.reader.last_stable_offset)
     match timestamp:
         case -1:
             return end, -1, partition.leader_epoch
         case -2 | -4:
             return log.log_start_offset, -1, partition.find_epoch_at(log.log_start_offset)
         case -3:
-            found = log.find_max_timestamp()
+            found = log.reader.find_max_timestamp()
         case -5 | -6:
             # There is no tiered storage: a 4.3 broker without remote storage returns -1, too.
             return -1, -1, -1
         case _:
-            found = log.find_offset_by_timestamp(TimestampMs(timestamp))
+            found = log.reader.find_offset_by_timestamp(TimestampMs(timestamp))
     if found is None or found[0] >= end:
         return -1, -1, -1
     return found[0], found[1], found[2]

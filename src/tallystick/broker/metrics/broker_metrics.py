@@ -338,7 +338,7 @@ class _PartitionWalk:
         labels = (log.topic_partition.topic, str(log.topic_partition.partition))
         producers = log.producer_state_manager
         self._producer_ids += len(producers.active_producers)
-        lag = log.high_watermark - log.last_stable_offset
+        lag = log.reader.high_watermark - log.reader.last_stable_offset
         self._lags.append((labels, lag))
         self._lag_max = max(self._lag_max, lag)
         if producers.first_undecided_offset is None:

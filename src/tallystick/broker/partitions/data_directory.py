@@ -146,7 +146,7 @@ class DataDirectory:
             node_id=self._config.node_id,
             space_guard=self._reserve,
             request_sync=self._syncer.request,
-            on_offline=self._on_sync_failed_in_thread,
+            on_offline=self._on_offline_in_thread,
             discard_files=self._remove_files_later,
             open_segments_max=self._open_segments_max,
         )
@@ -331,6 +331,9 @@ class DataDirectory:
         self._loop.call_soon_threadsafe(self._on_synced, log)
 
     def _on_sync_failed_in_thread(self, log: Log, failure: StorageFailure) -> None:
+        self._on_offline_in_thread(failure)
+
+    def _on_offline_in_thread(self, failure: StorageFailure) -> None:
         self._loop.call_soon_threadsafe(self._on_failure, failure)
 
     def _on_synced(self, log: Log) -> None:
@@ -390,7 +393,7 @@ class DataDirectory:
 
     def _request_syncs(self) -> None:
         for partition in self._partitions.values():
-            if partition.log.synced_end < partition.log.log_end_offset:
+            if partition.log.reader.synced_end < partition.log.log_end_offset:
                 self._syncer.request(partition.log)
 
     def _checkpoint(self) -> None:

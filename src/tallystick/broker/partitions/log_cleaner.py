@@ -179,7 +179,7 @@ class LogCleaner:
             return 0
         now_ms = self._clock.now_ms()
         try:
-            plan = _plan_retention(log, now_ms, log.last_stable_offset)
+            plan = _plan_retention(log, now_ms, log.reader.last_stable_offset)
             if plan.includes_last:
                 log.roll(now_ms)
             if plan.delete_count:
@@ -279,7 +279,7 @@ class LogCleaner:
             ),
             checkpoint=self._checkpoints.get(topic_partition),
             log_start_offset=log.log_start_offset,
-            last_stable_offset=log.last_stable_offset,
+            last_stable_offset=log.reader.last_stable_offset,
             now_ms=self._clock.now_ms(),
         )
 
@@ -414,8 +414,8 @@ def count_held_back_bytes(log: Log, now_ms: int) -> int:
 
     Raises: StorageFailure, OSError.
     """
-    held = _plan_retention(log, now_ms, log.last_stable_offset).delete_count
-    free = _plan_retention(log, now_ms, log.high_watermark).delete_count
+    held = _plan_retention(log, now_ms, log.reader.last_stable_offset).delete_count
+    free = _plan_retention(log, now_ms, log.reader.high_watermark).delete_count
     return sum(segment.size for segment in log.segments[held:free])
 
 

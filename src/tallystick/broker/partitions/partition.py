@@ -114,7 +114,7 @@ class Partition:
 
         The future fails with the sync's exception when the disk could not take the data.
         """
-        if offset < self.log.high_watermark:
+        if offset < self.log.reader.high_watermark:
             return None
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._durable_waiters.append((offset, future))
@@ -148,7 +148,7 @@ class Partition:
         end = offset
         for _, header in iter_headers(records):
             end = Offset(header.next_offset)
-        return self.log.collect_aborted_txns(offset, end)
+        return self.log.reader.collect_aborted_txns(offset, end)
 
     def find_epoch_at(self, offset: Offset) -> int:
         """Return the leader epoch that wrote the record at `offset`; the current one if none is known."""
@@ -162,9 +162,9 @@ class Partition:
         """
         log = self.log
         if epoch == self.leader_epoch:
-            return epoch, log.high_watermark
+            return epoch, log.reader.high_watermark
         found = log.find_epoch_end(epoch)
-        return None if found is None else (found[0], min(found[1], log.high_watermark))
+        return None if found is None else (found[0], min(found[1], log.reader.high_watermark))
 
     def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         """Yield all that is in the log now, in order, in pieces of whole batches, for a coordinator's replay.
@@ -176,7 +176,7 @@ class Partition:
         log, end = self.log, self.log.log_end_offset
         at = log.log_start_offset
         while at < end:
-            result = log.read(at, max_bytes, upper=end)
+            result = log.reader.read(at, max_bytes, upper=end)
             if isinstance(result, Reject):
                 raise StorageFailure(log.directory, f"the log cannot be read to its end: {result.reason}")
             if not result.data:
@@ -188,7 +188,7 @@ class Partition:
     def apply_config(self, config: TopicConfig, log_config: LogConfig) -> None:
         """Apply changed settings."""
         self.config = config
-        self.log.config = log_config
+        self.log.update_config(log_config)
         self.log.producer_state_manager.verification_required = log_config.verification_required
 
     def delete_records_before(self, offset: Offset) -> Reject | None:
@@ -204,7 +204,7 @@ class Partition:
 
     def notify_waiters(self) -> None:
         """Release the waiters: the high watermark or the last stable offset moved."""
-        durable, high_watermark = self._durable_waiters, self.log.high_watermark
+        durable, high_watermark = self._durable_waiters, self.log.reader.high_watermark
         while durable and durable[0][0] < high_watermark:
             _, future = durable.popleft()
             if not future.done():

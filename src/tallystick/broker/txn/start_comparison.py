@@ -402,7 +402,7 @@ async def find_marker_result(
         by the epoch of a batch, a client can cause a search for a marker that never existed.
     """
     log = partition.log
-    found = log.find_offset_by_timestamp(since_ms)
+    found = log.reader.find_offset_by_timestamp(since_ms)
     begin = log.log_end_offset if found is None else found[0]
     left = SCAN_BYTES_MAX
     for at, end in ((begin, log.log_end_offset), (log.log_start_offset, begin)):
@@ -416,7 +416,7 @@ async def find_marker_result(
 
 async def _iter_chunks(partition: Partition, at: Offset, end: Offset) -> AsyncIterator[bytes]:
     while at < end:
-        result = partition.log.read(at, SCAN_BYTES, upper=end)
+        result = partition.log.reader.read(at, SCAN_BYTES, upper=end)
         if isinstance(result, Reject) or not result.data:
             return
         yield result.data

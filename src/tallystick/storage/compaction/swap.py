@@ -24,7 +24,7 @@ from tallystick.kernel.value import frozen
 from tallystick.storage.compaction.cleaner import CleanedGroup, remove_files
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.log import Log
-from tallystick.storage.log_segment import LogSegment
+from tallystick.storage.log_segment import ClosedSegment
 from tallystick.storage.segment_scan import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -57,7 +57,7 @@ class SegmentSwap:
         self._fs: FileSystem = log.fs
         self._directory = log.directory
         self._group = group
-        self._old: list[LogSegment] = []
+        self._old: list[ClosedSegment] = []
 
     def iter_steps(self) -> Iterator[InlineStep | BlockingStep]:
         """Yield all steps in their required order [CLN-3].
@@ -74,17 +74,15 @@ class SegmentSwap:
 
     def is_current(self) -> bool:
         """Return whether the old segments are still there, adjacent, closed and synced."""
-        bases = [segment.base_offset for segment in self._log.segments]
+        closed = self._log.closed_segments
+        bases = [segment.base_offset for segment in closed]
         old = list(self._group.old)
         if old[0] not in bases:
             return False
         first = bases.index(old[0])
-        there = self._log.segments[first : first + len(old)]
         unsynced = self._log.unsynced_closed_segments
-        return (
-            bases[first : first + len(old)] == old
-            and first + len(old) < len(bases)
-            and not any(segment in unsynced for segment in there)
+        return bases[first : first + len(old)] == old and not any(
+            segment in unsynced for segment in closed[first : first + len(old)]
         )
 
     def commit(self) -> None:
@@ -93,24 +91,19 @@ class SegmentSwap:
 
     def detach(self) -> None:
         gone = frozenset(self._group.old)
-        self._old = [segment for segment in self._log.segments if segment.base_offset in gone]
+        self._old = [segment for segment in self._log.closed_segments if segment.base_offset in gone]
         for segment in self._old:
-            self._open_for_reads(segment)
+            segment.reader.pin_for_reads()
         for base_offset in self._group.old:
             self._rename(base_offset, "", DELETED_SUFFIX)
 
-    def _open_for_reads(self, segment: LogSegment) -> None:
-        """Open everything a read needs and keep it open, because the names are about to go."""
-        _ = segment.file, segment.index, segment.time_index, segment.load_transaction_index()
-        self._log.hooks.segment_cache.discard(segment)
-
     def attach(self) -> None:
         self._rename(self._group.base_offset, SWAP_SUFFIX, "")
-        new = self._log.new_segment(self._group.base_offset)
-        new.size = self._group.size_bytes
-        kept = [segment for segment in self._log.segments if segment not in self._old]
+        reader = self._log.make_segment_reader(self._group.base_offset)
+        new = ClosedSegment(reader, self._group.size_bytes)
+        kept = [segment for segment in self._log.closed_segments if segment not in self._old]
         at = sum(segment.base_offset < new.base_offset for segment in kept)
-        self._log.replace_segments([*kept[:at], new, *kept[at:]])
+        self._log.replace_closed_segments([*kept[:at], new, *kept[at:]])
         for segment in self._old:
             segment.close()
 

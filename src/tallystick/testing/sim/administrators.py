@@ -133,7 +133,7 @@ class SimAdministrator:
         found = self._find_partitions((name,))
         if not found:
             return
-        offset = self._random.randint(found[0].log.log_start_offset, found[0].log.high_watermark)
+        offset = self._random.randint(found[0].log.log_start_offset, found[0].log.reader.high_watermark)
         batches = self._scan(found[0])
         doomed = {text for batch in batches if batch.first_offset < offset for text in batch.texts}
         whole = {text for batch in batches if batch.next_offset <= offset for text in batch.texts}

@@ -110,7 +110,7 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
     transaction's first records are deleted, it counts from the log start offset (Kafka:
     maybeIncrementFirstUnstableOffset).
     """
-    high_watermark, stable = partition.log.high_watermark, partition.log.last_stable_offset
+    high_watermark, stable = partition.log.reader.high_watermark, partition.log.reader.last_stable_offset
     log_start = partition.log.log_start_offset
     for producer_id, first in decide_transactions(
         scan_partition(partition, with_texts=False), high_watermark

@@ -1,0 +1,254 @@
+"""The reads of one log, and the limits up to which a reader may see it.
+
+A `LogReader` holds what reading needs: the segments in order, where the log begins, ends, and is on disk, and
+where recent reads ended. The log, which owns it, moves these limits; a read never writes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tallystick.kernel.check import check
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Offset
+from tallystick.protocol.records import HEADER_SIZE, BatchHeader, RecordsError, iter_records, read_header
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.log_segment import SegmentReader
+from tallystick.storage.producer_state import ProducerStateManager
+from tallystick.storage.segment_files import FileRecords
+from tallystick.storage.transaction_index import AbortedTxn, collect_aborted_txns
+from tallystick.storage.validation import LogConfig
+
+_EMPTY: Final = b""
+# Read positions kept: next offset of a recent read -> segment and position, for the reader's next fetch.
+_READ_POSITIONS_MAX: Final = 64
+
+
+@dataclass(slots=True)
+class ReadResult:
+    """Whole batches; the first holds the requested offset or is the next one after it."""
+
+    data: bytes
+
+
+class LogReader:
+    """The read side of a log. Owned by it, used by its thread; `mark_synced` may run in another."""
+
+    def __init__(
+        self, directory: str, config: LogConfig, producers: ProducerStateManager, start: Offset, end: Offset
+    ) -> None:
+        """Create the reader of a log from `start` to `end`; `replace_segments` must follow."""
+        self.config = config
+        self.log_start_offset = start
+        self.log_end_offset = end
+        self.segments: list[SegmentReader] = []
+        self._directory = directory
+        self._producers = producers
+        self._base_offsets: list[int] = []
+        self._read_positions: dict[int, tuple[SegmentReader, int]] = {}
+        # (offset, file, position) of the synced end: one value, so that the loop and the syncing thread never
+        # see half of the other's change.
+        self._synced: tuple[Offset, FileRecords | None, int] = (Offset(0), None, 0)
+
+    # -- limits ----------------------------------------------------------------------------------------
+
+    @property
+    def synced_end(self) -> Offset:
+        """The offset below which every record is on disk."""
+        return self._synced[0]
+
+    @property
+    def high_watermark(self) -> Offset:
+        """The offset at and above which readers see nothing [LOG-1]."""
+        return self._synced[0] if self.config.flush_policy == "ack" else self.log_end_offset
+
+    @property
+    def first_unstable_offset(self) -> Offset | None:
+        self._producers.on_high_watermark_updated(self.high_watermark)
+        unstable = self._producers.first_unstable_offset
+        return None if unstable is None else Offset(unstable)
+
+    @property
+    def last_stable_offset(self) -> Offset:
+        """The offset below which every transaction is decided [LOG-2]; never below the log start."""
+        unstable, high_watermark = self.first_unstable_offset, self.high_watermark
+        if unstable is None or unstable > high_watermark:
+            return high_watermark
+        return max(unstable, self.log_start_offset)
+
+    def mark_synced(self, end: Offset, records: FileRecords, position: int) -> None:
+        """Advance the synced end, which is at `position` of a segment's file. Any thread."""
+        if end > self._synced[0]:
+            self._synced = (end, records, position)
+
+    # -- segments --------------------------------------------------------------------------------------
+
+    def replace_segments(self, segments: Sequence[SegmentReader]) -> None:
+        """Replace the segment list and forget read positions, which point into the old one."""
+        check(bool(segments), "a log has at least one segment")
+        self.segments = list(segments)
+        self._base_offsets = [segment.base_offset for segment in segments]
+        self._read_positions.clear()
+
+    def add_segment(self, segment: SegmentReader) -> None:
+        """Add the segment that the log has begun."""
+        self.segments.append(segment)
+        self._base_offsets.append(segment.base_offset)
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, *, upper: int, min_one: bool = True) -> ReadResult | Reject:
+        """Read whole batches from one segment, from the batch that holds `offset`, below `upper`.
+
+        Args:
+            upper: the first offset not to return; a batch that reaches it is left out.
+            min_one: return the first batch even when it is longer than `max_bytes`.
+        Rejects with OFFSET_OUT_OF_RANGE.
+        Raises: StorageFailure.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            return Reject(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset}, the log has {self.log_start_offset} to {self.log_end_offset}",
+            )
+        if offset >= upper:
+            return ReadResult(_EMPTY)
+        try:
+            return ReadResult(self._read(offset, max_bytes, min(upper, self.log_end_offset), min_one))
+        except OSError as exc:
+            raise StorageFailure(self._directory, f"a read failed: {exc}") from exc
+
+    def _read(self, offset: int, max_bytes: int, upper: int, min_one: bool) -> bytes:
+        known = self._read_positions.pop(offset, None)
+        slot = bisect_right(self._base_offsets, known[0].base_offset if known else offset) - 1
+        segment, at = known or (self.segments[max(0, slot)], -1)
+        slot = max(0, slot)
+        while True:
+            if at < 0:
+                at = segment.find_position(offset)
+            limit = self._find_read_limit(segment, slot, upper)
+            if at < limit:
+                return self._read_segment(segment, at, limit, max_bytes, (upper, min_one))
+            slot += 1
+            if slot >= len(self.segments) or self._base_offsets[slot] >= upper:
+                return _EMPTY
+            segment, at = self.segments[slot], -1
+
+    def _find_read_limit(self, segment: SegmentReader, slot: int, upper: int) -> int:
+        """Return the position up to which a segment may be read."""
+        if upper >= self.log_end_offset or (
+            slot + 1 < len(self._base_offsets) and upper >= self._base_offsets[slot + 1]
+        ):
+            return segment.records.size
+        end, records, position = self._synced
+        if upper == end and records is segment.records:
+            return position
+        return segment.find_position(upper)
+
+    def _read_segment(
+        self, segment: SegmentReader, at: int, limit: int, max_bytes: int, bounds: tuple[int, bool]
+    ) -> bytes:
+        upper, min_one = bounds
+        available = limit - at
+        if available <= max_bytes:
+            data = segment.records.file.pread(available, at)
+            # The next batch, whatever its size, will start at `limit`.
+            self._cache_read_position(upper, segment, limit)
+            return data
+        end, next_offset = segment.find_end(at, at + max_bytes)
+        if end > at:
+            self._cache_read_position(next_offset, segment, end)
+            return segment.records.file.pread(end - at, at)
+        if not min_one:
+            return _EMPTY
+        _, size, _, last_offset = next(segment.iter_batch_spans(at, limit))
+        self._cache_read_position(last_offset + 1, segment, at + size)
+        return segment.records.file.pread(size, at)
+
+    def _cache_read_position(self, offset: int, segment: SegmentReader, position: int) -> None:
+        if offset < 0:
+            return
+        positions = self._read_positions
+        if len(positions) >= _READ_POSITIONS_MAX:
+            del positions[next(iter(positions))]
+        positions[offset] = (segment, position)
+
+    def count_readable_bytes(self, offset: Offset, enough: int) -> int:
+        """Return the bytes from the batch that holds `offset` to the log end; counting stops at `enough`.
+
+        For fetches with a minimum size. Bytes not yet synced count, too.
+
+        Raises: StorageFailure. Cost: one index lookup, and one step per segment counted.
+        """
+        slot = max(0, bisect_right(self._base_offsets, int(offset)) - 1)
+        segment = self.segments[slot]
+        try:
+            count = segment.size - segment.find_position(offset)
+        except OSError as exc:
+            raise StorageFailure(self._directory, f"a read failed: {exc}") from exc
+        while count < enough and (slot := slot + 1) < len(self.segments):
+            count += self.segments[slot].size
+        return count
+
+    def collect_aborted_txns(self, lo: int, hi: int) -> tuple[AbortedTxn, ...]:
+        """Return aborted transactions with records in [lo, hi), for read_committed consumers to skip."""
+        slot = max(0, bisect_right(self._base_offsets, lo) - 1)
+        return tuple(
+            collect_aborted_txns(
+                (segment.load_transaction_index() for segment in self.segments[slot:]), lo, hi
+            )
+        )
+
+    # -- reading by timestamp --------------------------------------------------------------------------
+
+    def find_offset_by_timestamp(self, timestamp_ms: int) -> tuple[Offset, int, int] | None:
+        """Return offset, timestamp and leader epoch of the first record at or after a time, or None.
+
+        Raises: StorageFailure.
+        """
+        for segment in self.segments:
+            if segment.largest_timestamp[0] < timestamp_ms:
+                continue
+            start = max(
+                self.log_start_offset,
+                segment.base_offset + segment.time_index.find_offset_before(timestamp_ms),
+            )
+            for header, data in self._iter_batches_from(segment, start):
+                if header.max_timestamp < timestamp_ms:
+                    continue
+                record = _find_first_record(data, timestamp_ms, self.log_start_offset)
+                if record is not None:
+                    return Offset(record[0]), record[1], header.partition_leader_epoch
+        return None
+
+    def find_max_timestamp(self) -> tuple[Offset, int, int] | None:
+        """Return offset, timestamp and leader epoch of the record with the greatest timestamp, or None."""
+        best: SegmentReader | None = None
+        for segment in self.segments:
+            if segment.size and (best is None or segment.largest_timestamp[0] > best.largest_timestamp[0]):
+                best = segment
+        if best is None or best.largest_timestamp[0] < 0:
+            return None
+        timestamp, last_offset = best.largest_timestamp
+        for header, data in self._iter_batches_from(best, last_offset):
+            record = _find_first_record(data, timestamp, self.log_start_offset)
+            return (Offset(record[0]), record[1], header.partition_leader_epoch) if record else None
+        return None
+
+    def _iter_batches_from(self, segment: SegmentReader, offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+        """Yield header and bytes of each batch from the one that holds `offset`, reading on demand."""
+        try:
+            for position, size, _, _ in segment.iter_batch_spans(segment.find_position(offset)):
+                head = read_header(segment.file.pread(HEADER_SIZE, position))
+                yield head, segment.file.pread(size, position)
+        except (OSError, RecordsError) as exc:
+            raise StorageFailure(self._directory, f"a read failed: {exc}") from exc
+
+
+def _find_first_record(data: bytes, timestamp_ms: int, offset_min: int) -> tuple[int, int] | None:
+    for record in iter_records(data):
+        if record.timestamp_ms >= timestamp_ms and record.offset >= offset_min:
+            return record.offset, record.timestamp_ms
+    return None
