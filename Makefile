@@ -44,7 +44,7 @@ test-full: $(READY) ## everything there is, in a random order with random exampl
 	@$(BIN)/python -m tools.gate --docs
 	@$(BIN)/python -m tools.dist --wheels
 	@$(BIN)/python -m tallystick.spark.class_archive
-	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
+	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 
 check: $(READY) ## the quick loop: format, lint, types, layers, quick unit tests (under a minute)
 	@$(BIN)/python -m tools.gate
@@ -61,7 +61,7 @@ interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apa
 	@TALLYSTICK_INTEROP_KAFKA=1 $(BIN)/python -m pytest tests/interop
 
 crash: $(READY) ## the long form of every crash test
-	@TALLYSTICK_LONG=1 $(BIN)/python -m pytest tests/crash
+	@TALLYSTICK_LONG=1 $(BIN)/python -m pytest -o timeout=3600 tests/crash
 
 soak: $(READY) ## dual writes for ten minutes, while everything is killed at random
 	@$(BIN)/python -m tools.soak
