@@ -46,16 +46,17 @@ test-full: $(READY) ## everything there is, in a random order with random exampl
 	@$(BIN)/python -m tallystick.spark.class_archive
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 
-check: $(READY) ## the quick loop: format, lint, types, layers, quick unit tests (under a minute)
+check: $(READY) ## the quick loop: format, lint, types, layers, twins, quick unit tests (under a minute)
 	@$(BIN)/python -m tools.gate
 	@$(MAKE) --no-print-directory unit
 
 unit: $(READY) ## the tests of make check alone
 	@$(SETS) $(BIN)/python -m pytest $(TWO) $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/meta
 
-format: $(READY) ## rewrite the sources in the house format
+format: $(READY) ## rewrite the sources in the house format, and the twins that are generated from them
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python -m tools.async_to_sync
 
 interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apache Kafka
 	@TALLYSTICK_INTEROP_KAFKA=1 $(BIN)/python -m pytest tests/interop

@@ -1,4 +1,4 @@
-"""Run format, lint, types and layers in parallel, and print only the output of what failed.
+"""Run format, lint, types, layers and twins in parallel, and print only the output of what failed.
 
 With `--docs` the documentation site and the next changelog are built, too. The quick loop does without them.
 """
@@ -16,6 +16,7 @@ STEPS = {
     "lint": ["ruff", "check", "."],
     "types": ["mypy"],
     "layers": ["lint-imports"],
+    "twins": ["python", "-m", "tools.async_to_sync", "--check"],
 }
 DOCS = {
     "docs": ["mkdocs", "build", "--quiet"],

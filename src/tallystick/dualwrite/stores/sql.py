@@ -1,4 +1,6 @@
-"""Store for PostgreSQL (psycopg 3), MariaDB and MySQL (PyMySQL) and SQLite, through SQLAlchemy 2."""
+# Generated from dualwrite/stores/sql_async.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""Store for PostgreSQL, MariaDB and MySQL (PyMySQL) and SQLite, through SQLAlchemy 2."""
 
 import logging
 import secrets
@@ -15,6 +17,13 @@ from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
+from tallystick.dualwrite.stores.sql_calls import (
+    call_with_connection,
+    call_with_session,
+    get_connection,
+    get_driver_connection,
+    get_session,
+)
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.ids import TopicPartition
@@ -34,7 +43,15 @@ class SqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: Session | None = None
-        self._guard = TransactionGuard(connection)
+        self._guard = TransactionGuard(get_connection(connection))
+        self._watched_driver: Any = None
+
+    def watch_driver(self) -> None:
+        """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
+        driver = get_driver_connection(self._connection)
+        if hasattr(driver, "add_query_logger"):
+            driver.add_query_logger(self._guard.on_driver_statement)
+            self._watched_driver = driver
 
     @property
     def connection(self) -> Connection:
@@ -46,7 +63,7 @@ class SqlTransaction:
         """An ORM session on the same connection, in the same transaction."""
         if self._session is None:
             self._session = self._store.new_session(bind=self._connection)
-            self._guard.watch(self._session)
+            self._guard.watch(get_session(self._session))
         return self._session
 
     @property
@@ -65,7 +82,7 @@ class SqlTransaction:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""
         self._check_open()
         if self._session is not None:
-            self._guard.flush(self._session)
+            call_with_session(self._session, self._guard.flush)
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
         self._check_open()
@@ -75,10 +92,10 @@ class SqlTransaction:
         replaced = tables.record(dialect, compares=before is not None)
         result = self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            found = sql_table.count_recorded(result.all(), self._store.allowed_risks)
+            count = sql_table.count_recorded(result.all(), self._store.allowed_risks)
         else:
-            found = cast(CursorResult[Any], result).rowcount
-        if found != 1:
+            count = cast(CursorResult[Any], result).rowcount
+        if count != 1:
             self._check_mark(dialect)
             there = self._connection.execute(tables.read_locked(row.transactional_id))
             now = there.mappings().first()
@@ -87,20 +104,22 @@ class SqlTransaction:
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         self._check_open()
         dialect = self._connection.dialect.name
+        if self._connection.dialect.driver == "asyncpg":  # it does not begin another transaction by itself
+            self._check_mark(dialect)
         for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
-                done = self._connection.execute(statement)
+                result = self._connection.execute(statement)
             except IntegrityError as exc:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
             if dialect == "postgresql":
-                marks = done.scalars().all()
+                marks = result.scalars().all()
                 for mark in marks:
                     sql_table.check_mark(mark, self._mark)
-                found = len(marks)
+                count = len(marks)
             else:
-                found = cast(CursorResult[Any], done).rowcount
-            if found != 1:
+                count = cast(CursorResult[Any], result).rowcount
+            if count != 1:
                 raise Fenced(f"{group} {at}", str(moved[at].before))
 
     def commit(self) -> None:
@@ -124,7 +143,7 @@ class SqlTransaction:
             raise
         try:
             if self._session is not None:
-                self._session.dispatch.after_commit(self._session)
+                call_with_session(self._session, _after_commit)
             self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
@@ -134,7 +153,7 @@ class SqlTransaction:
 
     def abandon(self) -> None:
         """Detach the connection in a forked child, where it must be neither used nor closed."""
-        self._connection.detach()
+        get_connection(self._connection).detach()
 
     def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
@@ -142,6 +161,9 @@ class SqlTransaction:
             if self._session is not None:
                 self._session.close()
         finally:
+            listened, self._watched_driver = self._watched_driver, None
+            if listened is not None:
+                listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
                 self._connection.close()
@@ -155,7 +177,8 @@ class SqlTransaction:
 
     def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
-            sql_table.check_mark(self._connection.execute(sql_table.select_mark()).scalar_one(), self._mark)
+            result = self._connection.execute(sql_table.select_mark())
+            sql_table.check_mark(result.scalar_one(), self._mark)
 
     def _release_mark(self) -> None:
         """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
@@ -207,15 +230,14 @@ class SqlStore:
     def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         with self._engine.begin() as connection:
-            self.tables.create(connection)
+            call_with_connection(connection, self.tables.create)
 
     def claim(self, transactional_id: str) -> StoredState:
         fresh = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
-        dialect = self._engine.dialect.name
         connection: Connection | None = None
         try:
             connection = self._connect_and_begin(claiming=True)
-            connection.execute(self.tables.claim(fresh, dialect))
+            connection.execute(self.tables.claim(fresh, connection.dialect.name))
             row = self._read_row(connection, transactional_id)
             connection.commit()
         except DBAPIError as exc:
@@ -236,7 +258,9 @@ class SqlStore:
             connection = self._connect_and_begin()
             if connection.dialect.name == "postgresql":
                 _set_mark(connection, mark)
-            return SqlTransaction(self, connection, mark)
+            txn = SqlTransaction(self, connection, mark)
+            txn.watch_driver()
+            return txn
         except BaseException:
             if connection is not None:
                 connection.close()
@@ -263,8 +287,8 @@ class SqlStore:
 
     def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
         with self._engine.connect() as connection:
-            found = connection.execute(self.tables.read_offsets(group)).mappings()
-            return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], found))
+            rows = connection.execute(self.tables.read_offsets(group)).mappings()
+            return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
 
     def close(self) -> None:
         """Do nothing: the caller owns the engine."""
@@ -273,8 +297,8 @@ class SqlStore:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
     def _read_row(self, connection: Connection, transactional_id: str) -> StoredState | None:
-        found = connection.execute(self.tables.read(transactional_id)).mappings().first()
-        return None if found is None else from_columns(cast(Mapping[str, object], found))
+        row = connection.execute(self.tables.read(transactional_id)).mappings().first()
+        return None if row is None else from_columns(cast(Mapping[str, object], row))
 
     def _connect_and_begin(self, *, claiming: bool = False) -> Connection:
         """Return a connection that passed the durability checks, in a transaction."""
@@ -282,7 +306,7 @@ class SqlStore:
         try:
             connection = self._engine.connect()
             dialect = connection.dialect.name
-            sql_table.check_durable(connection, self.allowed_risks)
+            call_with_connection(connection, sql_table.check_durable, self.allowed_risks)
             if claiming and dialect != "sqlite":
                 connection.execution_options(isolation_level="READ COMMITTED")
             connection.begin()
@@ -295,9 +319,13 @@ class SqlStore:
             raise
 
 
+def _after_commit(session: Session) -> None:
+    session.dispatch.after_commit(session)
+
+
 def _set_mark(connection: Connection, mark: str) -> None:
-    """Mark the transaction. psycopg sends it in one message with BEGIN, without another round trip."""
-    marking, driver = sql_table.mark_statement(mark), cast(Any, connection.connection.driver_connection)
+    """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
+    marking, driver = sql_table.mark_statement(mark), get_driver_connection(connection)
     if not sql_table.has_pipeline(driver):
         connection.exec_driver_sql(marking)
         return
@@ -306,4 +334,4 @@ def _set_mark(connection: Connection, mark: str) -> None:
         with driver.pipeline():
             driver.execute(marking)
     except dbapi.Error as exc:
-        raise sql_table.begin_error(connection, exc) from exc
+        raise sql_table.begin_error(get_connection(connection), exc) from exc

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, CursorResult, MetaData
+from sqlalchemy import CursorResult, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
 from sqlalchemy.orm import Session
@@ -23,9 +23,15 @@ from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
+from tallystick.dualwrite.stores.sql_calls import (
+    call_with_connection_async,
+    call_with_session_async,
+    get_connection_async,
+    get_driver_connection_async,
+    get_session_async,
+)
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
-from tallystick.kernel.check import require
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -43,12 +49,12 @@ class AsyncSqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: AsyncSession | None = None
-        self._guard = TransactionGuard(_sync_connection(connection))
+        self._guard = TransactionGuard(get_connection_async(connection))
         self._watched_driver: Any = None
 
     async def watch_driver(self) -> None:
-        """Listen to statements sent to the driver directly, if it reports them: asyncpg from 0.29 on."""
-        driver: Any = (await self._connection.get_raw_connection()).driver_connection
+        """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
+        driver = await get_driver_connection_async(self._connection)
         if hasattr(driver, "add_query_logger"):
             driver.add_query_logger(self._guard.on_driver_statement)
             self._watched_driver = driver
@@ -63,7 +69,7 @@ class AsyncSqlTransaction:
         """An ORM session on the same connection, in the same transaction."""
         if self._session is None:
             self._session = self._store.new_session(bind=self._connection)
-            self._guard.watch(self._session.sync_session)
+            self._guard.watch(get_session_async(self._session))
         return self._session
 
     @property
@@ -82,7 +88,7 @@ class AsyncSqlTransaction:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""
         await self._check_open()
         if self._session is not None:
-            await self._session.run_sync(self._guard.flush)
+            await call_with_session_async(self._session, self._guard.flush)
 
     async def record(self, row: StoredState, before: StoredState | None = None) -> None:
         await self._check_open()
@@ -92,10 +98,10 @@ class AsyncSqlTransaction:
         replaced = tables.record(dialect, compares=before is not None)
         result = await self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            found = sql_table.count_recorded(result.all(), self._store.allowed_risks)
+            count = sql_table.count_recorded(result.all(), self._store.allowed_risks)
         else:
-            found = cast(CursorResult[Any], result).rowcount
-        if found != 1:
+            count = cast(CursorResult[Any], result).rowcount
+        if count != 1:
             await self._check_mark(dialect)
             there = await self._connection.execute(tables.read_locked(row.transactional_id))
             now = there.mappings().first()
@@ -104,21 +110,22 @@ class AsyncSqlTransaction:
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         await self._check_open()
         dialect = self._connection.dialect.name
-        await self._check_mark(dialect)  # first: asyncpg does not begin another transaction by itself
+        if self._connection.dialect.driver == "asyncpg":  # it does not begin another transaction by itself
+            await self._check_mark(dialect)
         for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
-                done = await self._connection.execute(statement)
+                result = await self._connection.execute(statement)
             except IntegrityError as exc:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
             if dialect == "postgresql":
-                marks = done.scalars().all()
+                marks = result.scalars().all()
                 for mark in marks:
                     sql_table.check_mark(mark, self._mark)
-                found = len(marks)
+                count = len(marks)
             else:
-                found = cast(CursorResult[Any], done).rowcount
-            if found != 1:
+                count = cast(CursorResult[Any], result).rowcount
+            if count != 1:
                 raise Fenced(f"{group} {at}", str(moved[at].before))
 
     async def commit(self) -> None:
@@ -142,7 +149,7 @@ class AsyncSqlTransaction:
             raise
         try:
             if self._session is not None:
-                await self._session.run_sync(_after_commit)
+                await call_with_session_async(self._session, _after_commit)
             await self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
@@ -152,7 +159,7 @@ class AsyncSqlTransaction:
 
     def abandon(self) -> None:
         """Detach the connection in a forked child, where it must be neither used nor closed."""
-        _sync_connection(self._connection).detach()
+        get_connection_async(self._connection).detach()
 
     async def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
@@ -176,8 +183,8 @@ class AsyncSqlTransaction:
 
     async def _check_mark(self, dialect: str) -> None:
         if dialect == "postgresql":
-            found = await self._connection.execute(sql_table.select_mark())
-            sql_table.check_mark(found.scalar_one(), self._mark)
+            result = await self._connection.execute(sql_table.select_mark())
+            sql_table.check_mark(result.scalar_one(), self._mark)
 
     async def _release_mark(self) -> None:
         """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
@@ -229,7 +236,7 @@ class AsyncSqlStore:
     async def create(self) -> None:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         async with self._engine.begin() as connection:
-            await connection.run_sync(self.tables.create)
+            await call_with_connection_async(connection, self.tables.create)
 
     async def claim(self, transactional_id: str) -> StoredState:
         fresh = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
@@ -286,8 +293,8 @@ class AsyncSqlStore:
 
     async def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
         async with self._engine.connect() as connection:
-            found = (await connection.execute(self.tables.read_offsets(group))).mappings()
-            return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], found))
+            rows = (await connection.execute(self.tables.read_offsets(group))).mappings()
+            return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
 
     async def close(self) -> None:
         """Do nothing: the caller owns the engine."""
@@ -296,8 +303,8 @@ class AsyncSqlStore:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
 
     async def _read_row(self, connection: AsyncConnection, transactional_id: str) -> StoredState | None:
-        found = (await connection.execute(self.tables.read(transactional_id))).mappings().first()
-        return None if found is None else from_columns(cast(Mapping[str, object], found))
+        row = (await connection.execute(self.tables.read(transactional_id))).mappings().first()
+        return None if row is None else from_columns(cast(Mapping[str, object], row))
 
     async def _connect_and_begin(self, *, claiming: bool = False) -> AsyncConnection:
         """Return a connection that passed the durability checks, in a transaction."""
@@ -305,7 +312,7 @@ class AsyncSqlStore:
         try:
             connection = await self._engine.connect()
             dialect = connection.dialect.name
-            await connection.run_sync(sql_table.check_durable, self.allowed_risks)
+            await call_with_connection_async(connection, sql_table.check_durable, self.allowed_risks)
             if claiming and dialect != "sqlite":
                 await connection.execution_options(isolation_level="READ COMMITTED")
             await connection.begin()
@@ -318,18 +325,13 @@ class AsyncSqlStore:
             raise
 
 
-def _sync_connection(connection: AsyncConnection) -> Connection:
-    return require(connection.sync_connection, "a connection that was begun")
-
-
 def _after_commit(session: Session) -> None:
     session.dispatch.after_commit(session)
 
 
 async def _set_mark(connection: AsyncConnection, mark: str) -> None:
     """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
-    marking = sql_table.mark_statement(mark)
-    driver = cast(Any, (await connection.get_raw_connection()).driver_connection)
+    marking, driver = sql_table.mark_statement(mark), await get_driver_connection_async(connection)
     if not sql_table.has_pipeline(driver):
         await connection.exec_driver_sql(marking)
         return
@@ -338,4 +340,4 @@ async def _set_mark(connection: AsyncConnection, mark: str) -> None:
         async with driver.pipeline():
             await driver.execute(marking)
     except dbapi.Error as exc:
-        raise sql_table.begin_error(_sync_connection(connection), exc) from exc
+        raise sql_table.begin_error(get_connection_async(connection), exc) from exc

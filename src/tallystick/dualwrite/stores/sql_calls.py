@@ -1,0 +1,74 @@
+"""Calls of SQLAlchemy that differ between a blocking and an asyncio engine, in pairs.
+
+The stores themselves are written once: `sql` is generated from `sql_async`, which uses the functions with the
+suffix `_async`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session
+
+from tallystick.kernel.check import require
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+
+A = ParamSpec("A")
+T = TypeVar("T")
+
+
+def get_connection(connection: Connection) -> Connection:
+    """Return SQLAlchemy's blocking connection, for the event system."""
+    return connection
+
+
+def get_connection_async(connection: "AsyncConnection") -> Connection:
+    return require(connection.sync_connection, "a connection that was begun")
+
+
+def get_session(session: Session) -> Session:
+    """Return SQLAlchemy's blocking session, for the event system."""
+    return session
+
+
+def get_session_async(session: "AsyncSession") -> Session:
+    return session.sync_session
+
+
+def get_driver_connection(connection: Connection) -> Any:
+    """Return the driver's connection."""
+    return cast(Any, connection.connection.driver_connection)
+
+
+async def get_driver_connection_async(connection: "AsyncConnection") -> Any:
+    return (await connection.get_raw_connection()).driver_connection
+
+
+def call_with_connection(
+    connection: Connection,
+    function: Callable[Concatenate[Connection, A], T],
+    *args: A.args,
+    **named: A.kwargs,
+) -> T:
+    """Call blocking code on a connection."""
+    return function(connection, *args, **named)
+
+
+async def call_with_connection_async(
+    connection: "AsyncConnection",
+    function: Callable[Concatenate[Connection, A], T],
+    *args: A.args,
+    **named: A.kwargs,
+) -> T:
+    return await connection.run_sync(function, *args, **named)
+
+
+def call_with_session(session: Session, function: Callable[[Session], T]) -> T:
+    """Call blocking code on a session."""
+    return function(session)
+
+
+async def call_with_session_async(session: "AsyncSession", function: Callable[[Session], T]) -> T:
+    return await session.run_sync(function)
