@@ -42,6 +42,40 @@ class Twin:
 
 
 TWINS: Final = (
+    Twin(source="dualwrite/aio/cluster_views.py", target="dualwrite/cluster_views.py"),
+    Twin(
+        source="dualwrite/aio/consume.py",
+        target="dualwrite/consume.py",
+        texts={
+            "tallystick.client.consumer.rebalance import RebalanceListener": (
+                "tallystick.client.blocking.consumer import RebalanceListener"
+            ),
+            "used by one task": "used by one thread",
+        },
+    ),
+    Twin(
+        source="dualwrite/aio/pool.py",
+        target="dualwrite/pool.py",
+        texts={
+            "import asyncio": "from queue import LifoQueue",
+            "asyncio.LifoQueue": "LifoQueue",
+            "the tasks of one event loop": "threads",
+        },
+    ),
+    Twin(source="dualwrite/aio/recovery_recipe.py", target="dualwrite/recovery_recipe.py"),
+    Twin(source="dualwrite/aio/session.py", target="dualwrite/session.py"),
+    Twin(source="dualwrite/aio/store_client.py", target="dualwrite/store_client.py"),
+    Twin(
+        source="dualwrite/aio/writer.py",
+        target="dualwrite/writer.py",
+        texts={
+            "import asyncio": "import time",
+            "asyncio.sleep": "time.sleep",
+            "Cancelling the task counts as an exception in the block. Cancelled while": (
+                "An exception from a signal handler counts as the block's. If it arrives while"
+            ),
+        },
+    ),
     Twin(
         source="dualwrite/stores/sql_async.py",
         target="dualwrite/stores/sql.py",

@@ -567,7 +567,7 @@ def test_waits_for_a_lock_of_our_row_have_a_limit(broker: EmbeddedBroker, postgr
 
         def look(_: int, step: Any, done: bool, limits: list[object] = limits) -> None:
             if step.name == "settle" and done:
-                database = step.call.func.__self__
+                database = step.call.__self__
                 limits.append(database.connection.execute(text("SHOW lock_timeout")).scalar_one())
 
         with DualWriter(world.store, world.config, watch=look) as writer:

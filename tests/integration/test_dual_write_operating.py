@@ -123,7 +123,7 @@ def test_a_torn_id_of_a_pool_keeps_no_other_from_being_recovered(sqlite_world: M
             writer.recover()
             with writer.transaction() as txn:
                 txn.send(world.topic, names[n].encode())
-        world.lives.append((writer, writer._driver._watch, []))
+        world.lives.append((writer, writer._steps._watch, []))
 
     def force() -> None:
         with Admin({"bootstrap.servers": world.broker.bootstrap_servers}) as admin:

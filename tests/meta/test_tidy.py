@@ -24,7 +24,6 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 # A ratchet: what is listed may only shrink. New code must fit.
 LONG_FUNCTIONS: dict[str, int] = {}
 LONG_MODULES = {
-    "src/tallystick/dualwrite/session.py": 730,
     "src/tallystick/testing/sim/simulation.py": 721,
 }
 MANY_METHODS = {
@@ -33,7 +32,6 @@ MANY_METHODS = {
     "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 36,
-    "src/tallystick/dualwrite/session.py:DualWriteSession": 37,
     "src/tallystick/storage/log_dir.py:LogDir": 30,
     "src/tallystick/testing/memory_fs.py:MemoryFileSystem": 33,
     "src/tallystick/testing/sim/simulation.py:Simulation": 52,

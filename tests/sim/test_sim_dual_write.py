@@ -4,8 +4,8 @@ The session is the real one, the broker, too; clients, network, disk, clock and 
 checkers of every simulation compare what the database committed with what is in the log.
 """
 
-from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
 from effort import LONG
@@ -19,11 +19,12 @@ from sim_dual_write import (
     Writers,
 )
 
+from tallystick.dualwrite.aio.session import AsyncDualWriteSession
+from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import Recipe, run_step
-from tallystick.dualwrite.recovery import ClusterHalf, Finding, Report
-from tallystick.dualwrite.session import ClusterBranch, DualWriteSession, WriterState
+from tallystick.dualwrite.recovery import ClusterHalf, Finding
+from tallystick.dualwrite.writer_life import WriterState
 from tallystick.kernel.value import replace
 from tallystick.testing.sim.clients import ClientProfile
 from tallystick.testing.sim.faults import FaultPlan, draw_faults
@@ -49,7 +50,7 @@ def faults_of(seed: int) -> FaultPlan:
     )
 
 
-def run(seed: int, session: MakeSession = DualWriteSession) -> tuple[SimulationResult, list[Finding]]:
+def run(seed: int, session: MakeSession = AsyncDualWriteSession) -> tuple[SimulationResult, list[Finding]]:
     """One run; what recoveries found in it."""
     faults, found = faults_of(seed), list[Finding]()
 
@@ -79,46 +80,52 @@ def test_seeds_agree() -> None:
 # ---- recipes that are wrong
 
 
-class RecordsLate(DualWriteSession[SimTransaction, SimProducer]):
+class RecordsLate(AsyncDualWriteSession[SimTransaction]):
     """Kafka's half is committed before the database has recorded anything."""
 
-    def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> Recipe[None]:
-        self.state = WriterState.UNSETTLED
-        rows = yield from self._prepare(txn)
-        yield from self._commit_kafka(rows)
-        yield from run_step("commit database", "", txn.commit)
+    async def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> None:
+        self.life.state = WriterState.UNSETTLED
+        rows = await self._prepare(txn)
+        await self._commit_kafka(rows)
+        await self._steps.run("commit database", "", txn.commit)
         for branch, row in rows:
             branch.row = row
-        self.state = WriterState.READY
+        self.life.state = WriterState.READY
 
 
-class ClaimsNothing(DualWriteSession[SimTransaction, SimProducer]):
+class ClaimsNothing(AsyncDualWriteSession[SimTransaction]):
     """It reads the row, and leaves it to its former owner, too."""
 
-    def _recover_branches(self, *, accept_torn: bool) -> Recipe[Report]:
-        self._store.claim = self._read  # type: ignore[method-assign]
-        return (yield from super()._recover_branches(accept_torn=accept_torn))
+    def __init__(self, store: SimStore, *others: Any) -> None:
+        super().__init__(store, *others)
 
-    async def _read(self, transactional_id: str) -> StoredState:
-        store = self._store
-        assert isinstance(store, SimStore)
-        found = await store.read_state(transactional_id)
-        return found or await SimStore.claim(store, transactional_id)
+        async def read(transactional_id: str) -> StoredState:
+            row = await store.read_state(transactional_id)
+            return row or await SimStore.claim(store, transactional_id)
+
+        store.claim = read  # type: ignore[method-assign]
 
 
-class InitialisesFirst(DualWriteSession[SimTransaction, SimProducer]):
+class InitialisesFirst(AsyncDualWriteSession[SimTransaction]):
     """It asks the cluster what it holds when there is nothing left to see."""
 
-    def _describe_branch(self, branch: ClusterBranch[SimProducer]) -> Recipe[ClusterHalf]:
-        producer = self._factories.create_producer(branch.config)
-        yield from run_step("init", branch.id, partial(producer.init_transactions, True))
-        return (yield from super()._describe_branch(branch))
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        clusters = self._clusters
+        describe = clusters.describe
+
+        async def initialise_and_describe(branch: ClusterBranch[SimProducer]) -> ClusterHalf:
+            producer = self._factories.create_producer(branch.config)
+            await self._steps.run("init", branch.id, producer.init_transactions, True)
+            return await describe(branch)
+
+        clusters.describe = initialise_and_describe  # type: ignore[method-assign]
 
 
-class AbortsWhenNotKnown(DualWriteSession[SimTransaction, SimProducer]):
+class AbortsWhenNotKnown(AsyncDualWriteSession[SimTransaction]):
     """A COMMIT without an answer is taken for one that failed."""
 
-    def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> Recipe[None]:
+    async def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> None:
         commit = txn.commit
 
         async def known() -> None:
@@ -128,7 +135,7 @@ class AbortsWhenNotKnown(DualWriteSession[SimTransaction, SimProducer]):
                 raise NotCommitted(exc) from exc
 
         txn.commit = known  # type: ignore[method-assign]
-        yield from super().commit(txn, wait_visible=wait_visible)
+        await super().commit(txn, wait_visible=wait_visible)
 
 
 @pytest.mark.parametrize("recipe", [RecordsLate, ClaimsNothing, InitialisesFirst, AbortsWhenNotKnown])

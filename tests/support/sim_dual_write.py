@@ -1,8 +1,8 @@
 """The dual write's recipe in the simulator: its real session, over simulated clients and a database.
 
-A producer, an administrator and a store for `DualWriteSession`, each on the simulated network and clock. The
-database has both fencing and faults: it locks a row from its record to the end of the transaction, a COMMIT
-goes on when its client is gone, and answers are lost.
+A producer, an administrator and a store for `AsyncDualWriteSession`, each on the simulated network and clock.
+The database has both fencing and faults: it locks a row from its record to the end of the transaction, a
+COMMIT goes on when its client is gone, and answers are lost.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from tallystick.client.errors import ClientError, IdExpired
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import AsyncRecipeRunner, RecipeStep
+from tallystick.dualwrite.recipes import AsyncStepRunner, RecipeStep
 from tallystick.dualwrite.recovery import Finding, Report
-from tallystick.dualwrite.session import DualWriteSession, SessionFactories
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.errors import InDoubt
 from tallystick.kernel.codes import ErrorCode
@@ -50,7 +50,7 @@ class Gone(BaseException):
 
 
 class SimProducer:
-    """Implements `ProducerPort` over a simulated client."""
+    """Stands for `tallystick.aio.Producer`, over a simulated client."""
 
     mode = Mode.TWO_PHASE
     transaction_version = 2
@@ -97,7 +97,7 @@ class SimProducer:
 
 
 class SimAdmin:
-    """Implements `AdminPort` over the simulated network."""
+    """Stands for `tallystick.aio.Admin`, over the simulated network."""
 
     def __init__(self, world: Simulation) -> None:
         self._world = world
@@ -253,9 +253,9 @@ class SimTransaction:
             self._server.release(self)
 
 
-SimSession = DualWriteSession[SimTransaction, SimProducer]
+SimSession = AsyncDualWriteSession[SimTransaction]
 MakeSession = Callable[
-    [SimStore, Mapping[str, Mapping[str, object]], SessionFactories[SimProducer]], SimSession
+    [SimStore, Mapping[str, Mapping[str, object]], AsyncSessionFactories, AsyncStepRunner], SimSession
 ]
 
 
@@ -268,7 +268,7 @@ class Writers:
     owner: str
     dies: float
     lives_on: float
-    session: MakeSession = DualWriteSession
+    session: MakeSession = AsyncDualWriteSession
     left: int = 6
     found: list[Finding] = field(default_factory=list)
 
@@ -296,20 +296,19 @@ class Writers:
             if dead:
                 raise Gone(step.name, done)
 
-        making = SessionFactories(
+        factories = AsyncSessionFactories(
             create_producer=lambda _: SimProducer(world, self.owner),
             create_admin=lambda _: SimAdmin(world),
             pause=world.pass_time,
             clock=world.time,
         )
         config: dict[str, object] = {"bootstrap.servers": "simulated:1", "transactional.id": self.owner}
-        session = self.session(store, {"kafka": config}, making)
-        driver = AsyncRecipeRunner(watch)
+        session = self.session(store, {"kafka": config}, factories, AsyncStepRunner(watch))
         try:
-            self._note(await driver.run_async(session.recover()))
+            self._note(await session.recover())
             while self.left > 0:
                 self.left -= 1
-                await self._transaction(driver, session)
+                await self._transaction(session)
         except (Gone, DualWriteError, InDoubt, ClientError, clients.SimClientFenced):
             pass
         except clients.NoFinalAnswer as exc:
@@ -317,19 +316,19 @@ class Writers:
         finally:
             store.disconnect()
 
-    async def _transaction(self, driver: AsyncRecipeRunner, session: SimSession) -> None:
+    async def _transaction(self, session: SimSession) -> None:
         """Run a transaction; some fail on the way, and are rolled back."""
         random = self.world.random
-        database = await driver.run_async(session.begin())
+        database = await session.begin()
         inner = session.branches["kafka"].producer.inner
         try:
             for _ in range(random.randint(0, 2)):
                 await inner.send(clients.pick_partitions(random, PARTITIONS), random.randint(1, 2))
             await self.world.pass_time(random.choice((0.0, 0.0, 0.01, 0.3)))
         except clients.AbortableError as exc:
-            await driver.run_async(session.rollback(database, exc))
+            await session.rollback(database, exc)
             return
-        await driver.run_async(session.commit(database))
+        await session.commit(database)
 
     @property
     def _is_disturbed(self) -> bool:

@@ -1,14 +1,16 @@
 """State of one Kafka cluster within a dual writer."""
 
 from collections.abc import Mapping
-from typing import Final, Generic
+from typing import Final, Generic, TypeVar
 
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.model import NOTHING, StoredState
-from tallystick.dualwrite.ports import AdminPort, P
 from tallystick.kernel.check import require
 from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
+
+P = TypeVar("P")
 
 _ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
 
@@ -28,7 +30,6 @@ class ClusterBranch(Generic[P]):
         self.id: str = parsed.transactional_id
         self.strongest_mode = Mode(parsed.modes[0])
         self.timeout_ms = parsed.transaction_timeout_ms
-        self.admin: AdminPort | None = None
         self.cluster_id: str | None = None
         self.row: StoredState | None = None
         self.last_finished = NOTHING  # last transaction that this writer saw committed in both halves
@@ -56,6 +57,11 @@ class ClusterBranch(Generic[P]):
 
     def require_row(self) -> StoredState:
         return require(self.row, "a row before recover()")
+
+    def row_as_finished(self) -> StoredState:
+        """Return the row, as settled if this writer has itself seen both halves committed."""
+        row = self.require_row()
+        return replace(row, settled=True) if row.state == self.last_finished else row
 
 
 def _configures_modes(config: Mapping[str, object]) -> bool:

@@ -1,14 +1,18 @@
-"""Report lines and errors for the findings of recovery. Pure."""
+"""Report lines and errors for what recovery and a failed block find. Pure."""
 
 from typing import Final
 
 from tallystick.admin.model import TransactionDescription
+from tallystick.client.errors import AbortRequired, BrokerRefused
+from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite.errors import DatabaseBehind, ForeignCluster, LogBehind, Torn
+from tallystick.dualwrite.errors import DatabaseBehind, Fenced, ForeignCluster, LogBehind, Torn
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, Finding, RecoveredId, Verdict
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import TallystickError
 
 ACTION_DONE: Final = {
     Completion.COMMITTED: "committed it in Kafka",
@@ -93,3 +97,18 @@ def database_behind_error(row: StoredState, seen: TxnDescription | None) -> Data
         "client without a row. Kafka has the records of what was lost. Write those rows again, or make up "
         "for the records; then recover(accept_torn=True)"
     )
+
+
+def may_be_fenced(cause: BaseException) -> bool:
+    """Return whether another writer may own the id by now, so that later transactions would fail too.
+
+    KIP-890 lets a producer abort after INVALID_PRODUCER_EPOCH, but here the epoch would stay too old.
+    """
+    if isinstance(cause, BrokerRefused):
+        return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    return isinstance(cause, Fenced | AbortRequired | DatabaseBehind)
+
+
+def describe_error(exc: Exception) -> str:
+    """Return an exception's message, or its repr if that says more."""
+    return str(exc) if isinstance(exc, TallystickError) and str(exc) else repr(exc)

@@ -1,18 +1,176 @@
-"""Atomic consumption from Kafka into a database: rows and consumed offsets in one transaction."""
+# Generated from dualwrite/aio/consume.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""Atomic consumption from Kafka into a database: rows and the offsets they came from, in one transaction.
 
-from collections.abc import Iterable, Iterator
+KIP-939's other recipe: "the database tracks the consumption state atomically with the data update". The
+offset in the database is authoritative. After every assignment, failure or unknown outcome the consumer seeks
+to it. A transaction may move it only if it is still where this reader began [DW-4], so a reader that has lost
+a partition without knowing it cannot write.
+
+Only committed records are read: aborted records must leave no rows. `auto.offset.reset` never moves a
+partition that has an offset in the database: if the log does not contain that offset, records are lost, which
+is an error, or is skipped on request [DW-25].
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.consumer.decode import ConsumerRecord
-from tallystick.dualwrite.consume_recipe import ConsumeRecipe, OnDataLoss
-from tallystick.dualwrite.recipes import RecipeRunner, StepCallback
-from tallystick.dualwrite.stores.base import OffsetStore, OffsetTransaction
+from tallystick.client.consumer.errors import PositionUnknown
+from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
+from tallystick.dualwrite.polled_batch import PolledBatch, first_offsets
+from tallystick.dualwrite.recipes import StepCallback, StepRunner
+from tallystick.dualwrite.stores.base import OffsetAdvance, OffsetStore, OffsetTransaction
 from tallystick.dualwrite.transaction import DatabaseHalf
+from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
 
+_log = logging.getLogger("tallystick.dualwrite")
+
+OnDataLoss = Literal["fail", "skip"]
 X = TypeVar("X", bound=OffsetTransaction)
+
+
+class ConsumeRecipe(Generic[X]):
+    """A consumer's positions together with the database's offsets."""
+
+    def __init__(
+        self,
+        store: OffsetStore[X],
+        consumer: Consumer,
+        steps: StepRunner,
+        group: str | None,
+        on_data_loss: OnDataLoss = "fail",
+    ) -> None:
+        if on_data_loss not in ("fail", "skip"):
+            raise ValueError(f'on_data_loss is "fail" or "skip", not {on_data_loss!r}')
+        consumer.read_committed()
+        self._skips_data_loss = on_data_loss == "skip"
+        self.group = group or consumer.group_metadata().group_id
+        self._store = store
+        self._consumer = consumer
+        self._steps = steps
+        self._stored_offsets: dict[TopicPartition, int] = {}
+        self._is_unsynced = True
+
+    def mark_unsynced(self) -> None:
+        """Mark the consumer's assignment or positions as possibly different from the database's offsets."""
+        self._is_unsynced = True
+
+    def poll(self, timeout_s: float, most: int | None) -> PolledBatch:
+        """Return records that follow the database's offsets; none if `timeout_s` has passed."""
+        records = self._poll_once(timeout_s, most)
+        if self._is_unsynced:  # an assignment may have come with these records: their offsets may be wrong
+            self._seek_to_stored(records)
+            records = self._poll_once(timeout_s, most)
+            if self._is_unsynced:
+                self._seek_to_stored(records)
+                records = []
+        moves = {}
+        try:
+            for at in first_offsets(records):
+                after = self._steps.run("position", str(at), self._consumer.position, at)
+                moves[at] = OffsetAdvance(before=self._stored_offsets.get(at), after=after)
+        except BaseException:
+            self._rewind_to(records)
+            raise
+        return PolledBatch(tuple(records), moves)
+
+    def _poll_once(self, timeout_s: float, most: int | None) -> list[ConsumerRecord]:
+        """Poll once. Raises: DataLoss if the log does not contain the database's offset."""
+        try:
+            records = self._steps.run("poll", self.group, self._consumer.poll, timeout_s, most)
+        except PositionUnknown as exc:
+            at = TopicPartition(exc.topic, exc.partition)
+            if self._is_unsynced:  # the position may not come from the database
+                self._seek_to_stored(())
+                if at in self._stored_offsets:
+                    return []
+            if at not in self._stored_offsets:
+                raise
+            self._handle_data_loss(at, exc)
+            return []
+        return records
+
+    def _handle_data_loss(self, at: TopicPartition, why: PositionUnknown) -> None:
+        """Raise DataLoss, or seek to where the log continues, never before the database's offset."""
+        begins = self._steps.run("position", str(at), self._consumer.beginning_offsets, [at])
+        ends = self._steps.run("position", str(at), self._consumer.end_offsets, [at])
+        loss = DataLoss(self.group, str(at), self._stored_offsets[at], begins[at], ends[at])
+        if not self._skips_data_loss:
+            raise loss from why
+        place = begins[at] if loss.offset < begins[at] else ends[at]
+        _log.warning("%s; going on at %d", loss, place)
+        self._consumer.seek(at, place)
+
+    def _seek_to_stored(self, records: Iterable[ConsumerRecord]) -> None:
+        """Seek to the database's offsets; partitions without one go back to the start of `records`."""
+        self._is_unsynced = False
+        try:
+            kept = self._steps.run("read offsets", self.group, self._store.read_offsets, self.group)
+        except BaseException:
+            self._rewind_to(records)
+            raise
+        assigned = self._consumer.assignment
+        self._stored_offsets = {at: offset for at, offset in kept.items() if at in assigned}
+        self._consumer.pin(self._stored_offsets)
+        self._seek_assigned({**first_offsets(records), **self._stored_offsets})
+
+    def _rewind_to(self, records: Iterable[ConsumerRecord]) -> None:
+        """Seek back so that `records` are returned again, unless the database already has them."""
+        self._is_unsynced = True
+        self._seek_assigned(first_offsets(records))
+
+    def _seek_assigned(self, places: Mapping[TopicPartition, int]) -> None:
+        assigned = self._consumer.assignment
+        for at, offset in places.items():
+            if at in assigned:
+                self._consumer.seek(at, offset)
+
+    def begin(self, polled: PolledBatch) -> X:
+        try:
+            return self._steps.run("begin database", self.group, self._store.begin)
+        except BaseException:
+            self._rewind_to(polled.records)
+            raise
+
+    def commit(self, txn: X, polled: PolledBatch) -> None:
+        """Commit rows and offsets. Raises: Fenced if another reader moved a partition; InDoubt."""
+        self._is_unsynced = True
+        try:
+            if polled.offset_moves:
+                self._steps.run("move offsets", self.group, txn.move_offsets, self.group, polled.offset_moves)
+            self._steps.run("commit database", self.group, txn.commit)
+        except BaseException as exc:
+            self.rollback(txn, polled)
+            if isinstance(exc, NotCommitted):
+                raise exc.cause from exc
+            if isinstance(exc, CommitUnknown):
+                raise InDoubt(
+                    f"{self.group}: whether the database committed is not known: {exc}; the next batch "
+                    "begins where it says"
+                ) from exc
+            raise
+        new = [
+            at
+            for at in polled.offset_moves
+            if at not in self._stored_offsets and at in self._consumer.assignment
+        ]
+        self._stored_offsets |= {at: each.after for at, each in polled.offset_moves.items()}
+        self._is_unsynced = False
+        if new:
+            self._consumer.pin(new)
+
+    def rollback(self, txn: X, polled: PolledBatch) -> None:
+        """Roll back the rows and rewind to `polled`; the next poll checks the database's offsets."""
+        self._rewind_to(polled.records)
+        try:
+            self._steps.run("roll back", self.group, txn.rollback)
+        except Exception as exc:  # must not hide the original error
+            _log.warning("%s: the database's transaction could not be rolled back: %s", self.group, exc)
 
 
 class ConsumedBatch(DatabaseHalf[X]):
@@ -24,8 +182,8 @@ class ConsumedBatch(DatabaseHalf[X]):
 
 
 class _UnsyncOnRebalance(RebalanceListener):
-    def __init__(self, reading: ConsumeRecipe[X]) -> None:
-        self._recipe = reading
+    def __init__(self, recipe: ConsumeRecipe[X]) -> None:
+        self._recipe = recipe
 
     def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
         self._recipe.mark_unsynced()
@@ -40,9 +198,8 @@ class _UnsyncOnRebalance(RebalanceListener):
 class ConsumerLoop(Generic[X]):
     """A consumer whose offsets are stored in a database. Created by `consume_into`; used by one thread."""
 
-    def __init__(self, reading: ConsumeRecipe[X], watch: StepCallback | None) -> None:
-        self._recipe = reading
-        self._driver = RecipeRunner(watch)
+    def __init__(self, recipe: ConsumeRecipe[X]) -> None:
+        self._recipe = recipe
 
     @contextmanager
     def batch(self, timeout_s: float = 1.0, most: int | None = None) -> Iterator[ConsumedBatch[X]]:
@@ -57,18 +214,18 @@ class ConsumerLoop(Generic[X]):
             another reader has moved a partition, InDoubt when the outcome is unknown; after either, continue
             with the next batch, which begins at the database's offsets.
         """
-        driver, reading = self._driver, self._recipe
-        took = driver.run(reading.poll(timeout_s, most))
-        database = driver.run(reading.begin(took))
-        batch = ConsumedBatch(database, took.records)
+        recipe = self._recipe
+        polled = recipe.poll(timeout_s, most)
+        database = recipe.begin(polled)
+        batch = ConsumedBatch(database, polled.records)
         try:
             yield batch
         except BaseException:
             batch.mark_ended()
-            driver.run(reading.rollback(database, took))
+            recipe.rollback(database, polled)
             raise
         batch.mark_ended()
-        driver.run(reading.commit(database, took))
+        recipe.commit(database, polled)
 
 
 def consume_into(
@@ -104,9 +261,9 @@ def consume_into(
             if earlier records are gone, at the log end if the log is shorter than the offset.
     Source: KIP-939 "Motivation", "recipe for atomic consumption from Kafka to a database".
     """
-    reading: ConsumeRecipe[X] = ConsumeRecipe(store, consumer, group, on_data_loss)
+    recipe = ConsumeRecipe(store, consumer, StepRunner(watch), group, on_data_loss)
     if partitions:
         consumer.assign(partitions)
     else:
-        consumer.subscribe(list(topics), _UnsyncOnRebalance(reading))
-    return ConsumerLoop(reading, watch)
+        consumer.subscribe(list(topics), _UnsyncOnRebalance(recipe))
+    return ConsumerLoop(recipe)

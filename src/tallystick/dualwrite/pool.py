@@ -1,100 +1,34 @@
+# Generated from dualwrite/aio/pool.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
 """WriterPool: one writer, and so one transactional id, for each of several concurrent transactions."""
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from queue import Empty, LifoQueue
+from queue import LifoQueue
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
-from tallystick.client.errors import BrokerRefused
-from tallystick.client.errors import Fenced as FencedInKafka
-from tallystick.dualwrite.errors import Fenced, Halted, NoFreeId, NotRecovered, Torn
+from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.pool_rules import (
+    WAIT_S,
+    combine_errors,
+    log_if_fenced,
+    may_belong_to_pool,
+    no_free_id_error,
+    pool_ids,
+    select_larger_pool_ids,
+    take_free,
+)
 from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.writer import DualWriter, Transaction
-from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.settings import BadConfig
 
 D = TypeVar("D", bound=StoreTransaction)
 R = TypeVar("R")
 
 _log = logging.getLogger("tallystick.dualwrite")
-
-WAIT_S: Final = 30.0
-SIZE_MAX: Final = 1000
-
-
-def pool_ids(config: Mapping[str, object], size: int) -> list[str]:
-    """Build the ids of a pool: `transactional.id`, a hyphen and a number. Raises: BadConfig."""
-    base = config.get("transactional.id")
-    if not isinstance(base, str) or not base:
-        raise BadConfig("transactional.id: must be set: the ids of the pool begin with it")
-    if not 1 <= size <= SIZE_MAX:
-        raise BadConfig(f"size: {size} is not 1..{SIZE_MAX}")
-    return [f"{base}-{number}" for number in range(size)]
-
-
-def select_larger_pool_ids(base: object, size: int, stored: Iterable[str]) -> list[str]:
-    """Select the stored ids that a larger pool of the same name may have left."""
-    form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
-    return [each for each in stored if (found := form.fullmatch(each)) and int(found[1]) >= size]
-
-
-def may_belong_to_pool(base: object, row: StoredState | None) -> bool:
-    """Return whether an id found by `select_larger_pool_ids` belongs to a pool.
-
-    A row without a recorded transaction, or of an earlier version, does not show it. Such a row counts as a
-    pool's, because only this pool would find a transaction that a larger pool left in doubt.
-    """
-    if row is None or not row.alone:
-        return True
-    _log.warning(
-        "%r has an id like those of the pool %r, and was recorded by a DualWriter of its own: it is not "
-        "recovered with the pool. Where that writer is gone, `tallystick transactions resolve` finishes it",
-        row.transactional_id,
-        base,
-    )
-    return False
-
-
-def combine_errors(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
-    """Return the first error, with a note for each of the others."""
-    first, *others = contradictions
-    for each in others:
-        first.add_note(f"and {type(each).__name__}: {each}")
-    return first
-
-
-def log_if_fenced(base: object, writer: object, exc: BaseException) -> None:
-    """Log that an id was lost to another client, which suggests two pools of the same name."""
-    told: BaseException | None = exc
-    while told is not None and not _is_fenced_error(told):
-        told = told.__cause__
-    if told is None:
-        return
-    _log.error(
-        "the pool %r has lost an id to another client, %r: %s. If that is no operator's `tallystick "
-        "transactions resolve`, another process has a pool of the same name, or a DualWriter of this id: "
-        "they take it from each other for ever. Give each process a transactional.id of its own",
-        base,
-        writer,
-        told,
-    )
-
-
-def _is_fenced_error(exc: BaseException) -> bool:
-    """Return whether the id was fenced, in the database or in Kafka, which may notice first."""
-    if isinstance(exc, BrokerRefused):
-        return isinstance(exc, FencedInKafka) or exc.code == ErrorCode.INVALID_PRODUCER_EPOCH
-    return isinstance(exc, Fenced)
-
-
-def no_free_id_error(size: int, limit_s: float) -> NoFreeId:
-    return NoFreeId(f"none of {size} ids became free within {limit_s:g} s")
 
 
 class WriterPool(Generic[D]):
@@ -110,7 +44,12 @@ class WriterPool(Generic[D]):
     """
 
     def __init__(
-        self, store: Store[D], producer_config: Mapping[str, object], size: int, *, wait_s: float = WAIT_S
+        self,
+        store: Store[D],
+        producer_config: Mapping[str, object],
+        size: int,
+        *,
+        wait_s: float = WAIT_S,
     ) -> None:
         """Configure the pool without connecting.
 
@@ -139,7 +78,7 @@ class WriterPool(Generic[D]):
         Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster after all other ids are recovered.
         """
         self._owning_process.claim_process(f"{self._config['transactional.id']}: this pool")
-        found: list[RecoveredId] = []
+        ids: list[RecoveredId] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
         larger = [
@@ -151,7 +90,7 @@ class WriterPool(Generic[D]):
             left = [stack.enter_context(self._create_writer(each)) for each in larger]
             for writer in (*self._writers, *left):
                 try:
-                    found += writer.recover(accept_torn=accept_torn).ids
+                    ids += writer.recover(accept_torn=accept_torn).ids
                 except (Torn, Halted) as exc:
                     contradictions.append(exc)
         if contradictions:
@@ -159,8 +98,8 @@ class WriterPool(Generic[D]):
         if not self._is_recovered:
             self._is_recovered = True
             for writer in reversed(self._writers):
-                self._free.put(writer)
-        return Report(tuple(found))
+                self._free.put_nowait(writer)
+        return Report(tuple(ids))
 
     @contextmanager
     def writer(self, wait_s: float | None = None) -> Iterator[DualWriter[D]]:
@@ -181,16 +120,15 @@ class WriterPool(Generic[D]):
             raise
         finally:
             for writer in taken if not self._owning_process.is_forked_child else ():
-                self._free.put(writer)
+                self._free.put_nowait(writer)
 
     def _acquire(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
         """Return a ready writer, appended last to `taken`; the ones before it could not be recovered."""
         failure: Exception | None = None
         while True:
-            try:
-                writer = self._free.get(timeout=limit_s) if failure is None else self._free.get_nowait()
-            except Empty:
-                raise failure or no_free_id_error(self._size, limit_s) from None
+            writer = take_free(self._free, limit_s if failure is None else 0)
+            if writer is None:
+                raise failure or no_free_id_error(self._size, limit_s)
             taken.append(writer)
             try:
                 if not writer.ready:

@@ -86,7 +86,7 @@ class Savepoint:
 
     def __init__(self, send: Callable[..., object], send_batch: Callable[..., object]) -> None:
         """Create a savepoint that sends through the transaction's own methods."""
-        self.queued_sends: list[Callable[[], object]] = []
+        self.queued_sends: list[Callable[[], Any]] = []
         self._send = send
         self._send_batch = send_batch
 

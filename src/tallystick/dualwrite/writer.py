@@ -1,22 +1,22 @@
-"""The blocking `DualWriter`: rows and records committed together, or not at all."""
+# Generated from dualwrite/aio/writer.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""`DualWriter` and its `Transaction`: rows and records committed together, or not at all."""
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from tallystick.admin.client import Admin
-from tallystick.client.aio.producer import Column
 from tallystick.client.blocking.consumer import Consumer
-from tallystick.client.blocking.producer import Producer
+from tallystick.client.blocking.producer import Column, Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import OffsetsOfBlock
-from tallystick.dualwrite.recipes import RecipeRunner, RecipeStep, StepCallback
+from tallystick.dualwrite.recipes import StepCallback, StepRunner
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import DualWriteSession, SessionFactories
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
@@ -48,11 +48,15 @@ class Transaction(DatabaseHalf[D]):
     """One open dual write: rows through `session` or `connection`, records through `send`."""
 
     def __init__(
-        self, database: D, producers: Mapping[str, Producer], driver: RecipeRunner, offsets: OffsetsOfBlock
+        self,
+        database: D,
+        producers: Mapping[str, Producer],
+        steps: StepRunner,
+        offsets: OffsetsOfBlock,
     ) -> None:
         super().__init__(database)
         self._producers = producers
-        self._driver = driver
+        self._steps = steps
         self._offsets = offsets
 
     def send(
@@ -70,7 +74,9 @@ class Transaction(DatabaseHalf[D]):
 
         `cluster` is required if the writer has several.
         """
-        sent = partial(
+        return self._steps.run(
+            "send",
+            topic,
             self._get_producer(cluster).send,
             topic,
             value,
@@ -79,7 +85,6 @@ class Transaction(DatabaseHalf[D]):
             timestamp_ms=timestamp_ms,
             headers=headers,
         )
-        return self._driver.execute(RecipeStep("send", topic, sent), sent)
 
     def send_batch(
         self,
@@ -92,7 +97,9 @@ class Transaction(DatabaseHalf[D]):
         cluster: str | None = None,
     ) -> BatchDelivery:
         """Send many records at once in this transaction; see `Producer.send_batch`."""
-        sent = partial(
+        return self._steps.run(
+            "send",
+            topic,
             self._get_producer(cluster).send_batch,
             topic,
             values,
@@ -100,7 +107,6 @@ class Transaction(DatabaseHalf[D]):
             partition=partition,
             timestamp_ms=timestamp_ms,
         )
-        return self._driver.execute(RecipeStep("send", topic, sent), sent)
 
     def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447).
@@ -111,16 +117,17 @@ class Transaction(DatabaseHalf[D]):
         resumes the consumer accordingly.
         """
         producer, group = self._get_producer(cluster), consumer.group_metadata()
-        note = self._offsets.add(consumer)
-        note.positions = positions = {at: consumer.position(at) for at in consumer.assignment}
-        sent = partial(producer.send_offsets_to_transaction, positions, group)
-        self._driver.execute(RecipeStep("send offsets", group.group_id, sent), sent)
+        entry = self._offsets.add(consumer)
+        entry.positions = positions = {at: consumer.position(at) for at in consumer.assignment}
+        self._steps.run(
+            "send offsets", group.group_id, producer.send_offsets_to_transaction, positions, group
+        )
 
     @contextmanager
     def savepoint(self) -> Iterator[Savepoint]:
         """Open a database savepoint whose records are sent only when it is released.
 
-            with suppress(BadLine), txn.savepoint() as part:
+            with txn.savepoint() as part:
                 txn.session.add(...)
                 part.send("payments", b"...")
 
@@ -143,18 +150,22 @@ class Transaction(DatabaseHalf[D]):
 class DualWriter(Generic[D]):
     """A writer whose transactions commit in both a database and Kafka, or in neither.
 
-        writer = DualWriter(SqlStore(engine), {"bootstrap.servers": ..., "transactional.id": "payments-1"})
+        config = {"bootstrap.servers": ..., "transactional.id": "payments-1"}
+        writer = DualWriter(SqlStore(engine), config)
         print(writer.recover())
         with writer.transaction() as txn:
             txn.session.add(Payment(...))
             txn.send("payments", b"...")
 
-    Life cycle: created, recovered, used, closed; `with` closes it. A writer has one transactional id and runs
-    one transaction at a time; each concurrent writer needs an id of its own, which a WriterPool manages. The
-    caller keeps ownership of the store and its engine.
+    Life cycle: created, recovered, used, closed; a `with` block of its own closes it. A writer has one
+    transactional id and runs one transaction at a time; each concurrent writer needs an id of its own, which
+    a WriterPool manages. The caller keeps ownership of the store and its engine.
 
     Two-phase commit is requested unless `tallystick.modes` lists weaker modes; docs/dualwrite.md describes
     the guarantees of each.
+
+    An exception from a signal handler counts as the block's. If it arrives while the database commits, the
+    outcome is unknown until recover() determines it.
     """
 
     def __init__(
@@ -179,10 +190,8 @@ class DualWriter(Generic[D]):
         if (producer_config is None) == (clusters is None):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
-        self._session: DualWriteSession[D, Producer] = DualWriteSession(
-            store, configs or {}, _FACTORIES, alone=not pooled
-        )
-        self._driver = RecipeRunner(watch)
+        self._steps = StepRunner(watch)
+        self._session = DualWriteSession(store, configs or {}, _FACTORIES, self._steps, alone=not pooled)
 
     def recover(self, *, accept_torn: bool = False) -> Report:
         """Bring both halves of this writer's id to the same outcome; required before a transaction.
@@ -198,14 +207,14 @@ class DualWriter(Generic[D]):
             Errors of the database and the client; call it again after those.
         """
         with LeaveOnExit(self._session) as block, block:
-            return self._driver.run(self._session.recover(accept_torn=accept_torn, block=block))
+            return self._session.recover(accept_torn=accept_torn, block=block)
 
     def look(self) -> Report:
         """Report what recover() would find and do now, without claiming or changing anything.
 
         The report may be outdated as soon as it is returned.
         """
-        return self._driver.run(self._session.look())
+        return self._session.look()
 
     @contextmanager
     def transaction(self, *, wait_visible: bool = False) -> Iterator[Transaction[D]]:
@@ -219,23 +228,29 @@ class DualWriter(Generic[D]):
         Raises: WriteInDoubt when an outcome is unknown: `recover()` determines it and finishes the write.
             Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
         """
-        driver, session = self._driver, self._session
+        session = self._session
         with LeaveOnExit(session) as block, block:
-            database = driver.run(session.begin(block))
+            database = session.begin(block)
             producers = {name: branch.producer for name, branch in session.branches.items()}
-            txn = Transaction(database, producers, driver, session.offsets)
+            txn = Transaction(database, producers, self._steps, session.outcome.offsets)
             try:
                 yield txn
                 txn.check_process()
                 flush_rows(database)
             except BaseException as exc:
                 txn.mark_ended()
-                driver.run(session.rollback(database, exc))
+                session.rollback(database, exc)
                 raise
             txn.mark_ended()
-            driver.run(session.commit(database, wait_visible=wait_visible))
+            session.commit(database, wait_visible=wait_visible)
 
-    def run(self, work: Callable[[Transaction[D]], R], *, retries: int = 0, wait_visible: bool = False) -> R:
+    def run(
+        self,
+        work: Callable[[Transaction[D]], R],
+        *,
+        retries: int = 0,
+        wait_visible: bool = False,
+    ) -> R:
         """Run `work` in a transaction of its own, never apply it twice, and return its result.
 
         If the outcome is in doubt, `run` recovers, and repeats `work` only if neither half was committed.
@@ -246,12 +261,12 @@ class DualWriter(Generic[D]):
             not committed; `outcome()` distinguishes the two.
         """
         for left in reversed(range(retries + 1)):
-            done: list[R] = []
+            results: list[R] = []
             try:
                 with self.transaction(wait_visible=wait_visible) as txn:
-                    done.append(work(txn))
+                    results.append(work(txn))
             except WriteInDoubt as doubt:
-                if not done:  # raised by another writer inside `work`
+                if not results:  # raised by another writer inside `work`
                     raise
                 try:
                     _log.info("%s", self.recover())
@@ -260,17 +275,17 @@ class DualWriter(Generic[D]):
                 except Exception as exc:  # the outcome may be known by now: do not report a failed write
                     raise doubt from exc
                 if doubt.outcome() is Outcome.COMMITTED:
-                    return done[0]
+                    return results[0]
                 if doubt.outcome() is Outcome.UNKNOWN or not left:
                     raise
             else:
-                return done[0]
+                return results[0]
         raise AssertionError("retries: at least 0")
 
     @property
     def ready(self) -> bool:
         """Whether a transaction can begin. If not, the writer needs recover(), is in use, or is closed."""
-        return self._session.is_ready
+        return self._session.life.is_ready
 
     @property
     def modes(self) -> Mapping[str, Mode | None]:
@@ -279,7 +294,7 @@ class DualWriter(Generic[D]):
 
     def close(self) -> None:
         """Close the clients. Idempotent. Transactions in doubt are left to the next recover()."""
-        self._driver.run(self._session.close())
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -290,4 +305,4 @@ class DualWriter(Generic[D]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<DualWriter {self._session.ids_text}: {self._session.state.value}>"
+        return f"<DualWriter {self._session.life.ids_text}: {self._session.life.state.value}>"

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
 
 from tallystick.client.aio import producer as aio
-from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Column, Offsets
+from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Offsets
+from tallystick.client.aio.producer import Column as Column
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.blocking.transactional_calls import TransactionalCalls
 from tallystick.client.forks import build_forked_error

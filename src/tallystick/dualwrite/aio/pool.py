@@ -1,4 +1,4 @@
-"""The asyncio pool of dual writers: `tallystick.dualwrite.WriterPool`, awaited."""
+"""WriterPool: one writer, and so one transactional id, for each of several concurrent transactions."""
 
 import asyncio
 import logging
@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from tallystick.dualwrite.aio_writer import DualWriter, Transaction
+from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.pool import (
+from tallystick.dualwrite.pool_rules import (
     WAIT_S,
     combine_errors,
     log_if_fenced,
@@ -18,6 +18,7 @@ from tallystick.dualwrite.pool import (
     no_free_id_error,
     pool_ids,
     select_larger_pool_ids,
+    take_free_async,
 )
 from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
@@ -29,7 +30,16 @@ _log = logging.getLogger("tallystick.dualwrite")
 
 
 class WriterPool(Generic[D]):
-    """A pool that lends up to `size` writers at a time to the tasks of one event loop."""
+    """A pool that lends up to `size` writers at a time; shared by the tasks of one event loop.
+
+        pool = WriterPool(store, {"bootstrap.servers": ..., "transactional.id": "payments-host1"}, size=8)
+        print(await pool.recover())
+        async with pool.transaction() as txn:
+            ...
+
+    Its ids are `payments-host1-0` to `payments-host1-7`. Each process needs a different name; otherwise they
+    fence each other. Life cycle: created, recovered, used, closed.
+    """
 
     def __init__(
         self,
@@ -39,13 +49,18 @@ class WriterPool(Generic[D]):
         *,
         wait_s: float = WAIT_S,
     ) -> None:
-        """Configure the pool without connecting. Raises: BadConfig."""
+        """Configure the pool without connecting.
+
+        Args:
+            size: maximum number of concurrent transactions, 1..1000.
+            wait_s: default seconds that a caller waits for a free id.
+        Raises: BadConfig.
+        """
         self._store = store
         self._config = producer_config
         self._size = size
         self._wait_s = wait_s
-        self._ids = pool_ids(producer_config, size)
-        self._writers: list[DualWriter[D]] = []
+        self._writers = [self._create_writer(each) for each in pool_ids(producer_config, size)]
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
         self._is_recovered = False
         self._owning_process = OwningProcess()
@@ -55,10 +70,13 @@ class WriterPool(Generic[D]):
         return DualWriter(self._store, config, pooled=True)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
-        """Recover every id, including those left by an earlier, larger pool of the same name."""
+        """Recover every id, including those left by an earlier, larger pool of the same name.
+
+        Call it before the first transaction; no transaction may be open.
+        Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster after all other ids are recovered.
+        """
         self._owning_process.claim_process(f"{self._config['transactional.id']}: this pool")
-        self._writers = self._writers or [self._create_writer(each) for each in self._ids]
-        found: list[RecoveredId] = []
+        ids: list[RecoveredId] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
         larger = [
@@ -70,7 +88,7 @@ class WriterPool(Generic[D]):
             left = [await stack.enter_async_context(self._create_writer(each)) for each in larger]
             for writer in (*self._writers, *left):
                 try:
-                    found += (await writer.recover(accept_torn=accept_torn)).ids
+                    ids += (await writer.recover(accept_torn=accept_torn)).ids
                 except (Torn, Halted) as exc:
                     contradictions.append(exc)
         if contradictions:
@@ -79,11 +97,15 @@ class WriterPool(Generic[D]):
             self._is_recovered = True
             for writer in reversed(self._writers):
                 self._free.put_nowait(writer)
-        return Report(tuple(found))
+        return Report(tuple(ids))
 
     @asynccontextmanager
     async def writer(self, wait_s: float | None = None) -> AsyncIterator[DualWriter[D]]:
-        """Lend a writer to this caller alone. Raises: NoFreeId after `wait_s`; NotRecovered."""
+        """Lend a writer to this caller alone, recovering it first if its last outcome is unknown.
+
+        If that recovery fails, another free writer is tried, and the next caller tries the first one again.
+        Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other writer is free.
+        """
         self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
         if not self._is_recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
@@ -102,13 +124,9 @@ class WriterPool(Generic[D]):
         """Return a ready writer, appended last to `taken`; the ones before it could not be recovered."""
         failure: Exception | None = None
         while True:
-            try:
-                first = failure is None
-                writer = (
-                    await asyncio.wait_for(self._free.get(), limit_s) if first else self._free.get_nowait()
-                )
-            except (TimeoutError, asyncio.QueueEmpty):
-                raise failure or no_free_id_error(self._size, limit_s) from None
+            writer = await take_free_async(self._free, limit_s if failure is None else 0)
+            if writer is None:
+                raise failure or no_free_id_error(self._size, limit_s)
             taken.append(writer)
             try:
                 if not writer.ready:
@@ -123,7 +141,7 @@ class WriterPool(Generic[D]):
     async def transaction(
         self, *, wait_visible: bool = False, wait_s: float | None = None
     ) -> AsyncIterator[Transaction[D]]:
-        """Run a dual write under a free id."""
+        """Run a dual write under a free id. Raises: as `writer` and DualWriter.transaction."""
         async with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
             yield txn
 
@@ -135,7 +153,7 @@ class WriterPool(Generic[D]):
         wait_visible: bool = False,
         wait_s: float | None = None,
     ) -> R:
-        """Run `work` in a transaction under a free id, and never apply it twice."""
+        """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run."""
         async with self.writer(wait_s) as writer:
             return await writer.run(work, retries=retries, wait_visible=wait_visible)
 

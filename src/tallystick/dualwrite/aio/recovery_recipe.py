@@ -1,0 +1,159 @@
+"""The recipe of recovery: bring both halves of every id of a writer to the same outcome.
+
+Recovery claims before it reads the row, and reads the row before it asks Kafka [DW-5]; then it describes the
+id before it initialises it. A cluster's half is finished only after every halting verdict has been ruled out,
+and only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from
+deciding, that check detects later ones, and a writer that claims after the check initialises the id after us.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
+
+from tallystick.client.aio.producer import Producer
+from tallystick.client.errors import ClientError, DecisionExpired
+from tallystick.client.transactions.modes import Mode, TxnDescription
+from tallystick.dualwrite import conclusions
+from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
+from tallystick.dualwrite.aio.store_client import AsyncStoreClient
+from tallystick.dualwrite.block_outcome import BlockOutcome
+from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.errors import DatabaseBehind, Halted, Torn
+from tallystick.dualwrite.model import NOTHING, StoredState
+from tallystick.dualwrite.recipes import AsyncStepRunner
+from tallystick.dualwrite.recovery import (
+    VERDICTS,
+    ClusterHalf,
+    Finding,
+    RecoveredId,
+    Report,
+    Verdict,
+    compare_halves,
+)
+from tallystick.dualwrite.stores.base import AsyncStoreTransaction
+from tallystick.kernel.check import require
+from tallystick.kernel.errors import InDoubt
+
+D = TypeVar("D", bound=AsyncStoreTransaction)
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+# Errors for halves that differ for good; an operator repairs them and passes accept_torn.
+_CONTRADICTION_ERRORS: Final[
+    Mapping[Finding, Callable[[StoredState, TxnDescription | None], Torn | DatabaseBehind]]
+] = {
+    Finding.FORCED: lambda row, _: conclusions.torn_error(row),
+    Finding.OVERRULED: conclusions.overruled_error,
+    Finding.BEHIND: conclusions.database_behind_error,
+}
+_SETTLED_FIRST: Final = frozenset({Finding.FINISHED, Finding.STALE, *_CONTRADICTION_ERRORS})
+
+
+class AsyncRecovery(Generic[D]):
+    """Recovery of a writer's ids, and the producers that it creates and discards."""
+
+    def __init__(
+        self,
+        branches: Sequence[ClusterBranch[Producer]],
+        *,
+        database: AsyncStoreClient[D],
+        clusters: AsyncClusterViews,
+        create_producer: Callable[[Mapping[str, object]], Producer],
+        outcome: BlockOutcome,
+        steps: AsyncStepRunner,
+    ) -> None:
+        self._branches = branches
+        self._database = database
+        self._clusters = clusters
+        self._create_producer = create_producer
+        self._outcome = outcome
+        self._steps = steps
+
+    async def recover(self, *, accept_torn: bool) -> Report:
+        """Claim every id in the database; describe it; halt where that is right; only then change Kafka."""
+        known = {branch.id: branch.row for branch in self._branches}
+        try:
+            return await self._recover_known(known, accept_torn=accept_torn)
+        except BaseException:
+            for branch in self._branches:  # the next recovery compares with it too
+                branch.row = known[branch.id] or branch.row
+            raise
+
+    async def _recover_known(self, known: Mapping[str, StoredState | None], *, accept_torn: bool) -> Report:
+        for branch in self._branches:
+            await self._database.claim(branch)
+        self._outcome.resolve({branch.id: branch.require_row() for branch in self._branches}, known)
+        halves: list[tuple[ClusterBranch[Producer], ClusterHalf, Finding]] = []
+        for branch in self._branches:
+            shown = await self._clusters.describe(branch)
+            halves.append((branch, shown, compare_halves(branch.row_as_finished(), shown, known[branch.id])))
+        for branch, shown, finding in halves:
+            conclusions.raise_if_halted(branch.require_row(), shown, finding)
+        ids: list[RecoveredId] = []
+        differ: list[Torn | DatabaseBehind] = []
+        for branch, shown, finding in halves:
+            try:
+                ids.append(await self._finish_branch(branch, shown, finding, accept_torn=accept_torn))
+            except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
+                differ.append(exc)
+        if differ:
+            raise type(differ[0])("; ".join(map(str, differ)))
+        return Report(tuple(ids))
+
+    async def look(self) -> Report:
+        """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
+        ids = []
+        for branch in self._branches:
+            row = await self._database.read(branch)
+            shown = await self._clusters.describe(branch)
+            finding = compare_halves(row, shown)
+            verdict = VERDICTS[finding, branch.strongest_mode]
+            action = f"would {conclusions.ACTION_PLANNED[verdict]}"
+            ids.append(conclusions.report_line(row, shown, finding, verdict, action))
+        return Report(tuple(ids))
+
+    async def _finish_branch(
+        self, branch: ClusterBranch[Producer], shown: ClusterHalf, finding: Finding, *, accept_torn: bool
+    ) -> RecoveredId:
+        row = branch.require_row()
+        token = branch.row_as_finished().pending
+        if finding in _CONTRADICTION_ERRORS:
+            if not accept_torn:
+                raise _CONTRADICTION_ERRORS[finding](row, shown.txn_state)
+            token = NOTHING
+        if finding in _SETTLED_FIRST or not token:
+            await self._database.record_settled(
+                branch, settled=True
+            )  # before InitProducerId erases the proof
+        elif finding in (Finding.DECIDED, Finding.UNSEEN):
+            await self._database.record_settled(branch, settled=False)
+        producer = self._create_producer(branch.config)
+        branch.set_producer(producer)
+        # KIP-939: keepPreparedTxn=true fences the former producer and leaves its prepared transaction open.
+        await self._steps.run("init", branch.id, producer.init_transactions, True)
+        mode = require(producer.mode, "a recovered producer without a mode")
+        await self._database.check_owner(branch)
+        verdict = VERDICTS[finding, mode]
+        if verdict is Verdict.HALT:
+            raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
+        try:
+            # KIP-939: completeTransaction commits if `token` names the transaction in doubt, else aborts.
+            completion = await self._steps.run("complete", branch.id, producer.complete_transaction, token)
+        except DecisionExpired as exc:
+            raise conclusions.torn_error(row) from exc
+        await self._database.record_settled(branch, settled=True)
+        branch.last_finished = branch.require_row().state
+        return conclusions.report_line(row, shown, finding, verdict, conclusions.ACTION_DONE[completion])
+
+    async def drop_producers(self) -> None:
+        """Close the current producers; transactions prepared or in doubt stay as they are [CLI-62]."""
+        for branch in self._branches:
+            row, producer = branch.row, branch.detach_producer()
+            if producer is None:
+                continue
+            # An abort would hide how `row` ended: recovery notes that first, then ends what is open [DW-13].
+            abort = producer.mode is not Mode.TWO_PHASE or row is None or not row.pending
+            try:
+                await self._steps.run("close producer", branch.id, producer.close, abort=abort)
+            except (ClientError, InDoubt) as exc:
+                _log.warning("%s: its former producer did not close: %s", branch.id, exc)

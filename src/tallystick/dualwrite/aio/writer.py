@@ -1,0 +1,306 @@
+"""`DualWriter` and its `Transaction`: rows and records committed together, or not at all."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from tallystick.admin.aio import Admin
+from tallystick.client.aio.consumer import Consumer
+from tallystick.client.aio.producer import Column, Producer
+from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
+from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
+from tallystick.dualwrite.offsets import OffsetsOfBlock
+from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback
+from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
+from tallystick.dualwrite.transaction import (
+    DatabaseHalf,
+    LeaveOnExit,
+    Savepoint,
+    begin_savepoint,
+    flush_rows_async,
+    keep_open_if_forked,
+    notify_sent,
+    select_producer,
+)
+from tallystick.kernel.clock import SystemClock
+
+D = TypeVar("D", bound=AsyncStoreTransaction)
+R = TypeVar("R")
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+DEFAULT_CLUSTER: Final = "kafka"
+"""Name of the only cluster of a writer that was configured without cluster names."""
+_FACTORIES: Final = AsyncSessionFactories(
+    create_producer=Producer, create_admin=Admin, pause=asyncio.sleep, clock=SystemClock()
+)
+
+
+class Transaction(DatabaseHalf[D]):
+    """One open dual write: rows through `session` or `connection`, records through `send`."""
+
+    def __init__(
+        self,
+        database: D,
+        producers: Mapping[str, Producer],
+        steps: AsyncStepRunner,
+        offsets: OffsetsOfBlock,
+    ) -> None:
+        super().__init__(database)
+        self._producers = producers
+        self._steps = steps
+        self._offsets = offsets
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        cluster: str | None = None,
+    ) -> Delivery:
+        """Send one record in this transaction; see `Producer.send`.
+
+        `cluster` is required if the writer has several.
+        """
+        return await self._steps.run(
+            "send",
+            topic,
+            self._get_producer(cluster).send,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=headers,
+        )
+
+    async def send_batch(
+        self,
+        topic: str,
+        values: Column,
+        keys: Column | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        cluster: str | None = None,
+    ) -> BatchDelivery:
+        """Send many records at once in this transaction; see `Producer.send_batch`."""
+        return await self._steps.run(
+            "send",
+            topic,
+            self._get_producer(cluster).send_batch,
+            topic,
+            values,
+            keys,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+        )
+
+    async def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
+        """Commit the positions of `consumer` for its group with this transaction (KIP-447).
+
+        All records that the consumer has returned count as processed. Call it right after `poll`, inside the
+        block: if anything fails from then on, the next `poll` returns the uncommitted records again. While
+        the outcome is unknown the consumer is paused; this writer's `recover()` determines the outcome and
+        resumes the consumer accordingly.
+        """
+        producer, group = self._get_producer(cluster), consumer.group_metadata()
+        entry = self._offsets.add(consumer)
+        entry.positions = positions = {at: await consumer.position(at) for at in consumer.assignment}
+        await self._steps.run(
+            "send offsets", group.group_id, producer.send_offsets_to_transaction, positions, group
+        )
+
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[Savepoint]:
+        """Open a database savepoint whose records are sent only when it is released.
+
+            async with txn.savepoint() as part:
+                txn.session.add(...)
+                part.send("payments", b"...")
+
+        Raises: NotYours for a store without savepoints.
+        """
+        part = Savepoint(self.send, self.send_batch)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(begin_savepoint(self.database))
+            with keep_open_if_forked(self.owning_process, stack):
+                yield part
+        for send in part.queued_sends:
+            await send()
+
+    def _get_producer(self, cluster: str | None) -> Producer:
+        self.check_open()
+        notify_sent(self._database)
+        return select_producer(self._producers, cluster)
+
+
+class DualWriter(Generic[D]):
+    """A writer whose transactions commit in both a database and Kafka, or in neither.
+
+        config = {"bootstrap.servers": ..., "transactional.id": "payments-1"}
+        writer = DualWriter(AsyncSqlStore(engine), config)
+        print(await writer.recover())
+        async with writer.transaction() as txn:
+            txn.session.add(Payment(...))
+            await txn.send("payments", b"...")
+
+    Life cycle: created, recovered, used, closed; a `with` block of its own closes it. A writer has one
+    transactional id and runs one transaction at a time; each concurrent writer needs an id of its own, which
+    a WriterPool manages. The caller keeps ownership of the store and its engine.
+
+    Two-phase commit is requested unless `tallystick.modes` lists weaker modes; docs/dualwrite.md describes
+    the guarantees of each.
+
+    Cancelling the task counts as an exception in the block. Cancelled while the database commits, the
+    outcome is unknown until recover() determines it.
+    """
+
+    def __init__(
+        self,
+        store: AsyncStore[D],
+        producer_config: Mapping[str, object] | None = None,
+        *,
+        clusters: Mapping[str, Mapping[str, object]] | None = None,
+        watch: StepCallback | None = None,
+        pooled: bool = False,
+    ) -> None:
+        """Configure the writer without connecting.
+
+        Args:
+            producer_config: producer settings by Kafka's names, including `transactional.id`.
+            clusters: instead of `producer_config`, such settings for several clusters, by names of the
+                caller's choice. Each needs a transactional id of its own.
+            watch: callback for every step, for tests that kill the process at one.
+            pooled: the id belongs to a pool, which recovers the ids that a larger pool of its name left.
+        Raises: BadConfig with all problems; ValueError.
+        """
+        if (producer_config is None) == (clusters is None):
+            raise ValueError("either producer_config or clusters")
+        configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
+        self._steps = AsyncStepRunner(watch)
+        self._session = AsyncDualWriteSession(store, configs or {}, _FACTORIES, self._steps, alone=not pooled)
+
+    async def recover(self, *, accept_torn: bool = False) -> Report:
+        """Bring both halves of this writer's id to the same outcome; required before a transaction.
+
+        Any other writer of the id is fenced, in the database and in Kafka. Idempotent.
+
+        Args:
+            accept_torn: continue although the halves differ for good, after a repair by hand: the cluster
+                has aborted a transaction that the database committed, or the database has lost one that
+                the cluster committed.
+        Returns: a printable report of what was found and done.
+        Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
+            Errors of the database and the client; call it again after those.
+        """
+        with LeaveOnExit(self._session) as block, block:
+            return await self._session.recover(accept_torn=accept_torn, block=block)
+
+    async def look(self) -> Report:
+        """Report what recover() would find and do now, without claiming or changing anything.
+
+        The report may be outdated as soon as it is returned.
+        """
+        return await self._session.look()
+
+    @asynccontextmanager
+    async def transaction(self, *, wait_visible: bool = False) -> AsyncIterator[Transaction[D]]:
+        """Run a dual write: commit both halves when the block ends, neither if it raises.
+
+        After the block the rows are readable and the records are decided: read_committed consumers see them
+        as soon as the transaction markers are written.
+
+        Args:
+            wait_visible: also wait for the markers.
+        Raises: WriteInDoubt when an outcome is unknown: `recover()` determines it and finishes the write.
+            Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
+        """
+        session = self._session
+        with LeaveOnExit(session) as block, block:
+            database = await session.begin(block)
+            producers = {name: branch.producer for name, branch in session.branches.items()}
+            txn = Transaction(database, producers, self._steps, session.outcome.offsets)
+            try:
+                yield txn
+                txn.check_process()
+                await flush_rows_async(database)
+            except BaseException as exc:
+                txn.mark_ended()
+                await session.rollback(database, exc)
+                raise
+            txn.mark_ended()
+            await session.commit(database, wait_visible=wait_visible)
+
+    async def run(
+        self,
+        work: Callable[[Transaction[D]], Awaitable[R]],
+        *,
+        retries: int = 0,
+        wait_visible: bool = False,
+    ) -> R:
+        """Run `work` in a transaction of its own, never apply it twice, and return its result.
+
+        If the outcome is in doubt, `run` recovers, and repeats `work` only if neither half was committed.
+
+        Args:
+            retries: maximum number of repetitions.
+        Raises: as `transaction`. WriteInDoubt if the outcome cannot be determined, or if the last attempt was
+            not committed; `outcome()` distinguishes the two.
+        """
+        for left in reversed(range(retries + 1)):
+            results: list[R] = []
+            try:
+                async with self.transaction(wait_visible=wait_visible) as txn:
+                    results.append(await work(txn))
+            except WriteInDoubt as doubt:
+                if not results:  # raised by another writer inside `work`
+                    raise
+                try:
+                    _log.info("%s", await self.recover())
+                except (Torn, Halted):
+                    raise
+                except Exception as exc:  # the outcome may be known by now: do not report a failed write
+                    raise doubt from exc
+                if doubt.outcome() is Outcome.COMMITTED:
+                    return results[0]
+                if doubt.outcome() is Outcome.UNKNOWN or not left:
+                    raise
+            else:
+                return results[0]
+        raise AssertionError("retries: at least 0")
+
+    @property
+    def ready(self) -> bool:
+        """Whether a transaction can begin. If not, the writer needs recover(), is in use, or is closed."""
+        return self._session.life.is_ready
+
+    @property
+    def modes(self) -> Mapping[str, Mode | None]:
+        """The mode that protects a prepared transaction in each cluster, known after recover()."""
+        return {name: branch.producer.mode for name, branch in self._session.branches.items()}
+
+    async def close(self) -> None:
+        """Close the clients. Idempotent. Transactions in doubt are left to the next recover()."""
+        await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<DualWriter {self._session.life.ids_text}: {self._session.life.state.value}>"

@@ -1,0 +1,106 @@
+"""Rules of a pool of writers: its ids, its waits, and its errors."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from queue import Empty, LifoQueue
+from typing import Final, TypeVar
+
+from tallystick.client.errors import BrokerRefused
+from tallystick.client.errors import Fenced as FencedInKafka
+from tallystick.dualwrite.errors import Fenced, Halted, NoFreeId, Torn
+from tallystick.dualwrite.model import StoredState
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.settings import BadConfig
+
+T = TypeVar("T")
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+WAIT_S: Final = 30.0
+SIZE_MAX: Final = 1000
+
+
+def pool_ids(config: Mapping[str, object], size: int) -> list[str]:
+    """Build the ids of a pool: `transactional.id`, a hyphen and a number. Raises: BadConfig."""
+    base = config.get("transactional.id")
+    if not isinstance(base, str) or not base:
+        raise BadConfig("transactional.id: must be set: the ids of the pool begin with it")
+    if not 1 <= size <= SIZE_MAX:
+        raise BadConfig(f"size: {size} is not 1..{SIZE_MAX}")
+    return [f"{base}-{number}" for number in range(size)]
+
+
+def select_larger_pool_ids(base: object, size: int, stored: Iterable[str]) -> list[str]:
+    """Select the stored ids that a larger pool of the same name may have left."""
+    form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
+    return [each for each in stored if (match := form.fullmatch(each)) and int(match[1]) >= size]
+
+
+def may_belong_to_pool(base: object, row: StoredState | None) -> bool:
+    """Return whether an id found by `select_larger_pool_ids` belongs to a pool.
+
+    A row without a recorded transaction, or of an earlier version, does not show it. Such a row counts as a
+    pool's, because only this pool would find a transaction that a larger pool left in doubt.
+    """
+    if row is None or not row.alone:
+        return True
+    _log.warning(
+        "%r has an id like those of the pool %r, and was recorded by a DualWriter of its own: it is not "
+        "recovered with the pool. Where that writer is gone, `tallystick transactions resolve` finishes it",
+        row.transactional_id,
+        base,
+    )
+    return False
+
+
+def combine_errors(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
+    """Return the first error, with a note for each of the others."""
+    first, *others = contradictions
+    for each in others:
+        first.add_note(f"and {type(each).__name__}: {each}")
+    return first
+
+
+def log_if_fenced(base: object, writer: object, exc: BaseException) -> None:
+    """Log that an id was lost to another client, which suggests two pools of the same name."""
+    cause: BaseException | None = exc
+    while cause is not None and not _is_fenced_error(cause):
+        cause = cause.__cause__
+    if cause is None:
+        return
+    _log.error(
+        "the pool %r has lost an id to another client, %r: %s. If that is no operator's `tallystick "
+        "transactions resolve`, another process has a pool of the same name, or a DualWriter of this id: "
+        "they take it from each other for ever. Give each process a transactional.id of its own",
+        base,
+        writer,
+        cause,
+    )
+
+
+def _is_fenced_error(exc: BaseException) -> bool:
+    """Return whether the id was fenced, in the database or in Kafka, which may notice first."""
+    if isinstance(exc, BrokerRefused):
+        return isinstance(exc, FencedInKafka) or exc.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    return isinstance(exc, Fenced)
+
+
+def no_free_id_error(size: int, limit_s: float) -> NoFreeId:
+    return NoFreeId(f"none of {size} ids became free within {limit_s:g} s")
+
+
+def take_free(free: "LifoQueue[T]", limit_s: float) -> T | None:
+    """Take what became free last, waiting for up to `limit_s`; None if nothing does."""
+    try:
+        return free.get(timeout=limit_s) if limit_s > 0 else free.get_nowait()
+    except Empty:
+        return None
+
+
+async def take_free_async(free: "asyncio.LifoQueue[T]", limit_s: float) -> T | None:
+    try:
+        return await asyncio.wait_for(free.get(), limit_s) if limit_s > 0 else free.get_nowait()
+    except (TimeoutError, asyncio.QueueEmpty):
+        return None

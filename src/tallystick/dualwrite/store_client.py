@@ -1,0 +1,110 @@
+# Generated from dualwrite/aio/store_client.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""Steps on the store: claiming a row, checking its owner, and noting in it what is finished.
+
+The owner is checked under the row's lock, so that proxies and clusters send the check to the primary [DW-9].
+A plain SELECT may be answered by a lagging replica (pgpool-II's load balancing, ProxySQL's and MaxScale's
+read/write split, Galera with `wsrep_sync_wait=0`). So the check records the row unchanged, under its owner,
+in a transaction that is then rolled back.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from tallystick.client.blocking.producer import Producer
+from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.errors import NotCommitted
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.stores.base import Store, StoreTransaction
+from tallystick.kernel.value import replace
+
+D = TypeVar("D", bound=StoreTransaction)
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+
+class StoreClient(Generic[D]):
+    """A writer's use of its store: one transaction at a time."""
+
+    def __init__(self, store: Store[D], steps: StepRunner, ids_text: str) -> None:
+        self._store = store
+        self._steps = steps
+        self._ids_text = ids_text
+        self.transaction: D | None = None  # begun and, as far as known, not ended
+
+    def claim(self, branch: ClusterBranch[Producer]) -> None:
+        """Take over the row of an id [DW-1]."""
+        branch.row = self._steps.run("claim", branch.id, self._store.claim, branch.id)
+
+    def read(self, branch: ClusterBranch[Producer]) -> StoredState:
+        """Return the row of an id, without a claim; an empty one if there is none."""
+        row = self._steps.run("read", branch.id, self._store.read_state, branch.id)
+        return StoredState(transactional_id=branch.id, owner="") if row is None else row
+
+    def check_owner(self, branch: ClusterBranch[Producer]) -> None:
+        """Raise Fenced if another writer has claimed the row: it may have decided the open transaction."""
+        self._steps.run("check owner", branch.id, self._check_owner_locked, branch.require_row())
+
+    def record_settled(self, branch: ClusterBranch[Producer], *, settled: bool) -> None:
+        """Record in the row that both halves are finished, or that Kafka's half is about to be.
+
+        No outcome depends on it: it preserves what InitProducerId erases.
+        """
+        row = branch.require_row()
+        if not row.state or row.settled or (row.completing and not settled):
+            return
+        noted = replace(row, settled=settled, completing=row.completing or not settled)
+        try:
+            txn = self._steps.run("begin settling", branch.id, self._open, self._begin_briefly)
+            self._steps.run("settle", branch.id, txn.record, noted, row)
+            self._steps.run("commit settled", branch.id, txn.commit)
+            self.transaction = None
+        except BaseException as exc:
+            self.roll_back_open()
+            if isinstance(exc, NotCommitted):
+                raise exc.cause from exc
+            raise
+        branch.row = noted
+
+    def begin(self) -> D:
+        """Begin the transaction for the user's rows."""
+        return self._steps.run("begin database", "", self._open, self._store.begin)
+
+    def roll_back_open(self) -> bool:
+        """Roll back what is open, whose locks would block a claim; return whether nothing is left."""
+        return self.transaction is None or self.roll_back(self.transaction)
+
+    def roll_back(self, txn: D) -> bool:
+        """Roll back the database's half; return whether it succeeded. A failure is only logged."""
+        try:
+            self._steps.run("roll back", "", txn.rollback)
+        except Exception as exc:
+            _log.warning("%s: the database's transaction could not be rolled back: %s", self._ids_text, exc)
+            return False
+        self.transaction = None
+        return True
+
+    def _open(self, begin: Callable[[], D]) -> D:
+        """Begin in the database, and keep the transaction before any interrupt so that it is released."""
+        self.transaction = txn = begin()
+        return txn
+
+    def _begin_briefly(self) -> D:
+        """Begin a transaction on a state row alone, with a limited wait for its lock if the store can.
+
+        A client whose host is gone may hold that lock for hours. `begin_briefly` is an optional method of a
+        store that limits the wait; `begin` is used otherwise.
+        """
+        begin: Callable[[], D] = getattr(self._store, "begin_briefly", self._store.begin)
+        return begin()
+
+    def _check_owner_locked(self, row: StoredState) -> None:
+        txn: D | None = None
+        try:
+            txn = self._begin_briefly()
+            txn.record(row)
+        finally:
+            if txn is not None:
+                txn.rollback()

@@ -1,0 +1,94 @@
+"""The life of a writer: its state, the call that uses it, and the process that it belongs to.
+
+A writer is in one state. After anything that left a half open it is UNSETTLED, and only recovery is legal; it
+discards the producers and creates new ones, so there is one way to recover.
+"""
+
+from enum import Enum
+from threading import Lock
+from typing import Final
+
+from tallystick.dualwrite.errors import NotRecovered
+from tallystick.dualwrite.forks import OwningProcess
+
+
+class WriterState(Enum):
+    """The state of a writer. The value is its text in errors."""
+
+    NEW = "it has not been recovered"
+    READY = "it is ready"
+    IN_TRANSACTION = "it is in a transaction"
+    RECOVERING = "it is being recovered"
+    UNSETTLED = "a transaction before was left open"
+    CLOSED = "it is closed"
+
+
+_BUSY: Final = frozenset({WriterState.IN_TRANSACTION, WriterState.RECOVERING})
+
+
+class WriterLife:
+    """The state of one writer. Calls enter and leave it; one at a time, and in one process."""
+
+    def __init__(self, ids_text: str) -> None:
+        """Begin a writer's life.
+
+        Args:
+            ids_text: its transactional ids, for errors.
+        """
+        self.ids_text = ids_text
+        self.state = WriterState.NEW
+        self._owning_process = OwningProcess()
+        self._lock = Lock()
+        self._block: object = None
+
+    def enter(self, into: WriterState, *allowed: WriterState, block: object) -> None:
+        """Take the writer for the call `block`. Raises: NotRecovered unless its state is an allowed one."""
+        self.check_process()  # first: after fork() the lock may be held by a thread that does not exist here
+        with self._lock:
+            if self.state not in allowed:
+                raise NotRecovered(f"{self.ids_text}: {self.explain_state()}")
+            self._owning_process.claim_process(self.ids_text)
+            self._block = block
+            self.state = into
+
+    def is_used_by(self, block: object) -> bool:
+        """Return whether `block` is the call that entered last."""
+        return self._block is block
+
+    def mark_unsettled(self) -> None:
+        """Require a recovery if a call has left in the middle of a recipe."""
+        if self.is_busy:
+            self.state = WriterState.UNSETTLED
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a transaction or a recovery is running."""
+        return self.state in _BUSY
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a transaction can begin in this process."""
+        return self.state is WriterState.READY and not self.is_forked_child
+
+    @property
+    def is_forked_child(self) -> bool:
+        """Whether this process is a fork of the one that the writer belongs to."""
+        return self._owning_process.is_forked_child
+
+    def claim_process(self) -> None:
+        """Make this process the writer's. Raises: NotYours in a forked child."""
+        self._owning_process.claim_process(f"{self.ids_text}: this writer")
+
+    def check_process(self) -> None:
+        """Raise NotYours in a forked child of the process that uses this writer."""
+        self._owning_process.check_process(f"{self.ids_text}: this writer")
+
+    def explain_state(self) -> str:
+        """Return what the state means for a call that it refuses."""
+        match self.state:
+            case WriterState.NEW | WriterState.UNSETTLED:
+                return f"{self.state.value}: call recover() first"
+            case WriterState.IN_TRANSACTION:
+                return "it is in a transaction, and has one at a time; a WriterPool has more"
+            case state:
+                return str(state.value)
