@@ -42,6 +42,12 @@ class Twin:
 
 
 TWINS: Final = (
+    Twin(
+        source="admin/aio.py",
+        target="admin/client.py",
+        docstring="Blocking administration client, whose calls run on the engine thread.",
+        texts={"Belongs to the event loop it is first used on.": "Safe to share between threads."},
+    ),
     Twin(source="dualwrite/aio/cluster_views.py", target="dualwrite/cluster_views.py"),
     Twin(
         source="dualwrite/aio/consume.py",

@@ -6,11 +6,12 @@ from typing import Self
 
 from tallystick.admin import acls, cluster_view, configs, groups, topics
 from tallystick.admin.acls import Acl, AclFilter
-from tallystick.admin.admin_call import AdminCall, Answers
+from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.configs import ConfigResource, ConfigValue
 from tallystick.admin.groups import GroupDescription, GroupListing
 from tallystick.admin.model import ProducerState, TransactionDescription, TransactionListing
+from tallystick.admin.runner_async import AsyncAdminRunner
 from tallystick.admin.topics import CreatedTopic, NewTopic
 from tallystick.admin.transactions import (
     DEFAULT_LIMIT_MS,
@@ -19,8 +20,6 @@ from tallystick.admin.transactions import (
     HangingReport,
     TransactionAdmin,
 )
-from tallystick.client.config import AdminConfig
-from tallystick.client.net.cluster import Cluster
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.net.network import CLOSE_TIMEOUT_S
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
@@ -42,9 +41,8 @@ class Admin:
 
         Raises: BadConfig with every problem at once.
         """
-        self.config = AdminConfig.parse(config)
-        self._cluster = Cluster(self.config.client, topics_idle_ms=self.config.client.metadata_max_age_ms)
-        self._transactions = TransactionAdmin(self._cluster, self.config.default_api_timeout_ms)
+        self._runner = AsyncAdminRunner(config)
+        self.config = self._runner.config
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,15 +54,11 @@ class Admin:
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Close every connection; a second call does nothing."""
-        await self._cluster.close(timeout_s)
+        await self._runner.close(timeout_s)
 
     def metrics(self) -> dict[str, float]:
         """Return the network metrics, under Kafka's names."""
-        return self._cluster.metrics()
-
-    def _start_call(self) -> AdminCall:
-        limit_ms = self.config.default_api_timeout_ms
-        return AdminCall(self._cluster, self._cluster.start_deadline("default.api.timeout.ms", limit_ms))
+        return self._runner.metrics()
 
     # ---------------------------------------------------------------------- transactions
 
@@ -89,7 +83,9 @@ class Admin:
         Raises: NotSupported for a broker id that the cluster does not list; Unreachable or TimedOut when no
             broker can be asked.
         """
-        return await self._transactions.list(
+        return await self._runner.run_on_transactions(
+            "list_transactions",
+            TransactionAdmin.list,
             states=states,
             producer_ids=producer_ids,
             longer_than_ms=longer_than_ms,
@@ -101,13 +97,17 @@ class Admin:
         self, transactional_ids: Iterable[str]
     ) -> Answers[str, TransactionDescription]:
         """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
-        return await self._transactions.describe(transactional_ids)
+        return await self._runner.run_on_transactions(
+            "describe_transactions", TransactionAdmin.describe, transactional_ids
+        )
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], *, broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
         """Describe the producers of partitions, as the leaders or the replicas on `broker` see them."""
-        return await self._transactions.describe_producers(partitions, broker)
+        return await self._runner.run_on_transactions(
+            "describe_producers", TransactionAdmin.describe_producers, partitions, broker
+        )
 
     async def find_hanging_transactions(
         self,
@@ -126,8 +126,13 @@ class Admin:
         Raises: UnknownTopic, Unreachable, TimedOut. Failures of single brokers or partitions are in the
             report.
         """
-        return await self._transactions.find_hanging(
-            topic=topic, partition=partition, broker=broker, limit_ms=limit_ms
+        return await self._runner.run_on_transactions(
+            "find_hanging_transactions",
+            TransactionAdmin.find_hanging,
+            topic=topic,
+            partition=partition,
+            broker=broker,
+            limit_ms=limit_ms,
         )
 
     async def plan_abort(self, spec: AbortSpec) -> AbortPlan:
@@ -135,7 +140,7 @@ class Admin:
 
         Raises: NothingOpen, UnknownTopic, NotAuthorized.
         """
-        return await self._transactions.plan_abort(spec)
+        return await self._runner.run_on_transactions("plan_abort", TransactionAdmin.plan_abort, spec)
 
     async def abort_transaction(self, what: AbortSpec | AbortPlan, *, force: bool = False) -> bool:
         """Write an ABORT marker into one partition, for exactly that transaction [ADM-3].
@@ -144,8 +149,9 @@ class Admin:
 
         Raises: NotSafe without `force` unless it hangs; NothingOpen; the broker's refusal.
         """
-        plan = await self._transactions.plan_abort(what) if isinstance(what, AbortSpec) else what
-        return await self._transactions.abort(plan, force=force)
+        return await self._runner.run_on_transactions(
+            "abort_transaction", TransactionAdmin.plan_and_abort, what, force=force
+        )
 
     async def force_terminate_transaction(
         self, transactional_id: str, *, force: bool = False
@@ -156,7 +162,9 @@ class Admin:
 
         Raises: NotSafe without `force` for a two-phase commit transaction; IdExpired for an unknown id.
         """
-        return await self._transactions.force_terminate(transactional_id, force=force)
+        return await self._runner.run_on_transactions(
+            "force_terminate_transaction", TransactionAdmin.force_terminate, transactional_id, force=force
+        )
 
     # -------------------------------------------------------------------------- topics
 
@@ -168,25 +176,27 @@ class Admin:
         A topic that was created by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an
         unknown effect.
         """
-        return await topics.create(self._start_call(), new_topics, validate_only=validate_only)
+        return await self._runner.run("create_topics", topics.create, new_topics, validate_only=validate_only)
 
     async def delete_topics(self, names: Iterable[str]) -> Answers[str, None]:
         """Delete topics and their records."""
-        return await topics.delete(self._start_call(), names)
+        return await self._runner.run("delete_topics", topics.delete, names)
 
     async def create_partitions(
         self, totals: Mapping[str, int], *, validate_only: bool = False
     ) -> Answers[str, None]:
         """Grow topics to a total number of partitions, not by a number of new ones (KIP-195)."""
-        return await topics.create_partitions(self._start_call(), totals, validate_only=validate_only)
+        return await self._runner.run(
+            "create_partitions", topics.create_partitions, totals, validate_only=validate_only
+        )
 
     async def list_topics(self, *, internal: bool = False) -> Mapping[str, TopicInfo]:
         """List all topics by name, with partitions, leaders and replicas; internal topics on request."""
-        return await topics.list_all(self._start_call(), internal=internal)
+        return await self._runner.run("list_topics", topics.list_all, internal=internal)
 
     async def describe_topics(self, names: Iterable[str]) -> Answers[str, TopicInfo]:
         """Describe the partitions, leaders and replicas of topics; an unknown one fails with UnknownTopic."""
-        return await topics.describe(self._start_call(), names)
+        return await self._runner.run("describe_topics", topics.describe, names)
 
     async def list_offsets(
         self, times_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
@@ -196,7 +206,9 @@ class Admin:
         Instead of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
         MAX_TIMESTAMP.
         """
-        return await topics.list_offsets(self._start_call(), times_ms, read_committed=read_committed)
+        return await self._runner.run(
+            "list_offsets", topics.list_offsets, times_ms, read_committed=read_committed
+        )
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int | None]
@@ -205,7 +217,7 @@ class Admin:
 
         Returns: the new first offset.
         """
-        return await topics.delete_records(self._start_call(), before)
+        return await self._runner.run("delete_records", topics.delete_records, before)
 
     # ------------------------------------------------------------------------ settings
 
@@ -213,13 +225,13 @@ class Admin:
         self, resources: Iterable[ConfigResource], names: Sequence[str] | None = None
     ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
         """Return the settings in force, by name; all of them without `names`."""
-        return await configs.describe(self._start_call(), resources, names)
+        return await self._runner.run("describe_configs", configs.describe, resources, names)
 
     async def alter_configs(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
     ) -> Answers[ConfigResource, None]:
         """Set single settings and leave the others unchanged; None resets a setting (KIP-339)."""
-        return await configs.alter(self._start_call(), changes, validate_only=validate_only)
+        return await self._runner.run("alter_configs", configs.alter, changes, validate_only=validate_only)
 
     # -------------------------------------------------------------------------- groups
 
@@ -227,33 +239,35 @@ class Admin:
         self, *, states: Collection[str] = (), types: Collection[str] = ()
     ) -> Answers[int, tuple[GroupListing, ...]]:
         """List groups, by the broker that coordinates them; filters need brokers with KIP-518 and KIP-848."""
-        return await groups.list_all(self._start_call(), states=states, types=types)
+        return await self._runner.run("list_groups", groups.list_all, states=states, types=types)
 
     async def describe_groups(self, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
         """Describe state and members of groups of either protocol; an unknown group: GROUP_ID_NOT_FOUND."""
-        return await groups.describe(self._start_call(), group_ids)
+        return await self._runner.run("describe_groups", groups.describe, group_ids)
 
     async def delete_groups(self, group_ids: Iterable[str]) -> Answers[str, None]:
         """Delete groups without members, and their offsets (KIP-229)."""
-        return await groups.delete(self._start_call(), group_ids)
+        return await self._runner.run("delete_groups", groups.delete, group_ids)
 
     async def list_group_offsets(
         self, group_id: str, *, require_stable: bool = False
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets; `require_stable` waits for pending transactions (KIP-447)."""
-        return await groups.list_offsets(self._start_call(), group_id, require_stable=require_stable)
+        return await self._runner.run(
+            "list_group_offsets", groups.list_offsets, group_id, require_stable=require_stable
+        )
 
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> Answers[TopicPartition, None]:
         """Commit offsets for a group without members; a group that has some answers UNKNOWN_MEMBER_ID."""
-        return await groups.alter_offsets(self._start_call(), group_id, offsets)
+        return await self._runner.run("alter_group_offsets", groups.alter_offsets, group_id, offsets)
 
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Answers[TopicPartition, None]:
         """Delete offsets of partitions that the group is not subscribed to at the moment (KIP-496)."""
-        return await groups.delete_offsets(self._start_call(), group_id, partitions)
+        return await self._runner.run("delete_group_offsets", groups.delete_offsets, group_id, partitions)
 
     # -------------------------------------------------------------------------- rights
 
@@ -262,11 +276,11 @@ class Admin:
 
         Raises: BrokerRefused (54) where there is no authorizer.
         """
-        return await acls.describe(self._start_call(), wanted)
+        return await self._runner.run("describe_acls", acls.describe, wanted)
 
     async def create_acls(self, rules: Iterable[Acl]) -> Answers[Acl, None]:
         """Add rules, each on its own; a rule that exists already stays."""
-        return await acls.create(self._start_call(), rules)
+        return await self._runner.run("create_acls", acls.create, rules)
 
     async def delete_acls(self, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
         """Delete every rule that a filter matches.
@@ -275,17 +289,23 @@ class Admin:
             The deleted rules, by filter; a filter fails with PartlyDeleted when only some of its rules were
             deleted. Rules deleted by an attempt whose answer was lost are in neither.
         """
-        return await acls.delete(self._start_call(), filters)
+        return await self._runner.run("delete_acls", acls.delete, filters)
 
     # --------------------------------------------------------------------- the cluster
 
     async def describe_cluster(self) -> ClusterDescription:
         """Describe the cluster as one broker knows it: its id, its brokers and the controller."""
-        return await cluster_view.describe(self._start_call())
+        return await self._runner.run(
+            "describe_cluster",
+            cluster_view.describe,
+        )
 
     async def describe_features(self) -> Mapping[str, int]:
         """Return the finalized feature levels by name, such as `transaction.version` (KIP-584)."""
-        return await cluster_view.describe_features(self._start_call())
+        return await self._runner.run(
+            "describe_features",
+            cluster_view.describe_features,
+        )
 
     async def update_features(
         self,
@@ -301,6 +321,11 @@ class Admin:
             downgrade: allow a level to go down.
             unsafe: allow it even if metadata is lost (KIP-778).
         """
-        await cluster_view.update_features(
-            self._start_call(), levels, downgrade=downgrade, unsafe=unsafe, validate_only=validate_only
+        await self._runner.run(
+            "update_features",
+            cluster_view.update_features,
+            levels,
+            downgrade=downgrade,
+            unsafe=unsafe,
+            validate_only=validate_only,
         )

@@ -316,6 +316,11 @@ class TransactionAdmin:
             coordinator_epoch=max(known or 0, 0),
         )
 
+    async def plan_and_abort(self, what: AbortSpec | AbortPlan, *, force: bool = False) -> bool:
+        """Write an ABORT marker as `abort` does, and plan it first unless that is done."""
+        plan = await self.plan_abort(what) if isinstance(what, AbortSpec) else what
+        return await self.abort(plan, force=force)
+
     async def abort(self, plan: AbortPlan, *, force: bool = False) -> bool:
         """Write an ABORT marker into one partition, for exactly the planned transaction [ADM-3].
 
