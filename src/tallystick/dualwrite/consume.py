@@ -21,7 +21,7 @@ from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
-from tallystick.dualwrite.polled_batch import PolledBatch, first_offsets
+from tallystick.dualwrite.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.recipes import StepCallback, StepRunner
 from tallystick.dualwrite.stores.base import OffsetAdvance, OffsetStore, OffsetTransaction
 from tallystick.dualwrite.transaction import DatabaseHalf

@@ -1,4 +1,6 @@
-"""Positions of the consumers whose offsets a dual write sends, after each outcome.
+"""Positions of consumers: after a dual write that sends their offsets, and of what one poll returned.
+
+After each outcome of a dual write:
 
     committed      the consumer continues at its position; the offsets sent count
     rolled back    the next `poll` returns again everything returned and never committed [DW-26]
@@ -13,9 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import ClientError
 from tallystick.dualwrite.errors import Outcome
+from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -94,3 +99,19 @@ def _apply_outcome(sent: OffsetsInFlight, outcome: Outcome) -> None:
         consumer.rewind()
     if sent.paused_partitions:
         consumer.resume(sent.paused_partitions & consumer.assignment)
+
+
+@frozen
+class PolledBatch:
+    """The result of one poll: records, and how far they move each partition."""
+
+    records: tuple[ConsumerRecord, ...]
+    offset_moves: Mapping[TopicPartition, OffsetAdvance]
+
+
+def first_offsets(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
+    """Return the first offset of each partition."""
+    first: dict[TopicPartition, int] = {}
+    for each in records:
+        first.setdefault(TopicPartition(each.topic, each.partition), each.offset)
+    return first

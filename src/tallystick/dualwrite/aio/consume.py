@@ -20,7 +20,7 @@ from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.consumer.errors import PositionUnknown
 from tallystick.client.consumer.rebalance import RebalanceListener
 from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
-from tallystick.dualwrite.polled_batch import PolledBatch, first_offsets
+from tallystick.dualwrite.offsets import PolledBatch, first_offsets
 from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction, OffsetAdvance
 from tallystick.dualwrite.transaction import DatabaseHalf
