@@ -1,7 +1,7 @@
 """Simulate whole runs of the broker, each from one seed: python -m tools.sim [--seed N | --seeds FROM..TO].
 
 A run has clients, broker, disk and clock in one thread, with faults; see
-`tallystick.testing.sim.simulation`. The seed is printed first. Seeds with findings are listed at the end;
+`harness.sim.simulation`. The seed is printed first. Seeds with findings are listed at the end;
 `--seed N --trace` shows one of them. `--nightly N` runs N seeds that were never run before, and adds those
 with findings to tests/sim/seeds.txt, which every later test run repeats.
 """
@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
-from tallystick.testing.sim.faults import FAULTS_OFF, FaultKind
-from tallystick.testing.sim.simulation import Simulation, SimulationResult
+from harness.sim.faults import FAULTS_OFF, FaultKind
+from harness.sim.simulation import Simulation, SimulationResult
 
 KNOWN = Path(__file__).parents[1] / "tests" / "sim" / "seeds.txt"
 # The first seed of the nightly runs: far from those that are run by number.

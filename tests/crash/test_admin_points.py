@@ -15,8 +15,8 @@ from admin_points import Change, Compaction, Creation, Deletion, DeletionAtTheEn
 from effort import LONG
 from failing_calls import CHANGES, METADATA, OPENS, When
 
+from harness.memory_fs import PowerLost, SurvivingChanges
 from tallystick.kernel.value import frozen
-from tallystick.testing.memory_fs import PowerLost, SurvivingChanges
 
 CHANGED: Final = (Deletion, DeletionAtTheEnd, Creation, Growth, Trimming, Compaction)
 ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EMFILE)

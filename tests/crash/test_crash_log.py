@@ -14,6 +14,8 @@ from uuid import UUID
 import pytest
 from effort import LONG
 
+from harness.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
+from harness.recorded_calls import RecordingSyscalls, replay_calls
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     LeaderEpoch,
@@ -37,8 +39,6 @@ from tallystick.storage.fs import FileSystem, RealFileSystem
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.log_start import delete_records_before
-from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
-from tallystick.testing.recorded_calls import RecordingSyscalls, replay_calls
 
 SEEDS = 40 if LONG else 3
 NOW = 1_700_000_000_000

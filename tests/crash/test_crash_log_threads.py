@@ -4,13 +4,13 @@ from uuid import UUID
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

@@ -13,6 +13,7 @@ from contextlib import suppress
 import pytest
 from effort import LONG
 
+from harness.memory_fs import MemoryFileSystem, PowerLost, iter_choosers
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
@@ -28,7 +29,6 @@ from tallystick.storage.log import (
 )
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
-from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, iter_choosers
 
 # the short form takes every other call
 NOW = 1_700_000_000_000

@@ -10,11 +10,11 @@ import pytest
 from compacted import DIRECTORY, Compacted, find_segment_end
 from effort import LONG
 
+from harness.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
 from tallystick.storage.fs import make_directory
 from tallystick.storage.segment_scan import make_file_name
-from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 
 SEEDS: Final = 60 if LONG else 4
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))

@@ -2,7 +2,7 @@
 
 Nothing is sampled: each scenario runs once to count its effects, then once for each of them. Clients repeat
 what got no answer, as real ones do; a client that prepared a transaction may find out from its database
-alone how it ended. What has to hold afterwards is in `tallystick.testing.sim.checkers`.
+alone how it ended. What has to hold afterwards is in `harness.sim.checkers`.
 """
 
 from collections.abc import Callable, Coroutine
@@ -13,11 +13,11 @@ from functools import cache
 import pytest
 from effort import LONG
 
-from tallystick.testing.memory_fs import SurvivingChanges
-from tallystick.testing.sim.clients import ClientProfile, SimClientFenced
-from tallystick.testing.sim.dual_write import recover_dual_write
-from tallystick.testing.sim.faults import FaultPlan, PowerLoss
-from tallystick.testing.sim.simulation import PARTITIONS, Simulation
+from harness.memory_fs import SurvivingChanges
+from harness.sim.clients import ClientProfile, SimClientFenced
+from harness.sim.dual_write import recover_dual_write
+from harness.sim.faults import FaultPlan, PowerLoss
+from harness.sim.simulation import PARTITIONS, Simulation
 
 KEEPS: tuple[SurvivingChanges, ...] = ("nothing", "prefix", "everything", "unordered")
 # The client of an id in the prepared directory whose last epoch is one away.

@@ -8,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+# The harness is held to what the product is held to.
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "harness").rglob("*.py")])
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TOOLS = sorted((ROOT / "tools").rglob("*.py"))
 
@@ -23,18 +24,18 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 
 # A ratchet: what is listed may only shrink. New code must fit.
 LONG_FUNCTIONS: dict[str, int] = {}
-LONG_MODULES = {
-    "src/tallystick/testing/sim/simulation.py": 721,
+LONG_MODULES: dict[str, int] = {
+    "harness/sim/simulation.py": 721,
 }
 MANY_METHODS = {
+    "harness/memory_fs.py:MemoryFileSystem": 33,
+    "harness/sim/simulation.py:Simulation": 52,
     "src/tallystick/admin/aio.py:Admin": 33,
     "src/tallystick/admin/client.py:Admin": 33,
     "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 36,
     "src/tallystick/storage/log_dir.py:LogDir": 30,
-    "src/tallystick/testing/memory_fs.py:MemoryFileSystem": 33,
-    "src/tallystick/testing/sim/simulation.py:Simulation": 52,
 }
 # Twins of the synchronous and the asyncio API, and names that users import from two places.
 SHARED_CLASS_NAMES = {

@@ -21,7 +21,7 @@ def docstrings(path: Path) -> list[str]:
 def test_docstrings_name_the_subject() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {match.group(0)}"
-        for folder in ("src", "tools")
+        for folder in ("src", "harness", "tools")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for text in docstrings(path)
         if (match := BANNED.search(text)) is not None

@@ -7,9 +7,9 @@ from compacted import CONFIG, Compacted
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.memory_fs import MemoryFileSystem, PowerLost
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import BatchHeader
-from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost
 
 KEYS = st.sampled_from(["a", "b", "c", "d"])
 PUTS = st.lists(st.tuples(KEYS, st.one_of(st.none(), st.just("v"))), min_size=1, max_size=3)

@@ -5,6 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from txn_words import TWO_PHASE
 
+from harness.groups import GroupMachineHarness, durable_view
+from harness.transactions import TxnMachineHarness
 from tallystick.broker.group.machine.commands import (
     CommitOffsets,
     CommitTxnOffsets,
@@ -34,8 +36,6 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.kernel.limits import STRING_BYTES_MAX
-from tallystick.testing.groups import GroupMachineHarness, durable_view
-from tallystick.testing.transactions import TxnMachineHarness
 
 # As long as a string may be on the wire, in letters of one to four bytes.
 LONGEST = [letter * (STRING_BYTES_MAX // len(letter.encode())) for letter in "xé€𝄞"]

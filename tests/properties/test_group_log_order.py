@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.groups import MemoryPartition, World
 
+from harness.groups import durable_view
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.machine.commands import (
     CommitOffsets,
@@ -26,7 +27,6 @@ from tallystick.kernel.ids import (
 )
 from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import NO_GUARD
-from tallystick.testing.groups import durable_view
 
 GROUPS = st.sampled_from(["a", "b"]).map(GroupId)
 PRODUCERS = st.builds(ProducerIdAndEpoch, st.sampled_from([7, 8]).map(ProducerId), st.just(ProducerEpoch(0)))

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from harness.groups import GroupMachineHarness, durable_view
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.machine.apply import apply_event
 from tallystick.broker.group.machine.commands import (
@@ -54,7 +55,6 @@ from tallystick.kernel.ids import (
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType
-from tallystick.testing.groups import GroupMachineHarness, durable_view
 
 GROUP = GroupId("g")
 CONFIG = GroupConfig(

@@ -5,6 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch, iter_headers
@@ -12,7 +13,6 @@ from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, Unlim
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from txn_words import MAX, STATES, T, ident, speaker
 
+from harness.transactions import START_MS, durable_view
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
 from tallystick.broker.txn.machine.apply import apply_event
 from tallystick.broker.txn.machine.commands import (
@@ -53,7 +54,6 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
-from tallystick.testing.transactions import START_MS, durable_view
 
 SPARE = ProducerId(9)
 COMMANDS: tuple[type, ...] = get_args(TxnCommand)

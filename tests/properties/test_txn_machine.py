@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from txn_words import MAX, T, ident, speaker
 
+from harness.transactions import TxnMachineHarness, durable_view
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.machine.commands import (
     AbortTimedOut,
@@ -51,7 +52,6 @@ from tallystick.kernel.ids import (
     ProducerIdAndEpoch,
     TopicPartition,
 )
-from tallystick.testing.transactions import TxnMachineHarness, durable_view
 
 TIMEOUT_MS = 50
 LEADERS = tuple(TopicPartition("a", number) for number in range(3))

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from transcripts import Runner, rewritten
 
+from harness.groups import GroupMachineHarness
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.machine.commands import (
     CommitOffsets,
@@ -64,7 +65,6 @@ from tallystick.kernel.ids import (
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType
-from tallystick.testing.groups import GroupMachineHarness
 
 SCRIPTS = sorted((Path(__file__).parent / "group").glob("*.txt"))
 GROUP = GroupId("g")

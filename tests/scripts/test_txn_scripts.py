@@ -19,6 +19,7 @@ from typing import assert_never
 import pytest
 from transcripts import Runner, rewritten
 
+from harness.transactions import TxnMachineHarness
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.machine.commands import (
     AddPartitions,
@@ -53,7 +54,6 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
-from tallystick.testing.transactions import TxnMachineHarness
 
 SCRIPTS = sorted((Path(__file__).parent / "txn").glob("*.txt"))
 TIMEOUT_MS = 60_000

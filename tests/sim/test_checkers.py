@@ -2,16 +2,16 @@
 
 import pytest
 
+from harness.sim import checkers
+from harness.sim.checkers import LogBatch
+from harness.sim.dual_write import SimDatabase
+from harness.sim.history import History, SimTxn
+from harness.sim.network import RequestExchange
 from tallystick.broker.txn.machine.model import ForcedCause
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.testing.sim import checkers
-from tallystick.testing.sim.checkers import LogBatch
-from tallystick.testing.sim.dual_write import SimDatabase
-from tallystick.testing.sim.history import History, SimTxn
-from tallystick.testing.sim.network import RequestExchange
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from harness.memory_fs import UNLIMITED
+from harness.sim.loop import VirtualTime
+from harness.sim.machine import BrokerMachine
 from tallystick.broker.broker import Broker
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.testing.memory_fs import UNLIMITED
-from tallystick.testing.sim.loop import VirtualTime
-from tallystick.testing.sim.machine import BrokerMachine
 
 SETTINGS = {"log.dirs": "data", "log.reserve.bytes": "0", "log.cleaner.enable": "false"}
 

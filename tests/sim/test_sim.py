@@ -1,6 +1,6 @@
 """Whole runs of the broker from one seed each, with faults; `make sim` runs ten thousand.
 
-The checkers are in `tallystick.testing.sim.checkers`: read_committed sees all or nothing, database and log
+The checkers are in `harness.sim.checkers`: read_committed sees all or nothing, database and log
 agree, stable offsets only grow, pairs never go back, replay equals live, no record twice, all is completed.
 """
 
@@ -14,8 +14,8 @@ import pytest
 from effort import LONG
 from tools.sim import remember, run_seed
 
-from tallystick.testing.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, add_faults, draw_faults
-from tallystick.testing.sim.simulation import SimulationResult
+from harness.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, add_faults, draw_faults
+from harness.sim.simulation import SimulationResult
 
 KNOWN = Path(__file__).with_name("seeds.txt")
 RANGE = range(2_000 if LONG else 150)

@@ -19,6 +19,9 @@ from sim_dual_write import (
     Writers,
 )
 
+from harness.sim.clients import ClientProfile
+from harness.sim.faults import FaultPlan, draw_faults
+from harness.sim.simulation import Simulation, SimulationResult
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession
 from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
@@ -26,9 +29,6 @@ from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import ClusterHalf, Finding
 from tallystick.dualwrite.writer_life import WriterState
 from tallystick.kernel.value import replace
-from tallystick.testing.sim.clients import ClientProfile
-from tallystick.testing.sim.faults import FaultPlan, draw_faults
-from tallystick.testing.sim.simulation import Simulation, SimulationResult
 
 SEEDS = 3_000 if LONG else 60
 # A broken recipe is to be found within as many seeds.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from harness.groups import GroupMachineHarness
 from tallystick.broker.group.machine.commands import (
     DONE,
     CommitOffsets,
@@ -46,7 +47,6 @@ from tallystick.kernel.ids import (
     TopicPartition,
 )
 from tallystick.protocol.records import ControlType
-from tallystick.testing.groups import GroupMachineHarness
 
 G = GroupId("g")
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -23,12 +23,12 @@ from txn_words import (
     unchanged,
 )
 
+from harness.transactions import TxnMachineHarness
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
 from tallystick.broker.txn.machine.commands import EndTxnResult, EntryStored, InitProducerIdResult
 from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult, TxnConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, ProducerIdAndEpoch, TimestampMs, TransactionalId
-from tallystick.testing.transactions import TxnMachineHarness
 
 MAY_NOT = TxnConfig()
 DAY_MS = 86_400_000

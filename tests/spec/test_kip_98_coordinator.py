@@ -22,6 +22,7 @@ from txn_words import (
     unchanged,
 )
 
+from harness.transactions import durable_view
 from tallystick.broker.txn.machine.apply import apply_event, check_transition
 from tallystick.broker.txn.machine.commands import (
     DONE,
@@ -57,7 +58,6 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TimestampMs
-from tallystick.testing.transactions import durable_view
 
 WEEK_MS = 604_800_000
 

@@ -1,5 +1,6 @@
 """KIP-134, 345, 394: the sentences the group coordinator is built on."""
 
+from harness.groups import GroupMachineHarness
 from tallystick.broker.group.machine.commands import (
     Heartbeat,
     JoinGroup,
@@ -15,7 +16,6 @@ from tallystick.broker.group.machine.model import GroupConfig, GroupState, Insta
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId
-from tallystick.testing.groups import GroupMachineHarness
 
 G = GroupId("g")
 

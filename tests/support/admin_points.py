@@ -13,6 +13,9 @@ from typing import Any, Final, TypeVar
 
 from failing_calls import FailingCalls, FailingStore
 
+from harness.memory_fs import PowerLost, SurvivingChanges
+from harness.sim.loop import VirtualTime
+from harness.sim.machine import DATA, BrokerMachine, DiskImage
 from tallystick.broker.broker import Broker
 from tallystick.broker.metadata.store import MetadataStore, Topic
 from tallystick.broker.partitions.topics import TopicSpec
@@ -30,9 +33,6 @@ from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, Tr
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.log import AppendOrigin, AppendResult
-from tallystick.testing.memory_fs import PowerLost, SurvivingChanges
-from tallystick.testing.sim.loop import VirtualTime
-from tallystick.testing.sim.machine import DATA, BrokerMachine, DiskImage
 
 T = TypeVar("T")
 

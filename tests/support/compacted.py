@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.records import (
@@ -20,7 +21,6 @@ from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache, SegmentReader
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 DIRECTORY = "data/t-0"
 PARTITION = TopicPartition("t", 0)

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Final, Literal, TypeVar
 
+from harness.memory_fs import MemoryFile, MemoryFileSystem
+from harness.sim.machine import InMemoryMetadataStore
 from tallystick.storage.fs import Buffer
-from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
-from tallystick.testing.sim.machine import InMemoryMetadataStore
 
 T = TypeVar("T")
 

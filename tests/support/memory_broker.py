@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem
+from harness.sim.machine import InMemoryMetadataStore
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.handlers import HANDLERS
@@ -27,8 +29,6 @@ from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tallystick.testing import FakeClock
-from tallystick.testing.memory_fs import MemoryFileSystem
-from tallystick.testing.sim.machine import InMemoryMetadataStore
 
 SETTINGS = {
     "flush.policy": "os",

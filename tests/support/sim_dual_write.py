@@ -10,6 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from harness.sim import clients
+from harness.sim.dual_write import DatabaseRow
+from harness.sim.history import SimTxn
+from harness.sim.network import NoReply
+from harness.sim.simulation import PARTITIONS, Simulation
 from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
@@ -31,11 +36,6 @@ from tallystick.protocol.messages.describe_transactions import (
     DescribeTransactionsResponse,
     TransactionState,
 )
-from tallystick.testing.sim import clients
-from tallystick.testing.sim.dual_write import DatabaseRow
-from tallystick.testing.sim.history import SimTxn
-from tallystick.testing.sim.network import NoReply
-from tallystick.testing.sim.simulation import PARTITIONS, Simulation
 
 CLUSTER_ID = "simulated"
 # For a transaction whose client is not in the history.

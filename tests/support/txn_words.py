@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+from harness.transactions import TxnMachineHarness
 from tallystick.broker.txn.machine.commands import (
     AbortTimedOut,
     AddPartitions,
@@ -37,7 +38,6 @@ from tallystick.kernel.ids import (
 from tallystick.protocol import decode_prefix
 from tallystick.protocol.messages.stored_transactions import TransactionLogValue
 from tallystick.protocol.records import decode_records
-from tallystick.testing.transactions import TxnMachineHarness
 
 MAX = INT16_MAX
 T = TransactionalId("t")

@@ -1,7 +1,7 @@
 """Every file access of the broker's data directories, behind one protocol (style R14).
 
-`RealFileSystem` is a thin layer over system calls; `tallystick.testing.MemoryFileSystem` models what a
-crash may lose. The layer adds no guarantee of its own: bytes are durable after `File.sync`, a name after
+`RealFileSystem` is a thin layer over system calls; `harness.memory_fs.MemoryFileSystem` models what a crash
+may lose. The layer adds no guarantee of its own: bytes are durable after `File.sync`, a name after
 `FileSystem.sync_dir` of its directory, and neither before.
 """
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.broker.config.topic_config import TopicConfig
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.errors import TallystickError
@@ -29,7 +30,6 @@ from tallystick.storage.log_loader import create_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 
 class Lost(TallystickError):

@@ -6,6 +6,7 @@ import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader, request
 from tests.support.memory_broker import completed, loaded, memory_disk, on_a_loop
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.machine.commands import (
     DONE,
@@ -21,7 +22,6 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition, TransactionalId
 from tallystick.kernel.limits import MIB
 from tallystick.storage.producer_state import AppendOrigin
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 LIMIT_BYTES = 10_000
 

@@ -4,6 +4,7 @@ import errno
 
 from memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.end_txn import EndTxnRequest
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
@@ -12,7 +13,6 @@ from tallystick.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 
 async def init(desk: MemoryBroker) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.broker.config.topic_config import TopicConfig
 from tallystick.broker.metrics.broker_metrics import SLICE_PARTITIONS, GaugeSources, read_gauges
 from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
@@ -45,7 +46,6 @@ from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS
 from tallystick.storage.reserve import DiskReserve
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 MAX_TIMEOUT_MS = 900_000
 LATE_MS = MAX_TIMEOUT_MS + LATE_TRANSACTION_BUFFER_MS

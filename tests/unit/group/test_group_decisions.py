@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.groups import GroupMachineHarness
 from tallystick.broker.group.machine.commands import (
     CommitOffsets,
     DeleteGroup,
@@ -35,7 +36,6 @@ from tallystick.broker.group.machine.subscription import find_subscribed_topics,
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, ProducerId, TimestampMs, TopicPartition
-from tallystick.testing.groups import GroupMachineHarness
 
 G = GroupId("g")
 T0 = TopicPartition("t", 0)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
+from harness.groups import durable_view
 from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.group import group_writer, logic
 from tallystick.broker.group.codec import decode_batches
@@ -39,7 +40,6 @@ from tallystick.protocol.errors import EncodeError
 from tallystick.protocol.records import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
-from tallystick.testing.groups import durable_view
 
 EIO = OSError("input/output error")
 P = ProducerIdAndEpoch(ProducerId(7), ProducerEpoch(0))

@@ -17,6 +17,7 @@ from memory_broker import (
     versions,
 )
 
+from harness.sim.machine import InMemoryMetadataStore
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metadata.store import MetadataUnusable
 from tallystick.broker.metadata.worker import BlockingWorker
@@ -33,7 +34,6 @@ from tallystick.protocol.messages.end_txn import EndTxnRequest
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from tallystick.testing.sim.machine import InMemoryMetadataStore
 
 E = ErrorCode
 UP, SAFE, UNSAFE = 1, 2, 3

@@ -1,12 +1,12 @@
 """What a waiting reader is told there is, against what reading finds."""
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
 from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
 from tallystick.storage.log_segment import OpenSegmentCache
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
 

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 import pytest
 from tests.support.compacted import Compacted
 
+from harness.memory_fs import MemoryFile, MemoryFileSystem
 from tallystick.broker.partitions.log_cleaner import _run_step
 from tallystick.kernel.ids import (
     LeaderEpoch,
@@ -41,7 +42,6 @@ from tallystick.storage.log_files import LEADER_EPOCH_FILE
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.reserve import DiskReserve
-from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.records import (
@@ -18,7 +19,6 @@ from tallystick.storage.log import AppendOrigin, DiskFull, Log, LogConfig, LogHo
 from tallystick.storage.log_loader import create_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.reserve import RESERVE_FILE, DiskReserve
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 CHUNK = 1_000
 SIZE = 4 * CHUNK

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 from tallystick.kernel.ids import (
     LeaderEpoch,
     Offset,
@@ -25,7 +26,6 @@ from tallystick.storage.fs import OutOfDescriptors, StorageFailure
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.log_start import delete_oldest_segments, delete_records_before
-from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 
 NOW: Final = 1_700_000_000_000
 TP: Final = TopicPartition("t", 0)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.memory_fs import MemoryFile, MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     LeaderEpoch,
@@ -39,7 +40,6 @@ from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
 from tallystick.storage.reserve import DiskReserve
-from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

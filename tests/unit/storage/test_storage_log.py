@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
@@ -33,7 +34,6 @@ from tallystick.storage.log_files import LEADER_EPOCH_FILE
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

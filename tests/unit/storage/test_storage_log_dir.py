@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage import log_dir
@@ -22,7 +23,6 @@ from tallystick.storage.log_dir import (
     parse_directory_name,
 )
 from tallystick.testing import eventually
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("a-b", 3)

@@ -1,12 +1,12 @@
 """Old segments leave the log at once; their files go when, and where, the owner sees fit."""
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_oldest_segments
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

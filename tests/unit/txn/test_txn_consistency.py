@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 from txn_words import ident
 
+from harness.transactions import START_MS, TxnMachineHarness
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.machine.commands import (
     AddPartitions,
@@ -57,7 +58,6 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.kernel.limits import EPOCH_MAX
-from tallystick.testing.transactions import START_MS, TxnMachineHarness
 
 T = TransactionalId("pay-7")
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.txn_coordinator import P0, P1, MemoryTopic, T, World, add, code_of, commit, on_a_loop
 
+from harness.transactions import durable_view
 from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.txn import logic
 from tallystick.broker.txn.codec import decode_batches
@@ -19,7 +20,6 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, TransactionalId
 from tallystick.protocol.errors import EncodeError
-from tallystick.testing.transactions import durable_view
 
 EIO = OSError("input/output error")
 U = TransactionalId("u")

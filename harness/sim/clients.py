@@ -10,6 +10,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from typing import Final, TypeVar
 
+from harness.sim.faults import Repeats
+from harness.sim.history import History, SimTxn
+from harness.sim.loop import START_MS
+from harness.sim.network import NoReply, SimNetwork
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import frozen
@@ -35,10 +39,6 @@ from tallystick.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponse,
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.testing.sim.faults import Repeats
-from tallystick.testing.sim.history import History, SimTxn
-from tallystick.testing.sim.loop import START_MS
-from tallystick.testing.sim.network import NoReply, SimNetwork
 
 R = TypeVar("R")
 

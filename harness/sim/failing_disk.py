@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Final
 
-from tallystick.testing.sim.faults import FailingCalls
+from harness.sim.faults import FailingCalls
 
 # The calls that each error can come from.
 CALLS_BY_ERRNO: Final = {

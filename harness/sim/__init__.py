@@ -1,6 +1,6 @@
 """A deterministic simulation of a whole broker in one thread, from one seed (style R17).
 
-Run it with `tallystick.testing.sim.simulation`. The modules:
+Run it with `harness.sim.simulation`. The modules:
 
 administrators  deletions of topics and records, and aborts of single transactions
 checkers        whether the history can be true

@@ -10,14 +10,14 @@ from random import Random
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
+from harness.sim.faults import FaultPlan, Repeats
+from harness.sim.loop import VirtualLoop
+from harness.sim.machine import BrokerMachine
 from tallystick.broker.server.server import CloseConnection, Peer, ResponseBuffers
 from tallystick.kernel.value import frozen
 from tallystick.protocol import decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
-from tallystick.testing.sim.faults import FaultPlan, Repeats
-from tallystick.testing.sim.loop import VirtualLoop
-from tallystick.testing.sim.machine import BrokerMachine
 
 R = TypeVar("R")
 

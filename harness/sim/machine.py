@@ -14,6 +14,8 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
+from harness.memory_fs import MemoryFileSystem, SurvivingChanges
+from harness.sim.loop import VirtualLoop, VirtualTime, new_loop
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers import HANDLERS
@@ -28,8 +30,6 @@ from tallystick.storage.compaction.cleaner_worker import run_request
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import RETRY_S, GroupCommit
 from tallystick.storage.log import Log
-from tallystick.testing.memory_fs import MemoryFileSystem, SurvivingChanges
-from tallystick.testing.sim.loop import VirtualLoop, VirtualTime, new_loop
 
 DATA: Final = "data"
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Final
 
-from tallystick.kernel.ids import TopicPartition
-from tallystick.testing.sim.clients import (
+from harness.sim.clients import (
     AbortableError,
     ClientProfile,
     NoFinalAnswer,
@@ -19,10 +18,11 @@ from tallystick.testing.sim.clients import (
     gather_all,
     pick_partitions,
 )
-from tallystick.testing.sim.dual_write import GenerationFenced, SimDatabase, recover_dual_write
-from tallystick.testing.sim.faults import FaultPlan
-from tallystick.testing.sim.history import History, SimTxn
-from tallystick.testing.sim.network import SimNetwork
+from harness.sim.dual_write import GenerationFenced, SimDatabase, recover_dual_write
+from harness.sim.faults import FaultPlan
+from harness.sim.history import History, SimTxn
+from harness.sim.network import SimNetwork
+from tallystick.kernel.ids import TopicPartition
 
 _PAUSES_S: Final = (0.0, 0.0, 0.0, 0.001, 0.001, 0.05, 0.4)
 

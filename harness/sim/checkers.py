@@ -10,6 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from harness.sim.dual_write import SimDatabase
+from harness.sim.history import History, IssuedIdentities, SimTxn
+from harness.sim.network import RequestExchange
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.txn.machine.model import ForcedCause, IdlePhase, TxnEntry
 from tallystick.kernel.codes import ErrorCode
@@ -19,9 +22,6 @@ from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.protocol.records import ControlType, decode_records, iter_headers, read_marker
-from tallystick.testing.sim.dual_write import SimDatabase
-from tallystick.testing.sim.history import History, IssuedIdentities, SimTxn
-from tallystick.testing.sim.network import RequestExchange
 
 READ_BYTES = 1 << 20
 

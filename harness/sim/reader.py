@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from harness.sim.history import History
+from harness.sim.network import NoReply, SimNetwork
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.fetch import (
@@ -15,8 +17,6 @@ from tallystick.protocol.messages.fetch import (
     PartitionData,
 )
 from tallystick.protocol.records import ControlType, decode_records, iter_headers, read_marker
-from tallystick.testing.sim.history import History
-from tallystick.testing.sim.network import NoReply, SimNetwork
 
 READ_COMMITTED = 1
 

@@ -9,6 +9,10 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Final
 
+from harness.sim.checkers import LogBatch
+from harness.sim.clients import NoFinalAnswer, now_ms
+from harness.sim.history import History
+from harness.sim.network import NoReply, SimNetwork
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerIdAndEpoch, TopicPartition
@@ -30,10 +34,6 @@ from tallystick.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from tallystick.testing.sim.checkers import LogBatch
-from tallystick.testing.sim.clients import NoFinalAnswer, now_ms
-from tallystick.testing.sim.history import History
-from tallystick.testing.sim.network import NoReply, SimNetwork
 
 # Attempts at a deletion that is refused because a transaction is open.
 DELETE_ATTEMPTS_MAX: Final = 40

@@ -7,9 +7,9 @@ below all of our code, and the model only decides what a power loss may make of 
 import os
 from collections.abc import Sequence
 
+from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.value import frozen
 from tallystick.storage.fs import Buffer, Syscalls
-from tallystick.testing.memory_fs import MemoryFileSystem
 
 
 @frozen

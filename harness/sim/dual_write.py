@@ -9,9 +9,9 @@ Source: KIP-939 "Recovery recipe"; the generation is the database's own fencing,
 
 from dataclasses import dataclass, field
 
+from harness.sim.clients import SimProducer
+from harness.sim.history import History, SimTxn
 from tallystick.kernel.ids import ProducerIdAndEpoch
-from tallystick.testing.sim.clients import SimProducer
-from tallystick.testing.sim.history import History, SimTxn
 
 
 class GenerationFenced(Exception):

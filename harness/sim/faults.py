@@ -12,8 +12,8 @@ from enum import Enum
 from random import Random
 from typing import Final, Literal
 
+from harness.memory_fs import SurvivingChanges
 from tallystick.kernel.value import frozen
-from tallystick.testing.memory_fs import SurvivingChanges
 
 Repeats = Literal["none", "at once", "any time"]
 

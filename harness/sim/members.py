@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Final, TypeVar
 
+from harness.sim.clients import ANSWER_TIMEOUT_S, BACKOFF_S, RETRIABLE, NoFinalAnswer
+from harness.sim.history import History
+from harness.sim.network import NoReply, RequestExchange, SimNetwork
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -34,9 +37,6 @@ from tallystick.protocol.messages.sync_group import (
     SyncGroupRequestAssignment,
     SyncGroupResponse,
 )
-from tallystick.testing.sim.clients import ANSWER_TIMEOUT_S, BACKOFF_S, RETRIABLE, NoFinalAnswer
-from tallystick.testing.sim.history import History
-from tallystick.testing.sim.network import NoReply, RequestExchange, SimNetwork
 
 R = TypeVar("R")
 

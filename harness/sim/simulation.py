@@ -12,6 +12,20 @@ from functools import lru_cache
 from random import Random
 from typing import Final
 
+from harness.memory_fs import UNLIMITED, PowerLost
+from harness.sim import checkers
+from harness.sim.administrators import SimAdministrator
+from harness.sim.clients import ClientProfile, SimProducer
+from harness.sim.dual_write import SimDatabase
+from harness.sim.failing_disk import FailingDisk
+from harness.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, PowerLoss, add_faults, draw_faults
+from harness.sim.history import History
+from harness.sim.loop import START_MS, VirtualTime, new_loop
+from harness.sim.machine import BrokerMachine, DiskImage
+from harness.sim.members import SimGroup
+from harness.sim.network import NoReply, RequestExchange, SimNetwork
+from harness.sim.reader import ReadCommittedReader
+from harness.sim.workers import SharedState, TransactionWorker
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicSpec
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
@@ -45,20 +59,6 @@ from tallystick.protocol.messages.update_features import (
 )
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.producer_state import AppendOrigin
-from tallystick.testing.memory_fs import UNLIMITED, PowerLost
-from tallystick.testing.sim import checkers
-from tallystick.testing.sim.administrators import SimAdministrator
-from tallystick.testing.sim.clients import ClientProfile, SimProducer
-from tallystick.testing.sim.dual_write import SimDatabase
-from tallystick.testing.sim.failing_disk import FailingDisk
-from tallystick.testing.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, PowerLoss, add_faults, draw_faults
-from tallystick.testing.sim.history import History
-from tallystick.testing.sim.loop import START_MS, VirtualTime, new_loop
-from tallystick.testing.sim.machine import BrokerMachine, DiskImage
-from tallystick.testing.sim.members import SimGroup
-from tallystick.testing.sim.network import NoReply, RequestExchange, SimNetwork
-from tallystick.testing.sim.reader import ReadCommittedReader
-from tallystick.testing.sim.workers import SharedState, TransactionWorker
 
 _TOPICS: Final = {"orders": 2, "stock": 1}
 _REPLACED_TOPIC: Final = "stock"  # the topic that is deleted and recreated
