@@ -11,7 +11,7 @@ crash could leave, call `crash_choosing` with the choices of `iter_choosers`.
 """
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal
@@ -106,6 +106,138 @@ def _resize(data: bytearray, size: int) -> None:
 _Change = tuple[tuple[str, "_FileNode | None"], ...]
 
 
+class DirectoryTree:
+    """The directories and the names in them: as programs see them, and as the disk has them.
+
+    A change of names is durable when its directory is synced. A crash keeps some of the changes since.
+    """
+
+    def __init__(self) -> None:
+        self._dirs: dict[str, bool] = {"": True}  # path -> whether its name is on the disk
+        self._names: dict[str, _FileNode] = {}
+        self._durable_names: dict[str, _FileNode] = {}
+        self._unsynced_changes: dict[str, list[_Change]] = {}
+
+    @classmethod
+    def synced(cls, directories: Sequence[str], files: Mapping[str, bytes]) -> "DirectoryTree":
+        """Return a tree of these directories and files, all of them on the disk."""
+        tree = cls()
+        tree._dirs.update(dict.fromkeys(directories, True))
+        tree._names = {path: _FileNode(bytearray(data), data) for path, data in files.items()}
+        tree._durable_names = dict(tree._names)
+        return tree
+
+    @property
+    def nodes(self) -> Mapping[str, _FileNode]:
+        """Every file by its path, as programs see it."""
+        return self._names
+
+    @property
+    def directories(self) -> Collection[str]:
+        return self._dirs.keys()
+
+    def get(self, path: str) -> _FileNode:
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return self._names[path]
+
+    def require_dir(self, path: str) -> None:
+        if path not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+
+    def list_names(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted."""
+        self.require_dir(path)
+        paths = [*self._names, *self._dirs]
+        return sorted(each[len(path) + 1 :] for each in paths if each and parent_of(each) == path)
+
+    def change(self, *named: tuple[str, _FileNode | None]) -> None:
+        """Let each path name a file, or none, in one step."""
+        for path, node in named:
+            if node is None:
+                self._names.pop(path, None)
+            else:
+                self._names[path] = node
+        self._unsynced_changes.setdefault(parent_of(named[0][0]), []).append(named)
+
+    def add_dir(self, path: str) -> None:
+        self._dirs[path] = False
+
+    def rename_dir(self, old: str, new: str) -> None:
+        # Modelled as durable at once: recovery treats either name the same.
+        for names in (self._names, self._durable_names):
+            for path in [path for path in names if path.startswith(f"{old}/")]:
+                names[new + path[len(old) :]] = names.pop(path)
+        self._unsynced_changes.pop(old, None)
+        self._dirs[new] = self._dirs.pop(old)
+
+    def remove_dir(self, removed: str) -> None:
+        """Remove a directory and everything in it, durably."""
+        for names in (self._durable_names, self._names):
+            for path in [path for path in names if path.startswith(f"{removed}/")]:
+                del names[path]
+        for path in [path for path in self._dirs if path == removed or path.startswith(f"{removed}/")]:
+            del self._dirs[path]
+
+    def sync_dir(self, path: str) -> None:
+        for change in self._unsynced_changes.pop(path, []):
+            self._apply_durably(change)
+        for each in self._dirs:
+            if each and parent_of(each) == path:
+                self._dirs[each] = True
+
+    def crash(self, keep: SurvivingChanges, random: Random) -> None:
+        """Keep of the unsynced changes, to names and to files, what `keep` and the draws decide."""
+        for changes in self._unsynced_changes.values():
+            count = len(changes)
+            kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
+            for number, change in enumerate(changes):
+                if random.random() < 0.5 if keep == "unordered" else number < kept:
+                    self._apply_durably(change)
+        self._keep_dirs(lambda: keep != "nothing" and (keep == "everything" or random.random() >= 0.5))
+        for node in dict.fromkeys(self._names.values()):
+            node.crash(keep, random)
+
+    def crash_choosing(self, choose: Chooser, derived: tuple[str, ...]) -> None:
+        """Ask about each unsynced change whether it is kept; see `MemoryFileSystem.crash_choosing`."""
+        names_of_derived: int | None = None
+        for change in (each for changes in self._unsynced_changes.values() for each in changes):
+            if all(path.endswith(derived) for path, _ in change):
+                kept = names_of_derived = choose(2) if names_of_derived is None else names_of_derived
+            else:
+                kept = choose(2)
+            if kept:
+                self._apply_durably(change)
+        self._keep_dirs(lambda: bool(choose(2)))
+        of_derived: int | None = None
+        for path, node in self._names.items():
+            if not node.pending:
+                node.sync()
+            elif path.endswith(derived):
+                of_derived = choose(3) if of_derived is None else of_derived
+                keep: SurvivingChanges = ("nothing", "everything", "prefix")[of_derived]
+                node.crash(keep, Random(0))
+            else:
+                node.crash_choosing(choose)
+
+    def _keep_dirs(self, is_kept: Callable[[], bool]) -> None:
+        """Keep some of the directories that are not on the disk, and show programs what the disk has."""
+        self._unsynced_changes.clear()
+        for path in [path for path, durable in self._dirs.items() if not durable]:
+            if is_kept():
+                self._dirs[path] = True
+            else:
+                self.remove_dir(path)
+        self._names = dict(self._durable_names)
+
+    def _apply_durably(self, change: _Change) -> None:
+        for path, node in change:
+            if node is None:
+                self._durable_names.pop(path, None)
+            else:
+                self._durable_names[path] = node
+
+
 class MemoryFile:
     """An open file.
 
@@ -122,7 +254,7 @@ class MemoryFile:
         data = b"".join(buffers)
         self._check_alive()
         failure = self._fs.write_failure or self._fs.failure_of("write", self.path)
-        room = self._fs.free_room()
+        room = self._fs.free_bytes()
         if failure is not None or len(data) > room:
             part = data[: min(room, len(data) // 2)] if failure else data[:room]
             self._fs.apply_effect("write", self.path, lambda: self._node.write(part))
@@ -185,7 +317,13 @@ class MemoryFileSystem:
     which power fails).
     """
 
-    def __init__(self, *, capacity: int = UNLIMITED, crash_after: int | None = None) -> None:
+    def __init__(
+        self,
+        tree: DirectoryTree | None = None,
+        *,
+        capacity: int = UNLIMITED,
+        crash_after: int | None = None,
+    ) -> None:
         self.capacity = capacity
         self.crash_after = crash_after
         self.write_failure: OSError | None = None
@@ -195,10 +333,7 @@ class MemoryFileSystem:
         self.effects: list[tuple[str, str]] = []
         self.boot_count = 0
         self.has_lost_power = False  # from the loss of power until `crash`: calls have no effect
-        self._dirs: dict[str, bool] = {"": True}  # path -> whether its name is on the disk
-        self._names: dict[str, _FileNode] = {}
-        self._durable_names: dict[str, _FileNode] = {}
-        self._unsynced_changes: dict[str, list[_Change]] = {}
+        self._tree = DirectoryTree() if tree is None else tree
         self._locks: set[str] = set()
 
     def failure_of(self, name: str, path: str) -> OSError | None:
@@ -226,26 +361,11 @@ class MemoryFileSystem:
 
     def crash(self, keep: SurvivingChanges = "nothing", seed: int = 0) -> None:
         """Lose power and leave the disk as the next process finds it."""
-        random = Random(seed)
         self._begin_life()
-        for changes in self._unsynced_changes.values():
-            count = len(changes)
-            kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
-            for number, change in enumerate(changes):
-                if random.random() < 0.5 if keep == "unordered" else number < kept:
-                    self._apply_durably(change)
-        self._unsynced_changes.clear()
-        for path in [path for path, durable in self._dirs.items() if not durable]:
-            if keep == "nothing" or (keep != "everything" and random.random() < 0.5):
-                self._forget_dir(path)
-            else:
-                self._dirs[path] = True
-        self._names = dict(self._durable_names)
-        for node in dict.fromkeys(self._names.values()):
-            node.crash(keep, random)
+        self._tree.crash(keep, Random(seed))
 
     def crash_choosing(self, choose: Chooser, derived: Sequence[str] = ()) -> None:
-        """Lose power, and ask `choose_mode` about each unsynced change on its own whether to keep it.
+        """Lose power, and ask `choose` about each unsynced change on its own whether to keep it.
 
         Args:
             choose: answers each question with the number of a possibility.
@@ -253,32 +373,7 @@ class MemoryFileSystem:
                 their bytes in full, in part or not at all; otherwise there would be too many combinations.
         """
         self._begin_life()
-        names_of_derived: int | None = None
-        for changes in self._unsynced_changes.values():
-            for change in changes:
-                if all(path.endswith(tuple(derived)) for path, _ in change):
-                    kept = names_of_derived = choose(2) if names_of_derived is None else names_of_derived
-                else:
-                    kept = choose(2)
-                if kept:
-                    self._apply_durably(change)
-        self._unsynced_changes.clear()
-        for path in [path for path, durable in self._dirs.items() if not durable]:
-            if choose(2):
-                self._dirs[path] = True
-            else:
-                self._forget_dir(path)
-        self._names = dict(self._durable_names)
-        of_derived: int | None = None
-        for path, node in self._names.items():
-            if not node.pending:
-                node.sync()
-            elif path.endswith(tuple(derived)):
-                of_derived = choose(3) if of_derived is None else of_derived
-                keep: SurvivingChanges = ("nothing", "everything", "prefix")[of_derived]
-                node.crash(keep, Random(0))
-            else:
-                node.crash_choosing(choose)
+        self._tree.crash_choosing(choose, tuple(derived))
 
     def _begin_life(self) -> None:
         self.boot_count += 1
@@ -287,115 +382,87 @@ class MemoryFileSystem:
         self.effects.clear()
         self._locks.clear()
 
-    def _forget_dir(self, gone: str) -> None:
-        for names in (self._durable_names, self._names):
-            for path in [path for path in names if path.startswith(f"{gone}/")]:
-                del names[path]
-        for path in [path for path in self._dirs if path == gone or path.startswith(f"{gone}/")]:
-            del self._dirs[path]
+    # -- for tests: what is there ---------------------------------------------------------------------------
 
-    def _change_names(self, *named: tuple[str, _FileNode | None]) -> None:
-        for path, node in named:
-            if node is None:
-                self._names.pop(path, None)
-            else:
-                self._names[path] = node
-        self._unsynced_changes.setdefault(_parent(named[0][0]), []).append(named)
+    def node(self, path: str) -> _FileNode:
+        """Return the content of a file, to be looked at or damaged."""
+        return self._tree.get(path)
 
-    def _apply_durably(self, change: _Change) -> None:
-        for path, node in change:
-            if node is None:
-                self._durable_names.pop(path, None)
-            else:
-                self._durable_names[path] = node
+    def files(self) -> dict[str, bytes]:
+        """Return every file with its bytes, for copying this disk to a real one."""
+        return {path: bytes(node.data) for path, node in self._tree.nodes.items()}
 
-    def free_room(self) -> int:
-        return max(0, self.capacity - sum(len(node.data) for node in self._names.values()))
+    def directories(self) -> list[str]:
+        return sorted(self._tree.directories)
 
     # -- FileSystem -----------------------------------------------------------------------------------------
 
     def open_append(self, path: str) -> MemoryFile:
         self.maybe_fail("open", path)
-        if path not in self._names:
-            self._require_dir(_parent(path))
+        if path not in self._tree.nodes:
+            self._tree.require_dir(parent_of(path))
             node = _FileNode()
-            self.apply_effect("create", path, lambda: self._change_names((path, node)))
-        return MemoryFile(self, path, self._names[path])
+            self.apply_effect("create", path, lambda: self._tree.change((path, node)))
+        return MemoryFile(self, path, self._tree.get(path))
 
     def open_read(self, path: str) -> MemoryFile:
         self.maybe_fail("open", path)
-        return MemoryFile(self, path, self._get_node(path))
+        return MemoryFile(self, path, self._tree.get(path))
 
     def read_bytes(self, path: str) -> bytes:
         self.maybe_fail("open", path)
         self.maybe_fail("read", path)
-        return bytes(self._get_node(path).data)
+        return bytes(self._tree.get(path).data)
 
     def exists(self, path: str) -> bool:
-        return path in self._names or path in self._dirs
+        return path in self._tree.nodes or path in self._tree.directories
 
     def size(self, path: str) -> int:
-        return len(self._get_node(path).data)
+        return len(self._tree.get(path).data)
 
     def listdir(self, path: str) -> list[str]:
-        self._require_dir(path)
-        known = [*self._names, *self._dirs]
-        return sorted(each[len(path) + 1 :] for each in known if each and _parent(each) == path)
+        return self._tree.list_names(path)
 
     def is_dir(self, path: str) -> bool:
-        return path in self._dirs
+        return path in self._tree.directories
 
     def mkdir(self, path: str) -> None:
-        if path in self._dirs:
+        if self.is_dir(path):
             return
-        self.mkdir(_parent(path))
+        self.mkdir(parent_of(path))
         self.maybe_fail("mkdir", path)
-        self.apply_effect("mkdir", path, lambda: self._dirs.update({path: False}))
+        self.apply_effect("mkdir", path, lambda: self._tree.add_dir(path))
 
     def rename(self, old: str, new: str) -> None:
         self.maybe_fail("rename", old)
-        if old in self._dirs:
-            self.apply_effect("rename", old, lambda: self._rename_dir(old, new))
+        if self.is_dir(old):
+            self.apply_effect("rename", old, lambda: self._tree.rename_dir(old, new))
             return
-        node = self._get_node(old)
-        self.apply_effect("rename", old, lambda: self._change_names((old, None), (new, node)))
-
-    def _rename_dir(self, old: str, new: str) -> None:
-        # Modelled as durable at once: recovery treats either name the same.
-        for names in (self._names, self._durable_names):
-            for path in [path for path in names if path.startswith(f"{old}/")]:
-                names[new + path[len(old) :]] = names.pop(path)
-        self._unsynced_changes.pop(old, None)
-        self._dirs[new] = self._dirs.pop(old)
+        node = self._tree.get(old)
+        self.apply_effect("rename", old, lambda: self._tree.change((old, None), (new, node)))
 
     def remove(self, path: str) -> None:
-        self._get_node(path)
+        self._tree.get(path)
         self.maybe_fail("remove", path)
-        self.apply_effect("remove", path, lambda: self._change_names((path, None)))
+        self.apply_effect("remove", path, lambda: self._tree.change((path, None)))
 
     def rmdir(self, path: str) -> None:
         if self.listdir(path):
             raise OSError(errno.ENOTEMPTY, "directory not empty", path)
         self.maybe_fail("remove", path)
-        self.apply_effect("rmdir", path, lambda: self._forget_dir(path))
+        self.apply_effect("rmdir", path, lambda: self._tree.remove_dir(path))
 
     def sync_dir(self, path: str) -> None:
         if self.sync_failure is not None:
             raise self.sync_failure
-        self._require_dir(path)
+        self._tree.require_dir(path)
         self.maybe_fail("open", path)
         self.maybe_fail("sync_dir", path)
-        self.apply_effect("sync_dir", path, lambda: self._sync_dir(path))
+        self.apply_effect("sync_dir", path, lambda: self._tree.sync_dir(path))
 
-    def _sync_dir(self, path: str) -> None:
-        for change in self._unsynced_changes.pop(path, []):
-            self._apply_durably(change)
-        for each in self._dirs:
-            if each and _parent(each) == path:
-                self._dirs[each] = True
-
-    def free_bytes(self, path: str) -> int:
-        return self.free_room()
+    def free_bytes(self, path: str = "") -> int:
+        used = sum(len(node.data) for node in self._tree.nodes.values())
+        return max(0, self.capacity - used)
 
     def preallocate(self, path: str, size: int) -> None:
         file = self.open_append(path)
@@ -412,31 +479,6 @@ class MemoryFileSystem:
         self.open_append(path)
         self._locks.add(path)
         return _MemoryLock(self._locks, path)
-
-    def _get_node(self, path: str) -> _FileNode:
-        if path not in self._names:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
-        return self._names[path]
-
-    def _require_dir(self, path: str) -> None:
-        if path not in self._dirs:
-            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
-
-    def files(self) -> dict[str, bytes]:
-        """Return every file with its bytes, for copying this disk to a real one."""
-        return {path: bytes(node.data) for path, node in self._names.items()}
-
-    def directories(self) -> list[str]:
-        return sorted(self._dirs)
-
-    @classmethod
-    def with_content(cls, directories: Sequence[str], files: Mapping[str, bytes]) -> "MemoryFileSystem":
-        """Return a file system that holds these directories and files, all of them synced."""
-        made = cls()
-        made._dirs.update(dict.fromkeys(directories, True))
-        made._names = {path: _FileNode(bytearray(data), data) for path, data in files.items()}
-        made._durable_names = dict(made._names)
-        return made
 
 
 def iter_choosers() -> Iterator[Chooser]:
@@ -467,5 +509,5 @@ def iter_choosers() -> Iterator[Chooser]:
         script.append((answer + 1, of))
 
 
-def _parent(path: str) -> str:
+def parent_of(path: str) -> str:
     return path.rpartition("/")[0]

@@ -5,7 +5,7 @@ what must be gone. Nothing else may be missing at the end.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 from typing import Final
 
@@ -42,7 +42,7 @@ CREATE_ATTEMPTS_MAX: Final = 4_000
 
 
 class SimAdministrator:
-    """The administrator of a world.
+    """The administrator of a simulation.
 
     Args:
         look: returns those of the named partitions that exist while the broker runs.
@@ -69,9 +69,17 @@ class SimAdministrator:
         # Topics being deleted and recreated: until the answer comes, a name may stand for either topic.
         self.topics_in_replacement: set[str] = set()
 
-    async def replace_topic(self, at_s: float, topic: str, partitions: Collection[TopicPartition]) -> None:
+    async def replace_topic_at(
+        self, times_s: Sequence[float], topic: str, partitions: Collection[TopicPartition]
+    ) -> None:
+        """Delete a topic and create it again at each of these times, counted from now."""
+        begun_s = asyncio.get_running_loop().time()
+        for at_s in times_s:
+            await asyncio.sleep(max(0.0, begun_s + at_s - asyncio.get_running_loop().time()))
+            await self._replace_topic(topic, partitions)
+
+    async def _replace_topic(self, topic: str, partitions: Collection[TopicPartition]) -> None:
         """Delete a topic and create it again; give up if the deletion keeps being refused."""
-        await asyncio.sleep(at_s)
         history = self._history
         before = self._texts_not_in_flight(history.texts_of(partitions, acknowledged=True))
         history.may_be_deleted |= history.texts_of(partitions)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from typing import Final, TypeVar
 
+from harness.sim.disk_image import EPOCHS_REMAINING
 from harness.sim.faults import Repeats
 from harness.sim.history import History, SimTxn
 from harness.sim.loop import START_MS
@@ -434,3 +435,25 @@ def pick_partitions(random: Random, partitions: Sequence[TopicPartition]) -> lis
     """Pick some of the partitions, at least one, in order."""
     chosen = random.sample(range(len(partitions)), random.randint(1, len(partitions)))
     return [partitions[i] for i in sorted(chosen)]
+
+
+def draw_profiles(random: Random, level: int) -> dict[str, ClientProfile]:
+    """Draw the transactional ids of a run and how their clients behave.
+
+    Args:
+        random: where they are drawn from.
+        level: the transaction.version that the run begins with.
+    """
+    profiles = dict[str, ClientProfile]()
+    owners = ["plain-a", "plain-b", *(f"spent-{left}" for left in EPOCHS_REMAINING)]
+    for owner in random.sample(owners, random.randint(1, 3)):
+        version = random.choice((2, 2, 2, 1))
+        keeps = version == 2 == level and random.random() < 0.5
+        profiles[owner] = ClientProfile(
+            version=version,
+            keeps_prepared=keeps,
+            two_phase=keeps and random.random() < 0.6,
+            sends_offsets=random.random() < 0.4,
+            timeout_ms=random.choice((60_000, 60_000, 300)),
+        )
+    return profiles

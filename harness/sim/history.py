@@ -115,6 +115,10 @@ class History:
             if text not in self.may_be_deleted and txn.records[text] not in txn.aborted_partitions
         }
 
+    def note_retention(self, oldest_ms: int) -> None:
+        """Note that retention may take what has this timestamp or an earlier one."""
+        self.may_be_deleted |= {text for text, sent_ms in self.sent_ms.items() if sent_ms <= oldest_ms}
+
     def report(self, what: str) -> None:
         """Record a violation."""
         self.violations.append(what)

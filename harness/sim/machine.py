@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 from uuid import UUID
 
-from harness.memory_fs import MemoryFileSystem, SurvivingChanges
+from harness.memory_fs import DirectoryTree, MemoryFileSystem, SurvivingChanges
 from harness.sim.loop import VirtualLoop, VirtualTime, new_loop
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
@@ -144,6 +144,9 @@ class DiskImage:
     metadata: bytes
     cluster_id: str
 
+    def create_tree(self) -> DirectoryTree:
+        return DirectoryTree.synced(self.directories, self.files)
+
 
 class BrokerMachine:
     """One computer. `start` boots the broker; `broker` is set while it serves."""
@@ -158,11 +161,7 @@ class BrokerMachine:
     ) -> None:
         self.time = time
         self.config = BrokerConfig.parse(settings)
-        self.fs = (
-            MemoryFileSystem()
-            if image is None
-            else MemoryFileSystem.with_content(image.directories, image.files)
-        )
+        self.fs = MemoryFileSystem(None if image is None else image.create_tree())
         self.broker: Broker | None = None
         self.dispatcher: RequestDispatcher | None = None
         self.boot_count = 0

@@ -15,9 +15,10 @@ from effort import LONG
 
 from harness.memory_fs import SurvivingChanges
 from harness.sim.clients import ClientProfile, SimClientFenced
+from harness.sim.disk_image import PARTITIONS
 from harness.sim.dual_write import recover_dual_write
 from harness.sim.faults import FaultPlan, PowerLoss
-from harness.sim.simulation import PARTITIONS, Simulation
+from harness.sim.simulation import Simulation
 
 KEEPS: tuple[SurvivingChanges, ...] = ("nothing", "prefix", "everything", "unordered")
 # The client of an id in the prepared directory whose last epoch is one away.
@@ -165,7 +166,7 @@ def run(scenario: Scenario, loss: PowerLoss | None) -> Simulation:
 @cache
 def effects_of(name: str) -> int:
     """How many effects the disk sees of a scenario without faults, its recovery included."""
-    return run(SCENARIOS[name], None).effects_of_first_life
+    return run(SCENARIOS[name], None).supervisor.effects_of_first_life
 
 
 @pytest.mark.slow

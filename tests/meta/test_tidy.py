@@ -24,12 +24,8 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 
 # A ratchet: what is listed may only shrink. New code must fit.
 LONG_FUNCTIONS: dict[str, int] = {}
-LONG_MODULES: dict[str, int] = {
-    "harness/sim/simulation.py": 721,
-}
+LONG_MODULES: dict[str, int] = {}
 MANY_METHODS = {
-    "harness/memory_fs.py:MemoryFileSystem": 33,
-    "harness/sim/simulation.py:Simulation": 52,
     "src/tallystick/admin/aio.py:Admin": 33,
     "src/tallystick/admin/client.py:Admin": 33,
     "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,

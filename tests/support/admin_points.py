@@ -62,9 +62,7 @@ class FailingMachine(BrokerMachine):
         # The seed of new ids: a machine started from an image must not draw the ids on its disk again.
         random = Random(0 if image is None else 1 + len(image.files))
         super().__init__(SETTINGS, VirtualTime(), random, image)
-        self.calls = (
-            FailingCalls() if image is None else FailingCalls.with_content(image.directories, image.files)
-        )
+        self.calls = FailingCalls(None if image is None else image.create_tree())
         self.fs = self.calls
         if image is not None:
             self._store = FailingStore(self.calls, image.cluster_id, image.metadata)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Final, Literal, TypeVar
 
-from harness.memory_fs import MemoryFile, MemoryFileSystem
+from harness.memory_fs import DirectoryTree, MemoryFile, MemoryFileSystem
 from harness.sim.machine import InMemoryMetadataStore
 from tallystick.storage.fs import Buffer
 
@@ -48,8 +48,8 @@ class FailingCalls(MemoryFileSystem):
     `calls` are the names and paths of all calls since `count`, `failed` those that failed.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, tree: DirectoryTree | None = None) -> None:
+        super().__init__(tree)
         self.calls: list[tuple[str, str]] = []
         self.failed: list[tuple[str, str]] = []
         self._fails: Fails = never

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 from harness.sim import clients
+from harness.sim.disk_image import PARTITIONS
 from harness.sim.dual_write import DatabaseRow
 from harness.sim.history import SimTxn
 from harness.sim.network import NoReply
-from harness.sim.simulation import PARTITIONS, Simulation
+from harness.sim.simulation import Simulation
 from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription

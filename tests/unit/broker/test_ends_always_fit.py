@@ -126,7 +126,7 @@ async def test_who_begins_on_a_full_disk_leaves_the_reserve_to_who_has_prepared(
         who, other = await made.identity(), TransactionalId("other")
         idle = await made.identity(other)
         assert await made.write(who) is ErrorCode.NONE
-        files.capacity = sum(len(node.data) for node in files._names.values())
+        files.capacity = sum(map(len, files.files().values()))
         assert await made.write(who, 1) is ErrorCode.KAFKA_STORAGE_ERROR
         refused = (
             await made.broker.transactions.execute(other, InitProducerId(timeout_ms=60_000)),

@@ -213,7 +213,7 @@ def test_damage_is_reported_and_nothing_is_left_behind() -> None:
     log = Compacted()
     log.put(("a", "1"))
     log.roll()
-    log.fs._names[f"{DIRECTORY}/{0:020d}.log"].data[65] ^= 1
+    log.fs.node(f"{DIRECTORY}/{0:020d}.log").data[65] ^= 1
     with pytest.raises(CleaningFailed, match="corrupt at byte 0"):
         log.clean()
     assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
@@ -294,7 +294,7 @@ def test_the_worker_says_when_it_found_no_room() -> None:
     for n in range(40):
         log.put((f"k{n}", "v"))
     log.roll()
-    log.fs.capacity -= log.fs.free_room() - 1
+    log.fs.capacity -= log.fs.free_bytes() - 1
     output = io.StringIO()
     assert not run_request(log.fs, json.dumps(log.request().as_json()), output)
     assert json.loads(output.getvalue())["full"] is True

@@ -85,10 +85,10 @@ def test_a_decided_transaction_is_finished_on_a_full_disk() -> None:
     disk = Disk()
     disk.write(disk.data, transactional=True)
     disk.fill()
-    left = disk.fs.free_room()
+    left = disk.fs.free_bytes()
     while left > 0:  # not a byte is left
         disk.fs.open_append("data/other").write([bytes(left)])
-        left = disk.fs.free_room()
+        left = disk.fs.free_bytes()
     marker = encode_marker(
         EndTransactionMarker(control_type=ControlType.COMMIT, coordinator_epoch=0), P1, timestamp_ms=2
     )
@@ -118,7 +118,7 @@ def test_the_reserve_is_made_whole_when_there_is_room_for_it_and_a_piece_more() 
         disk.write(disk.internal)
     assert not disk.reserve.restore()
     missing = SIZE - disk.reserve.reserved_bytes
-    disk.fs.capacity += missing + CHUNK - disk.fs.free_room() - 1
+    disk.fs.capacity += missing + CHUNK - disk.fs.free_bytes() - 1
     assert not disk.reserve.restore()
     disk.fs.capacity += 1
     assert disk.reserve.restore()

@@ -42,7 +42,7 @@ def full_directory() -> tuple[MemoryFileSystem, LogDir, Log, DiskReserve]:
     while len(log.segments) < 4:
         append(log)
     log.sync()
-    fs.capacity -= fs.free_room()
+    fs.capacity -= fs.free_bytes()
     return fs, directory, log, reserve
 
 
@@ -107,7 +107,7 @@ def test_a_reserve_that_cannot_be_given_back_is_a_broken_disk() -> None:
     fs, directory, _, _ = full_directory()
     fs.capacity += 1_000
     internal = directory.get_or_create(TopicPartition("__t", 0), LogConfig(internal=True), UUID(int=6))
-    fs.capacity -= fs.free_room()
+    fs.capacity -= fs.free_bytes()
     fs.sync_failure = OSError(errno.EIO, "the disk is broken")
     with pytest.raises(LogOffline, match="reserve"):
         append(internal)

@@ -148,7 +148,7 @@ def full_disk(config: LogConfig, before: Callable[[Log], None]) -> tuple[MemoryF
     assert reserve.restore()
     log = create_log(fs, "d", TP, config, LogHooks(space_guard=reserve, segment_cache=OpenSegmentCache()))
     before(log)
-    fs.capacity -= fs.free_room()
+    fs.capacity -= fs.free_bytes()
     return fs, log
 
 
@@ -203,7 +203,7 @@ def damaged(at: int, data: bytes, *, without_index: bool) -> Log:
     end = log.log_end_offset
     log.close(clean=True)
     path = f"d/{0:020d}.log"
-    node = fs._get_node(path)
+    node = fs.node(path)
     node.data[at : at + len(data)] = data
     if without_index:
         fs.remove(f"d/{0:020d}.index")
@@ -278,7 +278,7 @@ def test_an_epoch_found_by_a_scan_is_still_known_after_a_clean_stop() -> None:
     log.sync()
     log.close(clean=False)
     # The crash came between the batch and the checkpoint.
-    fs._get_node("d/leader-epoch-checkpoint").data[:] = kept
+    fs.node("d/leader-epoch-checkpoint").data[:] = kept
     log = reopen(fs)
     assert log.leader_epochs.latest_epoch == 1
     log.close(clean=True)
@@ -328,7 +328,7 @@ def test_records_missing_between_two_segments_are_told(policy: str) -> None:
     log = create_log(fs, "d", TP, config, HOOKS)
     fill_segments(log, 3)
     log.close(clean=False)
-    node = fs._get_node(f"d/{0:020d}.log")
+    node = fs.node(f"d/{0:020d}.log")
     size = len(batch())
     del node.data[2 * size :]
     if policy == "ack":

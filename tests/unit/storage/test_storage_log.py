@@ -351,7 +351,7 @@ def test_damage_below_the_recovery_point_is_reported_with_its_place() -> None:
     for _ in range(3):
         append(log)
     log.sync()
-    node = fs._names["d/00000000000000000000.log"]
+    node = fs.node("d/00000000000000000000.log")
     node.data[len(batch()) + 70] ^= 1
     with pytest.raises(CorruptLog) as caught:
         reopen(fs, LogConfig(), recovery_point=3)
@@ -365,7 +365,7 @@ def test_synced_records_that_are_gone_are_reported() -> None:
     append(log)
     append(log)
     log.sync()
-    fs._names["d/00000000000000000000.log"].truncate(len(batch()))
+    fs.node("d/00000000000000000000.log").truncate(len(batch()))
     with pytest.raises(CorruptLog, match="offset 2"):
         reopen(fs, LogConfig(), recovery_point=2)
 
@@ -375,7 +375,7 @@ def test_what_lies_behind_a_hole_is_kept_beside_the_log() -> None:
     fs, log = create(LogConfig())
     for _ in range(3):
         append(log)
-    node = fs._names["d/00000000000000000000.log"]
+    node = fs.node("d/00000000000000000000.log")
     one = len(batch())
     tail = bytearray(node.data[one:])
     tail[70] ^= 1

@@ -104,7 +104,7 @@ def test_a_stop_is_clean_for_all_logs_or_for_none() -> None:
     log_dir = LogDir.open(fs, "d", DirectoryOptions())
     assert log_dir.had_clean_shutdown
     log_dir.close_without_sync()
-    damaged = fs._names["d/a-b-3/00000000000000000000.log"]
+    damaged = fs.node("d/a-b-3/00000000000000000000.log")
     damaged.data[70] ^= 1
     LogDir.open(fs, "d", DirectoryOptions()).close()
     assert not LogDir.open(fs, "d", DirectoryOptions()).had_clean_shutdown

@@ -1,0 +1,121 @@
+"""The checks at the end of a run: readers, logs, entries, database and offsets agree with the history."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.sim import checkers
+from harness.sim.broker_view import BrokerReports, BrokerView
+from harness.sim.disk_image import PARTITIONS
+from harness.sim.dual_write import SimDatabase
+from harness.sim.faults import FaultPlan
+from harness.sim.history import History
+from harness.sim.network import SimNetwork
+from harness.sim.reader import ReadCommittedReader
+from harness.sim.workers import TransactionWorker
+from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, Topics
+from tallystick.broker.txn.machine.model import TxnEntry
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalChecks:
+    """Compares what a quiet broker holds with what clients were told; violations go to the history.
+
+    reader  was shown the records all along
+    anew    reads them from the start for the first time
+    """
+
+    faults: FaultPlan
+    history: History
+    view: BrokerView
+    reports: BrokerReports
+    network: SimNetwork
+    database: SimDatabase
+    workers: Sequence[TransactionWorker]
+    reader: ReadCommittedReader
+    anew: ReadCommittedReader
+
+    def compare_entries(
+        self, before: Mapping[str, TxnEntry], after: Mapping[str, TxnEntry], *, transaction_version: int
+    ) -> None:
+        """Compare entries replayed with those live, apart from fields that version 0 has no place for (5).
+
+        An unclean start also moves an id with a hanging transaction to another producer id.
+        """
+        self.reports.collect()
+        for owner in sorted(before.keys() | after.keys()):
+            live, replayed = before.get(owner), after.get(owner)
+            if transaction_version == 0 and live is not None and replayed is not None:
+                live = replace(live, forced_outcomes=(), previous_identity=None, transaction_version=0)
+                replayed = replace(replayed, previous_identity=None)
+            if live != replayed and not self.reports.hanging:
+                self.history.report(f"replayed {replayed}, live it was {live}")
+
+    async def check_logs(self, topics: Topics) -> None:
+        """Check what the logs come to, by the plainest rules, against everything else."""
+        history, hanging = self.history, self.reports.hanging
+        partitions = {partition.topic_partition: partition for partition in topics.list_partitions()}
+        batches = {
+            name: self.view.scan(partition)
+            for name, partition in partitions.items()
+            if name.topic != TRANSACTION_STATE_TOPIC
+        }
+        decided = {
+            name: checkers.decide_transactions(scanned, partitions[name].log.log_end_offset)
+            for name, scanned in batches.items()
+        }
+        visible = {name: decided[name].visible_texts for name in PARTITIONS}
+        await self._compare_readers(visible)
+        entries = tuple(self.view.require_entries().values())
+        may_lose = self.faults.may_lose_acknowledged
+        violations = [
+            *checkers.check_texts(batches, history.texts_in_aborted_partitions()),
+            *(() if may_lose else checkers.check_deleted(history, visible)),
+            *checkers.check_order(history, visible),
+            *checkers.check_markers(history, decided, hanging),
+            *checkers.check_entries(entries, decided, hanging),
+        ]
+        if may_lose:
+            violations += checkers.check_aborted(history, visible)
+        else:
+            violations += checkers.check_atomic(history, visible)
+            violations += checkers.check_database(history, self.database, visible, self.reports.forced)
+            await self._check_offsets()
+        for violation in violations:
+            history.report(violation)
+        self.view.check_stable_offsets(PARTITIONS)
+        self.reports.collect_errors()
+
+    async def _compare_readers(self, visible: Mapping[TopicPartition, list[str]]) -> None:
+        """Compare what readers were shown, all along and now, with what the batches come to (1)."""
+        may_go = self.history.may_be_deleted
+        for reader in (self.reader, self.anew):
+            await reader.read_to_end()
+            for name, texts in visible.items():
+                shown = [text for text in reader.views[name].texts if text not in may_go]
+                texts = [text for text in texts if text not in may_go]
+                held_back = any(partition == name for partition, _ in self.reports.hanging)
+                if shown != (texts[: len(shown)] if held_back else texts):
+                    self.history.report(f"{reader.name} was shown {shown} of {name}, there are {texts}")
+
+    async def _check_offsets(self) -> None:
+        for worker in self.workers:
+            if not worker.profile.sends_offsets:
+                continue
+            partition = PARTITIONS[0]
+            topics = (
+                OffsetFetchRequestTopic(name=partition.topic, partition_indexes=(partition.partition,)),
+            )
+            request = OffsetFetchRequest(group_id=worker.group, topics=topics, require_stable=True)
+            answer = await self.network.call("checker", request, 7, OffsetFetchResponse)
+            for offset in (each for topic in answer.topics for each in topic.partitions):
+                number = int(offset.metadata) if offset.metadata else None
+                if offset.error_code or answer.error_code:
+                    self.history.report(f"{worker.group}: offset is answered with {offset}")
+                for violation in checkers.check_offset(self.history, worker.owner, number):
+                    self.history.report(violation)
