@@ -19,7 +19,7 @@ LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster
 	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check unit format interop crash soak sim sim-nightly fuzz hostile bench docs dist wheels scripts-rewrite clean
+.PHONY: help run test test-full check unit format interop crash soak sim sim-nightly mutants fuzz hostile bench docs dist wheels scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +44,7 @@ test-full: $(READY) ## everything there is, in a random order with random exampl
 	@$(BIN)/python -m tools.gate --docs
 	@$(BIN)/python -m tools.dist --wheels
 	@$(BIN)/python -m tallystick.spark.class_archive
+	@$(BIN)/python -m tools.mutate
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 
 check: $(READY) ## the quick loop: format, lint, types, layers, twins, quick unit tests (under a minute)
@@ -72,6 +73,9 @@ sim: $(READY) ## simulate 10,000 runs with faults, or one: make sim SEED=n [TRAC
 
 sim-nightly: $(READY) ## 20,000 seeds that are new each time (SEEDS=n); those that fail go to tests/sim/seeds.txt
 	@$(BIN)/python -m tools.sim --nightly $(if $(SEEDS),$(SEEDS),20000) --processes 2
+
+mutants: $(READY) ## break every invariant in turn and see its test fail, or one: make mutants ONLY=TXN-7
+	@$(BIN)/python -m tools.mutate $(ONLY)
 
 fuzz: $(READY) ## a million hostile inputs to every decoder
 	@$(BIN)/python -m tools.fuzz --inputs 1000000

@@ -56,7 +56,7 @@ class FinalChecks:
             if live != replayed and not self.reports.hanging:
                 self.history.report(f"replayed {replayed}, live it was {live}")
 
-    async def check_logs(self, topics: Topics) -> None:
+    async def check_logs(self, topics: TopicsImage) -> None:
         """Check what the logs come to, by the plainest rules, against everything else."""
         history, hanging = self.history, self.reports.hanging
         partitions = {partition.topic_partition: partition for partition in topics.list_partitions()}
