@@ -12,7 +12,7 @@ from harness.sim.history import History
 from harness.sim.network import SimNetwork
 from harness.sim.reader import ReadCommittedReader
 from harness.sim.workers import TransactionWorker
-from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, Topics
+from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicsImage
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.offset_fetch import (
