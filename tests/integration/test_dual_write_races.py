@@ -121,4 +121,4 @@ def loses_the_next_pair(writer: DualWriter[SqlTransaction]) -> None:
     manager = next(
         iter(writer._session.branches.values())
     ).producer._async_producer.require_transaction_manager("test")
-    manager.machine = replace(manager.machine, state=State.UNCLAIMED, client=None)
+    manager._holder.current = replace(manager.machine, state=State.UNCLAIMED, client=None)
