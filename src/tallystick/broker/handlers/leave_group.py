@@ -1,8 +1,8 @@
 """LeaveGroup: removes members at once, without waiting for their session timeouts."""
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import LeaveGroup, LeaveGroupResult, LeavingMember
 from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id, parse_member_id
+from tallystick.broker.handlers.ports import HasGroups
 from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -14,7 +14,9 @@ from tallystick.protocol.messages.leave_group import (
 )
 
 
-async def handle(broker: Broker, request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
+async def handle(
+    broker: HasGroups, request: LeaveGroupRequest, context: RequestContext
+) -> LeaveGroupResponse:
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     single = context.api_version < 3  # KIP-345: from version 3 on several members leave in one request

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from uuid import UUID
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.model import ClassicGroup
 from tallystick.broker.group.machine.queries import find_committed_offset, list_committed_offsets
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
 from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
+from tallystick.broker.handlers.ports import TopicsAndGroups
 from tallystick.broker.handlers.sliced_response import LoopYielder, collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -30,7 +30,7 @@ from tallystick.protocol.primitives import NIL
 class _GroupOffsetsReader:
     """Fetch of one group's offsets. `by_id`: the response names topics by id."""
 
-    broker: Broker
+    broker: TopicsAndGroups
     group: ClassicGroup | None
     require_stable: bool
     by_id: bool
@@ -92,7 +92,9 @@ def missing_offset(index: int, code: int) -> OffsetFetchResponsePartition:
     )
 
 
-async def handle(broker: Broker, request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+async def handle(
+    broker: TopicsAndGroups, request: OffsetFetchRequest, context: RequestContext
+) -> OffsetFetchResponse:
     pacer = LoopYielder()
     if context.api_version >= 8:
         groups = []
@@ -132,7 +134,7 @@ async def _collect_paced(
 
 
 async def _fetch_group(
-    broker: Broker,
+    broker: TopicsAndGroups,
     wanted: OffsetFetchRequestGroup,
     request: OffsetFetchRequest,
     context: RequestContext,
