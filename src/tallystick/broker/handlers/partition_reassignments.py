@@ -1,10 +1,11 @@
-"""AlterPartitionReassignments: accepts the present assignment, to this broker, and no other.
+"""AlterPartitionReassignments and ListPartitionReassignments: with one broker there is nothing to reassign.
 
-Tools that balance a cluster send the whole assignment, most of it unchanged; an unchanged one succeeds.
+The present assignment, to this broker, is accepted, and no other: tools that balance a cluster send the whole
+assignment, most of it unchanged. None is ever under way; kafka-topics asks for them before it describes.
 """
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import group_distinct
+from tallystick.broker.handlers.ports import TopicsAndConfig
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -16,11 +17,16 @@ from tallystick.protocol.messages.alter_partition_reassignments import (
     ReassignablePartitionResponse,
     ReassignableTopicResponse,
 )
+from tallystick.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
 
 
-async def handle(
-    broker: Broker, request: AlterPartitionReassignmentsRequest, context: RequestContext
+async def alter(
+    broker: TopicsAndConfig, request: AlterPartitionReassignmentsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
+    """Answer AlterPartitionReassignments."""
     return SlicedTopicResponse(
         lambda responses: AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change, responses=responses
@@ -33,14 +39,23 @@ async def handle(
     )
 
 
-def _reassign(broker: Broker, topic: str, wanted: ReassignablePartition) -> ReassignablePartitionResponse:
+def list_under_way(
+    broker: object, request: ListPartitionReassignmentsRequest, context: RequestContext
+) -> ListPartitionReassignmentsResponse:
+    """Answer ListPartitionReassignments."""
+    return ListPartitionReassignmentsResponse()
+
+
+def _reassign(
+    broker: TopicsAndConfig, topic: str, wanted: ReassignablePartition
+) -> ReassignablePartitionResponse:
     index = wanted.partition_index
     if broker.topics.find_partition(topic, index) is None:
         refused: Reject | None = Reject(
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}"
         )
     else:
-        refused = check_replicas(wanted.replicas, broker.config.node_id)
+        refused = _check_replicas(wanted.replicas, broker.config.node_id)
     if refused is None:
         return ReassignablePartitionResponse(partition_index=index)
     return ReassignablePartitionResponse(
@@ -48,7 +63,7 @@ def _reassign(broker: Broker, topic: str, wanted: ReassignablePartition) -> Reas
     )
 
 
-def check_replicas(replicas: tuple[int, ...] | None, node: int) -> Reject | None:
+def _check_replicas(replicas: tuple[int, ...] | None, node: int) -> Reject | None:
     """Return why a partition cannot have these replicas, or None if it has them.
 
     Null replicas cancel a reassignment.
