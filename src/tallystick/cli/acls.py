@@ -1,22 +1,14 @@
 """`tallystick acls`: ACLs of topics, groups and transactional ids, like `kafka-acls.sh`."""
 
 import sys
-from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Final, TypeVar
 
 import typer
 
 from tallystick.admin.acls import Acl, AclFilter, collect_deleted
-from tallystick.cli.cluster_command import (
-    ClusterTarget,
-    ExitCode,
-    confirm,
-    create_app,
-    print_error,
-    report_failures,
-    run,
-)
+from tallystick.cli.cluster_command import ClusterTarget, confirm, create_app, report_failures
+from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 
@@ -207,8 +199,3 @@ def _format_row(acl: Acl) -> Row:
         "Operation": _format_enum(acl.operation),
         "Permission": _format_enum(acl.permission),
     }
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick acls WORDS` and return its exit code."""
-    return run(app, "acls", words)

@@ -1,12 +1,54 @@
-"""List of the commands, for `--help`: each has its own parser, which is loaded on use."""
+"""The `tallystick` command and its table of commands. Each is loaded on use, and `broker` by `main`."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from tallystick import __version__
+from tallystick import __version__, _lazy
+from tallystick.admin.errors import NothingOpen, NotSafe
+from tallystick.cli.exits import ExitCode, print_error
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.settings import BadConfig
 
-app = typer.Typer(name="tallystick", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+# What `tallystick --help` says of each command. Its module has the name, and a Typer called `app`.
+COMMANDS: Final = {
+    "broker": "Run a broker; `tallystick broker --help` says more.",
+    "produce": "Send lines to a topic, one by one or as one transaction.",
+    "consume": "Print the records of topics, alone or in a group.",
+    "run": "Run a pipeline on Spark, exactly once, from a TOML file.",
+    "demo": "Run 336,776 flights through a pipeline and kill its parts.",
+    "transactions": "List transactions, find hanging ones, decide and end them.",
+    "topics": "List, describe, create, grow, truncate and delete topics.",
+    "groups": "List, describe and delete groups, and move their offsets.",
+    "configs": "Read and change settings of topics, brokers and groups.",
+    "acls": "List, grant and revoke rights, TwoPhaseCommit among them.",
+    "features": "Show and set levels, such as transaction.version.",
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports the module of a command when the command is run, and not for its help."""
+
+    def __init__(self, **attributes: Any) -> None:
+        """Create a group with a placeholder, a name and a line of help, for each command."""
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name=name, help=text) for name, text in COMMANDS.items()}
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Find the command that the first word names, and load it."""
+        name, placeholder, rest = super().resolve_command(ctx, args)
+        if placeholder is None:
+            return name, placeholder, rest
+        command = typer.main.get_command(_lazy.load(f"tallystick.cli.{name}").app)
+        command.name = name
+        return name, command, rest
+
+
+app = typer.Typer(
+    name="tallystick", cls=LazyGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -24,65 +66,21 @@ def tallystick(
     """Commit a Kafka transaction and another system's transaction together, or not at all."""
 
 
-@app.command(add_help_option=False)
-def broker() -> None:
-    """Run a broker; `tallystick broker --help` says more."""
-
-
-@app.command(add_help_option=False)
-def produce() -> None:
-    """Send lines to a topic, one by one or as one transaction."""
-
-
-@app.command(add_help_option=False)
-def consume() -> None:
-    """Print the records of topics, alone or in a group."""
-
-
-@app.command(add_help_option=False)
-def run() -> None:
-    """Run a pipeline on Spark, exactly once, from a TOML file."""
-
-
-@app.command(add_help_option=False)
-def demo() -> None:
-    """Run 336,776 flights through a pipeline and kill its parts."""
-
-
-@app.command(add_help_option=False)
-def transactions() -> None:
-    """List transactions, find hanging ones, decide and end them."""
-
-
-@app.command(add_help_option=False)
-def topics() -> None:
-    """List, describe, create, grow, truncate and delete topics."""
-
-
-@app.command(add_help_option=False)
-def groups() -> None:
-    """List, describe and delete groups, and move their offsets."""
-
-
-@app.command(add_help_option=False)
-def configs() -> None:
-    """Read and change settings of topics, brokers and groups."""
-
-
-@app.command(add_help_option=False)
-def acls() -> None:
-    """List, grant and revoke rights, TwoPhaseCommit among them."""
-
-
-@app.command(add_help_option=False)
-def features() -> None:
-    """Show and set levels, such as transaction.version."""
-
-
-def main(words: list[str]) -> int:
-    """Run a command and return its exit code."""
+def run_command(words: Sequence[str]) -> int:
+    """Run a command and return its exit code. An error is one line on stderr."""
     try:
         app(words, prog_name="tallystick")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
-    return 0
+    except _lazy.MissingLibrary as exc:
+        return print_error(str(exc), ExitCode.USAGE)
+    except BadConfig as exc:
+        named = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
+        return print_error(named.replace("\n", "\n  "), ExitCode.USAGE)
+    except NotSafe as exc:
+        return print_error(f"refused, {exc.subject}: {exc.why} (--force does it)", ExitCode.REFUSED)
+    except NothingOpen as exc:
+        return print_error(exc.what(), ExitCode.NOTHING_OPEN)
+    except (TallystickError, OSError) as exc:  # OSError of stdin and stdout: a connection's is a ClientError
+        return print_error(str(exc), ExitCode.FAILED)
+    return ExitCode.DONE

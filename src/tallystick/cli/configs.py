@@ -1,12 +1,12 @@
 """`tallystick configs`: settings of topics, brokers and groups, like `kafka-configs.sh`."""
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.cli.cluster_command import ClusterTarget, ExitCode, create_app, report_failures, run
+from tallystick.cli.cluster_command import ClusterTarget, create_app, report_failures
+from tallystick.cli.exits import ExitCode
 from tallystick.cli.settings import parse_named_values
 from tallystick.cli.tables import Row
 
@@ -72,8 +72,3 @@ def _parse_resource(kind: str, name: str) -> ConfigResource:
     if kind not in _RESOURCE_TYPES:
         raise typer.BadParameter(f"--entity-type {kind}: is none of {', '.join(_RESOURCE_TYPES)}")
     return ConfigResource(_RESOURCE_TYPES[kind], name)
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick configs WORDS` and return its exit code."""
-    return run(app, "configs", words)

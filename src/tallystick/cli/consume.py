@@ -1,7 +1,6 @@
 """`tallystick consume`: prints the records of topics as lines, like `kafka-console-consumer.sh`."""
 
 import sys
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -21,12 +20,10 @@ from tallystick.admin.start_offsets import (
 from tallystick.cli.cluster_command import (
     BOOTSTRAP_OPTION,
     COMMAND_CONFIG_OPTION,
-    ExitCode,
     build_config,
-    print_error,
-    run,
     select_role_settings,
 )
+from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.interrupts import interruptible, silence_stdout
 from tallystick.cli.settings import parse_named_values, parse_time_ms
 from tallystick.client.blocking.consumer import Consumer
@@ -206,8 +203,3 @@ def _start_reading(consumer: Consumer, reading: _ConsumeOptions, written: Writte
     consumer.assign(partitions)
     for at, offset in offsets.items():
         consumer.seek(at, offset)
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick consume WORDS` and return its exit code."""
-    return run(app, "consume", words)

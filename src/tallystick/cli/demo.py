@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.cluster_command import ExitCode, print_error, run
+from tallystick.cli.exits import ExitCode
 from tallystick.cli.interrupts import interruptible
 from tallystick.pipeline.demo.demo_run import Crash, DemoResult, DemoRun, DemoSettings, possible_crashes
 
@@ -105,11 +105,3 @@ def _open_folder(chosen: Path | None) -> Iterator[Path]:
         return
     chosen.mkdir(parents=True, exist_ok=True)
     yield chosen
-
-
-def main(words: list[str]) -> int:
-    """Run the command and return its exit code."""
-    try:
-        return run(app, "demo", words)
-    except KeyboardInterrupt:
-        return print_error("interrupted", ExitCode.INTERRUPTED)

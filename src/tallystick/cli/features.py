@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.cluster_command import ClusterTarget, create_app, run
+from tallystick.cli.cluster_command import ClusterTarget, create_app
 from tallystick.cli.settings import parse_named_values
 from tallystick.cli.tables import Row
 from tallystick.kernel.ids import INT16_MAX
@@ -61,8 +61,3 @@ def _parse_levels(texts: Sequence[str]) -> dict[str, int]:
 def _print_levels(at: ClusterTarget, levels: Mapping[str, int]) -> None:
     rows: list[Row] = [{"Feature": name, "Level": level} for name, level in sorted(levels.items())]
     at.print_rows(("Feature", "Level"), rows)
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick features WORDS` and return its exit code."""
-    return run(app, "features", words)

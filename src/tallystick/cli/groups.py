@@ -1,6 +1,5 @@
 """`tallystick groups`: consumer groups, their members, offsets and lag, like `kafka-consumer-groups.sh`."""
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
@@ -16,15 +15,8 @@ from tallystick.admin.start_offsets import (
     list_partitions,
 )
 from tallystick.admin.topics import LATEST
-from tallystick.cli.cluster_command import (
-    ClusterTarget,
-    ExitCode,
-    confirm,
-    create_app,
-    print_error,
-    report_failures,
-    run,
-)
+from tallystick.cli.cluster_command import ClusterTarget, confirm, create_app, report_failures
+from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.settings import parse_partitions, parse_time_ms
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError
@@ -190,8 +182,3 @@ def _select_partitions(admin: Admin, group: str, topics: list[str] | None) -> tu
         return tuple(sorted(admin.list_group_offsets(group)))
     wanted = parse_partitions(topics, "--topic").items()
     return tuple(each for name, numbers in wanted for each in list_partitions(admin, [name], numbers))
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick groups WORDS` and return its exit code."""
-    return run(app, "groups", words)

@@ -5,7 +5,7 @@ With --prepare-only the transaction is left in doubt and its state is printed: K
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,12 +17,10 @@ from tallystick.admin.completion import check_unused
 from tallystick.cli.cluster_command import (
     BOOTSTRAP_OPTION,
     COMMAND_CONFIG_OPTION,
-    ExitCode,
     build_config,
-    print_error,
-    run,
     select_role_settings,
 )
+from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.interrupts import ignore_interrupts, interruptible, silence_stdout
 from tallystick.cli.modes import ModeOption, add_modes
 from tallystick.cli.settings import parse_named_pairs, parse_named_values
@@ -253,8 +251,3 @@ def _report_failed_lines(feed: LineSender) -> ExitCode:
     if feed.failed_count > len(feed.failures):
         print_error(f"{feed.failed_count} of {feed.line_count} records were not written", ExitCode.FAILED)
     return ExitCode.FAILED if feed.failed_count else ExitCode.DONE
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick produce WORDS` and return its exit code."""
-    return run(app, "produce", words)

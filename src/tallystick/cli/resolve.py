@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from tallystick import spark
-from tallystick.cli.cluster_command import ClusterTarget, ExitCode, confirm, print_error, select_role_settings
+from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
+from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.modes import ModeOption, add_modes
 from tallystick.cli.stores import open_store
 from tallystick.cli.tables import Row

@@ -23,7 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.cluster_command import ExitCode, print_error, run
+from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.interrupts import interruptible
 from tallystick.cli.tables import OutputFormat
 from tallystick.kernel.errors import TallystickError
@@ -238,11 +238,3 @@ def _redirect_output(log: Path) -> Iterator[None]:
             os.dup2(terminal, number)
             os.close(terminal)
             sys.stderr = before
-
-
-def main(words: list[str]) -> int:
-    """Run the command and return its exit code."""
-    try:
-        return run(app, "run", words)
-    except KeyboardInterrupt:  # during the start; the parts already started are stopped
-        return print_error("interrupted", ExitCode.INTERRUPTED)

@@ -1,13 +1,13 @@
 """`tallystick topics`: topics of any Kafka cluster, like `kafka-topics.sh`."""
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
 from tallystick.admin.start_offsets import list_partitions
 from tallystick.admin.topics import NewTopic
-from tallystick.cli.cluster_command import ClusterTarget, ExitCode, confirm, create_app, report_failures, run
+from tallystick.cli.cluster_command import ClusterTarget, confirm, create_app, report_failures
+from tallystick.cli.exits import ExitCode
 from tallystick.cli.settings import parse_named_values, parse_partitions
 from tallystick.cli.tables import Row
 
@@ -138,8 +138,3 @@ def delete_records(
     ]
     at.print_rows(("Topic", "Partition", "FirstOffset"), rows)
     raise typer.Exit(report_failures({str(k): v for k, v in answers.failures.items()}) and ExitCode.FAILED)
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick topics WORDS` and return its exit code."""
-    return run(app, "topics", words)

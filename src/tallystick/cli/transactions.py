@@ -5,7 +5,7 @@ as aliases, and more: see docs/adr/0030. Works on any Kafka cluster.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from getpass import getuser
 from pathlib import Path
@@ -19,14 +19,12 @@ from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescrip
 from tallystick.admin.transactions import AbortPlan, AbortSpec
 from tallystick.cli.cluster_command import (
     ClusterTarget,
-    ExitCode,
     confirm,
     create_app,
-    print_error,
     report_failures,
-    run,
     select_role_settings,
 )
+from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.modes import ModeOption, add_modes
 from tallystick.cli.resolve import resolve_command
 from tallystick.cli.tables import OutputFormat, Row
@@ -326,11 +324,6 @@ def complete(
 
 
 app.command("resolve", short_help="Finish what the writers of a database left open.")(resolve_command)
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `tallystick transactions WORDS` and return its exit code."""
-    return run(app, "transactions", words)
 
 
 # -------------------------------------------------------------------------------- as rows

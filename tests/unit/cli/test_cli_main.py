@@ -1,8 +1,12 @@
 """The command line: a mistake is one line and exit code 2, never a traceback."""
 
+from typing import Annotated
+
 import pytest
+import typer
 
 from tallystick import __version__
+from tallystick.cli.cluster_command import create_app
 from tallystick.cli.main import main
 
 
@@ -40,7 +44,10 @@ def test_what_commands_do_fits_a_terminal(
 
 def test_help_of_a_subcommand_names_the_options_that_all_have(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["topics", "list", "--help"]) == 0
-    assert "--bootstrap-server HOST:PORT" in capsys.readouterr().out
+    options = capsys.readouterr().out.partition("Options:")[2]
+    assert {"--bootstrap-server", "--command-config", "--output", "--timeout-ms"} <= {
+        word.strip(",") for word in options.split()
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,3 +58,26 @@ def test_a_command_without_a_cluster_names_the_option(
 ) -> None:
     assert main(list(words)) == 2
     assert "--bootstrap-server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "servers", "output"),
+    [
+        (["--bootstrap-server", "a:1", "--output", "json", "show"], "a:1", "json"),
+        (["show", "--bootstrap-server=a:1", "--output", "json"], "a:1", "json"),
+        (["--bootstrap-servers", "a:1", "show", "--output", "json"], "a:1", "json"),
+        (["--bootstrap-server", "a:1", "show", "--bootstrap-server", "b:2"], "b:2", "table"),
+        (["show", "--bootstrap-server", "a:1", "--", "--output"], "a:1", "table"),
+    ],
+)
+def test_shared_options_stand_before_or_after_the_subcommand(
+    words: list[str], servers: str, output: str
+) -> None:
+    app, seen = create_app("Help."), []
+
+    @app.command()
+    def show(context: typer.Context, word: Annotated[str, typer.Argument()] = "") -> None:
+        seen.append((context.obj.config["bootstrap.servers"], context.obj.output.value, word))
+
+    typer.main.get_command(app)(words, standalone_mode=False)
+    assert seen == [(servers, output, words[-1] if "--" in words else "")]
