@@ -145,13 +145,12 @@ class Log:
         self.topic_partition = topic_partition
         self.config = config
         self.hooks = hooks
-        self.closed_segments = list(loaded.closed_segments)
         self.active_segment = loaded.active_segment
         self.producer_state_manager = loaded.producer_state_manager
         self.leader_epochs = loaded.leader_epochs
         start, end = loaded.log_start_offset, loaded.log_end_offset
         self.reader = LogReader(self.directory, config, loaded.producer_state_manager, start, end)
-        self.reader.replace_segments(self._list_readers())
+        self.replace_closed_segments(loaded.closed_segments)
         self.recovery_point = end
         # Closed segments whose files are not all synced.
         self.unsynced_closed_segments: list[ClosedSegment] = []
@@ -232,8 +231,12 @@ class Log:
         internal = self.config.internal or headers[0][1].is_control or origin is AppendOrigin.DECISION
         try:
             self._write(data, headers, next_offset - 1, now_ms, internal=internal)
-            if leader_epoch != self.leader_epochs.latest_epoch and leader_epoch >= 0:
-                self._begin_epoch(leader_epoch, first)
+            if (
+                leader_epoch != self.leader_epochs.latest_epoch
+                and leader_epoch >= 0
+                and self.leader_epochs.assign(leader_epoch, first)
+            ):
+                self.files.save_epochs(self.leader_epochs)
             self._apply_append(data, headers, first, guard.transaction_version)
             self._set_log_end(next_offset)
         except StorageFailure:
@@ -241,13 +244,14 @@ class Log:
         except Exception as exc:  # the file may be ahead of memory: the next batch would reuse its offsets
             raise self.take_offline(f"a batch that may be written cannot be taken in: {exc!r}") from exc
         stamped = bool(self.config.message_timestamp_type)
-        return AppendResult(first, Offset(next_offset - 1), now_ms if stamped else -1, self.log_start_offset)
+        timestamp_ms = now_ms if stamped else -1
+        return AppendResult(first, Offset(next_offset - 1), timestamp_ms, self.reader.log_start_offset)
 
     def _set_log_end(self, offset: Offset) -> None:
         """Set the log end; the last segment now ends with the record before `offset`."""
         active = self.active_segment
         self.reader.log_end_offset = offset
-        self._tail = (offset, active, active.size)
+        self._tail = (offset, active, active.reader.records.size)
 
     def _check_producer(
         self, data: bytearray, header: BatchHeader, origin: AppendOrigin, guard: TxnGuard
@@ -295,18 +299,17 @@ class Log:
     def _roll_and_write(
         self, data: bytearray, headers: list[tuple[int, BatchHeader]], last_offset: int, now_ms: int
     ) -> None:
-        config, active = self.config, self.active_segment
+        config, active, end = self.config, self.active_segment, self.reader.log_end_offset
         # LogSegment.timeWaitedForRoll: the age is the new batch's timestamp less the segment's first one.
         since = active.rolling_timestamp
         age = 0 if since is None else headers[-1][1].max_timestamp - since
-        if active.size and (
-            age > config.roll_ms
-            or active.should_roll(len(data), last_offset, config.segment_bytes, config.segment_index_bytes)
+        if (age > config.roll_ms and active.size) or (
+            active.should_roll(len(data), last_offset, config.segment_bytes, config.segment_index_bytes)
         ):
             self.roll(now_ms)
             active = self.active_segment
         try:
-            active.append(data, headers, self.log_end_offset)
+            active.append(data, headers, end)
         except OSError as exc:
             self._undo_write(active, exc)
 
@@ -348,15 +351,8 @@ class Log:
 
     def begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """Start a leader epoch at the log end; durable before it is announced. Raises: LogOffline."""
-        self._begin_epoch(leader_epoch, self.log_end_offset)
-
-    def _begin_epoch(self, leader_epoch: int, first_offset: int) -> None:
-        if self.leader_epochs.assign(leader_epoch, first_offset):
-            self.save_epochs()
-
-    def save_epochs(self) -> None:
-        """Write the leader epoch checkpoint. Raises: LogOffline."""
-        self.files.save_epochs(self.leader_epochs)
+        if self.leader_epochs.assign(leader_epoch, self.log_end_offset):
+            self.files.save_epochs(self.leader_epochs)
 
     # -- rolling and syncing -------------------------------------------------------------------------------
 
@@ -452,17 +448,14 @@ class Log:
     def replace_closed_segments(self, segments: Sequence[ClosedSegment]) -> None:
         """Replace the closed segments, whose readers may not use the old ones from now on."""
         self.closed_segments = list(segments)
-        self.reader.replace_segments(self._list_readers())
-
-    def _list_readers(self) -> list[SegmentReader]:
-        return [*(segment.reader for segment in self.closed_segments), self.active_segment.reader]
+        self.reader.replace_segments([*(segment.reader for segment in segments), self.active_segment.reader])
 
     # -- the end -------------------------------------------------------------------------------------------
 
     def flush_indexes(self) -> None:
         """Bring the last segment's index files up to date. Raises OSError."""
         if not self.files.are_epochs_saved:
-            self.save_epochs()
+            self.files.save_epochs(self.leader_epochs)
         self.active_segment.write_indexes()
 
     def close(self, *, clean: bool) -> None:

@@ -293,8 +293,9 @@ class ActiveSegment:
 
     def should_roll(self, size: int, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
         """Return True if these bytes need a new segment. Source: LogSegment.shouldRoll."""
-        return self._records.size > 0 and (
-            self._records.size + size > segment_bytes
+        start = self._records.size
+        return start > 0 and (
+            start + size > segment_bytes
             or not fits_relative_offset(last_offset, self.base_offset)
             or self._indexes.is_full(segment_index_bytes)
         )

@@ -86,7 +86,7 @@ def _move_start(log: Log, offset: Offset) -> None:
             raise make_disk_full(log.directory, "the log start offset cannot be written", exc) from exc
         raise StorageFailure(log.directory, f"the log start offset cannot be written: {exc}") from exc
     if log.leader_epochs.truncate_from_start(offset):
-        log.save_epochs()
+        log.files.save_epochs(log.leader_epochs)
 
 
 def _remove_segments(log: Log, count: int) -> None:

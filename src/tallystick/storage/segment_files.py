@@ -121,8 +121,9 @@ class FileRecords:
 
     def append(self, data: bytearray) -> None:
         """Write batches in one call. Raises OSError with the file in an unknown state after `size`."""
+        file = self._file or self.file
         try:
-            self.file.write([data])
+            file.write([data])
         finally:
             self.is_unsynced = True  # a failed write may have changed the file, too
         self.size += len(data)
@@ -211,8 +212,8 @@ class SegmentIndexes:
     def is_full(self, index_bytes_max: int) -> bool:
         """Return whether a file would be too long with more entries. Source: LogSegment.shouldRoll."""
         return (
-            self.offsets.size_bytes + OFFSET_ENTRY_SIZE > index_bytes_max
-            or self.times.size_bytes + 2 * TIME_ENTRY_SIZE > index_bytes_max
+            (len(self.offsets.offsets) + 1) * OFFSET_ENTRY_SIZE > index_bytes_max
+            or (len(self.times.offsets) + 2) * TIME_ENTRY_SIZE > index_bytes_max
         )
 
     def add_batch(self, header: BatchHeader, base_offset: int, position: int) -> None:

@@ -133,7 +133,9 @@ class DataDirectory:
         self._checkpoint_task: asyncio.Task[None] | None = None
         self._epochs_to_begin: list[Callable[[], None]] = []
         self._progress_logged_ms = clock.monotonic_ms()
-        self._syncer = self._disk.make_syncer(self._on_synced_in_thread, self._on_sync_failed_in_thread)
+        self._syncer = self._disk.make_syncer(
+            self._on_synced_in_thread, lambda log, failure: self._on_failure_in_thread(failure)
+        )
 
     def open(self) -> MetadataStore:
         """Lock the directory and open its metadata. Blocking.
@@ -146,7 +148,7 @@ class DataDirectory:
             node_id=self._config.node_id,
             space_guard=self._reserve,
             request_sync=self._syncer.request,
-            on_offline=self._on_offline_in_thread,
+            on_offline=self._on_failure_in_thread,
             discard_files=self._remove_files_later,
             open_segments_max=self._open_segments_max,
         )
@@ -330,10 +332,7 @@ class DataDirectory:
     def _on_synced_in_thread(self, log: Log, end: Offset) -> None:
         self._loop.call_soon_threadsafe(self._on_synced, log)
 
-    def _on_sync_failed_in_thread(self, log: Log, failure: StorageFailure) -> None:
-        self._on_offline_in_thread(failure)
-
-    def _on_offline_in_thread(self, failure: StorageFailure) -> None:
+    def _on_failure_in_thread(self, failure: StorageFailure) -> None:
         self._loop.call_soon_threadsafe(self._on_failure, failure)
 
     def _on_synced(self, log: Log) -> None:
