@@ -31,7 +31,6 @@ MANY_METHODS = {
     "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 36,
-    "src/tallystick/storage/log_dir.py:LogDir": 30,
 }
 # Twins of the synchronous and the asyncio API, and names that users import from two places.
 SHARED_CLASS_NAMES = {

@@ -5,10 +5,9 @@ log start offsets and cleaned offsets. A partition's directory is `topic-partiti
 `partition.metadata`; a directory whose name ends with `-delete` belongs to a deleted topic and is removed.
 """
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import field
 from uuid import UUID, uuid4
 
 from tallystick.kernel.ids import TopicPartition
@@ -16,11 +15,9 @@ from tallystick.kernel.value import frozen
 from tallystick.storage.checkpoints import (
     MetaProperties,
     format_meta_properties,
-    format_offsets,
     format_partition_metadata,
     format_uuid,
     parse_meta_properties,
-    parse_offsets,
     parse_partition_metadata,
 )
 from tallystick.storage.fs import (
@@ -28,20 +25,16 @@ from tallystick.storage.fs import (
     Lock,
     LogOffline,
     StorageFailure,
-    is_disk_full,
     make_directory,
     replace_file,
 )
 from tallystick.storage.log import Log, LogHooks, SpaceGuard, UnlimitedSpace, remove_files_now
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
 from tallystick.storage.log_segment import OpenSegmentCache
-from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.offset_checkpoints import OffsetCheckpoints
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
 from tallystick.storage.validation import LogConfig
 
-RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
-LOG_START_FILE = "log-start-offset-checkpoint"
-CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 META_PROPERTIES_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -93,28 +86,32 @@ class LogDir:
     `remove_deleted_logs` and `checkpoint` may run in any other thread.
     """
 
-    def __init__(self, fs: FileSystem, directory: str, options: DirectoryOptions, lock: Lock) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        options: DirectoryOptions,
+        *,
+        lock: Lock,
+        meta: MetaProperties,
+        checkpoints: OffsetCheckpoints,
+    ) -> None:
         self.fs = fs
         self.directory = directory
         self.logs: dict[TopicPartition, Log] = {}
         self.reports: list[tuple[TopicPartition, RecoveryReport]] = []
         self.had_clean_shutdown = False
-        self.meta = MetaProperties(cluster_id="", node_id=options.node_id, directory_id=UUID(int=0))
+        self.meta = meta
         self._lock = lock
         self._hooks = LogHooks(
             space_guard=options.space_guard,
             segment_cache=OpenSegmentCache(options.open_segments_max),
             request_sync=options.request_sync,
-            before_delete=self._on_log_start_moving,
+            before_delete=lambda log: checkpoints.save_log_starts(self.logs),
             on_offline=options.on_offline,
             discard_files=options.discard_files,
         )
-        self._space_guard = options.space_guard
-        # Held while checkpoints are written, so that an older one never replaces a newer one [LOG-6].
-        self._save_lock = threading.Lock()
-        self._recovery_points: dict[TopicPartition, int] = {}
-        self._log_starts: dict[TopicPartition, int] = {}
-        self.cleaner_checkpoints: dict[TopicPartition, int] = {}
+        self._checkpoints = checkpoints
         self._unopened: set[TopicPartition] = set()
         self._topic_ids: dict[TopicPartition, UUID] = {}  # of open logs
         self._pending_removals: set[str] = set()  # renamed directories whose files may still exist
@@ -129,20 +126,18 @@ class LogDir:
         lock = fs.lock(f"{directory}/{LOCK_FILE}")
         if lock is None:
             raise DirectoryInUse(directory, "another process uses this data directory")
-        log_dir = cls(fs, directory, options, lock)
         try:
-            log_dir._load_state(options)
+            meta = _load_meta_properties(fs, directory, options)
+            checkpoints = OffsetCheckpoints(fs, directory, options.space_guard)
+            log_dir = cls(fs, directory, options, lock=lock, meta=meta, checkpoints=checkpoints)
+            log_dir._find_partitions()
         except BaseException:
             lock.release()
             raise
         return log_dir
 
-    def _load_state(self, options: DirectoryOptions) -> None:
+    def _find_partitions(self) -> None:
         fs, directory = self.fs, self.directory
-        self.meta = self._load_meta_properties(options)
-        self._recovery_points = self._load_checkpoint(RECOVERY_POINT_FILE)
-        self._log_starts = self._load_checkpoint(LOG_START_FILE)
-        self.cleaner_checkpoints = self._load_checkpoint(CLEANER_OFFSET_FILE)
         for name in fs.listdir(directory):
             path = f"{directory}/{name}"
             if not fs.is_dir(path):
@@ -150,43 +145,19 @@ class LogDir:
                     fs.remove(path)
             elif name.endswith(_DELETE_DIR_SUFFIX):
                 self._pending_removals.add(path)
-            elif (found := parse_directory_name(name)) is not None:
-                self._unopened.add(found)
-        for offsets in (self._recovery_points, self._log_starts, self.cleaner_checkpoints):
-            for gone in offsets.keys() - self._unopened:
-                del offsets[gone]
+            elif (topic_partition := parse_directory_name(name)) is not None:
+                self._unopened.add(topic_partition)
+        self._checkpoints.retain(self._unopened)
         mark = f"{directory}/{CLEAN_SHUTDOWN_FILE}"
         self.had_clean_shutdown = fs.exists(mark)
         if self.had_clean_shutdown:
             fs.remove(mark)
         fs.sync_dir(directory)
 
-    def _load_meta_properties(self, options: DirectoryOptions) -> MetaProperties:
-        path = f"{self.directory}/{META_PROPERTIES_FILE}"
-        if self.fs.exists(path):
-            meta = parse_meta_properties(self.fs.read_bytes(path).decode(), path)
-            if options.cluster_id is not None and meta.cluster_id != options.cluster_id:
-                raise ForeignDirectory(
-                    path, f"belongs to cluster {meta.cluster_id}, this is cluster {options.cluster_id}"
-                )
-            if meta.node_id != options.node_id:
-                raise ForeignDirectory(
-                    path, f"belongs to node {meta.node_id}, this is node {options.node_id}"
-                )
-            return meta
-        cluster_id = options.cluster_id or format_uuid(random_id())
-        meta = MetaProperties(cluster_id=cluster_id, node_id=options.node_id, directory_id=uuid4())
-        replace_file(self.fs, path, format_meta_properties(meta).encode())
-        return meta
-
-    def _load_checkpoint(self, name: str) -> dict[TopicPartition, int]:
-        path = f"{self.directory}/{name}"
-        if not self.fs.exists(path):
-            return {}
-        try:
-            return parse_offsets(self.fs.read_bytes(path).decode(), path)
-        except (MalformedFile, UnicodeDecodeError):
-            return {}  # logs are then scanned from their start: slow but correct
+    @property
+    def cleaner_checkpoints(self) -> MutableMapping[TopicPartition, int]:
+        """The offset up to which each log is cleaned; written with the other checkpoints."""
+        return self._checkpoints.cleaner_offsets
 
     # -- logs ---------------------------------------------------------------------------------------------
 
@@ -273,15 +244,15 @@ class LogDir:
 
         Raises: MalformedFile, OSError.
         """
-        handed = []
+        transferred = []
         for each in sorted(self._unopened):
             path = f"{self.directory}/{each}"
             if each.topic == topic and self._read_topic_id(path) == topic_id:
                 replace_file(
                     self.fs, f"{path}/{PARTITION_METADATA_FILE}", format_partition_metadata(to).encode()
                 )
-                handed.append(each)
-        return tuple(handed)
+                transferred.append(each)
+        return tuple(transferred)
 
     # -- deleting -------------------------------------------------------------------------------------------
 
@@ -322,14 +293,7 @@ class LogDir:
             self.fs.rename(path, given_up)
             self._pending_removals.add(given_up)
         self.fs.sync_dir(self.directory)
-        with self._save_lock:
-            for offsets in (self._recovery_points, self._log_starts, self.cleaner_checkpoints):
-                for each in [each for each in offsets if each.topic == topic and each not in kept]:
-                    offsets.pop(each, None)
-            # Before the name is reused: the old log's recovery point would make the new log look corrupt.
-            self._save_checkpoint(RECOVERY_POINT_FILE, self._recovery_points)
-            self._save_checkpoint(LOG_START_FILE, self._log_starts)
-            self._save_checkpoint(CLEANER_OFFSET_FILE, dict(self.cleaner_checkpoints))
+        self._checkpoints.forget_topic(topic, kept)
 
     @property
     def has_pending_removals(self) -> bool:
@@ -342,59 +306,24 @@ class LogDir:
         for path in sorted(self._pending_removals):
             try:
                 if self.fs.exists(path):
-                    self._remove_tree(path)
+                    _remove_tree(self.fs, path)
                 self._pending_removals.discard(path)
             except OSError as exc:
                 failures.append(exc)
         if failures:
             raise failures[0]
 
-    def _remove_tree(self, path: str) -> None:
-        for name in self.fs.listdir(path):
-            self.fs.remove(f"{path}/{name}")
-        self.fs.rmdir(path)
-
-    # -- checkpoints -----------------------------------------------------------------------------------------
+    # -- checkpoints and the end -----------------------------------------------------------------------
 
     def checkpoint(self) -> None:
         """Write recovery points and log start offsets of all logs. Blocks; any thread. Raises OSError."""
-        with self._save_lock:
-            for topic_partition, log in list(self.logs.items()):  # a copy: the loop's thread goes on
-                if log.failure is None:
-                    self._recovery_points[topic_partition] = log.recovery_point
-            self._save_checkpoint(RECOVERY_POINT_FILE, self._recovery_points)
-            self._save_log_starts()
-            self._save_checkpoint(CLEANER_OFFSET_FILE, dict(self.cleaner_checkpoints))
+        self._checkpoints.save(self.logs)
 
     def flush_indexes(self, topic_partition: TopicPartition) -> None:
         """Bring a log's index files up to date. Raises OSError."""
         log = self.logs.get(topic_partition)
         if log is not None and log.failure is None:
             log.flush_indexes()
-
-    def _on_log_start_moving(self, log: Log) -> None:
-        with self._save_lock:
-            self._save_log_starts()
-
-    def _save_log_starts(self) -> None:
-        for topic_partition, log in list(self.logs.items()):
-            if log.log_start_offset or topic_partition in self._log_starts:
-                self._log_starts[topic_partition] = log.log_start_offset
-        self._save_checkpoint(LOG_START_FILE, self._log_starts)
-
-    def _save_checkpoint(self, name: str, offsets: dict[TopicPartition, int]) -> None:
-        """Write a checkpoint; on a full disk, with a piece of the reserve [RSV-1].
-
-        Otherwise nothing could be deleted from a full disk.
-        """
-        path, data = f"{self.directory}/{name}", format_offsets(offsets).encode()
-        try:
-            replace_file(self.fs, path, data)
-        except OSError as exc:
-            if not is_disk_full(exc):
-                raise
-            self._space_guard.release(len(data))
-            replace_file(self.fs, path, data)
 
     def close(self) -> None:
         """Shut down cleanly: close every log, then write the checkpoints and the mark, then release the lock.
@@ -437,8 +366,8 @@ class LogDir:
     def _get_prior_shutdown(self, topic_partition: TopicPartition) -> PriorShutdown:
         return PriorShutdown(
             was_clean=self.had_clean_shutdown,
-            recovery_point=self._recovery_points.get(topic_partition, 0),
-            log_start_offset=self._log_starts.get(topic_partition, 0),
+            recovery_point=self._checkpoints.recovery_points.get(topic_partition, 0),
+            log_start_offset=self._checkpoints.log_starts.get(topic_partition, 0),
         )
 
     def close_without_sync(self) -> None:
@@ -447,11 +376,28 @@ class LogDir:
             log.close(clean=False)
         self._lock.release()
 
-    def apply_config(self, topic_partition: TopicPartition, config: LogConfig) -> None:
-        """Apply changed settings to an open log."""
-        log = self.logs.get(topic_partition)
-        if log is not None:
-            log.update_config(replace(config))
+
+def _load_meta_properties(fs: FileSystem, directory: str, options: DirectoryOptions) -> MetaProperties:
+    path = f"{directory}/{META_PROPERTIES_FILE}"
+    if fs.exists(path):
+        meta = parse_meta_properties(fs.read_bytes(path).decode(), path)
+        if options.cluster_id is not None and meta.cluster_id != options.cluster_id:
+            raise ForeignDirectory(
+                path, f"belongs to cluster {meta.cluster_id}, this is cluster {options.cluster_id}"
+            )
+        if meta.node_id != options.node_id:
+            raise ForeignDirectory(path, f"belongs to node {meta.node_id}, this is node {options.node_id}")
+        return meta
+    cluster_id = options.cluster_id or format_uuid(random_id())
+    meta = MetaProperties(cluster_id=cluster_id, node_id=options.node_id, directory_id=uuid4())
+    replace_file(fs, path, format_meta_properties(meta).encode())
+    return meta
+
+
+def _remove_tree(fs: FileSystem, path: str) -> None:
+    for name in fs.listdir(path):
+        fs.remove(f"{path}/{name}")
+    fs.rmdir(path)
 
 
 def _check_owner(path: str, owner: UUID, topic_id: UUID) -> None:

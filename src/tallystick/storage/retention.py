@@ -9,8 +9,7 @@ The last segment goes, too, once all its records have expired; an empty one is r
 Source: UnifiedLog.deleteOldSegments.
 """
 
-from collections.abc import Iterable
-from itertools import chain, pairwise
+from collections.abc import Iterable, Iterator
 
 from tallystick.kernel.value import frozen
 
@@ -74,10 +73,8 @@ def plan_retention(
     """
     excess = -1 if limits.retention_bytes is None else size_bytes - limits.retention_bytes
     count, reason, includes_last = 0, NO_DELETION.reason, False
-    for segment, following in pairwise(chain(segments, (None,))):
-        assert segment is not None  # for the type checker: None is the last of the pairs alone
+    for segment, includes_last in _mark_last(segments):
         why = _find_delete_reason(segment, limits, log_start_offset, excess, now_ms)
-        includes_last = following is None
         if (
             why is None
             or segment.next_offset > last_stable_offset
@@ -89,6 +86,16 @@ def plan_retention(
     else:
         return RetentionPlan(count, includes_last and count > 0, reason)
     return RetentionPlan(count, False, reason) if count else NO_DELETION
+
+
+def _mark_last(segments: Iterable[SegmentInfo]) -> Iterator[tuple[SegmentInfo, bool]]:
+    """Yield each segment, and whether it is the last: this takes one more than was yielded."""
+    remaining = iter(segments)
+    segment = next(remaining, None)
+    while segment is not None:
+        following = next(remaining, None)
+        yield segment, following is None
+        segment = following
 
 
 def _find_delete_reason(
