@@ -103,9 +103,9 @@ def test_the_loop_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(fs.RealFileSystem, "sync_dir", noted)
         partition = await directory.create_partition(topic, 0, BrokerConfig.parse({}).make_topic_config({}))
         assert partition.log.log_end_offset == 0
-        directory._checkpoint()
-        assert directory._checkpoint_task is not None
-        await directory._checkpoint_task
+        directory._housekeeping._start_checkpoint()
+        assert directory._housekeeping._checkpoint_task is not None
+        await directory._housekeeping._checkpoint_task
         assert "u 0 0" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
         await directory.rename_for_deletion(topic)
         await directory.remove_deleted_logs()

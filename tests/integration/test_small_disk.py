@@ -74,7 +74,7 @@ def test_a_full_disk_still_takes_what_must_be_written(small_disk: Path) -> None:
     assert internal.sync() == 5
     assert not reserve.is_whole
     assert not fits(data)
-    result = data.read(end - 1, 1 << 20, upper=end)
+    result = data.reader.read(end - 1, 1 << 20, upper=end)
     assert not isinstance(result, Reject)
     assert b"x" * 100_000 in result.data
     # A reader of data that was there frees room by deleting a topic: data flows again.

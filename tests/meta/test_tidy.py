@@ -28,7 +28,6 @@ LONG_MODULES: dict[str, int] = {}
 MANY_METHODS = {
     "src/tallystick/admin/aio.py:Admin": 33,
     "src/tallystick/admin/client.py:Admin": 33,
-    "src/tallystick/broker/partitions/data_directory.py:DataDirectory": 36,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 36,
 }

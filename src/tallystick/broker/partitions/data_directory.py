@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar, cast, get_args
+from typing import Final, Protocol, cast, get_args
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.topic_config import TopicConfig
 from tallystick.broker.metadata.store import FILE_NAME, MetadataStore, Topic
 from tallystick.broker.partitions.descriptors import OPEN_SEGMENTS_MAX
+from tallystick.broker.partitions.housekeeping import BackgroundScheduler, Housekeeping
 from tallystick.broker.partitions.log_cleaner import (
     CleanerProcess,
     CleaningConfig,
@@ -32,14 +33,12 @@ from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import Codec, TimestampType
-from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure, is_disk_failure
+from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import Log
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.reserve import DiskReserve
 from tallystick.storage.validation import FlushPolicy, LogConfig
-
-T = TypeVar("T")
 
 _log = logging.getLogger("tallystick.broker.files")
 
@@ -51,8 +50,6 @@ _PARTITION_BYTES: Final = 64 * 1024
 _THREAD_COUNT: Final = 8
 # Interval of progress reports while a start reads logs.
 _PROGRESS_MS: Final = 5_000
-# Interval of attempts to restore a reserve that was used.
-RESERVE_CHECK_MS: Final = 1_000
 
 _CODECS: Final[dict[str, Codec | None]] = {
     "producer": None,
@@ -128,14 +125,17 @@ class DataDirectory:
         self._on_failure = failed
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[TopicPartition, Partition] = {}
-        self._timers: set[asyncio.TimerHandle] = set()
-        self._thread_futures: set[asyncio.Future[Any]] = set()  # work that must end before the release
-        self._checkpoint_task: asyncio.Task[None] | None = None
+        self._scheduler = BackgroundScheduler()
         self._epochs_to_begin: list[Callable[[], None]] = []
         self._progress_logged_ms = clock.monotonic_ms()
-        self._syncer = self._disk.make_syncer(
-            self._on_synced_in_thread, lambda log, failure: self._on_failure_in_thread(failure)
-        )
+
+        def on_synced(log: Log, end: Offset) -> None:
+            self._loop.call_soon_threadsafe(self._on_synced, log)
+
+        def on_sync_failed(log: Log, failure: StorageFailure) -> None:
+            self._on_failure_in_thread(failure)
+
+        self._syncer = self._disk.make_syncer(on_synced, on_sync_failed)
 
     def open(self) -> MetadataStore:
         """Lock the directory and open its metadata. Blocking.
@@ -149,7 +149,7 @@ class DataDirectory:
             space_guard=self._reserve,
             request_sync=self._syncer.request,
             on_offline=self._on_failure_in_thread,
-            discard_files=self._remove_files_later,
+            discard_files=partial(_remove_files_later, self._scheduler),
             open_segments_max=self._open_segments_max,
         )
         self._log_dir = LogDir.open(fs, str(self._path), options)
@@ -160,9 +160,19 @@ class DataDirectory:
         self._log_cleaner = LogCleaner(
             self._log_dir.logs,
             self._log_dir.cleaner_checkpoints,
-            self._make_cleaning_config,
+            lambda: _make_cleaning_config(self._config),
             self._clock,
             self._disk.start_cleaner,
+        )
+        self._housekeeping = Housekeeping(
+            self._log_dir,
+            self._partitions,
+            reserve=self._reserve,
+            scheduler=self._scheduler,
+            clock=self._clock,
+            config=lambda: self._config,
+            request_sync=self._syncer.request,
+            on_failure=self._on_failure,
         )
         if not self._reserve.restore():
             _log.error("the disk is too full for log.reserve.bytes: data is refused until there is room")
@@ -233,7 +243,9 @@ class DataDirectory:
         name = TopicPartition(topic.name, index)
         if self._log_dir.is_new(name):
             log_config, topic_id = self.make_log_config(topic.name, config), topic.topic_id
-            made = await self._run_in_thread(lambda: self._log_dir.create_log(name, log_config, topic_id))
+            made = await self._scheduler.run_in_thread(
+                lambda: self._log_dir.create_log(name, log_config, topic_id)
+            )
             self._log_dir.add_log(made, topic_id)
         return self.open_partition(topic, index, config)
 
@@ -257,7 +269,9 @@ class DataDirectory:
         for name in self._list_partitions(topic):
             await self._log_cleaner.abort_cleaning(name)
             self._close_for_deletion(name)
-        await self._run_in_thread(lambda: self._log_dir.rename_for_deletion(topic.name, topic.topic_id))
+        await self._scheduler.run_in_thread(
+            lambda: self._log_dir.rename_for_deletion(topic.name, topic.topic_id)
+        )
 
     def rename_for_deletion_now(self, topic: Topic) -> None:
         """Do as `rename_for_deletion`, blocking: the broker is starting."""
@@ -285,18 +299,11 @@ class DataDirectory:
 
     async def remove_deleted_logs(self) -> None:
         """Remove the files of deleted partitions, in a thread. Raises: OSError."""
-        await self._run_in_thread(self._log_dir.remove_deleted_logs)
+        await self._scheduler.run_in_thread(self._log_dir.remove_deleted_logs)
 
     def report_failure(self, cause: Exception) -> None:
         """Report to the broker that the disk failed."""
         self._on_failure(cause)
-
-    async def _run_in_thread(self, call: Callable[[], T]) -> T:
-        """Wait for `call` in a thread; `stop` waits for it even if the caller was cancelled."""
-        future = self._loop.run_in_executor(None, call)
-        self._thread_futures.add(future)
-        future.add_done_callback(self._thread_futures.discard)
-        return await asyncio.shield(future)
 
     def make_log_config(self, topic: str, config: TopicConfig) -> LogConfig:
         return make_log_config(topic, config, self._config)
@@ -329,9 +336,6 @@ class DataDirectory:
 
     # ---------------------------------------------------------------- the group commit's thread
 
-    def _on_synced_in_thread(self, log: Log, end: Offset) -> None:
-        self._loop.call_soon_threadsafe(self._on_synced, log)
-
     def _on_failure_in_thread(self, failure: StorageFailure) -> None:
         self._loop.call_soon_threadsafe(self._on_failure, failure)
 
@@ -340,99 +344,39 @@ class DataDirectory:
         if partition is not None and partition.log is log:
             partition.notify_waiters()
 
-    # -------------------------------------------------------------------------- timers
+    # -------------------------------------------------------------------- background work
 
     def start(self) -> None:
         """Start the periodic work."""
-        config = self._config
-        if config.flush_policy == "interval":
-            self._schedule_every(config.flush_interval_ms, self._request_syncs)
-        self._schedule_every(config.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
-        self._schedule_every(config.producer_id_expiration_check_interval_ms, self._expire_producers)
-        self._schedule_every(RESERVE_CHECK_MS, self._restore_reserve)
+        self._housekeeping.start()
         self._log_cleaner.start()
-
-    def _make_cleaning_config(self) -> CleaningConfig:
-        config = self._config
-        return CleaningConfig(
-            enabled=config.log_cleaner_enable,
-            backoff_ms=config.log_cleaner_backoff_ms,
-            retention_interval_ms=config.log_retention_check_interval_ms,
-            key_map_bytes=config.log_cleaner_dedupe_buffer_size,
-        )
-
-    def _restore_reserve(self) -> None:
-        if not self._reserve.is_whole and self._reserve.restore():
-            _log.info("the reserve is whole again, data is accepted")
-
-    def _schedule_every(self, period_ms: int, work: Callable[[], None]) -> None:
-        def due() -> None:
-            self._timers.discard(timer)
-            try:
-                work()
-            except (StorageFailure, OSError) as exc:
-                self._on_housekeeping_failed(exc)
-            finally:
-                self._schedule_every(period_ms, work)
-
-        timer = self._loop.call_later(max(period_ms, 1) / 1000, due)
-        self._timers.add(timer)
-
-    def _remove_files_later(self, log: Log, paths: list[str]) -> None:
-        """Remove files of deleted segments after a delay, in a thread; a restart removes the rest."""
-
-        def due() -> None:
-            self._timers.discard(timer)
-            removal = self._loop.run_in_executor(None, _remove_files, log, paths)
-            self._thread_futures.add(removal)
-            removal.add_done_callback(self._thread_futures.discard)
-
-        timer = self._loop.call_later(log.config.file_delete_delay_ms / 1000, due)
-        self._timers.add(timer)
-
-    def _request_syncs(self) -> None:
-        for partition in self._partitions.values():
-            if partition.log.reader.synced_end < partition.log.log_end_offset:
-                self._syncer.request(partition.log)
-
-    def _checkpoint(self) -> None:
-        if self._checkpoint_task is None or self._checkpoint_task.done():
-            self._checkpoint_task = self._loop.create_task(self._write_checkpoint(), name="checkpoint")
-
-    async def _write_checkpoint(self) -> None:
-        try:
-            for name in list(self._partitions):
-                self._log_dir.flush_indexes(name)
-                await asyncio.sleep(0)  # yield to other tasks
-            await self._run_in_thread(self._log_dir.checkpoint)
-        except (StorageFailure, OSError) as exc:
-            self._on_housekeeping_failed(exc)
-
-    def _on_housekeeping_failed(self, exc: Exception) -> None:
-        _log.error("housekeeping failed: %s", exc)
-        if is_disk_failure(exc):
-            self._on_failure(exc)
-
-    def _expire_producers(self) -> None:
-        now_ms = self._clock.now_ms()
-        for partition in self._partitions.values():
-            partition.log.producer_state_manager.remove_expired(
-                now_ms, self._config.producer_id_expiration_ms
-            )
 
     async def stop(self, *, clean: bool) -> None:
         """End the background work, then close every log. Raises: StorageFailure, OSError."""
         await self._log_cleaner.stop()
-        for timer in self._timers:
-            timer.cancel()
-        if self._checkpoint_task is not None:
-            await asyncio.gather(self._checkpoint_task, return_exceptions=True)
-        await asyncio.gather(*self._thread_futures, return_exceptions=True)
+        self._scheduler.cancel_timers()
+        await self._housekeeping.stop()
+        await self._scheduler.join_threads()
         self._syncer.stop()
         if clean:
             self._log_dir.close()
         else:
             self._log_dir.close_without_sync()
+
+
+def _make_cleaning_config(config: BrokerConfig) -> CleaningConfig:
+    return CleaningConfig(
+        enabled=config.log_cleaner_enable,
+        backoff_ms=config.log_cleaner_backoff_ms,
+        retention_interval_ms=config.log_retention_check_interval_ms,
+        key_map_bytes=config.log_cleaner_dedupe_buffer_size,
+    )
+
+
+def _remove_files_later(scheduler: BackgroundScheduler, log: Log, paths: list[str]) -> None:
+    """Remove files of deleted segments after a delay, in a thread; a restart removes the rest."""
+    remove = partial(_remove_files, log, paths)
+    scheduler.schedule_once(log.config.file_delete_delay_ms, lambda: scheduler.start_in_thread(remove))
 
 
 def _remove_files(log: Log, paths: list[str]) -> None:
