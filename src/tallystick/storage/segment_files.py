@@ -211,10 +211,9 @@ class SegmentIndexes:
 
     def is_full(self, index_bytes_max: int) -> bool:
         """Return whether a file would be too long with more entries. Source: LogSegment.shouldRoll."""
-        return (
-            (len(self.offsets.offsets) + 1) * OFFSET_ENTRY_SIZE > index_bytes_max
-            or (len(self.times.offsets) + 2) * TIME_ENTRY_SIZE > index_bytes_max
-        )
+        return (len(self.offsets.offsets) + 1) * OFFSET_ENTRY_SIZE > index_bytes_max or (
+            len(self.times.offsets) + 2
+        ) * TIME_ENTRY_SIZE > index_bytes_max
 
     def add_batch(self, header: BatchHeader, base_offset: int, position: int) -> None:
         """Add an entry for a batch if enough bytes of log lie behind the last one."""
