@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from tallystick.kernel.ids import INT32_MAX
 pytestmark = pytest.mark.server
 
 # The toy's requests: first byte says what to do, the rest is echoed.
-NOW, LATER, LATER_ALONE, CLOSE, FAIL, LARGE, SILENT = b"NLACFGS"
+NOW, LATER, LATER_ALONE, EXCLUSIVE, CLOSE, FAIL, LARGE, SILENT = b"NLAECFGS"
 SMALL_ONLY, SMALL_BYTES = ord("M"), 50_000
 LARGE_BYTES = 8 * 1024 * 1024
 
@@ -48,7 +49,7 @@ class Toy:
         match body[0]:
             case 78:
                 return framed(body)
-            case 76 | 65:
+            case 76 | 65 | 69:
                 future: asyncio.Future[ResponseBuffers] = asyncio.get_running_loop().create_future()
                 self.waiting.append((body, future))
                 return future
@@ -444,6 +445,32 @@ def test_what_a_lost_connection_waited_for_is_dropped_if_it_may_be() -> None:
         assert by_kind[b"A"].cancelled()
         assert not by_kind[b"L"].done()
         world.toy.release()
+
+    scene(play)
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+def test_what_a_client_sent_before_it_closed_is_carried_out(reset: bool) -> None:
+    """As Kafka's Selector does: a LeaveGroup behind a heartbeat that is being answered is not lost."""
+
+    async def play(world: World) -> None:
+        client = await world.client()
+        behind = request(LATER_ALONE, b"2") + request(EXCLUSIVE, b"3") + request(NOW, b"4")
+        client.send(request(EXCLUSIVE, b"1") + behind + request(NOW, b"cut")[:-1])
+        await world.until(lambda: world.toy.waiting)
+        if reset:
+            client.writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            client.writer.transport.abort()
+        else:
+            await client.end()
+        await world.until(lambda: not world.server.connection_count)
+        assert world.toy.started == [b"E1"]
+        world.toy.release()
+        await world.until(lambda: world.toy.started == [b"E1", b"E3"])
+        world.toy.release()
+        await world.until(lambda: world.toy.started == [b"E1", b"E3", b"N4"])
 
     scene(play)
 

@@ -146,12 +146,17 @@ class ServerConnection(asyncio.BufferedProtocol):
             server.refuse_connection(self, refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        closed_by_peer = not (self._is_closing or self._is_ending)
         self._is_closing = True
-        self._receive_buffer.discard_large()
-        for slot in self._pending:
-            if slot.task is not None and slot.is_cancellable:
-                slot.task.cancel()
+        running = [slot for slot in self._pending if slot.task is not None]
         self._pending.clear()
+        for slot in running:
+            if slot.is_cancellable:
+                cast("asyncio.Future[ResponseBuffers]", slot.task).cancel()
+            elif closed_by_peer:
+                self._pending.append(slot)
+        self._is_ending = not closed_by_peer
+        self._carry_out_received()
         self._server.unregister(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -212,14 +217,33 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._receive_buffer.consume()
         return True
 
+    def _carry_out_received(self) -> None:
+        """Carry out what the peer sent before it closed the connection, without answers.
+
+        Kafka's Selector does the same with its closing channels: a LeaveGroup behind a heartbeat is not lost.
+        """
+        self._is_writing_paused = False
+        self._is_exclusive = self._is_exclusive and bool(self._pending)
+        try:
+            while self._start_next():
+                pass
+        except CloseConnection:
+            self._is_ending = True
+        if not self._pending:
+            self._receive_buffer.discard_large()
+
     def _start_request(self, frame: memoryview) -> bool:
         server = self._server
         pipelined = server.dispatcher.is_pipelined(frame)
         if self._pending and not pipelined:
             return False
+        if self._is_closing and server.dispatcher.is_cancellable(frame):
+            return True  # it would wait for something, and then answer a peer that is gone
         self.last_active_s = server.loop.time()
         answer = server.dispatcher.dispatch(frame, self.peer)
         if isinstance(answer, list) or answer is None:
+            if self._is_closing:
+                return True
             if not self._pending:
                 if answer:
                     self._queue(answer)
@@ -242,6 +266,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             if not task.cancelled():
                 task.exception()
+            if slot in self._pending:
+                self._pending.remove(slot)
+                self._carry_out_received()
             return
         try:
             slot.response = task.result()
