@@ -102,7 +102,10 @@ class _PendingResponse:
 
 
 class ServerConnection(asyncio.BufferedProtocol):
-    """One client. Lives on the loop; owned by its Server."""
+    """One client. Lives on the loop; owned by its Server.
+
+    A half-closed connection is closed, as asyncio does by default: Kafka's clients do not half-close.
+    """
 
     __slots__ = (
         "_is_closing",
@@ -165,10 +168,6 @@ class ServerConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._receive_buffer.add(nbytes)
         self._advance()
-
-    def eof_received(self) -> bool:
-        # Pending answers are of no use to a peer that is gone, and Kafka does not half-close connections.
-        return False
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
