@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from memory_broker import Turn
 from raw_wire import RawConnection
 
 from tallystick.broker.broker import Broker
@@ -13,7 +12,6 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.coordinator.placement import hash_to_partition
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.txn.codec import encode_batch_of
-from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.machine.commands import EntryStored
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.clock import SystemClock
@@ -338,8 +336,8 @@ def rewrite(broker: EmbeddedBroker, name: str, change: Callable[[TxnEntry], TxnE
         offline.open()
         await offline.start()
         transactions = offline.transactions
-        while transactions.list_entries() == REFUSALS.loading:
-            await Turn()
+        while (loading := transactions._loader.loading_task) is not None:
+            await loading
         entry = transactions.get_entry(TransactionalId(name))
         assert isinstance(entry, TxnEntry)
         partition = offline.topics.find_partition(
