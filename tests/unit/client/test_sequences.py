@@ -306,6 +306,7 @@ class Writer:
 EVENTS = ("ok", "lost answer", "lost request", "refused", "failed", "restart")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", EVENTS)
 def test_what_small_numbers_of_batches_end_as_is_true(first: str) -> None:
     """[CLI-21] [CLI-23] Every fate of up to five attempts, of up to three batches outstanding together.
@@ -325,7 +326,7 @@ def test_what_small_numbers_of_batches_end_as_is_true(first: str) -> None:
             assert not writer.lost or "failed" in (first, *rest)
 
 
-@settings(max_examples=examples(quick=50, gate=60, full=300))
+@settings(max_examples=examples(quick=10, gate=60, full=300))
 @given(st.lists(st.sampled_from(EVENTS), max_size=60), st.integers(1, OUTSTANDING_MAX))
 def test_every_acknowledged_batch_is_in_the_log_once_and_in_order(fates: list[str], window: int) -> None:
     """[CLI-21] [CLI-23] Whatever becomes of requests and answers, as long as a connection keeps its order."""

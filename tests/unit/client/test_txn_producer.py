@@ -470,7 +470,7 @@ class Naive:
                 self.machine = machine.apply_end(pair(42, self.epoch), version=2)
 
 
-@settings(max_examples=examples(quick=50, gate=60, full=300))
+@settings(max_examples=examples(quick=10, gate=60, full=300))
 @given(MOVES)
 def test_whatever_happens_one_transaction_gets_one_decision(moves: list[tuple[TxnCall | str, str]]) -> None:
     """[CLI-43, CLI-46] Against the plainest model: the set of decisions each transaction was ever sent."""

@@ -306,6 +306,7 @@ async def test_a_produce_of_very_many_partitions_is_not_decoded_on_the_loop() ->
         assert memory.broker.request_memory.used_bytes == 0
 
 
+@pytest.mark.slow
 @on_a_loop
 async def test_a_produce_of_as_many_partitions_as_there_may_be_is_answered() -> None:
     async with memory_broker(max_partitions="5000") as memory:

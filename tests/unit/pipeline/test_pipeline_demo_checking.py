@@ -46,6 +46,7 @@ def test_what_is_missing_twice_or_different_is_bad(
     assert (verdict.missing, verdict.duplicated, verdict.wrong) == (missing, duplicated, wrong)
 
 
+@pytest.mark.slow
 def test_what_must_come_out_is_computed_from_the_flights() -> None:
     """Of the first thousand flights, in 2013's first hours, by hand from the file."""
     data = load_flights(1000)

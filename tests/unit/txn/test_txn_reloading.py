@@ -239,7 +239,7 @@ async def finish(world: World) -> None:
         assert await world.ask(add(who, P1), name) == DONE
 
 
-@settings(deadline=None, max_examples=examples(quick=40, gate=80, full=400))
+@settings(deadline=None, max_examples=examples(quick=10, gate=80, full=400))
 @given(EVENTS)
 def test_after_any_loss_what_serves_is_what_the_log_says(events: list[object]) -> None:
     """[TXN-2] And every transaction comes to its end."""
