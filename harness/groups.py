@@ -5,7 +5,6 @@ real driver.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from tallystick.broker.group.codec import count_records, decode_batches, encode_batch_of
 from tallystick.broker.group.machine.commands import (
@@ -26,6 +25,7 @@ from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset, ProducerIdAndEpoch, TimestampMs, TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import (
     ControlType,
     EndTransactionMarker,

@@ -8,12 +8,11 @@ import os
 from collections.abc import Sequence
 
 from harness.memory_fs import MemoryFileSystem
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.fs import Buffer, Syscalls
 
 
-@frozen
-class SystemCall:
+class SystemCall(Value):
     """One call that changed or synced something; paths are relative to the root of the recording."""
 
     name: str

@@ -5,7 +5,6 @@ the machine decides; tests of waiting and of failing appends use the real driver
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
 
@@ -33,6 +32,7 @@ from tallystick.broker.txn.machine.model import DecidedPhase, TxnConfig, TxnEntr
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerId, TimestampMs, TopicPartition, TransactionalId
+from tallystick.kernel.value import replace
 
 START_MS = 1_700_000_000_000
 

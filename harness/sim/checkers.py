@@ -17,7 +17,7 @@ from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.txn.machine.model import ForcedCause, IdlePhase, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -26,8 +26,7 @@ from tallystick.protocol.records import ControlType, decode_records, iter_header
 READ_BYTES = 1 << 20
 
 
-@frozen
-class LogBatch:
+class LogBatch(Value):
     """A batch in a log: data with its texts, or a marker, whose `commit` tells which kind."""
 
     first_offset: int

@@ -17,7 +17,7 @@ from harness.sim.loop import START_MS
 from harness.sim.network import NoReply, SimNetwork
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -80,8 +80,7 @@ class NoFinalAnswer(Exception):
     """The broker never gave a final answer."""
 
 
-@frozen(kw_only=True)
-class ClientProfile:
+class ClientProfile(Value, kw_only=True):
     """The properties of a client.
 
     version           of the transaction protocol it speaks

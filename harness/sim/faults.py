@@ -7,13 +7,14 @@ source of its own, so that one can be switched off without changing the others.
 
 import errno
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
 from enum import Enum
 from random import Random
 from typing import Final, Literal
 
+from msgspec import field
+
 from harness.memory_fs import SurvivingChanges
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value, replace
 
 Repeats = Literal["none", "at once", "any time"]
 
@@ -35,8 +36,7 @@ FAULTS_OFF: Final[frozenset[FaultKind]] = frozenset()
 """Faults drawn only on request: the broker cannot survive them yet."""
 
 
-@frozen(kw_only=True)
-class FailingCalls:
+class FailingCalls(Value, kw_only=True):
     """A period in which each of the disk's calls fails at random."""
 
     error: int
@@ -45,8 +45,7 @@ class FailingCalls:
     chance: float
 
 
-@frozen(kw_only=True)
-class PowerLoss:
+class PowerLoss(Value, kw_only=True):
     """The end of one life of the broker.
 
     after_effects  the number of the disk's effect it comes after, counted from the start of that life;
@@ -62,8 +61,7 @@ class PowerLoss:
     down_s: float
 
 
-@frozen(kw_only=True)
-class FaultPlan:
+class FaultPlan(Value, kw_only=True):
     """The faults of a run; probabilities are per message, times in virtual seconds from the start."""
 
     flush_policy: Literal["ack", "os"] = "ack"

@@ -1,7 +1,7 @@
 """The checks at the end of a run: readers, logs, entries, database and offsets agree with the history."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.sim import checkers
 from harness.sim.broker_view import BrokerReports, BrokerView
@@ -15,6 +15,7 @@ from harness.sim.workers import TransactionWorker
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicsImage
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,

@@ -25,7 +25,7 @@ from tallystick.broker.partitions.data_directory import StorageEnvironment
 from tallystick.broker.partitions.log_cleaner import CleanerProcess
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import Offset
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.compaction.cleaner_worker import run_request
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import RETRY_S, GroupCommit
@@ -135,8 +135,7 @@ class InMemoryMetadataStore(MetadataStore):
         return None
 
 
-@frozen(kw_only=True)
-class DiskImage:
+class DiskImage(Value, kw_only=True):
     """The initial content of a disk: made once in a process, copied for every seed."""
 
     directories: tuple[str, ...]

@@ -14,7 +14,7 @@ from harness.sim.faults import FaultPlan, Repeats
 from harness.sim.loop import VirtualLoop
 from harness.sim.machine import BrokerMachine
 from tallystick.broker.server.server import CloseConnection, Peer, ResponseBuffers
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
@@ -28,8 +28,7 @@ class NoReply(Exception):
     """No reply came: whether the request was carried out is unknown."""
 
 
-@frozen
-class RequestExchange:
+class RequestExchange(Value):
     """The broker's answer to a request, seen before the reply can be lost."""
 
     caller: str

@@ -5,7 +5,6 @@ A `TransactionWorker` owns one transactional id and starts one incarnation of it
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from random import Random
 from typing import Final
 
@@ -23,6 +22,7 @@ from harness.sim.faults import FaultPlan
 from harness.sim.history import History, SimTxn
 from harness.sim.network import SimNetwork
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import replace
 
 _PAUSES_S: Final = (0.0, 0.0, 0.0, 0.001, 0.001, 0.05, 0.4)
 

@@ -16,7 +16,7 @@ from effort import LONG
 from failing_calls import CHANGES, METADATA, OPENS, When
 
 from harness.memory_fs import PowerLost, SurvivingChanges
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 CHANGED: Final = (Deletion, DeletionAtTheEnd, Creation, Growth, Trimming, Compaction)
 ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EMFILE)
@@ -64,8 +64,7 @@ def go_on(desk: Desk, made: Change) -> None:
     assert not [name for name in desk.calls.listdir("data") if name.endswith("-delete")]
 
 
-@frozen
-class Failure:
+class Failure(Value):
     """The call with this number fails, or it and all after it."""
 
     number: int

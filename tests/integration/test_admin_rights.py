@@ -15,7 +15,7 @@ from tallystick.admin.aio import Admin
 from tallystick.cli.main import main
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages import create_acls as ca
@@ -124,8 +124,7 @@ def metadata_with_a_dead_one(broker: ScriptedBroker) -> MetadataResponse:
 # -------------------------------------------------------------------------- as commands
 
 
-@frozen
-class Ran:
+class Ran(Value):
     """How a command ended, what it printed, and what the broker was asked."""
 
     code: int

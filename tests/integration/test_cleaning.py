@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from tallystick.broker.partitions.log_cleaner import CleanerDiskFull, CleaningConfig, LogCleaner
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, LeaderEpoch, TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.fs import RealFileSystem

@@ -4,7 +4,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +33,7 @@ from tallystick.dualwrite import (
 from tallystick.dualwrite.stores.durability import DurabilitySetting
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
+from tallystick.kernel.value import replace
 from tallystick.testing import EmbeddedBroker, FakeClock
 
 pytestmark = pytest.mark.server

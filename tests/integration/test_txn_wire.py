@@ -6,7 +6,7 @@ Kafka's own fields, and the batches in the partition.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.txn.machine.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 from tallystick.protocol.messages.stored_transactions import TransactionLogValue
 from tallystick.protocol.messages.update_features import (
     FeatureUpdateKey,

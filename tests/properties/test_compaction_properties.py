@@ -1,6 +1,5 @@
 """Any history of puts, deletions and transactions, cleaned at any time, against a table."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 from compacted import CONFIG, Compacted
@@ -9,6 +8,7 @@ from hypothesis import strategies as st
 
 from harness.memory_fs import MemoryFileSystem, PowerLost
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import BatchHeader
 
 KEYS = st.sampled_from(["a", "b", "c", "d"])

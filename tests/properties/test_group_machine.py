@@ -1,7 +1,5 @@
 """The group machine under any order of commands, any passing of time, and markers at any moment."""
 
-from dataclasses import replace
-
 from effort import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -54,6 +52,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import ControlType
 
 GROUP = GroupId("g")

@@ -1,7 +1,6 @@
 """Every command in every state of the transaction machine, with details drawn at random."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -54,6 +53,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
+from tallystick.kernel.value import replace
 
 SPARE = ProducerId(9)
 COMMANDS: tuple[type, ...] = get_args(TxnCommand)

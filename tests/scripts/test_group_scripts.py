@@ -16,7 +16,6 @@ what the machine says now, run `make scripts-rewrite` (TALLYSTICK_REWRITE_SCRIPT
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +63,7 @@ from tallystick.kernel.ids import (
     ProducerIdAndEpoch,
     TopicPartition,
 )
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import ControlType
 
 SCRIPTS = sorted((Path(__file__).parent / "group").glob("*.txt"))

@@ -12,7 +12,6 @@ gone PARTITION ... forced-marker ID PARTITION as=PAIR wait MS restart show ID"""
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
 
@@ -54,6 +53,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.kernel.value import replace
 
 SCRIPTS = sorted((Path(__file__).parent / "txn").glob("*.txt"))
 TIMEOUT_MS = 60_000

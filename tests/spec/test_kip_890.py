@@ -4,8 +4,6 @@ Part 1 lets partition leaders ask whether a transaction is open for them; part 2
 so that a repetition can be told from a new request. Errors by state are those of Kafka 4.x's coordinator.
 """
 
-from dataclasses import replace
-
 import pytest
 from txn_words import (
     DECIDED_STATES,
@@ -39,6 +37,7 @@ from tallystick.broker.txn.machine.commands import (
 from tallystick.broker.txn.machine.model import IdlePhase, OngoingPhase, TransactionResult, TxnConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 
 CLIENT, BEFORE, OLDER, OTHER = "the client", "the pair before it", "an older pair", "somebody else's"
 FENCED, UNKNOWN = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING

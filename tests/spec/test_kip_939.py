@@ -6,7 +6,6 @@ differs.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from txn_words import (
@@ -29,6 +28,7 @@ from tallystick.broker.txn.machine.commands import EndTxnResult, EntryStored, In
 from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult, TxnConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, ProducerIdAndEpoch, TimestampMs, TransactionalId
+from tallystick.kernel.value import replace
 
 MAY_NOT = TxnConfig()
 DAY_MS = 86_400_000

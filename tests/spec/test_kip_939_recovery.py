@@ -1,7 +1,5 @@
 """KIP-939: what recovery, an operator and an older broker find when a client has crashed."""
 
-from dataclasses import replace
-
 import pytest
 from txn_words import (
     MAX,
@@ -17,6 +15,7 @@ from tallystick.broker.txn.codec import decode_record, encode_record
 from tallystick.broker.txn.machine.commands import EndTxnResult, EntryStored, RecordForcedMarker
 from tallystick.broker.txn.machine.model import DecidedPhase, ForcedCause, IdlePhase, TransactionResult
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.value import replace
 from tallystick.protocol import encode
 
 DAY_MS = 86_400_000

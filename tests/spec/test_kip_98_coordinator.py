@@ -1,7 +1,6 @@
 """KIP-98, "Exactly Once Delivery and Transactional Messaging": the life of a transaction at its
 coordinator."""
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import get_args
 
@@ -58,6 +57,7 @@ from tallystick.broker.txn.machine.model import (
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TimestampMs
+from tallystick.kernel.value import replace
 
 WEEK_MS = 604_800_000
 

@@ -30,7 +30,7 @@ from tallystick.broker.txn.machine.commands import (
 from tallystick.broker.txn.machine.model import TransactionResult, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.log import AppendOrigin, AppendResult
 
@@ -217,8 +217,7 @@ class Desk:
             del self.acknowledged[name]
 
 
-@frozen
-class Begun:
+class Begun(Value):
     """A disk with topics and records, and which of them were acknowledged."""
 
     image: DiskImage

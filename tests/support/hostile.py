@@ -3,7 +3,7 @@
 import random
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
@@ -13,6 +13,7 @@ from wire_values import random_value
 
 from tallystick.client.consumer.decode import CompletedFetch
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol import DecodeError, decode, encode, messages, produce_fetch_codec
 from tallystick.protocol.compile import _SizeBounds
 from tallystick.protocol.frames import Preallocation, ReceiveBuffer

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from tests.support.memory_broker import HeldMarkers, MemoryBroker, memory_broker, memory_disk
@@ -19,6 +18,7 @@ from tallystick.broker.txn.machine.commands import EndTxn, EndTxnResult, InitPro
 from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, TransactionalId
+from tallystick.kernel.value import replace
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (

@@ -34,7 +34,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
 from tallystick.storage.fs import DiskFull
 from tallystick.storage.log import AppendOrigin
@@ -60,8 +60,7 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-@frozen
-class At:
+class At(Value):
     last_offset: Offset
 
 

@@ -1,7 +1,6 @@
 """One transactional id in a TxnWorld, in the terms of the KIPs."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from harness.transactions import TxnMachineHarness
 from tallystick.broker.txn.machine.commands import (
@@ -35,6 +34,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.kernel.value import replace
 from tallystick.protocol import decode_prefix
 from tallystick.protocol.messages.stored_transactions import TransactionLogValue
 from tallystick.protocol.records import decode_records

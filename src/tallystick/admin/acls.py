@@ -12,7 +12,7 @@ from typing import TypeVar
 from tallystick.admin.admin_call import AdminCall, Answers
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.kernel.errors import Effect, Remedy
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.protocol.messages import create_acls as ca
 from tallystick.protocol.messages import delete_acls as da
@@ -21,8 +21,7 @@ from tallystick.protocol.messages import describe_acls as ds
 E = TypeVar("E", bound=IntEnum)
 
 
-@frozen(kw_only=True)
-class Acl:
+class Acl(Value, kw_only=True):
     """One ACL. A field is a plain number if it comes from a newer version."""
 
     resource: AclResource | int
@@ -38,8 +37,7 @@ class Acl:
         return f"{done} to {self.principal} on {_display_name(self.resource)} {self.name!r}"
 
 
-@frozen(kw_only=True)
-class AclFilter:
+class AclFilter(Value, kw_only=True):
     """A filter that matches the rules equal in every field that is not None or ANY."""
 
     resource: AclResource = AclResource.ANY

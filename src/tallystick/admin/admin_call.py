@@ -6,7 +6,6 @@ A broker that is down must neither hide what the others know nor go unmentioned,
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
 
 from tallystick.admin.errors import BrokerDown
@@ -15,6 +14,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.retry import Deadline
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import Value
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -27,8 +27,7 @@ CONCURRENT_MAX: Final = 64
 PARTITIONS_PER_REQUEST: Final = 500  # as in Kafka's tools
 
 
-@dataclass(frozen=True, slots=True)
-class Answers(Generic[K, V]):
+class Answers(Value, Generic[K, V]):
     """Values by key, and the failures of the other keys [ADM-2].
 
     Every requested key is in exactly one of the two.

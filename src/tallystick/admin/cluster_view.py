@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tallystick.admin.admin_call import AdminCall
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.metadata import Node
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
@@ -13,8 +13,7 @@ from tallystick.protocol.messages.update_features import (
 )
 
 
-@frozen(kw_only=True)
-class ClusterDescription:
+class ClusterDescription(Value, kw_only=True):
     """A cluster as one broker knows it. `find_controller` is None while there is no controller."""
 
     cluster_id: str | None

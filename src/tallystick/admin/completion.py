@@ -41,7 +41,7 @@ from tallystick.client.transactions.modes import (
 )
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _audit = logging.getLogger("tallystick.audit")
 
@@ -73,8 +73,7 @@ _OUTCOME_BY_VERDICT: Final = {
 }
 
 
-@frozen(kw_only=True)
-class CompletionPlan:
+class CompletionPlan(Value, kw_only=True):
     """A transactional id, the state that the other system has stored, and the resulting outcome."""
 
     state: PreparedTxnState

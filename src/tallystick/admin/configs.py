@@ -6,7 +6,7 @@ from typing import Final
 
 from tallystick.admin.admin_call import AdminCall, Answers
 from tallystick.client.errors import ClientError, NotSupported, build_broker_error
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages import describe_configs as dc
 from tallystick.protocol.messages import incremental_alter_configs as ac
 
@@ -35,8 +35,7 @@ class ConfigValueSource(IntEnum):
     GROUP = 8
 
 
-@frozen
-class ConfigResource:
+class ConfigResource(Value):
     """A topic, a broker (its id as text; "" for the default of all) or another resource with settings."""
 
     type: ResourceType
@@ -46,8 +45,7 @@ class ConfigResource:
         return f"{self.type.name.lower()} {self.name!r}"
 
 
-@frozen(kw_only=True)
-class ConfigValue:
+class ConfigValue(Value, kw_only=True):
     """A setting in force. `value` is None for a secret and for a setting without a value."""
 
     name: str

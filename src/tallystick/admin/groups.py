@@ -20,7 +20,7 @@ from tallystick.client.offsets import (
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError
 from tallystick.protocol.messages import consumer_group_describe as cgd
 from tallystick.protocol.messages import describe_groups as dg
@@ -31,8 +31,7 @@ from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
 from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 
 
-@frozen(kw_only=True)
-class GroupListing:
+class GroupListing(Value, kw_only=True):
     """A group in a coordinator's list; `state` and `type` are "" if the broker's version omits them."""
 
     group_id: str
@@ -42,8 +41,7 @@ class GroupListing:
     type: str
 
 
-@frozen(kw_only=True)
-class MemberDescription:
+class MemberDescription(Value, kw_only=True):
     """A member of a group and its assigned partitions."""
 
     member_id: str
@@ -53,8 +51,7 @@ class MemberDescription:
     partitions: frozenset[TopicPartition]
 
 
-@frozen(kw_only=True)
-class GroupDescription:
+class GroupDescription(Value, kw_only=True):
     """A group. `assignor` is "" until it has been chosen."""
 
     group_id: str

@@ -40,7 +40,7 @@ from typing import Final
 
 from tallystick.admin.model import OpenTransaction, TransactionDescription
 from tallystick.kernel.ids import ProducerId
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
 class HangingFinding(Enum):
@@ -109,8 +109,7 @@ _VIEWS_AGREE: Final = frozenset(
 )
 
 
-@frozen(kw_only=True)
-class ClusterSnapshot:
+class ClusterSnapshot(Value, kw_only=True):
     """Both views at one time. [ADM-1]: `open_transactions` is read first, the coordinators after it."""
 
     at_ms: int
@@ -121,8 +120,7 @@ class ClusterSnapshot:
     is_complete: bool  # every coordinator has answered
 
 
-@frozen(kw_only=True)
-class HangingCase:
+class HangingCase(Value, kw_only=True):
     """One open transaction with its verdict."""
 
     transaction: OpenTransaction

@@ -6,13 +6,12 @@ Source: KIP-664; the private tags of docs/formats/private-tags.md.
 from enum import IntEnum
 
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
-@frozen(kw_only=True)
-class TransactionListing:
+class TransactionListing(Value, kw_only=True):
     """A transactional id in a coordinator's list."""
 
     transactional_id: str
@@ -29,8 +28,7 @@ class AbortCause(IntEnum):
     MARKER = 3
 
 
-@frozen(kw_only=True)
-class ForcedOutcome:
+class ForcedOutcome(Value, kw_only=True):
     """A transaction that was aborted, but not by its client. Only tallystick's broker reports it."""
 
     writer: ProducerIdAndEpoch
@@ -39,8 +37,7 @@ class ForcedOutcome:
     partition: TopicPartition | None  # only with MARKER, which aborts in one partition
 
 
-@frozen(kw_only=True)
-class TransactionDescription:
+class TransactionDescription(Value, kw_only=True):
     """A transactional id as its coordinator describes it."""
 
     transactional_id: str
@@ -61,8 +58,7 @@ class TransactionDescription:
         return self.state == "Ongoing" and self.timeout_ms is None
 
 
-@frozen(kw_only=True)
-class ProducerState:
+class ProducerState(Value, kw_only=True):
     """A producer's state in a partition."""
 
     identity: ProducerIdAndEpoch
@@ -72,8 +68,7 @@ class ProducerState:
     txn_start_offset: int | None  # None: nothing is open
 
 
-@frozen(kw_only=True)
-class OpenTransaction:
+class OpenTransaction(Value, kw_only=True):
     """An open transaction as a partition's leader sees it."""
 
     partition: TopicPartition

@@ -13,18 +13,16 @@ from tallystick.admin.start_offsets import FROM_BEGINNING, FROM_END, StartSpec, 
 from tallystick.client.errors import NotSupported
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen
-class ShiftBy:
+class ShiftBy(Value):
     """A shift by a number of records from the committed offset, backward if negative."""
 
     by: int
 
 
-@frozen(kw_only=True)
-class PlannedOffset:
+class PlannedOffset(Value, kw_only=True):
     """`current` is the committed offset, None without one; `target` is the planned offset."""
 
     current: OffsetAndMetadata | None

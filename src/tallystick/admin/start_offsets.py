@@ -7,18 +7,16 @@ from tallystick.admin.topics import EARLIEST, LATEST
 from tallystick.client.errors import build_broker_error
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen
-class AtOffset:
+class AtOffset(Value):
     """The same offset in every partition."""
 
     offset: int
 
 
-@frozen
-class AtTimestamp:
+class AtTimestamp(Value):
     """The first record at or after a time in ms; EARLIEST and LATEST stand for the two ends."""
 
     timestamp_ms: int

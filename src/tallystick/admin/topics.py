@@ -1,9 +1,10 @@
 """Topics, partitions, offsets and records: create, alter, delete and describe them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Final
 from uuid import UUID
+
+from msgspec import field
 
 from tallystick.admin.admin_call import AdminCall, Answers
 from tallystick.client.errors import ClientError, build_broker_error
@@ -14,7 +15,7 @@ from tallystick.client.offsets import (
     parse_list_offsets_response,
 )
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages import create_topics as ct
 from tallystick.protocol.messages.create_partitions import (
@@ -45,8 +46,7 @@ _NIL: Final = UUID(int=0)
 _BROKER_DEFAULT: Final = -1
 
 
-@frozen(kw_only=True)
-class NewTopic:
+class NewTopic(Value, kw_only=True):
     """A topic to create. None stands for the broker's default."""
 
     name: str
@@ -55,8 +55,7 @@ class NewTopic:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
-@frozen(kw_only=True)
-class CreatedTopic:
+class CreatedTopic(Value, kw_only=True):
     """A created topic, as the broker reports it; None if the broker's version does not report a field."""
 
     name: str

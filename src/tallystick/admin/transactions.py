@@ -39,7 +39,7 @@ from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages import describe_producers as dp
 from tallystick.protocol.messages import describe_transactions as dt
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -64,8 +64,7 @@ DEFAULT_LIMIT_MS: Final = 15 * 60_000
 """Kafka's transaction.max.timeout.ms: no transaction should be open for longer."""
 
 
-@frozen(kw_only=True)
-class HangingReport:
+class HangingReport(Value, kw_only=True):
     """Open transactions that are late, and the requests that failed [ADM-2].
 
     `failures` is keyed by partition, broker or quoted transactional id, as text. `is_complete`: every broker
@@ -81,8 +80,7 @@ class HangingReport:
         return tuple(case for case in self.cases if case.verdict is Verdict.HANGING)
 
 
-@frozen(kw_only=True)
-class AbortPlan:
+class AbortPlan(Value, kw_only=True):
     """The transaction that an abort would end, before a marker is sent.
 
     `guarded`: the leader itself checks that it is still this transaction. `coordinator_epoch`: the epoch to
@@ -102,8 +100,7 @@ class AbortPlan:
         return HARM_BY_VERDICT[self.case.verdict]
 
 
-@frozen(kw_only=True)
-class AbortSpec:
+class AbortSpec(Value, kw_only=True):
     """The transaction to abort in a partition, selected by its first offset or its producer."""
 
     partition: TopicPartition

@@ -14,13 +14,12 @@ from tallystick.cli.tables import OutputFormat, Row, print_rows
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.client.errors import ClientError
 from tallystick.kernel.settings import BadConfig, read_properties
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@frozen
-class ClusterTarget:
+class ClusterTarget(Value):
     """A cluster, and the output format."""
 
     config: Mapping[str, object]

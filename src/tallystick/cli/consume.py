@@ -30,7 +30,7 @@ from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.line_io import ReadLimit, WrittenOffsetCommitter, poll_until
 from tallystick.client.blocking.record_lines import JsonLineFormat, LineWriter, MessageFormatter
 from tallystick.kernel.ids import INT64_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -133,8 +133,7 @@ def consume(
     raise typer.Exit(_print_records(reading, form))
 
 
-@frozen(kw_only=True)
-class _ConsumeOptions:
+class _ConsumeOptions(Value, kw_only=True):
     config: dict[str, object]
     topics: tuple[str, ...]
     partitions: tuple[int, ...]

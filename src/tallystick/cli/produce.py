@@ -29,7 +29,7 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.record_lines import BadLine, JsonLineFormat, LineReader, RecordReader
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import INT32_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -145,8 +145,7 @@ def produce(
     raise typer.Exit(_send_in_transaction(transaction, to, lines))
 
 
-@frozen(kw_only=True)
-class _TransactionOptions:
+class _TransactionOptions(Value, kw_only=True):
     name: str
     config: dict[str, object]
     prepare: bool

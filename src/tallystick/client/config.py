@@ -9,6 +9,7 @@ Sources: Kafka 4.3 ProducerConfig, ConsumerConfig, AdminClientConfig, CommonClie
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from tallystick.client.kafka_names import (
@@ -29,7 +30,7 @@ from tallystick.kernel.settings import (
     setting,
     settings_of,
 )
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value
 
 C = TypeVar("C")
 
@@ -37,8 +38,7 @@ MODES: Final = ("2pc", "keep", "resume")
 """Modes that carry a prepared transaction through a crash, strongest first."""
 
 
-@frozen
-class Address:
+class Address(Value):
     """Address of a broker's listener; prints as `host:port`."""
 
     host: str
@@ -59,7 +59,7 @@ class Address:
         return cls(host.strip("[]"), int(port))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     """Settings that every client has."""
 
@@ -141,7 +141,7 @@ class ClientConfig:
         return tuple(Address.parse(text) for text in self.bootstrap_servers)
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerConfig:
     """Settings of a producer."""
 
@@ -315,7 +315,7 @@ class ProducerConfig:
         return ("2pc",) if self.transaction_two_phase_commit_enable else ()
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerConfig:
     """Settings of a consumer."""
 
@@ -417,7 +417,7 @@ class ConsumerConfig:
             yield "partition.assignment.strategy: must name at least one"
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:
     """Settings of an admin client."""
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from tallystick.client.errors import BrokerRefused, build_broker_error
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -34,8 +34,7 @@ OFFSET_COMMIT_VERSION_MAX: Final = 9
 OFFSET_FETCH_VERSION_MAX: Final = 7
 
 
-@frozen
-class OffsetAndMetadata:
+class OffsetAndMetadata(Value):
     """A committed offset: the next record to read, the leader epoch of the one before it, and a note."""
 
     offset: int
@@ -43,8 +42,7 @@ class OffsetAndMetadata:
     metadata: str = ""
 
 
-@frozen(kw_only=True)
-class GroupMetadata:
+class GroupMetadata(Value, kw_only=True):
     """Group member that commits; a producer needs it to commit offsets in a transaction (KIP-447).
 
     generation_id  -1, with member_id "", for a consumer with manual assignment
@@ -56,8 +54,7 @@ class GroupMetadata:
     group_instance_id: str | None = None
 
 
-@frozen
-class OffsetAndTimestamp:
+class OffsetAndTimestamp(Value):
     """First offset in a log with a time or later, and that record's time."""
 
     offset: int

@@ -16,11 +16,10 @@ from typing import Final
 
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.errors import Effect, Remedy
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen
-class Rule:
+class Rule(Value):
     """Effect that the request may have had, and what to do."""
 
     effect: Effect
@@ -252,8 +251,7 @@ def compute_backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -
     return int(grown * (0.8 + 0.4 * noise))
 
 
-@frozen
-class Deadline:
+class Deadline(Value):
     """End of a wait, and the setting that fixed it: every wait has a named limit [CLI-2]."""
 
     at_ms: int

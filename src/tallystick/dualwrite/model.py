@@ -22,7 +22,7 @@ from typing import Final
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import BadRow
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 
 SCHEMA_VERSION: Final = 1
 """The version of the columns below. Rows of any other version are refused."""
@@ -40,8 +40,7 @@ _NOTES_FLAG: Final = 4
 _ALONE_FLAG: Final = 8
 
 
-@frozen(kw_only=True)
-class StoredState:
+class StoredState(Value, kw_only=True):
     """The stored row of one transactional id.
 
     owner                token of the writer that may record; a claim replaces it
@@ -91,10 +90,10 @@ class StoredState:
         return (*kept, now)[-FORMER_MAX:]
 
 
-Value = str | int | None
+ColumnValue = str | int | None
 
 
-def to_columns(row: StoredState) -> dict[str, Value]:
+def to_columns(row: StoredState) -> dict[str, ColumnValue]:
     """Convert a row to plain values, in the order of the table's columns."""
     return {
         "transactional_id": row.transactional_id,

@@ -20,7 +20,7 @@ from tallystick.client.errors import ClientError
 from tallystick.dualwrite.errors import Outcome
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -101,8 +101,7 @@ def _apply_outcome(sent: OffsetsInFlight, outcome: Outcome) -> None:
         consumer.resume(sent.paused_partitions & consumer.assignment)
 
 
-@frozen
-class PolledBatch:
+class PolledBatch(Value):
     """The result of one poll: records, and how far they move each partition."""
 
     records: tuple[ConsumerRecord, ...]

@@ -10,14 +10,13 @@ each.
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 A = ParamSpec("A")
 T = TypeVar("T")
 
 
-@frozen
-class RecipeStep:
+class RecipeStep(Value):
     """One effect on the database, on Kafka or on time.
 
     name     kind of step; docs/dualwrite.md lists them

@@ -21,11 +21,10 @@ from tallystick.client.transactions.modes import Mode, TxnDescription, TxnToReso
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen(kw_only=True)
-class ClusterHalf:
+class ClusterHalf(Value, kw_only=True):
     """A cluster's state of a transactional id, before the id is initialised.
 
     txn_state   state at the transaction coordinator; None if the id is unknown there
@@ -206,8 +205,7 @@ def _compare_named(row: StoredState, shown: ClusterHalf) -> modes.TxnFinding | N
     return modes.classify_outcome(TxnToResolve(writer=name, client=name, version=version), shown.txn_state)
 
 
-@frozen(kw_only=True)
-class RecoveredId:
+class RecoveredId(Value, kw_only=True):
     """The result of recovering one id. `str()` gives one line.
 
     in_doubt  the transaction open in the cluster when it was queried
@@ -227,8 +225,7 @@ class RecoveredId:
         return f"{self.transactional_id}: {what}{self.finding.value} [{self.finding.name}]; {self.action}"
 
 
-@frozen
-class Report:
+class Report(Value):
     """The result of `recover()`, one line for each id."""
 
     ids: tuple[RecoveredId, ...]

@@ -8,11 +8,10 @@ from tallystick.dualwrite.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import Store
 from tallystick.dualwrite.writer import DualWriter
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen(kw_only=True)
-class ResolvedId:
+class ResolvedId(Value, kw_only=True):
     """The result for one id: the recovery report, or the failure.
 
     is_contradiction  the halves differ or must not be changed, so a retry does not help

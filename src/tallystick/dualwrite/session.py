@@ -15,7 +15,6 @@ The commit of the database is the single moment at which both are decided [DW-7]
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from tallystick.admin.client import Admin
@@ -47,7 +46,7 @@ from tallystick.dualwrite.writer_life import WriterLife, WriterState
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import replace
+from tallystick.kernel.value import Value, replace
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -60,8 +59,7 @@ BranchRows = list[tuple[ClusterBranch[Producer], StoredState]]
 """Each cluster's branch with the row to record for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionFactories:
+class SessionFactories(Value, kw_only=True):
     """Factories and clock of a session.
 
     pause  sleeps for a number of seconds

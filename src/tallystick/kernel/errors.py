@@ -6,9 +6,11 @@ Every exception here must survive pickling: Spark sends them between processes.
 
 from enum import Enum
 
+from msgspec.structs import force_setattr
+
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import REASON_LENGTH_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
 class TallystickError(Exception):
@@ -53,8 +55,7 @@ class InDoubt(TallystickError):
     effect = Effect.UNKNOWN
 
 
-@frozen
-class Reject:
+class Reject(Value):
     """A command was refused and nothing changed.
 
     `reason` names both compared values and where they come from, for the log line and, if the protocol has
@@ -68,7 +69,7 @@ class Reject:
 
     def __post_init__(self) -> None:
         if len(self.reason) > REASON_LENGTH_MAX:
-            object.__setattr__(self, "reason", shorten(self.reason))
+            force_setattr(self, "reason", shorten(self.reason))
 
 
 def shorten(text: str) -> str:

@@ -3,8 +3,9 @@
 There are no sentinels: "none" is `None`. The wire's -1 is translated where it is read.
 """
 
-from dataclasses import dataclass
 from typing import Final, NewType
+
+from tallystick.kernel.value import Value
 
 Offset = NewType("Offset", int)
 """Position of a record in a partition, counted from 0."""
@@ -32,8 +33,7 @@ INT64_MAX: Final = 2**63 - 1
 UINT32_MAX: Final = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
+class TopicPartition(Value, order=True):
     """One partition of one topic; prints as Kafka's directory name, `topic-0`."""
 
     topic: str
@@ -43,8 +43,7 @@ class TopicPartition:
         return f"{self.topic}-{self.partition}"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ProducerIdAndEpoch:
+class ProducerIdAndEpoch(Value, order=True):
     """A producer id and its epoch."""
 
     producer_id: ProducerId

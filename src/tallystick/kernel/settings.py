@@ -6,14 +6,14 @@ configurations are checked, shown and documented by the same code.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import field, fields
 from enum import IntEnum
 from typing import Final, TypeVar, cast
 
 from tallystick import _lazy
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value, replace
 
 SettingValue = bool | int | float | str | tuple[str, ...] | None
 T = TypeVar("T", bound=SettingValue)
@@ -41,16 +41,14 @@ class SettingType(IntEnum):
 _BOUNDS: Final = {SettingType.INT: INT32_MAX, SettingType.LONG: INT64_MAX}
 
 
-@frozen(kw_only=True)
-class Synonym:
+class Synonym(Value, kw_only=True):
     """A broker setting that a topic setting falls back to; its value times `scale`."""
 
     name: str
     scale: int = 1
 
 
-@frozen(kw_only=True)
-class Setting:
+class Setting(Value, kw_only=True):
     """One setting.
 
     name       Kafka's dotted name; empty until the class's field gives it

@@ -32,11 +32,12 @@ docs/pipeline.md describes every key; `definition_toml.py` reads them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from tallystick.kernel.value import frozen, replace
+from msgspec import field
+
+from tallystick.kernel.value import Value, replace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,16 +72,14 @@ class OutputMode(StrEnum):
     COMPLETE = "complete"
 
 
-@frozen(kw_only=True)
-class Watermark:
+class Watermark(Value, kw_only=True):
     """A Spark watermark on an event-time column; `delay` is a Spark interval, such as "10 minutes"."""
 
     column: str
     delay: str
 
 
-@frozen(kw_only=True)
-class SourceDefinition:
+class SourceDefinition(Value, kw_only=True):
     """Topics that are read as one view.
 
     topics       topic names; empty if `pattern` selects them
@@ -102,8 +101,7 @@ class SourceDefinition:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-@frozen(kw_only=True)
-class Lookup:
+class Lookup(Value, kw_only=True):
     """A static table, read when the pipeline starts, in any format that Spark reads."""
 
     name: str
@@ -113,8 +111,7 @@ class Lookup:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-@frozen(kw_only=True)
-class Transform:
+class Transform(Value, kw_only=True):
     """A view derived from earlier views, by one SELECT or by a Python function of the views by name."""
 
     name: str
@@ -122,8 +119,7 @@ class Transform:
     function: "Callable[[Mapping[str, DataFrame]], DataFrame] | None" = None
 
 
-@frozen(kw_only=True)
-class TopicSink:
+class TopicSink(Value, kw_only=True):
     """A sink that writes rows as records of one topic.
 
     key    SQL expression for the record's key; None for no key
@@ -135,8 +131,7 @@ class TopicSink:
     value: str | None = None
 
 
-@frozen(kw_only=True)
-class TableSink:
+class TableSink(Value, kw_only=True):
     """A sink that writes rows into one table, matching columns by name.
 
     database  SQLAlchemy URL
@@ -152,8 +147,7 @@ class TableSink:
 SinkDefinition = TopicSink | TableSink
 
 
-@frozen(kw_only=True)
-class OutputDefinition:
+class OutputDefinition(Value, kw_only=True):
     """One query that writes `view` into all of `sinks`, with one decision for each batch."""
 
     name: str
@@ -167,8 +161,7 @@ class OutputDefinition:
         return next((sink.database for sink in self.sinks if isinstance(sink, TableSink)), None)
 
 
-@frozen(kw_only=True)
-class OwnBrokerDefinition:
+class OwnBrokerDefinition(Value, kw_only=True):
     """The pipeline's own broker. `listen` is host:port; None selects a free loopback port."""
 
     data_dir: str
@@ -176,8 +169,7 @@ class OwnBrokerDefinition:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-@frozen(kw_only=True)
-class Definition:
+class Definition(Value, kw_only=True):
     """A complete pipeline as configured, without any connection.
 
     name        name of the queries, and prefix of their transactional ids

@@ -7,7 +7,7 @@ then the query's state and plan. Those details belong in the log.
 import re
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _STATE_HEADING: Final = "\n=== Streaming Query ==="
 # The last line of a traceback and its continuation lines, up to Java's frames.
@@ -40,8 +40,7 @@ _MALFORMED_ADVICE: Final = (
 )
 
 
-@frozen(kw_only=True)
-class QueryFailure:
+class QueryFailure(Value, kw_only=True):
     """The description of one failed query."""
 
     cause: str

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.pipeline.clients import build_sink_options, settings_of_role
 from tallystick.pipeline.definition import (
     Definition,
@@ -31,8 +31,7 @@ from tallystick.spark.sink.foreach_batch import foreach_batch
 _DEAD_LETTER_COLUMN = "_dead_letter"
 
 
-@frozen(kw_only=True)
-class StartOptions:
+class StartOptions(Value, kw_only=True):
     """Options for starting the queries.
 
     once               read the data available now, in as many batches as needed, and end

@@ -8,11 +8,10 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import cast
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen(kw_only=True)
-class Progress:
+class Progress(Value, kw_only=True):
     """The progress of one batch of one output.
 
     at       start time, ISO 8601

@@ -1,14 +1,13 @@
 """Decided and undecided batches under a pipeline's prefixes, read from the cluster beside the queries."""
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.spark.protocol.coordinator import PrefixStatus
 from tallystick.spark.protocol.decide import ParticipantOutcome
 from tallystick.spark.sink.context import SinkContext
 
 
-@frozen(kw_only=True)
-class DecisionStatus:
+class DecisionStatus(Value, kw_only=True):
     """The state of a prefix.
 
     last_batch      last decided batch; None before the first

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tallystick.kernel.check import check
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -165,8 +165,7 @@ class ApiKey(IntEnum):
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
-@frozen(kw_only=True)
-class ApiSpec:
+class ApiSpec(Value, kw_only=True):
     """One API: its messages, supported versions, and first flexible version."""
 
     key: ApiKey

@@ -26,7 +26,6 @@ from tallystick.kernel.limits import (
     STRING_BYTES_MAX,
     TAGGED_FIELDS_MAX,
 )
-from tallystick.kernel.value import make_draft_class
 from tallystick.protocol.errors import DecodeError, EncodeError, UnsupportedField, UnsupportedVersion
 from tallystick.protocol.primitives import (
     SHORT_UVARINTS,
@@ -297,7 +296,7 @@ class _DecodeSource(_CodecSource):
 
     def struct_(self, struct_: StructSpec) -> str:
         """Emit the read of a struct with its tagged fields; return its variable."""
-        values: dict[str, str] = {f.name: "" for f in struct_.fields}
+        values: dict[str, str] = {}
         for f in self.list_fields(struct_, tagged=False):
             what = f"{struct_.cls.__name__}.{f.name}"
             with self.compactness(f):
@@ -305,15 +304,15 @@ class _DecodeSource(_CodecSource):
         tagged = self.list_fields(struct_, tagged=True)
         for f in tagged:
             values[f.name] = self.make_name("v")
-        unknown = self.tags(struct_, tagged, values) if self.flexible else "()"
+        if self.flexible:
+            values["unknown_tags"] = self.tags(struct_, tagged, values)
         self.flush()
-        for f in struct_.fields:
-            values[f.name] = values[f.name] or self.constant(f.default, "default")
-        made = self.make_name("s")
-        draft = self.constant(make_draft_class(struct_.cls), "draft")
-        self.emit_line(f"{made} = {draft}({', '.join((*values.values(), unknown))})")
-        self.emit_line(f"{made}.__class__ = {self.constant(struct_.cls, 'final')}")
-        return made
+        # What this version lacks has its default from the class, unless the constructor requires it.
+        absent = {f.name: self.constant(f.default, "zero") for f in struct_.fields if f.required}
+        arguments = ", ".join(f"{name}={variable}" for name, variable in (absent | values).items())
+        struct_value = self.make_name("s")
+        self.emit_line(f"{struct_value} = {self.constant(struct_.cls, 'cls')}({arguments})")
+        return struct_value
 
     def tags(self, struct_: StructSpec, tagged: list[FieldSpec], values: dict[str, str]) -> str:
         count, unknown, tag, stop = (self.make_name(stem) for stem in ("n", "u", "t", "e"))

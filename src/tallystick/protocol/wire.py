@@ -6,7 +6,7 @@
         producer_id: Annotated[int, wire(INT64, "3+")] = -1
 
 A declaration is data: for each version `compile.py` turns it into the two functions that encode and decode.
-Values are frozen, slotted and keyword-only: see `kernel.value`.
+Values are frozen and keyword-only: see `kernel.value`.
 
     field absent at a version   decodes to its default; encoding anything else raises UnsupportedField,
                                 unless the field is `ignorable` (dropping it changes no meaning)
@@ -16,14 +16,14 @@ Source: Kafka `clients/src/main/resources/common/message/README.md` for the mean
     nullability, tags and "ignorable"; KIP-482; KIP-893 for nullable structs.
 """
 
-import dataclasses
 import uuid
 from collections.abc import Callable
-from dataclasses import MISSING
-from typing import Final, TypeVar, dataclass_transform, get_args
+from typing import Final, TypeVar, cast, dataclass_transform, get_args
+
+import msgspec
 
 from tallystick.kernel.check import check
-from tallystick.kernel.value import Value, brief_repr, frozen, make_frozen_class
+from tallystick.kernel.value import Value, brief_repr
 
 T = TypeVar("T")
 
@@ -31,8 +31,7 @@ T = TypeVar("T")
 # ------------------------------------------------------------------------------ wire types
 
 
-@frozen
-class ScalarType:
+class ScalarType(Value):
     """A scalar type. `format` is its `struct` letter; None for a length-prefixed one."""
 
     name: str
@@ -40,8 +39,7 @@ class ScalarType:
     zero: object  # the value of an absent field without a default of its own
 
 
-@frozen
-class ArrayType:
+class ArrayType(Value):
     """A length-prefixed list of one type."""
 
     element: "WireType"
@@ -71,8 +69,7 @@ def array(element: WireType) -> ArrayType:
 # -------------------------------------------------------------------------------- versions
 
 
-@frozen
-class Versions:
+class Versions(Value):
     """An inclusive range of versions; `last` None means no upper bound. The empty range contains nothing."""
 
     first: int
@@ -99,8 +96,7 @@ ALWAYS: Final = Versions(0, None)
 # ------------------------------------------------------------------------------ declarations
 
 
-@frozen
-class FieldWire:
+class FieldWire(Value):
     """The arguments of `wire()` for a field, stored in its `Annotated`."""
 
     kind: WireType
@@ -112,8 +108,7 @@ class FieldWire:
     compact: bool
 
 
-@frozen
-class FieldSpec:
+class FieldSpec(Value):
     """One declared field. `default` is also the decoded value in versions without the field."""
 
     name: str
@@ -130,16 +125,14 @@ class FieldSpec:
         return version in self.wire.tagged
 
 
-@frozen
-class StructSpec:
+class StructSpec(Value):
     """A struct and its fields, in wire order."""
 
     cls: type
     fields: tuple[FieldSpec, ...]
 
 
-@frozen
-class MessageSpec:
+class MessageSpec(Value):
     """A top-level declaration: a request, a response, a header or a stored record."""
 
     struct: StructSpec
@@ -199,12 +192,6 @@ def all_messages() -> tuple[type, ...]:
     return tuple(_MESSAGES)
 
 
-def get_unknown_tags(value: object) -> tuple[tuple[int, bytes], ...]:
-    """Return the received tagged fields of a struct that this version of the code does not know."""
-    tags: tuple[tuple[int, bytes], ...] = getattr(value, "unknown_tags")  # noqa: B009
-    return tags
-
-
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def struct(cls: type[T]) -> type[T]:
     """Declare a part of a message."""
@@ -236,33 +223,41 @@ def message(
 # ------------------------------------------------------------------------------------ values
 
 
-class Struct(Value):
+class MessageStruct(Value, kw_only=True):
     """Base of all declared classes."""
 
-    __slots__: tuple[str, ...] = ()
+    unknown_tags: tuple[tuple[int, bytes], ...] = ()
 
     def __repr__(self) -> str:
-        shown = [name for name in self.__slots__ if name != "unknown_tags" or get_unknown_tags(self)]
-        fields = ", ".join(f"{name}={brief_repr(getattr(self, name))}" for name in shown)
+        names = [name for name in self.__struct_fields__ if name != "unknown_tags" or self.unknown_tags]
+        fields = ", ".join(f"{name}={brief_repr(getattr(self, name))}" for name in names)
         return f"{type(self).__name__}({fields})"
 
 
+def get_unknown_tags(value: object) -> tuple[tuple[int, bytes], ...]:
+    """Return the received tagged fields of a struct that this version of the code does not know."""
+    return cast(MessageStruct, value).unknown_tags
+
+
 def _declare_struct(cls: type[T]) -> type[T]:
-    """Replace a class of annotations by its slotted, frozen form and record its declaration."""
-    cls.__annotations__["unknown_tags"] = tuple[tuple[int, bytes], ...]
-    setattr(cls, "unknown_tags", ())  # noqa: B010
-    made = make_frozen_class(cls, kw_only=True, base=Struct)
-    specs = (_make_field_spec(cls, f) for f in dataclasses.fields(made) if f.name != "unknown_tags")  # type: ignore[arg-type]
-    _STRUCTS[made] = StructSpec(made, tuple(specs))
-    return made
+    """Replace a class of annotations by a frozen, keyword-only struct and record its declaration."""
+    namespace = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
+    namespace["__annotations__"] = cls.__annotations__
+    struct_class = msgspec.StructMeta(cls.__name__, (MessageStruct,), namespace, frozen=True, kw_only=True)
+    fields = (_make_field_spec(cls, name, cls.__dict__.get(name, _REQUIRED)) for name in cls.__annotations__)
+    _STRUCTS[struct_class] = StructSpec(struct_class, tuple(fields))
+    return cast(type[T], struct_class)
 
 
-def _make_field_spec(cls: type, field: "dataclasses.Field[object]") -> FieldSpec:
-    declared = [part for part in get_args(field.type)[1:] if isinstance(part, FieldWire)]
-    check(len(declared) == 1, f"{cls.__qualname__}.{field.name}: wants Annotated[..., wire(...)]")
-    what = declared[0]
-    required = field.default is MISSING
-    return FieldSpec(field.name, what, _make_zero(what.kind) if required else field.default, required)
+def _make_field_spec(cls: type, name: str, default: object) -> FieldSpec:
+    declared = [part for part in get_args(cls.__annotations__[name])[1:] if isinstance(part, FieldWire)]
+    check(len(declared) == 1, f"{cls.__qualname__}.{name}: wants Annotated[..., wire(...)]")
+    field_wire = declared[0]
+    required = default is _REQUIRED
+    return FieldSpec(name, field_wire, _make_zero(field_wire.kind) if required else default, required)
+
+
+_REQUIRED: Final = object()
 
 
 def _make_zero(kind: WireType) -> object:

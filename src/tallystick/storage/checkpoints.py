@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.leader_epochs import EpochEntry
 from tallystick.storage.malformed import MalformedFile
 
@@ -29,8 +29,7 @@ _PARTITION_METADATA: Final = re.compile(r"version:\s*([0-9]+)\s*\ntopic_id:\s*(\
 _PROPERTY: Final = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)")
 
 
-@frozen(kw_only=True)
-class MetaProperties:
+class MetaProperties(Value, kw_only=True):
     """The identity of a data directory. Checked at every start, never changed."""
 
     cluster_id: str

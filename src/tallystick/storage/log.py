@@ -16,6 +16,7 @@ from typing import Final
 
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader, patch_offset_and_epoch, read_marker
 from tallystick.storage.fs import (
     DiskFull,
@@ -67,8 +68,7 @@ def remove_files_now(log: "Log", paths: list[str]) -> None:
         log.fs.remove(path)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogHooks:
+class LogHooks(Value, kw_only=True):
     """Callbacks to the owner of a log, and resources shared among its logs."""
 
     space_guard: SpaceGuard
@@ -83,8 +83,7 @@ class LogHooks:
     on_offline: Callable[[LogOffline], None] = lambda failure: None
 
 
-@dataclass(frozen=True, slots=True)
-class TxnGuard:
+class TxnGuard(Value):
     """The caller's knowledge of the transaction of a batch or marker. Source: KIP-890, KIP-664.
 
     verification         for the first batch: the guard the coordinator was asked with
@@ -111,8 +110,7 @@ class AppendResult:
 NO_GUARD: Final = TxnGuard()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedLog:
+class LoadedLog(Value, kw_only=True):
     """A log as it was found or created on disk, from which a `Log` is made. Source: LoadedLogOffsets.
 
     is_directory_unsynced  the names of its files are not known to be on disk

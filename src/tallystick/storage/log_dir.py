@@ -7,11 +7,12 @@ log start offsets and cleaned offsets. A partition's directory is `topic-partiti
 
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
-from dataclasses import field
 from uuid import UUID, uuid4
 
+from msgspec import field
+
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.checkpoints import (
     MetaProperties,
     format_meta_properties,
@@ -66,8 +67,7 @@ def _ignore_offline(failure: LogOffline) -> None:
     """Do nothing: the next use of the log raises the failure."""
 
 
-@frozen(kw_only=True)
-class DirectoryOptions:
+class DirectoryOptions(Value, kw_only=True):
     """Options for opening a data directory. `cluster_id` None: the existing one, or a new one."""
 
     node_id: int = 1

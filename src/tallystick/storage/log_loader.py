@@ -9,7 +9,7 @@ from bisect import bisect_left
 from itertools import pairwise
 
 from tallystick.kernel.ids import INT64_MAX, Offset, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, RecordsError, read_header
 from tallystick.storage import segment_scan as naming
 from tallystick.storage.checkpoints import parse_epochs
@@ -48,8 +48,7 @@ from tallystick.storage.validation import COMPACT, LogConfig
 _RESTORE_INDEX_ENTRIES = 32
 
 
-@frozen(kw_only=True)
-class PriorShutdown:
+class PriorShutdown(Value, kw_only=True):
     """The state in which the previous process left a log, by its data directory's checkpoints."""
 
     was_clean: bool

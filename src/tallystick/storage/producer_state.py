@@ -31,7 +31,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX, PRODUCER_BATCHES_CACHED
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records.batch import TRANSACTIONAL_BIT, BatchHeader
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, read_marker
 from tallystick.storage.snapshots import CachedBatch, ProducerSnapshotEntry
@@ -50,13 +50,11 @@ class AppendOrigin(Enum):
     REPLICATION = auto()  # nothing, the leader has checked it
 
 
-@frozen
-class Accepted:
+class Accepted(Value):
     """The batch or marker may be appended."""
 
 
-@frozen
-class DuplicateBatch:
+class DuplicateBatch(Value):
     """The batch is already in the log; its original offsets and timestamp are the answer."""
 
     base_offset: int
@@ -67,8 +65,7 @@ class DuplicateBatch:
 ACCEPTED: Final = Accepted()
 
 
-@frozen(kw_only=True)
-class CompletedTxn:
+class CompletedTxn(Value, kw_only=True):
     """A transaction with records in this partition, ended by a marker.
 
     `last_stable_offset`: first offset of the oldest transaction still open, or the offset after the marker.

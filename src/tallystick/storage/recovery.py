@@ -15,7 +15,7 @@ See docs/adr/0006-durability-and-recovery.md.
 from enum import Enum, auto
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.fs import StorageFailure
 
 
@@ -60,8 +60,7 @@ RECOVERY_ACTIONS: Final = {
 }
 
 
-@frozen(kw_only=True)
-class SegmentScan:
+class SegmentScan(Value, kw_only=True):
     """The facts about one scanned segment that determine its finding."""
 
     has_invalid_batch: bool
@@ -96,8 +95,7 @@ class CorruptLog(StorageFailure):
         self.file, self.position, self.expected, self.found = file, position, expected, found
 
 
-@frozen
-class Repair:
+class Repair(Value):
     """One action of recovery."""
 
     file: str
@@ -107,8 +105,7 @@ class Repair:
         return f"{self.file}: {self.action}"
 
 
-@frozen(kw_only=True)
-class RecoveryReport:
+class RecoveryReport(Value, kw_only=True):
     """The result of opening a log; each repair prints in one line."""
 
     was_clean: bool

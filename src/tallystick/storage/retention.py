@@ -11,11 +11,10 @@ Source: UnifiedLog.deleteOldSegments.
 
 from collections.abc import Iterable, Iterator
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen
-class SegmentInfo:
+class SegmentInfo(Value):
     """The facts about a segment that retention and compaction use.
 
     `next_offset` is the base offset of the next segment; for the last segment, the log end.
@@ -28,8 +27,7 @@ class SegmentInfo:
     largest_timestamp_ms: int | None = None
 
 
-@frozen(kw_only=True)
-class RetentionLimits:
+class RetentionLimits(Value, kw_only=True):
     """Retention limits of a log; None means no limit.
 
     `may_delete`: cleanup.policy has `delete`; otherwise only segments below the log start are deleted.
@@ -40,8 +38,7 @@ class RetentionLimits:
     retention_bytes: int | None
 
 
-@frozen
-class RetentionPlan:
+class RetentionPlan(Value):
     """The number of oldest segments to delete, and the reason for the last of them.
 
     `includes_last`: the active segment is among them, so a new one is rolled first.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import HEADER_SIZE, LOG_OVERHEAD, BatchHeader
 from tallystick.storage.fs import File, FileSystem
 from tallystick.storage.indexes import (
@@ -41,8 +41,7 @@ _SPAN: Final = Struct(">qi11xi")  # base offset, length, …, last offset delta
 _SPAN_SIZE: Final = _SPAN.size
 
 
-@frozen
-class SegmentFiles:
+class SegmentFiles(Value):
     """The names of one base offset in a log's directory."""
 
     fs: FileSystem

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import (
     HEADER_SIZE,
     LOG_OVERHEAD,
@@ -54,8 +54,7 @@ def make_file_name(base_offset: int, suffix: str) -> str:
     return f"{base_offset:020d}{suffix}"
 
 
-@frozen
-class SegmentFileName:
+class SegmentFileName(Value):
     """A parsed name: `00000000000000000007.index.swap` is (7, ".index", ".swap")."""
 
     base_offset: int
@@ -69,8 +68,7 @@ def parse_file_name(name: str) -> SegmentFileName | None:
     return SegmentFileName(int(match[1]), match[2], match[3]) if match else None
 
 
-@frozen(kw_only=True)
-class ScanFault:
+class ScanFault(Value, kw_only=True):
     """Position and cause of the end of a scan. `valid_after`: position of a valid batch after it, if any."""
 
     position: int

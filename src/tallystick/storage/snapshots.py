@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from tallystick.kernel.ids import INT32_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records.crc import crc32c
 from tallystick.storage.malformed import MalformedFile
 
@@ -40,8 +40,7 @@ class CachedBatch(NamedTuple):
     timestamp_ms: int
 
 
-@frozen(kw_only=True)
-class ProducerSnapshotEntry:
+class ProducerSnapshotEntry(Value, kw_only=True):
     """One producer in a snapshot.
 
     `coordinator_epoch` is that of its last marker, None before the first one. `current_txn_first_offset` is

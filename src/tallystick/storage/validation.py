@@ -9,14 +9,16 @@ The slow parts, decompressing and parsing many records, are done by `prevalidate
 the append; `needs_prevalidation` tells for which batches.
 """
 
-from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Final, Literal
+
+from msgspec import field
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import KIB, MIB
+from tallystick.kernel.value import Value, replace
 from tallystick.protocol.records import (
     HEADER_SIZE,
     LOG_OVERHEAD,
@@ -43,8 +45,7 @@ _HOUR_MS: Final = 3_600_000
 INT64_MIN: Final = -INT64_MAX - 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogConfig:
+class LogConfig(Value, kw_only=True):
     """Settings of one log under Kafka's names, with Kafka's defaults; None means unlimited."""
 
     segment_bytes: int = 1024 * MIB

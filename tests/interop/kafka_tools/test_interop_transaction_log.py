@@ -6,7 +6,6 @@ A decoder that knows nothing above tag 2 must still be able to finish every tran
 import json
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.kernel.value import replace
 from tallystick.protocol import decode_prefix, encode
 from tallystick.protocol.messages.stored_transactions import TransactionLogValue
 from tallystick.protocol.records import patch_offset_and_epoch

@@ -3,7 +3,6 @@
 import errno
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 
 from failing_calls import FailingCalls
 from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
@@ -16,6 +15,7 @@ from tallystick.broker.serve import make_gauge_sources
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
+from tallystick.kernel.value import replace
 from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest
 from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tallystick.protocol.primitives import NIL

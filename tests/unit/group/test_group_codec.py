@@ -1,6 +1,5 @@
 """Records of `__consumer_offsets`: bytes by hand, round trips, and what Kafka's own logs may hold."""
 
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -37,6 +36,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,

@@ -1,7 +1,6 @@
 """Every command in every state: one table of outcomes, and the rules that need a closer look."""
 
 import struct
-from dataclasses import replace
 
 import pytest
 
@@ -36,6 +35,7 @@ from tallystick.broker.group.machine.subscription import find_subscribed_topics,
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, ProducerId, TimestampMs, TopicPartition
+from tallystick.kernel.value import replace
 
 G = GroupId("g")
 T0 = TopicPartition("t", 0)

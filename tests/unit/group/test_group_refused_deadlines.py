@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 from tests.support.groups import G, MemoryPartition, MemoryTopic, Turn, World, commit, on_a_loop
@@ -19,6 +18,7 @@ from tallystick.broker.group.machine.commands import (
 from tallystick.broker.group.machine.model import GroupState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.value import replace
 from tallystick.storage.fs import DiskFull
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 

@@ -1,13 +1,13 @@
 """Headers: read, checked and patched in place."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from crc32c import crc32c
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 from tallystick.protocol.errors import DecodeError
 from tallystick.protocol.records import (
     HEADER_SIZE,

@@ -4,12 +4,12 @@ Where nothing depends on a codec's implementation ours must be the same, byte fo
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import (
     BatchMeta,
     Codec,

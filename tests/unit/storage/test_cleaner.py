@@ -2,13 +2,13 @@
 
 import io
 import json
-from dataclasses import replace
 
 import pytest
 from compacted import CONFIG, DIRECTORY, Compacted, find_segment_end
 
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.kernel.value import replace
 from tallystick.storage.compaction.cleaner import CleaningFailed, CleaningRequest, clean_log
 from tallystick.storage.compaction.cleaner_worker import run_request
 from tallystick.storage.compaction.swap import SegmentSwap

@@ -1,12 +1,11 @@
 """What a partition leader accepts from idempotent producers. Each test names Kafka's rule."""
 
-from dataclasses import replace
-
 import pytest
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.value import replace
 from tallystick.protocol.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker
 from tallystick.storage.producer_state import (
@@ -270,7 +269,7 @@ def test_a_snapshot_keeps_the_last_batch_and_recall_the_others() -> None:
     for n in range(7):
         header = batch(n * 10, timestamp=n)
         write(states, header, n * 10)
-        header.base_offset = n * 10
+        header = replace(header, base_offset=n * 10)
         headers.append(header)
     restarted = ProducerStateManager.from_snapshot(states.take_snapshot())
     assert code(restarted.check_batch(batch(30))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -286,7 +285,7 @@ def test_recall_leaves_out_what_does_not_lead_up_to_the_snapshot() -> None:
     for n, (sequence, epoch) in enumerate([(0, 0), (0, 1), (10, 1), (20, 1)]):
         header = batch(sequence, epoch=epoch, timestamp=n)
         write(states, header, n * 10)
-        header.base_offset = n * 10
+        header = replace(header, base_offset=n * 10)
         headers.append(header)
     restarted = ProducerStateManager.from_snapshot(states.take_snapshot())
     restarted.restore_cached_batches(

@@ -1,12 +1,11 @@
 """Room on a full disk for what must still be written."""
 
-from dataclasses import replace
-
 import pytest
 
 from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,

@@ -1,7 +1,6 @@
 """Records of `__transaction_state`: what Kafka writes is read, and what we write is read back."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,6 +48,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.kernel.value import replace
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.messages.stored_transactions import SupersededPair, TransactionLogValue
 from tallystick.protocol.records import BatchMeta, Record, encode_batch

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
@@ -58,6 +58,7 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.kernel.limits import EPOCH_MAX
+from tallystick.kernel.value import replace
 
 T = TransactionalId("pay-7")
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)

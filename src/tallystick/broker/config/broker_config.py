@@ -7,7 +7,7 @@ setting that asks for a missing feature is refused with the reason, and any othe
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -22,14 +22,13 @@ from tallystick.broker.config.topic_config import (
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
 from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_config, setting, settings_of
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
 WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", ""})
 
 
-@frozen
-class Endpoint:
+class Endpoint(Value):
     """Address of a listener, or the one that clients are told."""
 
     host: str
@@ -51,7 +50,7 @@ class Endpoint:
         return cls(host, int(port))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Settings of one broker; None is "no limit" or "not set".
 

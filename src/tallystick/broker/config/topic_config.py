@@ -7,11 +7,11 @@ Source: Kafka 4.3 TopicConfig, LogConfig and ServerTopicConfigSynonyms.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from tallystick.kernel.ids import INT64_MAX
 from tallystick.kernel.settings import SettingType, Synonym, setting
-from tallystick.kernel.value import frozen
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -24,7 +24,7 @@ def _broker_synonym(name: str, scale: int = 1) -> Synonym:
     return Synonym(name=name, scale=scale)
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
     """A topic's settings; None is "no limit"."""
 

@@ -19,7 +19,7 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import iter_headers
 from tallystick.storage.fs import LogOffline
 
@@ -31,8 +31,7 @@ HEALTHY_AFTER_MS: Final = 60_000
 _NEVER: Final = -1
 
 
-@frozen
-class CoordinatorRefusals:
+class CoordinatorRefusals(Value):
     """The coordinator's answers while it cannot decide."""
 
     stopped: Reject

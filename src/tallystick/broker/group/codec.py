@@ -33,7 +33,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode, decode_prefix, encode
 from tallystick.protocol.messages.stored_offsets import (
     GroupMetadataKey,
@@ -199,8 +199,7 @@ def _build_group_value(event: GroupStored) -> GroupMetadataValue:
 # ---- reading
 
 
-@frozen
-class ReplayedEvent:
+class ReplayedEvent(Value):
     """An event found in the log, and the offset of its first record."""
 
     event: DurableEvent | TransactionEnded

@@ -19,7 +19,7 @@ from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.settings import BadConfig, Setting, describe_unknown
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages import alter_configs, incremental_alter_configs
 from tallystick.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from tallystick.protocol.messages.incremental_alter_configs import (
@@ -37,8 +37,7 @@ class AlterConfigOp(IntEnum):
     SUBTRACT = 3
 
 
-@frozen
-class ConfigChange:
+class ConfigChange(Value):
     """One requested change of a setting."""
 
     name: str
@@ -46,8 +45,7 @@ class ConfigChange:
     value: str | None
 
 
-@frozen
-class ConfigAlteration:
+class ConfigAlteration(Value):
     """Changes requested for one resource."""
 
     resource_type: int

@@ -12,7 +12,7 @@ from tallystick.broker.partitions.topics import TopicsImage
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import KIB
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
@@ -34,8 +34,7 @@ RequestTopic = OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic
 RequestPartition = OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition
 
 
-@frozen
-class OffsetCommitPlan:
+class OffsetCommitPlan(Value):
     """Rows of a request: those refused already, and the offsets to commit."""
 
     refused_codes: Mapping[RowIndex, int]

@@ -11,7 +11,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from tallystick.broker.metadata.store import Topic
 from tallystick.kernel.settings import Setting
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
 class ConfigResourceType(IntEnum):
@@ -34,8 +34,7 @@ class ConfigSource(IntEnum):
     DEFAULT = 5
 
 
-@frozen
-class ConfigSynonym:
+class ConfigSynonym(Value):
     """One origin of a setting, with its name and value there."""
 
     name: str
@@ -43,8 +42,7 @@ class ConfigSynonym:
     source: ConfigSource
 
 
-@frozen
-class DescribedSetting:
+class DescribedSetting(Value):
     """A setting with all its origins, in order of precedence."""
 
     setting: Setting

@@ -19,7 +19,7 @@ from tallystick.broker.server.server import Buffer, CloseConnection, ExclusiveRe
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import KIB, REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
@@ -41,8 +41,7 @@ _HEADER_START: Final = Struct(">hhi")
 _ANSWER_START: Final = Struct(">ii")
 
 
-@frozen
-class HandlerEntry:
+class HandlerEntry(Value):
     """An API with its handler.
 
     pipelined_bytes_max  up to this size it may start behind unanswered requests that are pipelined, too

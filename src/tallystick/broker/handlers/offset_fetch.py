@@ -13,7 +13,7 @@ from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -26,8 +26,7 @@ from tallystick.protocol.messages.offset_fetch import (
 from tallystick.protocol.primitives import NIL
 
 
-@frozen
-class _GroupOffsetsReader:
+class _GroupOffsetsReader(Value):
     """Fetch of one group's offsets. `by_id`: the response names topics by id."""
 
     broker: TopicsAndGroups

@@ -10,15 +10,14 @@ from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _log = logging.getLogger("tallystick.broker")
 
 LISTED_MAX: Final = 10
 
 
-@frozen
-class _OpenTxn:
+class _OpenTxn(Value):
     """An open transaction that has records among those to delete.
 
     entry  of the id that owns the producer id; None: no id owns it, or the ids are not loaded yet

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from tallystick.kernel.limits import KIB
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import encode
 from tallystick.protocol.primitives import encode_uvarint
 
@@ -25,8 +25,7 @@ SLICE_ENTRIES: Final = 32
 SLICE_BYTES: Final = 16 * KIB
 
 
-@frozen
-class SlicedListResponse:
+class SlicedListResponse(Value):
     """A response with one list.
 
     make_response  the whole response with these entries; a long list calls it only with `()` and with one
@@ -66,8 +65,7 @@ class SlicedListResponse:
         yield bytes(piece) + empty[start if self.items else 0 :]
 
 
-@frozen
-class SlicedTopicResponse:
+class SlicedTopicResponse(Value):
     """A response with a list of topics, each with a list of partitions.
 
     make_response        the whole response with these topics

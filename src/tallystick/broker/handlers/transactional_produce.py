@@ -31,7 +31,7 @@ from tallystick.broker.txn.machine.commands import DONE, TxnAnswer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TopicPartition, TransactionalId
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
@@ -82,8 +82,7 @@ class TransactionalAppend(ProducePartitionStatus):
     records: bytes | memoryview
 
 
-@frozen
-class _WaitingBatch:
+class _WaitingBatch(Value):
     """A batch that waits for the coordinator, or behind one that does."""
 
     batch: TransactionalAppend

@@ -37,7 +37,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader
 from tallystick.storage.log import NO_GUARD, TxnGuard
 from tallystick.storage.producer_state import VerificationStateEntry
@@ -45,8 +45,7 @@ from tallystick.storage.producer_state import VerificationStateEntry
 _PERMANENT_CODES: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
-@frozen(kw_only=True)
-class VerificationContext:
+class VerificationContext(Value, kw_only=True):
     """The writer, and the capabilities of its protocol version.
 
     is_implicit      the partition is added on the client's behalf: Produce 12+, TxnOffsetCommit 5+

@@ -29,7 +29,7 @@ from tallystick.broker.txn.machine.model import DecidedPhase, OngoingPhase, Tran
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT16_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerPartitionResult,
@@ -60,8 +60,7 @@ _COORDINATOR_NOT_READY: Final = frozenset(
 )
 
 
-@frozen(kw_only=True)
-class _MarkerRequest:
+class _MarkerRequest(Value, kw_only=True):
     """One marker for one partition."""
 
     partition: TopicPartition

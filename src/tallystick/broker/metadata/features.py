@@ -16,13 +16,12 @@ from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 TRANSACTION_VERSION: Final = "transaction.version"
 
 
-@frozen
-class LevelRange:
+class LevelRange(Value):
     """Range of levels that this version of the broker supports."""
 
     lowest: int
@@ -46,8 +45,7 @@ class UpgradeType(IntEnum):
     UNSAFE_DOWNGRADE = 3
 
 
-@frozen
-class FeatureUpdate:
+class FeatureUpdate(Value):
     """Requested level of one feature; `upgrade_type` None: an unknown number."""
 
     feature: str

@@ -11,14 +11,15 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from msgspec import field
+
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, ProducerId
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 PRODUCER_ID_BLOCK: Final = 1000
 FILE_NAME: Final = "metadata.sqlite"
@@ -48,8 +49,7 @@ class MetadataUnusable(TallystickError):
     """The metadata file cannot be read, or was written by a newer version."""
 
 
-@frozen
-class Topic:
+class Topic(Value):
     """Definition of a topic; `configs` are its own settings, as texts."""
 
     name: str

@@ -38,7 +38,7 @@ from tallystick.broker.txn.machine.model import (
 )
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TimestampMs
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS, ProducerStateEntry
 
 # Partitions, transactions or ids looked at before the walk yields to the loop.
@@ -239,8 +239,7 @@ class ReserveGauges(Protocol):
     def size_bytes(self) -> int: ...
 
 
-@frozen(kw_only=True)
-class GaugeSources:
+class GaugeSources(Value, kw_only=True):
     """Sources of the gauges.
 
     held_back      bytes that retention would delete from a partition if no transaction were open

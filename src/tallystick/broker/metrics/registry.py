@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from tallystick.kernel.check import check
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _METERS: Final = ("PerSec", "Rate")
 
@@ -27,8 +27,7 @@ class MetricType(StrEnum):
     COUNTER = "counter"
 
 
-@frozen(kw_only=True)
-class MetricFamily:
+class MetricFamily(Value, kw_only=True):
     """One metric with all its label values.
 
     mbean   Kafka's name for it; empty where Kafka has no such metric

@@ -9,10 +9,11 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, cast, get_args
+
+from msgspec import field
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.topic_config import TopicConfig
@@ -31,7 +32,7 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import MIB
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import Codec, TimestampType
 from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure
 from tallystick.storage.group_commit import GroupCommit
@@ -84,8 +85,7 @@ def run_in_threads(calls: Sequence[Callable[[], None]]) -> None:
             done.result()
 
 
-@frozen(kw_only=True)
-class StorageEnvironment:
+class StorageEnvironment(Value, kw_only=True):
     """The machine that a data directory stands on: the real one, or a simulation.
 
     run_concurrently  runs independent calls that wait for the disk

@@ -14,7 +14,7 @@ end before they touch it (docs/adr/0013).
 from typing import Final
 
 from tallystick.kernel.ids import INT32_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 FIXED_DESCRIPTORS: Final = 96
 OPEN_SEGMENTS_MAX: Final = 256
@@ -23,8 +23,7 @@ DESCRIPTORS_PER_PARTITION: Final = 2
 CONNECTIONS_MIN: Final = 32
 
 
-@frozen
-class DescriptorBudget:
+class DescriptorBudget(Value):
     """Shares of the limit of open files. `limit` None: there is no limit."""
 
     limit: int | None

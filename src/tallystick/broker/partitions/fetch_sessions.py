@@ -20,7 +20,7 @@ from typing import Final
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
@@ -66,8 +66,7 @@ class CachedPartition:
         return changed
 
 
-@frozen
-class PartitionReadResult:
+class PartitionReadResult(Value):
     """Result of reading one partition, as far as sessions need it."""
 
     size: int
@@ -105,8 +104,7 @@ class CachedFetchSession:
             self.partitions[key] = wanted
 
 
-@frozen
-class FetchContext:
+class FetchContext(Value):
     """Partitions to read for one request. `is_incremental`: the answer leaves out unchanged partitions."""
 
     partitions: tuple[CachedPartition, ...]
@@ -118,8 +116,7 @@ class FetchContext:
         return NO_SESSION if self.session is None else self.session.session_id
 
 
-@frozen
-class FetchSessionRequest:
+class FetchSessionRequest(Value):
     """The session part of a Fetch request."""
 
     session_id: int

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from tallystick.kernel.check import require
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, remove_files
 from tallystick.storage.compaction.rules import CleaningLimits, LogToClean, plan_cleaning
 from tallystick.storage.compaction.swap import BlockingStep, InlineStep, SegmentSwap
@@ -43,8 +43,7 @@ _STEP_RETRY_S: Final = 0.1
 _LINE_BYTES_MAX: Final = 64 * 1024
 
 
-@frozen(kw_only=True)
-class CleaningConfig:
+class CleaningConfig(Value, kw_only=True):
     """The broker's cleaning settings; those of one topic are in its log's config."""
 
     enabled: bool

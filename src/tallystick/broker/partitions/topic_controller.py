@@ -9,7 +9,6 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -38,6 +37,7 @@ from tallystick.kernel.check import require
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.storage.fs import is_disk_failure, is_transient
 from tallystick.storage.log_dir import random_id
 from tallystick.storage.validation import LogConfig

@@ -7,9 +7,11 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import field
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.topic_config import TopicConfig, find_internal_problems
@@ -19,7 +21,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
@@ -32,8 +34,7 @@ class TopicDeleted(TallystickError):
     """The awaited event will not happen: the topic was deleted."""
 
 
-@frozen
-class TopicSpec:
+class TopicSpec(Value):
     """A topic to create."""
 
     name: str

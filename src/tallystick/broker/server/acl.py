@@ -12,15 +12,14 @@ Source: Kafka AclOperation, ResourceType; KIP-939 "ACL Changes".
 from typing import Final, Protocol
 
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclResource
 
 Operation = AclOperation
 ResourceType = AclResource
 
 
-@frozen
-class Resource:
+class Resource(Value):
     """One resource by its name."""
 
     type: ResourceType

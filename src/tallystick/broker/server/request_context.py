@@ -1,10 +1,9 @@
 """Context of a request: everything a handler knows besides the body."""
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
-@frozen
-class RequestContext:
+class RequestContext(Value):
     """Data of the request's header and its connection; `client_id` is the client's own claim."""
 
     api_key: int

@@ -23,7 +23,7 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 
 _log = logging.getLogger("tallystick.broker.server")
@@ -78,8 +78,7 @@ class FrameHandler(Protocol):
         ...
 
 
-@frozen
-class Peer:
+class Peer(Value):
     """The client at the other end; its string is for the log."""
 
     host: str

@@ -8,12 +8,11 @@ from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.broker.txn.machine.model import TxnConfig, TxnEntry
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, TransactionalId
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.producer_state import AppendOrigin
 
 
-@frozen(kw_only=True)
-class TxnSettings:
+class TxnSettings(Value, kw_only=True):
     """Settings of the coordinator: the state machine's, and the shell's own.
 
     answer_timeout_ms  the longest wait for an answer, as offsets.commit.timeout.ms is for groups

@@ -31,14 +31,13 @@ from tallystick.client.assignors.subscription import (
     encode_member_data,
 )
 from tallystick.kernel.ids import MemberId, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 GroupSubscription = Mapping[MemberId, Subscription]
 Assignment = Mapping[MemberId, tuple[TopicPartition, ...]]
 
 
-@frozen(kw_only=True)
-class Assignor:
+class Assignor(Value, kw_only=True):
     """One strategy.
 
     name            in JoinGroup and in `partition.assignment.strategy`

@@ -25,7 +25,7 @@ from tallystick.client.assignors.racks import PartitionRacks, use_rack_aware_ass
 from tallystick.client.assignors.subscription import MemberData, Subscription
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import MemberId, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 GroupSubscription = Mapping[MemberId, Subscription]
 PartitionsByMember = dict[MemberId, list[TopicPartition]]
@@ -34,8 +34,7 @@ _NO_GENERATION: Final = -1
 _NO_RACKS_OR_TOPICS: Final = frozenset[str]()
 
 
-@frozen
-class StickyAssignment:
+class StickyAssignment(Value):
     """An assignment, and its partitions that another member still owns; None where that was not tracked."""
 
     assignment: PartitionsByMember

@@ -14,7 +14,7 @@ from struct import Struct, error
 from typing import Final
 
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.messages.consumer_protocol import (
     ConsumerProtocolAssignment,
@@ -28,8 +28,7 @@ _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 
 
-@frozen(kw_only=True)
-class Subscription:
+class Subscription(Value, kw_only=True):
     """One member's subscription, as an assignor sees it.
 
     owned       partitions it reads now; empty in an eager group, where they are given up before joining
@@ -44,8 +43,7 @@ class Subscription:
     user_data: bytes | None = None
 
 
-@frozen
-class MemberData:
+class MemberData(Value):
     """A member's assignment before this rebalance, and its generation; None for unknown."""
 
     partitions: tuple[TopicPartition, ...] = ()

@@ -17,7 +17,7 @@ from tallystick.client.errors import ClientError, TooLarge
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import Headers
 
 _COMMIT_INTERVAL_S: Final = 5.0
@@ -29,8 +29,7 @@ _REPORTED_FAILURES_MAX: Final = 10
 # ------------------------------------------------------------------------------------ into
 
 
-@frozen(kw_only=True)
-class Destination:
+class Destination(Value, kw_only=True):
     """Target of lines. `partition` and `headers` are defaults for lines that name none.
 
     sync  wait for each record before the next one is read
@@ -129,8 +128,7 @@ def send_in_transaction(
 # ------------------------------------------------------------------------------------- out
 
 
-@frozen(kw_only=True)
-class ReadLimit:
+class ReadLimit(Value, kw_only=True):
     """End of reading; without limits, reading never ends.
 
     max_records     end after this many

@@ -21,7 +21,7 @@ from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.settings import BadConfig, describe_unknown
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import Headers, TimestampType
 
 F = TypeVar("F")
@@ -48,8 +48,7 @@ class BadLine(TallystickError):
         return f"{self.why}: {text if len(text) <= _LINE_CHARS_MAX else text[:_LINE_CHARS_MAX] + '…'!r}"
 
 
-@frozen(kw_only=True)
-class ProducerRecord:
+class ProducerRecord(Value, kw_only=True):
     """A record to send; None where the line leaves the choice to the producer."""
 
     value: bytes | None
@@ -76,8 +75,7 @@ class MessageFormatter(Protocol):
 # ------------------------------------------------------------------------------------ text
 
 
-@frozen(kw_only=True)
-class LineReader:
+class LineReader(Value, kw_only=True):
     """Splits lines into records. The fields are Kafka's properties, with dots: `parse.key`, `null.marker` ...
 
     ignore_error  a line without a separator has no key, or no headers, and is no error
@@ -156,8 +154,7 @@ class LineReader:
         return None if self._is_null(text) else text
 
 
-@frozen(kw_only=True)
-class LineWriter:
+class LineWriter(Value, kw_only=True):
     """Formats records as lines.
 
     The fields are Kafka's properties, with dots: `print.key`, `key.separator` ...

@@ -20,7 +20,7 @@ from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, Offsets,
 from tallystick.client.retry import Deadline
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _log = logging.getLogger("tallystick.consumer")
 
@@ -32,8 +32,7 @@ _REJOIN_REACTIONS: Final = frozenset(
 )
 
 
-@frozen
-class _PendingCommit:
+class _PendingCommit(Value):
     """Offsets to commit, and the member that read up to them: a later generation must not commit them."""
 
     member: Membership

@@ -26,7 +26,7 @@ from tallystick.client.retry import find_rule
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 LATEST_MS: Final = -1
 EARLIEST_MS: Final = -2
@@ -44,8 +44,7 @@ class PositionSource(Enum):
     LATEST = "the end"
 
 
-@frozen
-class Position:
+class Position(Value):
     """Next offset to read, and the leader epoch of the record before it; None for unknown."""
 
     offset: int
@@ -276,8 +275,7 @@ class SubscriptionState:
         )
 
 
-@frozen
-class PartitionFetchParams:
+class PartitionFetchParams(Value):
     """Fetch parameters of one partition."""
 
     offset: int
@@ -286,8 +284,7 @@ class PartitionFetchParams:
     last_fetched_epoch: int | None
 
 
-@frozen
-class FetchRequestData:
+class FetchRequestData(Value):
     """One request of a session: partitions to name, and partitions to remove."""
 
     session_id: int

@@ -30,7 +30,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import group_by_topic
 from tallystick.client.retry import find_rule
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -48,8 +48,7 @@ FETCH_LANE: Final = "fetch"
 _TOPIC_NAME_VERSION_MAX: Final = 12
 
 
-@frozen
-class _BufferedFetch:
+class _BufferedFetch(Value):
     completed_fetch: CompletedFetch
     position_version: int
 

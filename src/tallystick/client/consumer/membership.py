@@ -42,7 +42,7 @@ from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.protocol.messages.heartbeat import HeartbeatRequest
 from tallystick.protocol.messages.join_group import (
     JoinGroupRequest,
@@ -120,8 +120,7 @@ def classify_error(api: str, code: int) -> ErrorReaction:
     return known or _REACTION_BY_REMEDY.get(find_rule(api, code).remedy, ErrorReaction.FAIL)
 
 
-@frozen(kw_only=True)
-class GroupRebalanceConfig:
+class GroupRebalanceConfig(Value, kw_only=True):
     """Settings that are fixed for a consumer's lifetime."""
 
     group_id: GroupId
@@ -137,8 +136,7 @@ class GroupRebalanceConfig:
         return all(assignor.is_cooperative for assignor in self.assignors)
 
 
-@frozen(kw_only=True)
-class Membership:
+class Membership(Value, kw_only=True):
     """State of a member.
 
     generation           of its last SyncGroup; None where it has none, or lost it
@@ -182,8 +180,7 @@ class Membership:
 _HEARTBEAT_PHASES: Final = frozenset({Phase.PREPARING, Phase.SETTLING, Phase.STABLE})
 
 
-@frozen(kw_only=True)
-class AssignmentChange:
+class AssignmentChange(Value, kw_only=True):
     """Arguments of the user's callbacks, in this order: revoked or lost, then added.
 
     added  None where no assignment was made; the callback runs even if it is empty

@@ -28,7 +28,7 @@ from tallystick.client.offsets import (
 )
 from tallystick.client.retry import Deadline
 from tallystick.kernel.ids import GroupId, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.list_offsets import ListOffsetsResponse
 from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
 from tallystick.protocol.messages.offset_fetch import OffsetFetchResponse
@@ -47,8 +47,7 @@ def _is_retriable(failure: BaseException) -> bool:
     return isinstance(failure, ClientError) and failure.remedy.repeats
 
 
-@frozen
-class CallDeadlines:
+class CallDeadlines(Value):
     """Start the deadlines of a consumer's calls."""
 
     cluster: Cluster

@@ -18,7 +18,7 @@ from functools import cache
 from itertools import repeat
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader
 
 # Fewest records in a batch for which columns pay.
@@ -41,8 +41,7 @@ RecordColumns = tuple[list[int], list[FieldContent], list[FieldContent]]
 """Timestamps, keys and values; offsets count up from the batch's base."""
 
 
-@frozen
-class _RecordLayout:
+class _RecordLayout(Value):
     """Layout of a run's records: positions from the record's first byte, and sizes."""
 
     constant_bytes: tuple[tuple[int, int], ...]  # position and content of every byte that is the same in all

@@ -16,7 +16,7 @@ from tallystick.client.config import Address
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
@@ -24,8 +24,7 @@ from tallystick.protocol.messages.metadata import (
 )
 
 
-@frozen(kw_only=True)
-class Node:
+class Node(Value, kw_only=True):
     """A broker."""
 
     id: int
@@ -33,8 +32,7 @@ class Node:
     rack: str | None = None
 
 
-@frozen(kw_only=True)
-class PartitionInfo:
+class PartitionInfo(Value, kw_only=True):
     """A partition. `leader` is None where it has none now, `leader_epoch` where the broker reports none."""
 
     index: int
@@ -46,8 +44,7 @@ class PartitionInfo:
     error_code: int = 0
 
 
-@frozen(kw_only=True)
-class TopicInfo:
+class TopicInfo(Value, kw_only=True):
     """A topic and its partitions by number. `id` is nil where the cluster has none."""
 
     name: str
@@ -56,8 +53,7 @@ class TopicInfo:
     partitions: Mapping[int, PartitionInfo]
 
 
-@frozen(kw_only=True)
-class MetadataImage:
+class MetadataImage(Value, kw_only=True):
     """The cluster as last seen. `error_codes` has the topics that were asked for and are missing."""
 
     cluster_id: str | None

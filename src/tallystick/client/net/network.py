@@ -42,7 +42,7 @@ from tallystick.client.net.protocol_state import (
 )
 from tallystick.client.retry import compute_backoff_ms, infer_loss_effect
 from tallystick.kernel.limits import KIB, MIB
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
 from tallystick.protocol.apis import ApiSpec
 from tallystick.protocol.frames import Preallocation, ReceiveBuffer
@@ -98,8 +98,7 @@ class NetworkMetrics:
         }
 
 
-@frozen(kw_only=True)
-class ConnectionSettings:
+class ConnectionSettings(Value, kw_only=True):
     """Settings that all connections of a client share."""
 
     config: ClientConfig

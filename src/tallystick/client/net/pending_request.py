@@ -7,12 +7,11 @@ from tallystick.client.config import Address
 from tallystick.client.errors import TimedOut
 from tallystick.client.retry import Deadline, infer_loss_effect
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.apis import ApiKey, ApiSpec
 
 
-@frozen
-class RequestBuilder:
+class RequestBuilder(Value):
     """A request whose form depends on the chosen version, such as one coordinator key or several."""
 
     api_key: ApiKey

@@ -18,7 +18,7 @@ from typing import Final, Generic, TypeVar
 from tallystick.client.errors import NotSupported
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode, get_error_name
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode, decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -37,8 +37,7 @@ _CORRELATION_ID_COUNT: Final = 2**31
 _API_VERSIONS: Final = API_SPECS[ApiKey.API_VERSIONS]
 
 
-@frozen
-class FeatureLevels:
+class FeatureLevels(Value):
     """Finalized feature levels, and the epoch they were read at; a lower epoch is older (KIP-584)."""
 
     epoch: int
@@ -52,8 +51,7 @@ class FeatureLevels:
 NO_FEATURE_LEVELS: Final = FeatureLevels(-1, MappingProxyType({}))
 
 
-@frozen
-class NodeApiVersions:
+class NodeApiVersions(Value):
     """API versions and features that one broker announced."""
 
     ranges: Mapping[int, Versions]
@@ -93,8 +91,7 @@ class NodeApiVersions:
         )
 
 
-@frozen
-class InFlightRequest(Generic[W]):
+class InFlightRequest(Value, Generic[W]):
     """A request that was handed to the network and awaits its answer."""
 
     correlation_id: int

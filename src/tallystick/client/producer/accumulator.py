@@ -38,7 +38,7 @@ from tallystick.client.producer.producer_batch import OpenBatch, SealedBatch
 from tallystick.client.producer.topic_queues import PartitionQueue, TopicQueues
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import HEADER_SIZE, Headers
 
 _new_object: Final = object.__new__
@@ -55,8 +55,7 @@ class BufferFullOrUnknownTopic(Exception):
         self.topic, self.is_buffer_full = topic, full
 
 
-@frozen(kw_only=True)
-class AccumulatorLimits:
+class AccumulatorLimits(Value, kw_only=True):
     """Limits on what a producer buffers."""
 
     batch_bytes: int
@@ -65,8 +64,7 @@ class AccumulatorLimits:
     record_bytes_max: int
 
 
-@frozen(kw_only=True)
-class AccumulatorEnv:
+class AccumulatorEnv(Value, kw_only=True):
     """Clock, noise, lock and wake-up, passed in instead of taken from the system.
 
     now      seconds since the epoch, for the records' timestamps

@@ -23,7 +23,7 @@ from typing import Final, Protocol, cast
 
 from tallystick.client.producer.partitioner import hash_key_to_partition
 from tallystick.kernel.ids import ProducerIdAndEpoch
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader, Codec, Headers, native
 from tallystick.protocol.records.batch import MAGIC, TRANSACTIONAL_BIT
 from tallystick.protocol.records.record import Record, encode_headers, encode_records, encode_zigzag
@@ -77,8 +77,7 @@ class Rows(Protocol):
         ...
 
 
-@frozen(kw_only=True)
-class ListRows:
+class ListRows(Value, kw_only=True):
     """Records as lists of equal length; `keys` or `headers` is None where no record has any."""
 
     values: Sequence[bytes | None]
@@ -311,8 +310,7 @@ def _build_size_varints() -> tuple[bytes, ...]:
 # ---------------------------------------------------------------------------------- batches
 
 
-@frozen(kw_only=True)
-class BatchProducerState:
+class BatchProducerState(Value, kw_only=True):
     """Producer id and epoch of a batch, its first sequence number, and whether it is transactional."""
 
     identity: ProducerIdAndEpoch | None = None

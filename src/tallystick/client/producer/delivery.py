@@ -19,7 +19,7 @@ from tallystick.client.forks import build_forked_error, get_process_token
 from tallystick.client.producer.batches import TimestampRun, find_timestamp
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _log = logging.getLogger("tallystick.client")
 
@@ -28,8 +28,7 @@ DeliveryCallback = Callable[["Delivery"], object]
 _WAIT_MAX_S: Final = threading.TIMEOUT_MAX
 
 
-@frozen
-class RecordMetadata:
+class RecordMetadata(Value):
     """Topic, partition, offset and timestamp of a written record.
 
     offset         None when the broker did not report it: acks=0, or a duplicate of old records
@@ -42,8 +41,7 @@ class RecordMetadata:
     timestamp_ms: TimestampMs
 
 
-@frozen
-class BatchMetadata:
+class BatchMetadata(Value):
     """Partitions and offsets of the records of one `send_batch`: a part for each of their batches, in order.
 
     first_offset is that of the part's first record, the others follow it; None as in RecordMetadata.
@@ -54,8 +52,7 @@ class BatchMetadata:
     parts: tuple["BatchPart", ...]
 
 
-@frozen
-class BatchPart:
+class BatchPart(Value):
     """Consecutive records in one partition: `rows` are their places in what was sent."""
 
     partition: int

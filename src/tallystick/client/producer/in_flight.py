@@ -38,7 +38,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, ProducerEpoch, ProducerIdAndEpoch
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 
 OUTSTANDING_MAX: Final = 5
 _NO_SEQUENCE: Final = -1
@@ -60,8 +60,7 @@ def bump_epoch(identity: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
     return ProducerIdAndEpoch(identity.producer_id, ProducerEpoch(identity.epoch + 1))
 
 
-@frozen
-class BatchSequence:
+class BatchSequence(Value):
     """Numbers of a batch in its partition.
 
     serial         the number of records sent to the partition before it, under any producer id and epoch

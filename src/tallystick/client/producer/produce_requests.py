@@ -10,7 +10,7 @@ from tallystick.client.producer.batches import BatchProducerState, assemble_batc
 from tallystick.client.producer.identity import ProducerIdentity
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.producer_batch import CompressedBatch, InFlightBatch, SealedBatch
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import Codec, compress
@@ -19,8 +19,7 @@ from tallystick.protocol.records import Codec, compress
 _TOPIC_NAME_VERSION_MAX: Final = 12
 
 
-@frozen(kw_only=True)
-class OutgoingProduce:
+class OutgoingProduce(Value, kw_only=True):
     """A Produce request with its highest version, and the names of the topics that it names by id."""
 
     request: ProduceRequest

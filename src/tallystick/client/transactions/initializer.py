@@ -21,21 +21,19 @@ from tallystick.client.transactions.modes import (
 from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.client.transactions.requests import INIT_EPOCH_BUMP_VERSION
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 
 _log = logging.getLogger("tallystick.client")
 
 
-@frozen
-class EarlierDescription:
+class EarlierDescription(Value):
     """A description from before InitProducerId; None if the coordinator knew of no such id."""
 
     description: TxnDescription | None
 
 
-@frozen(kw_only=True)
-class InitializedTxnId:
+class InitializedTxnId(Value, kw_only=True):
     """The transactional id was initialised: an earlier client is fenced.
 
     mode     mechanism that holds a prepared transaction; None: nothing may be prepared
@@ -52,8 +50,7 @@ class InitializedTxnId:
     earlier: EarlierDescription | None = None
 
 
-@frozen(kw_only=True)
-class DescribedTxnId:
+class DescribedTxnId(Value, kw_only=True):
     """The transactional id was only described, in mode `resume`: an earlier client is not fenced yet.
 
     writer  producer id and epoch of the transaction in doubt, if any

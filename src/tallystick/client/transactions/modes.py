@@ -27,7 +27,7 @@ from typing import Final
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerEpoch, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 KEEP_API_VERSION: Final = 6
 """First version of InitProducerId that can keep a prepared transaction (KIP-939)."""
@@ -58,8 +58,7 @@ _NOT_PROMISED: Final = {
 }
 
 
-@frozen(kw_only=True)
-class ClusterCapabilities:
+class ClusterCapabilities(Value, kw_only=True):
     """Capabilities that a cluster announces.
 
     init_version         highest version of InitProducerId that both sides support
@@ -100,8 +99,7 @@ MODE_REFUSALS: Final = {
 }
 
 
-@frozen
-class NoPossibleMode:
+class NoPossibleMode(Value):
     """No listed mode is possible; `missing` has what each would need."""
 
     missing: tuple[tuple[Mode, str], ...]
@@ -132,8 +130,7 @@ def choose_mode(
 # ---- outcome of a transaction
 
 
-@frozen(kw_only=True)
-class TxnDescription:
+class TxnDescription(Value, kw_only=True):
     """A coordinator's description of a transactional id.
 
     forced_identities  producer ids and epochs of transactions ended without their client, if the broker
@@ -244,8 +241,7 @@ ACTION_BY_FINDING: Final = {
 }
 
 
-@frozen(kw_only=True)
-class TxnToResolve:
+class TxnToResolve(Value, kw_only=True):
     """A transaction to find the outcome of.
 
     writer   the producer id and epoch that signed its records: its name

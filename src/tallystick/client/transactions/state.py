@@ -43,7 +43,7 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check, require
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 
 
 class State(Enum):
@@ -101,8 +101,7 @@ _INITIALIZING_STATES: Final = frozenset({S.INITIALIZING, S.CLAIMING})
 _OPEN_STATES: Final = frozenset({S.IN_TRANSACTION, S.PREPARING, S.COMMITTING, S.ABORTABLE_ERROR})
 
 
-@frozen
-class IllegalCall:
+class IllegalCall(Value):
     """The call is not legal in this state, and nothing was sent.
 
     cause                 the earlier failure behind it, if there was one
@@ -116,8 +115,7 @@ class IllegalCall:
     is_invalid_txn_state: bool = False
 
 
-@frozen(kw_only=True)
-class DueEndTxn:
+class DueEndTxn(Value, kw_only=True):
     """The EndTxn that is due: who signs it, and the transaction version it was started with [CLI-44]."""
 
     client: ProducerIdAndEpoch
@@ -125,8 +123,7 @@ class DueEndTxn:
     version: int
 
 
-@frozen(kw_only=True)
-class TxnProducerState:
+class TxnProducerState(Value, kw_only=True):
     """Immutable state of one producer. Methods return the next state, or an `IllegalCall`.
 
     mode              mechanism that holds a prepared transaction; None: nothing may be prepared

@@ -24,7 +24,7 @@ from typing import Protocol, TypeVar
 from tallystick.dualwrite.errors import DatabaseBehind, Fenced
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 
 class StoreTransaction(Protocol):
@@ -115,8 +115,7 @@ class AsyncStore(Protocol[A_co]):
 # ---- KIP-939's other recipe: consumed offsets beside the rows derived from them
 
 
-@frozen(kw_only=True)
-class OffsetAdvance:
+class OffsetAdvance(Value, kw_only=True):
     """Progress in one partition, read from `before` up to but excluding `after`.
 
     before  None if the database has no offset of this partition yet

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Final, Literal, TypeAlias, get_args
 
 from tallystick.dualwrite.errors import UnsafeStore
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 DurabilitySetting: TypeAlias = Literal[
     "fsync",
@@ -26,8 +26,7 @@ DURABILITY_SETTINGS: Final[tuple[DurabilitySetting, ...]] = get_args(DurabilityS
 AllowUnsafe: TypeAlias = bool | Collection[DurabilitySetting]
 
 
-@frozen
-class AllowedRisks:
+class AllowedRisks(Value):
     """The unsafe settings that a store accepts. With `allows_all` it does not query them at all."""
 
     risks: frozenset[str]

@@ -17,7 +17,7 @@ from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.pipeline.demo import flights
 from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
@@ -50,8 +50,7 @@ class PipelineFailed(TallystickError):
     """The pipeline failed repeatedly; the text names its log."""
 
 
-@frozen(kw_only=True)
-class DemoSettings:
+class DemoSettings(Value, kw_only=True):
     """The settings of a demo.
 
     master   Spark master; executors are separate processes on `local-cluster` and on clusters
@@ -64,8 +63,7 @@ class DemoSettings:
     crashes: Sequence[Crash] = tuple(Crash)
 
 
-@frozen(kw_only=True)
-class DemoResult:
+class DemoResult(Value, kw_only=True):
     """The result of a demo.
 
     survived           parts that were killed, in order

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tallystick import Producer
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.spark.session import FAST_START_JVM_OPTIONS
 
 FLIGHTS: Final = "flights"
@@ -112,8 +112,7 @@ key = "hour"
 '''
 
 
-@frozen(kw_only=True)
-class DemoData:
+class DemoData(Value, kw_only=True):
     """The records to send, and the expected results.
 
     expected_topics  expected rows of each topic, identified by their first column

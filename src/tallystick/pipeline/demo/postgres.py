@@ -20,7 +20,7 @@ from typing import Final, Self
 import psycopg
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _START_S: Final = 60.0
 _STOP_S: Final = 30.0
@@ -31,8 +31,7 @@ class NoPostgres(TallystickError):
     """PostgreSQL could not be started; the text gives the reason."""
 
 
-@frozen
-class PostgresPrograms:
+class PostgresPrograms(Value):
     """The installed programs of PostgreSQL.
 
     bin      folder of the programs

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import IO, Final, cast
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _STOP_TIMEOUT_S: Final = 10.0
 # Spark forks one of these for each concurrent task; planners and sinks run other modules.
@@ -19,8 +19,7 @@ _TASK_COMMAND: Final = "pyspark.daemon pyspark.worker"
 _EXECUTOR_COMMAND: Final = "CoarseGrainedExecutorBackend"
 
 
-@frozen
-class ProcessInfo:
+class ProcessInfo(Value):
     """One line of `ps`."""
 
     pid: int

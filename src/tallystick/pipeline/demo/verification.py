@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from psycopg.rows import dict_row
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 _READ_TIMEOUT_S: Final = 30.0
 _CONSUME_MAX: Final = 10_000
@@ -21,8 +21,7 @@ class ReadTimedOut(TallystickError):
     """A topic could not be read to its end, because an open transaction holds back its readers."""
 
 
-@frozen(kw_only=True)
-class ContentCheck:
+class ContentCheck(Value, kw_only=True):
     """The comparison of one topic or table with its expected content.
 
     expected    number of expected rows

@@ -8,13 +8,13 @@ Source: Kafka's protocol guide, "Record Batch"; DefaultRecordBatch.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Final
 
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.limits import RECORDS_PER_BATCH_MAX
+from tallystick.kernel.value import Value
 from tallystick.protocol.records.compression import Codec
 from tallystick.protocol.records.crc import crc32c
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch, UnsupportedMagic
@@ -69,13 +69,8 @@ class TimestampType(IntEnum):
     LOG_APPEND_TIME = 1
 
 
-@dataclass(slots=True)
-class BatchHeader:
-    """The header as it is on the wire: plain integers, and -1 where Kafka writes "none".
-
-    A value, never changed after reading; not frozen because that would double the cost of building one, and
-    every produced batch builds one.
-    """
+class BatchHeader(Value):
+    """The header as it is on the wire: plain integers, and -1 where Kafka writes "none"."""
 
     base_offset: int
     batch_length: int

@@ -12,7 +12,7 @@ from typing import Final
 
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import ProducerIdAndEpoch
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records.batch import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -49,8 +49,7 @@ class ControlType(IntEnum):
     KRAFT_VOTERS = 6
 
 
-@frozen(kw_only=True)
-class EndTransactionMarker:
+class EndTransactionMarker(Value, kw_only=True):
     """The end of a transaction in one partition.
 
     `coordinator_epoch` lets a partition refuse the marker of a coordinator that was replaced.

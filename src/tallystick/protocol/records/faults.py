@@ -6,7 +6,7 @@ GIL; otherwise it runs in Python, a microsecond per record.
 
 from tallystick.kernel.ids import INT64_MAX
 from tallystick.kernel.limits import RECORD_ERRORS_MAX, RECORDS_PER_BATCH_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import native
 from tallystick.protocol.records.batch import HEADER_SIZE, BatchHeader, Buffer
 from tallystick.protocol.records.errors import InvalidBatch
@@ -16,8 +16,7 @@ from tallystick.protocol.records.section import decompress_section
 ANY_TIMESTAMP = (0, INT64_MAX)
 
 
-@frozen
-class RecordFaults:
+class RecordFaults(Value):
     """Faults of readable records; the first few of each kind by their index in the batch.
 
     missing_key_count  records without a key; `missing_keys` are the first of them

@@ -8,8 +8,8 @@ Source: MemoryRecords.filterTo; KIP-534 for the delete horizon.
 """
 
 from collections.abc import Callable, Set
-from dataclasses import replace
 
+from tallystick.kernel.value import replace
 from tallystick.protocol.records.batch import (
     CODEC_MASK,
     DELETE_HORIZON_BIT,

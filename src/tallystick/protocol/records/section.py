@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import DECOMPRESSED_BYTES_MAX, DECOMPRESSION_RATIO_MAX, RECORDS_PER_BATCH_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records.batch import (
     BATCH_LENGTH_MIN,
     CONTROL_BIT,
@@ -32,8 +32,7 @@ _PREFIX: Final = Struct(">qiibI")
 _CRC_COVERED: Final = Struct(">hiqqqhii")
 
 
-@frozen(kw_only=True)
-class BatchMeta:
+class BatchMeta(Value, kw_only=True):
     """The attributes of a batch besides its records; -1 is the wire's "none"."""
 
     base_offset: int = 0
@@ -59,8 +58,7 @@ class BatchMeta:
         )
 
 
-@frozen(kw_only=True)
-class DecodeLimits:
+class DecodeLimits(Value, kw_only=True):
     """Limits of the memory that one batch may take to decode."""
 
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX

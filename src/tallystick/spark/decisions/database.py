@@ -9,7 +9,7 @@ from typing import Final
 from sqlalchemy import URL, Engine, create_engine, make_url
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 SQLITE_BUSY_TIMEOUT_S: Final = 60
 """Seconds that SQLite waits for another writer: tasks stage in turns."""
@@ -18,8 +18,7 @@ _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql",
 _ENGINES: Final[dict[tuple[int, str], Engine]] = {}
 
 
-@frozen(kw_only=True)
-class DecisionDatabase:
+class DecisionDatabase(Value, kw_only=True):
     """The database with the tables and the decisions.
 
     url              the user's SQLAlchemy URL

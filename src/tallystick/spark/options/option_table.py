@@ -6,7 +6,7 @@ Source: Spark 4.3 docs/streaming/structured-streaming-kafka-integration.md.
 from enum import Enum
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 KAFKA_PREFIX: Final = "kafka."
 DECISIONS_TOPIC: Final = "__tallystick_decisions"
@@ -35,8 +35,7 @@ _SOURCE: Final = (ConnectorSide.SOURCE,)
 _SINK: Final = (ConnectorSide.SINK,)
 
 
-@frozen(kw_only=True)
-class Option:
+class Option(Value, kw_only=True):
     """One option.
 
     values             the allowed values

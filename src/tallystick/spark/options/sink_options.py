@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from tallystick.client.config import ProducerConfig
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.spark.options.option_table import DECISIONS_TOPIC, KAFKA_PREFIX, ConnectorSide, QueryType
 from tallystick.spark.options.source_options import find_common_problems, kafka_client_settings
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
@@ -35,8 +35,7 @@ _RESERVED: Final = (
 )
 
 
-@frozen(kw_only=True)
-class SinkOptions:
+class SinkOptions(Value, kw_only=True):
     """Parsed options of a query's sink.
 
     prefix             of all its transactional ids; the last query to claim it owns it

@@ -9,14 +9,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 WriteMode = Literal["append", "upsert"]
 _WRITE_MODES: Final = ("append", "upsert")
 
 
-@frozen(kw_only=True)
-class ToTopic:
+class ToTopic(Value, kw_only=True):
     """A topic: it gets a record for each row, or for each row where `where` holds; see `to_topic`."""
 
     topic: str
@@ -26,8 +25,7 @@ class ToTopic:
     where: str | None = None
 
 
-@frozen(kw_only=True)
-class ToTable:
+class ToTable(Value, kw_only=True):
     """A table: it gets each row of the batch, or each row where `where` holds; see `to_table`.
 
     columns  name in the table, and expression; None for the columns of the batch
@@ -51,8 +49,7 @@ class ToTable:
 Sink = ToTopic | ToTable
 
 
-@frozen(kw_only=True)
-class StagedMoves:
+class StagedMoves(Value, kw_only=True):
     """The staged rows that a decision moves: the attempts that voted, and their row count for each table."""
 
     attempts: tuple[str, ...]

@@ -17,7 +17,7 @@ from tallystick import _lazy
 from tallystick.client.config import ConsumerConfig
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.spark.options.option_table import (
     DECISIONS_TOPIC,
     KAFKA_PREFIX,
@@ -35,22 +35,19 @@ _READ_COMMITTED: Final = "read_committed"
 # --------------------------------------------------------------------------------- which topics
 
 
-@frozen
-class Subscribed:
+class Subscribed(Value):
     """Topics by name."""
 
     topics: tuple[str, ...]
 
 
-@frozen
-class Matching:
+class Matching(Value):
     """All topics whose whole name matches the pattern."""
 
     pattern: str
 
 
-@frozen
-class Assigned:
+class Assigned(Value):
     """Exactly these partitions."""
 
     partitions: tuple[TopicPartition, ...]
@@ -69,22 +66,19 @@ class Edge(Enum):
     LATEST = -1
 
 
-@frozen
-class AtOffsets:
+class AtOffsets(Value):
     """An offset, or an end of the log, for every partition."""
 
     offsets: Mapping[TopicPartition, int | Edge]
 
 
-@frozen
-class AtTimes:
+class AtTimes(Value):
     """The first record of a time or later, in milliseconds since the epoch, for every partition."""
 
     times_ms: Mapping[TopicPartition, int]
 
 
-@frozen
-class AtTime:
+class AtTime(Value):
     """The same time for all partitions."""
 
     time_ms: int
@@ -93,8 +87,7 @@ class AtTime:
 OffsetRangeLimit = Edge | AtOffsets | AtTimes | AtTime
 
 
-@frozen(kw_only=True)
-class ResumeOptions:
+class ResumeOptions(Value, kw_only=True):
     """The sink whose last decision gives the start offsets.
 
     prefix           the sink's `transactional.id.prefix`
@@ -107,8 +100,7 @@ class ResumeOptions:
     database: str | None = None
 
 
-@frozen(kw_only=True)
-class SourceOptions:
+class SourceOptions(Value, kw_only=True):
     """Parsed options of a query's source.
 
     latest_if_no_match   if no record is at or after the start time, start at the end of the log: no error

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 from tallystick.kernel.ids import INT16_MAX, INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.spark.protocol.errors import BadCommittable
 
 T = TypeVar("T")
@@ -30,8 +30,7 @@ WRITE_ID_BYTES_MAX: Final = 200
 _UINT64_MASK: Final = 2**64 - 1
 
 
-@frozen
-class RowChecksum:
+class RowChecksum(Value):
     """A row count, and a checksum independent of row order: the sum of the rows' checksums modulo 2^64."""
 
     rows: int = 0
@@ -44,8 +43,7 @@ class RowChecksum:
         return f"{self.rows} rows with checksum {self.checksum:016x}"
 
 
-@frozen
-class MicroBatch:
+class MicroBatch(Value):
     """A micro-batch of a streaming query."""
 
     query_id: str
@@ -55,8 +53,7 @@ class MicroBatch:
         return f"batch {self.batch_id} of query {self.query_id}"
 
 
-@frozen
-class BatchWrite:
+class BatchWrite(Value):
     """A batch write, by its `write.id`; a write without a name has an empty one and is never a repetition."""
 
     write_id: str
@@ -68,8 +65,7 @@ class BatchWrite:
 Job = MicroBatch | BatchWrite
 
 
-@frozen(kw_only=True)
-class DecisionSummary:
+class DecisionSummary(Value, kw_only=True):
     """The part of the last decision that a task needs."""
 
     nonce: str
@@ -77,8 +73,7 @@ class DecisionSummary:
     batch_id: int | None
 
 
-@frozen(kw_only=True)
-class Lease:
+class Lease(Value, kw_only=True):
     """The authority to write a batch.
 
     nonce                identifies this execution of the batch
@@ -97,16 +92,14 @@ class Lease:
     began_ms: int = 0
 
 
-@frozen(kw_only=True)
-class Participant:
+class Participant(Value, kw_only=True):
     """One prepared transaction: its transactional id, and the producer id and epoch that wrote it."""
 
     transactional_id: str
     identity: ProducerIdAndEpoch
 
 
-@frozen(kw_only=True)
-class Vote:
+class Vote(Value, kw_only=True):
     """The result of one task.
 
     participant  its transaction; None where it had no rows or skipped them
@@ -139,16 +132,14 @@ def empty_vote(lease: Lease) -> Vote:
     )
 
 
-@frozen
-class JobChecksums:
+class JobChecksums(Value):
     """The record of a decided job: the batch's number or the write's name, and a tally for each sink."""
 
     name: int | str
     tallies: tuple[RowChecksum, ...]
 
 
-@frozen(kw_only=True)
-class Decision:
+class Decision(Value, kw_only=True):
     """The decision to commit all of these participants. Only the last decision of a prefix counts.
 
     query_id   the streaming query that writes under the prefix; None before its first batch
@@ -185,8 +176,7 @@ class Decision:
         return f"{last}, {len(self.participants)} transactions, decided at {self.decided_ms} ms"
 
 
-@frozen(kw_only=True)
-class DecisionNote:
+class DecisionNote(Value, kw_only=True):
     """The cluster's note of a decision that is kept in a database, which reveals that a database lost it.
 
     number   the decision's number

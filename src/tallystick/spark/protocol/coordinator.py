@@ -19,7 +19,7 @@ from tallystick.client.transactions.modes import TxnDecision
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import ProducerIdAndEpoch
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import Decision, DecisionNote, Lease, Participant, Vote
 from tallystick.spark.protocol.decide import (
     ParticipantOutcome,
@@ -46,8 +46,7 @@ T = TypeVar("T")
 NONCE_BYTES: Final = 8
 
 
-@frozen(kw_only=True)
-class PrefixStatus:
+class PrefixStatus(Value, kw_only=True):
     """The transactions and the last decision of a prefix.
 
     outcomes       of the last decision's transactions, unless all are known to be committed

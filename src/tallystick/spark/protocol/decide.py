@@ -40,7 +40,7 @@ from tallystick.client.transactions.modes import (
     classify_outcome,
 )
 from tallystick.kernel.ids import ProducerIdAndEpoch
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
     WRITES_MAX,
@@ -97,8 +97,7 @@ class NewPrefix(Enum):
     ADOPT = "adopt"
 
 
-@frozen(kw_only=True)
-class DecisionLocation:
+class DecisionLocation(Value, kw_only=True):
     """The location of a query's decisions. Its checkpoint keeps a note of it, as each is useless alone.
 
     location  the topic and its cluster, or the database
@@ -108,8 +107,7 @@ class DecisionLocation:
     location: str
 
 
-@frozen(kw_only=True)
-class QueryStart:
+class QueryStart(Value, kw_only=True):
     """The beginning of a query according to its checkpoint, if the driver can read it.
 
     start_offsets  the start offsets of its sources, as JSON; of sources that noted them, each value once
@@ -268,8 +266,7 @@ def _normalize_offsets(text: str) -> str:
 # ------------------------------------------------------------------------------- the votes
 
 
-@frozen(kw_only=True)
-class VoteSummary:
+class VoteSummary(Value, kw_only=True):
     """The votes of a batch, combined: the values that all share, the participants and the tallies."""
 
     nonce: str

@@ -22,7 +22,7 @@ Source: docs/adr/0037.
 
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import (
     HEADER_SIZE,
     BatchHeader,
@@ -56,8 +56,7 @@ def note_key(prefix: str) -> bytes:
     return (prefix + _NOTE_SUFFIX).encode()
 
 
-@frozen(kw_only=True)
-class DecisionState:
+class DecisionState(Value, kw_only=True):
     """The state of a prefix in the log: its last decision, and whether that is known to be completed.
 
     note  the cluster's note of the last decision, where decisions are in a database

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 Offsets = Mapping[TopicPartition, int]
 """The next offset to read of each partition."""
@@ -23,8 +23,7 @@ OffsetJson = dict[str, dict[str, int]]
 _FIRST_OFFSET: Final = 0
 
 
-@frozen
-class OffsetRange:
+class OffsetRange(Value):
     """Records of one partition: from `start` up to, not including, `end`."""
 
     partition: TopicPartition
@@ -86,8 +85,7 @@ def limit_offsets(most: int, start: Offsets, latest: Offsets) -> dict[TopicParti
 # --------------------------------------------------------------------- what is read, and lost
 
 
-@frozen
-class BatchPlan:
+class BatchPlan(Value):
     """The ranges that a batch reads, and a description of each loss of data."""
 
     ranges: tuple[OffsetRange, ...]

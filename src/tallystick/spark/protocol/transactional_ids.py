@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 PREFIX_LENGTH_MAX: Final = 200
 WORKER_DIGITS: Final = 16
@@ -33,8 +33,7 @@ It keeps a driver or `resolve` that reads the decision topic from ending such tr
 """
 
 
-@frozen
-class WorkerTransactionalId:
+class WorkerTransactionalId(Value):
     """One transactional id of one Python worker process."""
 
     prefix: str

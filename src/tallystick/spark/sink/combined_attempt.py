@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tallystick.client.blocking.producer import Producer
 from tallystick.kernel.check import require
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
@@ -41,8 +41,7 @@ _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _CHUNK_ROWS: Final = 5_000
 
 
-@frozen(kw_only=True)
-class CombinedTask:
+class CombinedTask(Value, kw_only=True):
     """The function that each task of a batch runs. It is pickled, and connects in the task's process."""
 
     options: SinkOptions

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tallystick.client.net.cluster import Cluster
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database
 from tallystick.spark.decisions.row import DatabaseDecisionLog, DatabaseParticipants, DecisionRow
 from tallystick.spark.decisions.staging import StagingTable
@@ -58,8 +58,7 @@ class DatabaseSinkContext(SinkContext):
         return DatabaseParticipants(participants, self.decision_row), self.decision_log
 
 
-@frozen(kw_only=True)
-class OpenDatabaseContext:
+class OpenDatabaseContext(Value, kw_only=True):
     """An `OpenContext` to cluster and database; two of them are equal if their parts are."""
 
     database: DecisionDatabase

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 from tallystick.spark import sink as spark_sink
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 _VOTE_SCHEMA: Final = "vote binary, attempt string"
 
 
-@frozen(kw_only=True)
-class ForeachBatch:
+class ForeachBatch(Value, kw_only=True):
     """The function for `foreachBatch`. It holds plain values only: Spark Connect sends it to its server."""
 
     options: SinkOptions

@@ -11,11 +11,12 @@ round ends early, and the next one continues from there.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any, Final
 
+from msgspec.structs import asdict
+
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader, read_header, read_marker, scan_keys
 from tallystick.storage.compaction.rules import (
     BatchRetainer,
@@ -54,8 +55,7 @@ class CleaningFailed(TallystickError):
         return f"{self.directory}: {self.reason}"
 
 
-@frozen(kw_only=True)
-class CleaningRequest:
+class CleaningRequest(Value, kw_only=True):
     """The broker's request for one round.
 
     `segments`: (base offset, next offset, bytes) of those that may be cleaned, oldest first. `producers`:
@@ -87,8 +87,7 @@ class CleaningRequest:
         return [SegmentInfo(base, following, size) for base, following, size in self.segments]
 
 
-@frozen(kw_only=True)
-class CleanedGroup:
+class CleanedGroup(Value, kw_only=True):
     """A complete new segment, synced as `<base>.*.cleaned`, ready to replace `old`."""
 
     base_offset: int
@@ -96,8 +95,7 @@ class CleanedGroup:
     size_bytes: int
 
 
-@frozen(kw_only=True)
-class RoundSummary:
+class RoundSummary(Value, kw_only=True):
     """The end of a round. `end_offset` is the new cleaner checkpoint once all groups are in place."""
 
     end_offset: int

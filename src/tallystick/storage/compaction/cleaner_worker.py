@@ -8,8 +8,9 @@ import json
 import os
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Final, TextIO
+
+from msgspec.structs import asdict
 
 from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, clean_log
 from tallystick.storage.fs import FileSystem, RealFileSystem, is_disk_full

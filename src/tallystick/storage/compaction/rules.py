@@ -27,7 +27,7 @@ from typing import Final
 
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.protocol.records import (
     BatchHeader,
     Buffer,
@@ -54,8 +54,7 @@ GROUP_SEGMENTS_MAX: Final = 64
 # -- which part, and which log first -----------------------------------------------------------------
 
 
-@frozen(kw_only=True)
-class CleaningLimits:
+class CleaningLimits(Value, kw_only=True):
     """Settings of one topic that decide when and how far it is cleaned."""
 
     min_compaction_lag_ms: int
@@ -63,8 +62,7 @@ class CleaningLimits:
     min_cleanable_dirty_ratio: float
 
 
-@frozen(kw_only=True)
-class LogToClean:
+class LogToClean(Value, kw_only=True):
     """The part of a log that a round may clean, and how much of it is new since the last one."""
 
     first_dirty_offset: int
@@ -284,16 +282,14 @@ class CleanedTransactionMetadata:
 # -- what is kept ----------------------------------------------------------------------------------------
 
 
-@frozen
-class LastRecord:
+class LastRecord(Value):
     """A live producer's last batch: by its offset, or, if only a marker is known, by its epoch."""
 
     last_data_offset: int | None
     epoch: int
 
 
-@frozen(kw_only=True)
-class CleaningRules:
+class CleaningRules(Value, kw_only=True):
     """The parameters of a round, fixed when it begins."""
 
     now_ms: int

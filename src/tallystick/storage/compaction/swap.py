@@ -20,7 +20,7 @@ Source: LocalLog.replaceSegments; LogLoader.
 
 from collections.abc import Callable, Iterator
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.storage.compaction.cleaner import CleanedGroup, remove_files
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.log import Log
@@ -35,15 +35,13 @@ from tallystick.storage.segment_scan import (
 )
 
 
-@frozen
-class InlineStep:
+class InlineStep(Value):
     """A step for the log's own thread."""
 
     run: Callable[[], None]
 
 
-@frozen
-class BlockingStep:
+class BlockingStep(Value):
     """A step that blocks and may run in any thread; the next step begins after it has ended."""
 
     run: Callable[[], None]

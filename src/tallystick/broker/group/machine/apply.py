@@ -1,7 +1,6 @@
 """State changes of a group: the only place where they happen, live and on replay alike [GRP-4]."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from tallystick.broker.group.machine.events import (
@@ -38,6 +37,7 @@ from tallystick.broker.group.machine.model import (
 )
 from tallystick.kernel.check import check, require
 from tallystick.kernel.ids import MemberId, Offset, ProducerId, TopicPartition
+from tallystick.kernel.value import replace
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,10 +1,11 @@
 """Commands about a group, their answers, and the ordered effects between the two."""
 
 from collections.abc import Mapping
-from dataclasses import field
 from types import MappingProxyType
 from typing import Final
 from uuid import UUID
+
+from msgspec import field
 
 from tallystick.broker.group.machine.events import DurableEvent, GroupEvent
 from tallystick.broker.group.machine.model import (
@@ -18,13 +19,12 @@ from tallystick.broker.group.machine.model import (
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, LeaderEpoch, MemberId, Offset, ProducerIdAndEpoch, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 # ---- commands
 
 
-@frozen(kw_only=True)
-class JoinGroup:
+class JoinGroup(Value, kw_only=True):
     """JoinGroup.
 
     member_id                 None for a member that has none yet
@@ -46,8 +46,7 @@ class JoinGroup:
     ticket: Ticket
 
 
-@frozen(kw_only=True)
-class SyncGroup:
+class SyncGroup(Value, kw_only=True):
     """SyncGroup; only the leader's `assignments` are used."""
 
     member_id: MemberId
@@ -59,15 +58,13 @@ class SyncGroup:
     ticket: Ticket
 
 
-@frozen(kw_only=True)
-class Heartbeat:
+class Heartbeat(Value, kw_only=True):
     member_id: MemberId
     instance_id: InstanceId | None = None
     generation: int
 
 
-@frozen(kw_only=True)
-class LeavingMember:
+class LeavingMember(Value, kw_only=True):
     """One member of a LeaveGroup; `member_id` None: an administrator names the instance alone."""
 
     member_id: MemberId | None
@@ -75,21 +72,18 @@ class LeavingMember:
     reason: str | None = None
 
 
-@frozen(kw_only=True)
-class LeaveGroup:
+class LeaveGroup(Value, kw_only=True):
     members: tuple[LeavingMember, ...]
 
 
-@frozen(kw_only=True)
-class OffsetToCommit:
+class OffsetToCommit(Value, kw_only=True):
     offset: Offset
     leader_epoch: LeaderEpoch | None = None
     metadata: str = ""
     topic_id: UUID | None = None
 
 
-@frozen(kw_only=True)
-class CommitOffsets:
+class CommitOffsets(Value, kw_only=True):
     """OffsetCommit. Without generation, member and instance: a consumer without a group."""
 
     member_id: MemberId | None = None
@@ -100,8 +94,7 @@ class CommitOffsets:
     knows_group_id_not_found: bool = True  # version 9 and later
 
 
-@frozen(kw_only=True)
-class CommitTxnOffsets:
+class CommitTxnOffsets(Value, kw_only=True):
     """TxnOffsetCommit: offsets that take effect when the transaction of `identity` commits (KIP-98).
 
     Without generation, member and instance: a client from before KIP-447, which has no field for them, or a
@@ -116,8 +109,7 @@ class CommitTxnOffsets:
     knows_group_id_not_found: bool = True  # version 6 and later
 
 
-@frozen(kw_only=True)
-class DeleteOffsets:
+class DeleteOffsets(Value, kw_only=True):
     """OffsetDelete by an administrator, for topics to which no member subscribes.
 
     may_discard_pending  offsets of open transactions, too (delete.open.transactions)
@@ -127,49 +119,41 @@ class DeleteOffsets:
     may_discard_pending: bool = False
 
 
-@frozen(kw_only=True)
-class DeleteTopicOffsets:
+class DeleteTopicOffsets(Value, kw_only=True):
     """The partitions no longer exist: their topic was deleted."""
 
     topics: frozenset[str]
 
 
-@frozen(kw_only=True)
-class DeleteGroup:
+class DeleteGroup(Value, kw_only=True):
     """DeleteGroups. `may_discard_pending`: offsets of open transactions, too (delete.open.transactions)."""
 
     may_discard_pending: bool = False
 
 
-@frozen(kw_only=True)
-class ExpireOffsets:
+class ExpireOffsets(Value, kw_only=True):
     """Periodic check for offsets older than offsets.retention.minutes."""
 
 
-@frozen(kw_only=True)
-class ExpireSession:
+class ExpireSession(Value, kw_only=True):
     """The member sent no heartbeat in time, or never used the id it was given."""
 
     member_id: MemberId
 
 
-@frozen(kw_only=True)
-class ExpireJoinPhase:
+class ExpireJoinPhase(Value, kw_only=True):
     pass
 
 
-@frozen(kw_only=True)
-class ExpireSyncPhase:
+class ExpireSyncPhase(Value, kw_only=True):
     pass
 
 
-@frozen(kw_only=True)
-class AwaitPriorCommands:
+class AwaitPriorCommands(Value, kw_only=True):
     """Answered when all earlier commands are applied; a stable read waits for it (KIP-447)."""
 
 
-@frozen(kw_only=True)
-class StartSessions:
+class StartSessions(Value, kw_only=True):
     """Replay found this group: start its sessions."""
 
 
@@ -193,8 +177,7 @@ GroupCommand = (
 # ---- replies
 
 
-@frozen(kw_only=True)
-class JoinGroupMember:
+class JoinGroupMember(Value, kw_only=True):
     """One member in the list for the leader."""
 
     member_id: MemberId
@@ -202,8 +185,7 @@ class JoinGroupMember:
     metadata: bytes
 
 
-@frozen(kw_only=True)
-class JoinGroupResult:
+class JoinGroupResult(Value, kw_only=True):
     """A member is part of `generation`. `members` is filled for a member that may assign, or list, them."""
 
     member_id: MemberId
@@ -215,34 +197,29 @@ class JoinGroupResult:
     skip_assignment: bool = False
 
 
-@frozen(kw_only=True)
-class MemberIdRequired:
+class MemberIdRequired(Value, kw_only=True):
     """The member has to join again, with this id (KIP-394)."""
 
     member_id: MemberId
 
 
-@frozen(kw_only=True)
-class SyncGroupResult:
+class SyncGroupResult(Value, kw_only=True):
     protocol_type: str | None
     protocol_name: str | None
     assignment: bytes
 
 
-@frozen(kw_only=True)
-class GroupDone:
+class GroupDone(Value, kw_only=True):
     """Success without further content."""
 
 
-@frozen(kw_only=True)
-class LeaveGroupResult:
+class LeaveGroupResult(Value, kw_only=True):
     """One outcome for each member of the request, in its order; None means it left."""
 
     errors: tuple[ErrorCode | None, ...]
 
 
-@frozen(kw_only=True)
-class OffsetPartitionErrors:
+class OffsetPartitionErrors(Value, kw_only=True):
     """Outcome of OffsetCommit, TxnOffsetCommit and OffsetDelete: the refused partitions and their errors."""
 
     errors: Mapping[TopicPartition, ErrorCode] = field(default_factory=lambda: MappingProxyType({}))
@@ -260,16 +237,14 @@ GroupAnswer = GroupReply | Reject
 DONE: Final = GroupDone()
 
 
-@frozen(kw_only=True)
-class ParkedAnswer:
+class ParkedAnswer(Value, kw_only=True):
     """An answer to a request that was parked earlier."""
 
     ticket: Ticket
     answer: GroupAnswer
 
 
-@frozen(kw_only=True)
-class GroupStep:
+class GroupStep(Value, kw_only=True):
     """Work for the coordinator, to be done in exactly this order [GRP-1].
 
     records         records for `__consumer_offsets`, one batch; wait until they are durable
@@ -284,8 +259,7 @@ class GroupStep:
     parked_answers: tuple[ParkedAnswer, ...] = ()
 
 
-@frozen(kw_only=True)
-class GroupEnv:
+class GroupEnv(Value, kw_only=True):
     """Inputs of a decision besides the group: settings, time, and an unused id."""
 
     group_id: GroupId

@@ -19,13 +19,12 @@ from tallystick.broker.group.machine.model import (
     Ticket,
 )
 from tallystick.kernel.ids import GroupId, MemberId, ProducerId, TimestampMs, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 # ---- durable
 
 
-@frozen(kw_only=True)
-class StoredMember:
+class StoredMember(Value, kw_only=True):
     """A member as kept in the log: the subscription of the chosen protocol, not every offer."""
 
     member_id: MemberId
@@ -38,8 +37,7 @@ class StoredMember:
     assignment: bytes = EMPTY_BYTES
 
 
-@frozen(kw_only=True)
-class GroupStored:
+class GroupStored(Value, kw_only=True):
     """The group as of a completed generation: Stable with members, Empty without."""
 
     group_id: GroupId
@@ -51,15 +49,13 @@ class GroupStored:
     members: tuple[StoredMember, ...] = ()
 
 
-@frozen(kw_only=True)
-class GroupRemoved:
+class GroupRemoved(Value, kw_only=True):
     """The tombstone of a group."""
 
     group_id: GroupId
 
 
-@frozen(kw_only=True)
-class OffsetsCommitted:
+class OffsetsCommitted(Value, kw_only=True):
     """Offsets of one request, one record per partition.
 
     producer_id: set when they are part of a transaction and wait for its marker.
@@ -70,16 +66,14 @@ class OffsetsCommitted:
     producer_id: ProducerId | None = None
 
 
-@frozen(kw_only=True)
-class OffsetsDeleted:
+class OffsetsDeleted(Value, kw_only=True):
     """Tombstones, one record per partition; they clear pending offsets, too."""
 
     group_id: GroupId
     partitions: tuple[TopicPartition, ...]
 
 
-@frozen(kw_only=True)
-class TransactionEnded:
+class TransactionEnded(Value, kw_only=True):
     """The transaction coordinator wrote a COMMIT or ABORT marker to the partition."""
 
     producer_id: ProducerId
@@ -91,29 +85,25 @@ DurableEvent = GroupStored | GroupRemoved | OffsetsCommitted | OffsetsDeleted
 # ---- soft
 
 
-@frozen(kw_only=True)
-class SessionsStarted:
+class SessionsStarted(Value, kw_only=True):
     """Replay is over: the sessions of the members start."""
 
     now: ClockReading
 
 
-@frozen(kw_only=True)
-class MemberIdAssigned:
+class MemberIdAssigned(Value, kw_only=True):
     """An id was handed out; the client is expected to join with it (KIP-394)."""
 
     member_id: MemberId
     deadline_ms: DeadlineMs
 
 
-@frozen(kw_only=True)
-class MemberAdded:
+class MemberAdded(Value, kw_only=True):
     member: ClassicGroupMember
     protocol_type: str
 
 
-@frozen(kw_only=True)
-class MemberUpdated:
+class MemberUpdated(Value, kw_only=True):
     """A known member joined again, perhaps with other offers. `ticket` None: it is answered at once."""
 
     member_id: MemberId
@@ -123,8 +113,7 @@ class MemberUpdated:
     ticket: Ticket | None
 
 
-@frozen(kw_only=True)
-class MemberReplaced:
+class MemberReplaced(Value, kw_only=True):
     """A static member came back under a new member id and fences the old one (KIP-345)."""
 
     old_member_id: MemberId
@@ -132,33 +121,28 @@ class MemberReplaced:
     session_deadline_ms: DeadlineMs
 
 
-@frozen(kw_only=True)
-class MembersRemoved:
+class MembersRemoved(Value, kw_only=True):
     """Members, or pending ids, are gone."""
 
     member_ids: tuple[MemberId, ...]
 
 
-@frozen(kw_only=True)
-class LeaderElected:
+class LeaderElected(Value, kw_only=True):
     member_id: MemberId
 
 
-@frozen(kw_only=True)
-class RebalancePrepared:
+class RebalancePrepared(Value, kw_only=True):
     """The join phase begins; assignments that were never handed out are void."""
 
     state_timestamp_ms: TimestampMs
     join_timer: JoinTimer
 
 
-@frozen(kw_only=True)
-class JoinTimerChanged:
+class JoinTimerChanged(Value, kw_only=True):
     join_timer: JoinTimer
 
 
-@frozen(kw_only=True)
-class GenerationStarted:
+class GenerationStarted(Value, kw_only=True):
     """The join phase is over, every parked JoinGroup is answered, SyncGroups are expected."""
 
     generation: Generation
@@ -167,23 +151,20 @@ class GenerationStarted:
     sync_deadline_ms: DeadlineMs
 
 
-@frozen(kw_only=True)
-class SyncReceived:
+class SyncReceived(Value, kw_only=True):
     """A member sent SyncGroup. `ticket` None: it is answered at once."""
 
     member_id: MemberId
     ticket: Ticket | None
 
 
-@frozen(kw_only=True)
-class SyncsAnswered:
+class SyncsAnswered(Value, kw_only=True):
     """Parked SyncGroups are answered; the sessions of their members run again."""
 
     session_deadlines_ms: Mapping[MemberId, DeadlineMs]
 
 
-@frozen(kw_only=True)
-class SessionExtended:
+class SessionExtended(Value, kw_only=True):
     member_id: MemberId
     session_deadline_ms: DeadlineMs
 

@@ -6,8 +6,6 @@ pending id              becomes a member
 id of a member          joins again; whether that rebalances depends on state and offers
 """
 
-from dataclasses import replace
-
 from tallystick.broker.group.machine.commands import GroupEnv, GroupStep, JoinGroup, MemberIdRequired
 from tallystick.broker.group.machine.draft import GroupDraft, build_group_stored
 from tallystick.broker.group.machine.events import (
@@ -38,6 +36,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import MemberId
 from tallystick.kernel.limits import CLIENT_ID_LOGGED_MAX, GROUP_INSTANCE_ID_LENGTH_MAX
+from tallystick.kernel.value import replace
 
 
 def decide_join_group(group: ClassicGroup | None, command: JoinGroup, env: GroupEnv) -> GroupStep | Reject:

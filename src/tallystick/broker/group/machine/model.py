@@ -26,11 +26,12 @@ transactions), KIP-814 (skip assignment).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, NewType
 from uuid import UUID
+
+from msgspec import field
 
 from tallystick.kernel.ids import (
     INT32_MAX,
@@ -42,7 +43,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 DeadlineMs = NewType("DeadlineMs", int)
 """Monotonic milliseconds: compared with `ClockReading.monotonic_ms` only."""
@@ -82,8 +83,7 @@ PREVIOUS_STATES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProx
 )
 
 
-@frozen
-class ClockReading:
+class ClockReading(Value):
     """One reading of both clocks."""
 
     wall_ms: TimestampMs
@@ -93,8 +93,7 @@ class ClockReading:
         return DeadlineMs(self.monotonic_ms + max(after_ms, 0))
 
 
-@frozen(kw_only=True)
-class GroupConfig:
+class GroupConfig(Value, kw_only=True):
     """Settings of the group coordinator, with Kafka's names and defaults (docs/config.md)."""
 
     group_min_session_timeout_ms: int = 6_000
@@ -109,16 +108,14 @@ class GroupConfig:
     new_member_join_timeout_ms: int = 300_000
 
 
-@frozen
-class MemberProtocol:
+class MemberProtocol(Value):
     """One assignor that a member offers, with its subscription in the assignor's own (opaque) format."""
 
     name: str
     metadata: bytes
 
 
-@frozen(kw_only=True)
-class ClassicGroupMember:
+class ClassicGroupMember(Value, kw_only=True):
     """One consumer in a group.
 
     `awaiting_join` and `awaiting_sync` are the tickets of its parked requests; at most one is set [GRP-3].
@@ -158,8 +155,7 @@ class ClassicGroupMember:
         )
 
 
-@frozen(kw_only=True)
-class JoinTimer:
+class JoinTimer(Value, kw_only=True):
     """Latest end of the join phase.
 
     In the first rebalance of an empty group the phase lasts `delay_ms`, and is extended while new members
@@ -175,8 +171,7 @@ class JoinTimer:
         return self.delay_ms is not None
 
 
-@frozen(kw_only=True)
-class CommittedOffset:
+class CommittedOffset(Value, kw_only=True):
     """One committed offset.
 
     record_offset: its offset in `__consumer_offsets`; among a plain and a transactional commit
@@ -200,8 +195,7 @@ CommittedOffsets = Mapping[TopicPartition, CommittedOffset]
 PENDING_MEMBERS_MAX: Final = 1_000
 
 
-@frozen(kw_only=True)
-class ClassicGroup:
+class ClassicGroup(Value, kw_only=True):
     """Complete state of one group.
 
     state_timestamp_ms    when it entered `state`; None only if an old Kafka wrote the record

@@ -14,21 +14,19 @@ from tallystick.broker.group.machine.model import (
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 # Kafka also has consumer, share and streams groups; here every group is a classic one.
 GROUP_TYPE: Final = "classic"
 
 
-@frozen(kw_only=True)
-class ClassicGroupListing:
+class ClassicGroupListing(Value, kw_only=True):
     group_id: GroupId
     protocol_type: str
     state: GroupState
 
 
-@frozen(kw_only=True)
-class DescribedMember:
+class DescribedMember(Value, kw_only=True):
     member_id: MemberId
     instance_id: InstanceId | None
     client_id: str
@@ -37,8 +35,7 @@ class DescribedMember:
     assignment: bytes
 
 
-@frozen(kw_only=True)
-class ClassicGroupView:
+class ClassicGroupView(Value, kw_only=True):
     """Description of a group for administrators; `protocol_name` and the members' bytes only when Stable."""
 
     group_id: GroupId

@@ -17,13 +17,12 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 # ---- commands
 
 
-@frozen(kw_only=True)
-class InitProducerId:
+class InitProducerId(Value, kw_only=True):
     """InitProducerId with a transactional id.
 
     expected_identity  the producer id and epoch in the request; None: a new incarnation, which has none
@@ -37,8 +36,7 @@ class InitProducerId:
     keep_prepared: bool = False
 
 
-@frozen(kw_only=True)
-class AddPartitions:
+class AddPartitions(Value, kw_only=True):
     """AddPartitionsToTxn and AddOffsetsToTxn, by the client itself.
 
     transaction_version  2 when the request's version says so, else 0
@@ -49,24 +47,21 @@ class AddPartitions:
     transaction_version: int
 
 
-@frozen(kw_only=True)
-class AddPartitionsByLeader:
+class AddPartitionsByLeader(Value, kw_only=True):
     """A partition leader got the first batch of a transaction: Produce 12+, TxnOffsetCommit 5+ (KIP-890)."""
 
     identity: ProducerIdAndEpoch
     partitions: Partitions
 
 
-@frozen(kw_only=True)
-class VerifyPartitions:
+class VerifyPartitions(Value, kw_only=True):
     """A partition leader got a batch of an older client, and verifies its transaction (KIP-890 part 1)."""
 
     identity: ProducerIdAndEpoch
     partitions: Partitions
 
 
-@frozen(kw_only=True)
-class EndTxn:
+class EndTxn(Value, kw_only=True):
     """The client's decision.
 
     transaction_version  2 for version 5 and later of the request, else 0
@@ -77,29 +72,25 @@ class EndTxn:
     transaction_version: int
 
 
-@frozen(kw_only=True)
-class AbortTimedOut:
+class AbortTimedOut(Value, kw_only=True):
     """The transaction is past its timeout."""
 
 
-@frozen(kw_only=True)
-class MarkersWritten:
+class MarkersWritten(Value, kw_only=True):
     """Markers are durable in these partitions; None: the partition is gone, there is nothing to mark."""
 
     marker_identity: ProducerIdAndEpoch
     offsets: Mapping[TopicPartition, Offset | None]
 
 
-@frozen(kw_only=True)
-class RecordForcedMarker:
+class RecordForcedMarker(Value, kw_only=True):
     """An administrator has ended the transaction `writer` in one partition, bypassing the coordinator."""
 
     writer: ProducerIdAndEpoch
     partition: TopicPartition
 
 
-@frozen(kw_only=True)
-class RemoveExpiredId:
+class RemoveExpiredId(Value, kw_only=True):
     """The id has not been used for transactional.id.expiration.ms."""
 
 
@@ -154,8 +145,7 @@ def find_pending_policy(command: TxnCommand) -> PendingPolicy:
 # ---- answers
 
 
-@frozen(kw_only=True)
-class InitProducerIdResult:
+class InitProducerIdResult(Value, kw_only=True):
     """`ongoing_identity`.
 
     The identity of the transaction that was kept, for the client to compare with its token.
@@ -165,22 +155,19 @@ class InitProducerIdResult:
     ongoing_identity: ProducerIdAndEpoch | None = None
 
 
-@frozen(kw_only=True)
-class EndTxnResult:
+class EndTxnResult(Value, kw_only=True):
     """`client`: the producer id and epoch for the next transaction. Markers may still be in flight."""
 
     client: ProducerIdAndEpoch
 
 
-@frozen(kw_only=True)
-class VerifyPartitionsResult:
+class VerifyPartitionsResult(Value, kw_only=True):
     """Outcome of VerifyPartitions: the refused partitions and their errors."""
 
     errors: Mapping[TopicPartition, ErrorCode]
 
 
-@frozen(kw_only=True)
-class TxnDone:
+class TxnDone(Value, kw_only=True):
     """Success without further content."""
 
 
@@ -191,22 +178,19 @@ DONE: Final = TxnDone()
 # ---- effects
 
 
-@frozen(kw_only=True)
-class EntryStored:
+class EntryStored(Value, kw_only=True):
     """A record of `__transaction_state`: the whole entry, as it is from now on."""
 
     entry: TxnEntry
 
 
-@frozen(kw_only=True)
-class EntryRemoved:
+class EntryRemoved(Value, kw_only=True):
     """A tombstone."""
 
     transactional_id: TransactionalId
 
 
-@frozen(kw_only=True)
-class MarkerProgress:
+class MarkerProgress(Value, kw_only=True):
     """Progress of a decided transaction; in memory alone."""
 
     marker_identity: ProducerIdAndEpoch
@@ -217,8 +201,7 @@ TxnRecord = EntryStored | EntryRemoved
 TxnEvent = TxnRecord | MarkerProgress
 
 
-@frozen(kw_only=True)
-class MarkerRequest:
+class MarkerRequest(Value, kw_only=True):
     """Request to write an end marker to every partition; answered by MarkersWritten."""
 
     marker_identity: ProducerIdAndEpoch
@@ -227,8 +210,7 @@ class MarkerRequest:
     transaction_version: int
 
 
-@frozen(kw_only=True)
-class TxnStep:
+class TxnStep(Value, kw_only=True):
     """Work for the coordinator, to be done in exactly this order [TXN-1].
 
     records         records for `__transaction_state`, one batch; wait until they are durable
@@ -252,8 +234,7 @@ class TxnStep:
     may_be_refused: bool = False
 
 
-@frozen(kw_only=True)
-class TxnEnv:
+class TxnEnv(Value, kw_only=True):
     """Inputs of a decision besides the entry: settings, time, and an unused producer id."""
 
     transactional_id: TransactionalId

@@ -18,10 +18,11 @@ Source: no KIP has this; Kafka relies on replicas. KIP-664 for the meaning of ha
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import field
 
 from tallystick.broker.txn.machine.commands import DONE, EntryRemoved, EntryStored, TxnEnv, TxnRecord, TxnStep
 from tallystick.broker.txn.machine.model import (
@@ -46,13 +47,12 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value, replace
 
 # ---- inputs of the comparison
 
 
-@frozen(kw_only=True)
-class ProducerStartState:
+class ProducerStartState(Value, kw_only=True):
     """State of a producer id in a partition. `open_since_offset`: of its open transaction there."""
 
     epoch: ProducerEpoch
@@ -60,8 +60,7 @@ class ProducerStartState:
     open_since_offset: Offset | None = None
 
 
-@frozen(kw_only=True)
-class PartitionStartState:
+class PartitionStartState(Value, kw_only=True):
     """A partition as found at the start, before anything was written to it."""
 
     log_end_offset: Offset
@@ -81,8 +80,7 @@ def find_open_producers(seen: PartitionStartStates) -> frozenset[ProducerId]:
     )
 
 
-@frozen(kw_only=True)
-class RecordedDecision:
+class RecordedDecision(Value, kw_only=True):
     """End of a transaction, as recorded in the transaction log.
 
     marker_offsets  where its markers were written; empty where that is not known
@@ -227,8 +225,7 @@ REPAIR_ACTIONS: Final[Mapping[TxnConsistency, TxnRepairAction]] = MappingProxyTy
 )
 
 
-@frozen(kw_only=True)
-class OpenTransactionState:
+class OpenTransactionState(Value, kw_only=True):
     """A transaction that is open in a partition.
 
     transactional_id   id that owns the producer id, or did when it ended; None: no id does
@@ -248,8 +245,7 @@ class OpenTransactionState:
         return f"{self.partition} from offset {self.first_offset}, written by {self.writer} of {whose}"
 
 
-@frozen(kw_only=True)
-class StaleTransactionalId:
+class StaleTransactionalId(Value, kw_only=True):
     """A transactional id whose state is behind the state of partitions.
 
     updated_ms         when the coordinator last updated it
@@ -263,8 +259,7 @@ class StaleTransactionalId:
     marker_partitions: tuple[TopicPartition, ...] = ()
 
 
-@frozen(kw_only=True)
-class LostCommittedRecords:
+class LostCommittedRecords(Value, kw_only=True):
     """Records missing at the end of a partition, below the markers of acknowledged commits.
 
     A topic that was deleted and created again looks like this once, for the commits in its predecessor.
@@ -276,8 +271,7 @@ class LostCommittedRecords:
     transactional_ids: tuple[TransactionalId, ...]
 
 
-@frozen(kw_only=True)
-class ConsistencyReport:
+class ConsistencyReport(Value, kw_only=True):
     open_transactions: tuple[OpenTransactionState, ...] = ()
     stale_ids: tuple[StaleTransactionalId, ...] = ()
     lost_records: tuple[LostCommittedRecords, ...] = ()

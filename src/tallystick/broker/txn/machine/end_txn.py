@@ -35,7 +35,7 @@ from tallystick.broker.txn.machine.producer_epochs import WRITER_EPOCH_MAX, bump
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
-from tallystick.kernel.value import frozen, replace
+from tallystick.kernel.value import Value, replace
 
 CONCURRENT_TRANSACTIONS: Final = Reject(
     ErrorCode.CONCURRENT_TRANSACTIONS, "the outcome of the transaction is being written"
@@ -227,8 +227,7 @@ def _append_forced_outcome(entry: TxnEntry, note: TxnForcedOutcome) -> tuple[Txn
 # ---- from the decision to its completion
 
 
-@frozen
-class EndDecision:
+class EndDecision(Value):
     """A decided end.
 
     transaction_version  the rules: from 2 on the epoch is bumped

@@ -28,10 +28,11 @@ Sources: KIP-98, KIP-360 (the owner may ask for the next epoch), KIP-890 (epoch 
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Final
+
+from msgspec import field
 
 from tallystick.kernel.ids import (
     EPOCH_BUMP_VERSION,
@@ -41,7 +42,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 FORCED_OUTCOMES_MAX: Final = 8
 
@@ -83,8 +84,7 @@ class ForcedCause(IntEnum):
     MARKER = 3  # an administrator wrote an ABORT marker into a partition of an open transaction
 
 
-@frozen(kw_only=True)
-class TxnForcedOutcome:
+class TxnForcedOutcome(Value, kw_only=True):
     """A heuristic decision: the transaction named by `writer` was aborted, and not by its client.
 
     partition  for MARKER the one partition the marker went to; the rest of the transaction is not ended
@@ -100,8 +100,7 @@ Partitions = frozenset[TopicPartition]
 NO_PARTITIONS: Final[Partitions] = frozenset()
 
 
-@frozen(kw_only=True)
-class IdlePhase:
+class IdlePhase(Value, kw_only=True):
     """No transaction is open.
 
     outcome         how the last transaction ended; None: Empty
@@ -114,8 +113,7 @@ class IdlePhase:
     marker_offsets: Mapping[TopicPartition, Offset] = field(default_factory=lambda: MappingProxyType({}))
 
 
-@frozen(kw_only=True)
-class OngoingPhase:
+class OngoingPhase(Value, kw_only=True):
     """A transaction is open.
 
     timeout_ms  of this transaction, counted from `started_ms`; None: two-phase commit, it never times out
@@ -127,8 +125,7 @@ class OngoingPhase:
     timeout_ms: int | None
 
 
-@frozen(kw_only=True)
-class DecidedPhase:
+class DecidedPhase(Value, kw_only=True):
     """The outcome is durable.
 
     marker_identity  identity of the markers: under version 2 the writer with the next epoch
@@ -153,8 +150,7 @@ class DecidedPhase:
 TxnPhase = IdlePhase | OngoingPhase | DecidedPhase
 
 
-@frozen(kw_only=True)
-class TxnEntry:
+class TxnEntry(Value, kw_only=True):
     """State of one transactional id.
 
     client               identity whose next request is accepted; while Decided, once that is over
@@ -242,8 +238,7 @@ PREVIOUS_STATES: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyTyp
 )
 
 
-@frozen(kw_only=True)
-class TxnConfig:
+class TxnConfig(Value, kw_only=True):
     """Settings of the transaction coordinator, with Kafka's names and defaults.
 
     transaction_version                    the finalized level of the feature: 0, 1 or 2
