@@ -28,19 +28,25 @@ Sources and lookups are SQL views, and every transform is a view for the transfo
 Spark query; its sinks share one decision for each batch: all of them get the batch, or none. Without
 `[kafka]` the pipeline runs its own broker, with files in `[broker] data-dir`.
 
-docs/pipeline.md describes every key; `definition_toml.py` reads them.
+docs/pipeline.md describes every key. The annotations are what `definition_toml.py` reads a file by: an
+underscore is a hyphen there.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 
 from tallystick.kernel.value import Value, replace
+from tallystick.pipeline.toml_reader import Settings, Texts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    ViewFunction = Callable[[Mapping[str, DataFrame]], DataFrame]
+else:
+    ViewFunction = Callable  # pyspark is an extra, and a struct's annotations are evaluated
 
 
 class ValueFormat(StrEnum):
@@ -75,11 +81,11 @@ class OutputMode(StrEnum):
 class Watermark(Value, kw_only=True):
     """A Spark watermark on an event-time column; `delay` is a Spark interval, such as "10 minutes"."""
 
-    column: str
-    delay: str
+    column: Annotated[str, Meta(description="the column with the time of the event")]
+    delay: Annotated[str, Meta(description="how late a row may come, like '10 minutes'")]
 
 
-class SourceDefinition(Value, kw_only=True):
+class SourceDefinition(Value, kw_only=True, rename="kebab"):
     """Topics that are read as one view.
 
     topics       topic names; empty if `pattern` selects them
@@ -90,7 +96,7 @@ class SourceDefinition(Value, kw_only=True):
     """
 
     name: str
-    topics: tuple[str, ...] = ()
+    topics: Texts = ()
     pattern: str | None = None
     starting: str = "earliest"
     format: ValueFormat = ValueFormat.JSON
@@ -98,25 +104,25 @@ class SourceDefinition(Value, kw_only=True):
     malformed: OnMalformed = OnMalformed.FAIL
     dead_letter: str | None = None
     watermark: Watermark | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
 
 
 class Lookup(Value, kw_only=True):
     """A static table, read when the pipeline starts, in any format that Spark reads."""
 
     name: str
-    format: str
+    format: Annotated[str, Meta(description="one of Spark's: csv, json, parquet, jdbc, ...")]
     path: str | None = None
     schema: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Settings = field(default_factory=dict)
 
 
 class Transform(Value, kw_only=True):
     """A view derived from earlier views, by one SELECT or by a Python function of the views by name."""
 
-    name: str
+    name: Annotated[str, Meta(description="the view's name for what comes after it")]
     sql: str | None = None
-    function: "Callable[[Mapping[str, DataFrame]], DataFrame] | None" = None
+    function: ViewFunction | None = None
 
 
 class TopicSink(Value, kw_only=True):
@@ -139,9 +145,9 @@ class TableSink(Value, kw_only=True):
     """
 
     table: str
-    database: str
+    database: Annotated[str, Meta(description="an SQLAlchemy URL, like postgresql+psycopg://host/name")]
     write: TableWrite = TableWrite.APPEND
-    keys: tuple[str, ...] = ()
+    keys: Texts = ()
 
 
 SinkDefinition = TopicSink | TableSink
@@ -151,7 +157,9 @@ class OutputDefinition(Value, kw_only=True):
     """One query that writes `view` into all of `sinks`, with one decision for each batch."""
 
     name: str
-    view: str
+    view: Annotated[str, Meta(description="the source or transform whose rows are written")] = field(
+        name="from"
+    )
     sinks: tuple[SinkDefinition, ...]
     mode: OutputMode = OutputMode.APPEND
 
@@ -161,12 +169,12 @@ class OutputDefinition(Value, kw_only=True):
         return next((sink.database for sink in self.sinks if isinstance(sink, TableSink)), None)
 
 
-class OwnBrokerDefinition(Value, kw_only=True):
+class OwnBrokerDefinition(Value, kw_only=True, rename="kebab"):
     """The pipeline's own broker. `listen` is host:port; None selects a free loopback port."""
 
-    data_dir: str
+    data_dir: Annotated[str, Meta(description="the directory of the broker's files")]
     listen: str | None = None
-    settings: Mapping[str, str] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 class Definition(Value, kw_only=True):
@@ -180,17 +188,17 @@ class Definition(Value, kw_only=True):
     spark       Spark settings, including `spark.master`
     """
 
-    name: str
-    checkpoint: str
+    name: Annotated[str, Meta(description="it names the query and its transactional ids")]
+    checkpoint: Annotated[str, Meta(description="the directory where Spark keeps how far it has read")]
     sources: tuple[SourceDefinition, ...]
     outputs: tuple[OutputDefinition, ...]
     lookups: tuple[Lookup, ...] = ()
     transforms: tuple[Transform, ...] = ()
     trigger: str | None = None
-    modes: tuple[str, ...] = ("2pc",)
-    kafka: Mapping[str, str] | None = None
+    modes: Texts = ("2pc",)
+    kafka: Settings | None = None
     broker: OwnBrokerDefinition | None = None
-    spark: Mapping[str, str] = field(default_factory=dict)
+    spark: Settings = field(default_factory=dict)
 
     def prefix_of(self, output: OutputDefinition) -> str:
         """Return the `transactional.id.prefix` of an output's query."""
