@@ -62,8 +62,8 @@ format: $(READY) ## rewrite the sources in the house format, and the twins that 
 interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apache Kafka
 	@TALLYSTICK_INTEROP_KAFKA=1 $(BIN)/python -m pytest tests/interop
 
-crash: $(READY) ## the long form of every crash test
-	@TALLYSTICK_LONG=1 $(BIN)/python -m pytest -o timeout=3600 tests/crash
+crash: $(READY) ## the long form of every crash test; more of the random ones: make crash SEEDS=24
+	@TALLYSTICK_LONG=1 $(if $(SEEDS),TALLYSTICK_SEEDS=$(SEEDS)) $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile tests/crash
 
 soak: $(READY) ## dual writes for ten minutes, while everything is killed at random
 	@$(BIN)/python -m tools.soak

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import long_form
+from effort import TORTURE_SEEDS, long_form
 from spark_cluster import Cluster
 from spark_torture import Fault
 from spark_torture_lives import PRODUCER_POINTS, ClusterTorture, Told
 
-SEEDS = range(8)
+SEEDS = range((TORTURE_SEEDS + 1) // 2)
 STATELESS = 0
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]

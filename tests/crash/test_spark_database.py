@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import LONG
+from effort import LONG, TORTURE_SEEDS
 from servers import Unavailable
 from spark_torture import Fault
 from spark_torture_lives import BareTogether, BareTogetherInMariaDB, Together, Told
 
-SEEDS = range(16) if LONG else range(1)
+SEEDS = range(TORTURE_SEEDS) if LONG else range(1)
 STARTS = 7 if LONG else 3
 STEPS = {
     "claim_row.before": "before the prefix is taken",

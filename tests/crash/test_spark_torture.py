@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import LONG
+from effort import LONG, TORTURE_SEEDS
 from spark_torture_lives import BareTorture, Told, Torture
 
 KNOWN = Path(__file__).with_name("spark_seeds.txt")
-SEEDS = range(24) if LONG else range(1)
+SEEDS = range(TORTURE_SEEDS) if LONG else range(1)
 STARTS = 9 if LONG else 3
 ROWS_A_START = 2_500 if LONG else 750
-BARE_SEEDS = range(50) if LONG else range(2)
+BARE_SEEDS = range(3 * TORTURE_SEEDS) if LONG else range(2)
 BARE_ROWS_A_START = 8_000 if LONG else 1_500
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300 * STARTS)]

@@ -9,6 +9,9 @@ from hypothesis import settings
 # The long form of crash tests, of simulations and of what goes through all 32,767 epochs.
 LONG: Final = os.environ.get("TALLYSTICK_LONG") == "1"
 
+# Seeds of each random torture in its long form: `make crash SEEDS=n`.
+TORTURE_SEEDS: Final = int(os.environ.get("TALLYSTICK_SEEDS", "8"))
+
 long_form: Final = pytest.mark.skipif(
     not LONG, reason="long form: TALLYSTICK_LONG=1, as make test-full sets it"
 )
