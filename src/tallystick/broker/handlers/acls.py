@@ -8,7 +8,7 @@ Source: KIP-140; AclApis.
 
 from typing import Final
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import HasAuthorizer
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
@@ -22,16 +22,18 @@ from tallystick.protocol.messages.describe_acls import DescribeAclsRequest, Desc
 NO_AUTHORIZER_REASON: Final = "this broker has no authorizer: every client that can connect may do everything"
 
 
-def describe(broker: Broker, request: DescribeAclsRequest, context: RequestContext) -> DescribeAclsResponse:
+def describe(
+    broker: HasAuthorizer, request: DescribeAclsRequest, context: RequestContext
+) -> DescribeAclsResponse:
     return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER_REASON)
 
 
-def create(broker: Broker, request: CreateAclsRequest, context: RequestContext) -> CreateAclsResponse:
+def create(broker: HasAuthorizer, request: CreateAclsRequest, context: RequestContext) -> CreateAclsResponse:
     refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER_REASON)
     return CreateAclsResponse(results=(refused,) * len(request.creations))
 
 
-def delete(broker: Broker, request: DeleteAclsRequest, context: RequestContext) -> DeleteAclsResponse:
+def delete(broker: HasAuthorizer, request: DeleteAclsRequest, context: RequestContext) -> DeleteAclsResponse:
     refused = DeleteAclsFilterResult(
         error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER_REASON
     )

@@ -3,7 +3,7 @@
 Clients with transaction version 2 do not send it (KIP-890).
 """
 
-from tallystick.broker.handlers.ports import TransactionsAndGroups
+from tallystick.broker.handlers.ports import TxnOffsetsPort
 from tallystick.broker.handlers.txn_wire import (
     NOT_AUTHORIZED,
     execute,
@@ -24,7 +24,7 @@ _GROUP_NOT_AUTHORIZED = Reject(ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group auth
 
 
 async def handle(
-    broker: TransactionsAndGroups, request: AddOffsetsToTxnRequest, context: RequestContext
+    broker: TxnOffsetsPort, request: AddOffsetsToTxnRequest, context: RequestContext
 ) -> AddOffsetsToTxnResponse:
     return AddOffsetsToTxnResponse(
         error_code=get_error_code(context, await _add_offsets(broker, request, context))
@@ -32,7 +32,7 @@ async def handle(
 
 
 async def _add_offsets(
-    broker: TransactionsAndGroups, request: AddOffsetsToTxnRequest, context: RequestContext
+    broker: TxnOffsetsPort, request: AddOffsetsToTxnRequest, context: RequestContext
 ) -> TxnAnswer:
     """Add the group's partition of the offsets topic, which is created on first use."""
     if not may_write_as(broker, context, request.transactional_id):

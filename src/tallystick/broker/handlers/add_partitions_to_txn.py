@@ -8,7 +8,7 @@ none of them is added.
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from tallystick.broker.handlers.ports import TransactionsAndTopics
+from tallystick.broker.handlers.ports import TxnPartitionsPort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.txn_wire import (
     NOT_AUTHORIZED,
@@ -41,7 +41,7 @@ PartitionErrors = Mapping[TopicPartition, int]
 
 
 async def handle(
-    broker: TransactionsAndTopics, request: AddPartitionsToTxnRequest, context: RequestContext
+    broker: TxnPartitionsPort, request: AddPartitionsToTxnRequest, context: RequestContext
 ) -> AddPartitionsToTxnResponse:
     if context.api_version < BATCHED_SINCE:
         codes = await _add_partitions(broker, _convert_single(request), context)
@@ -72,7 +72,7 @@ def _convert_single(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTra
 
 
 async def _add_partitions(
-    broker: TransactionsAndTopics, asked: AddPartitionsToTxnTransaction, context: RequestContext
+    broker: TxnPartitionsPort, asked: AddPartitionsToTxnTransaction, context: RequestContext
 ) -> PartitionErrors:
     """Add or verify the partitions of one transaction, and return a code for each."""
     pacer = LoopYielder()
@@ -125,7 +125,7 @@ async def _list_distinct_partitions(
 
 
 def _check_partition(
-    broker: TransactionsAndTopics, partition: TopicPartition, context: RequestContext, *, from_client: bool
+    broker: TxnPartitionsPort, partition: TopicPartition, context: RequestContext, *, from_client: bool
 ) -> ErrorCode:
     """Check one partition: only brokers may add internal topics, a client's offsets go through the group."""
     name = partition.topic

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS
 from tallystick.broker.config.kafka_names import is_kafka_name
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.broker.handlers.config_view import ConfigResourceType
+from tallystick.broker.handlers.ports import ConfigsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedListResponse
 from tallystick.broker.partitions.topics import check_topic_configs
 from tallystick.broker.server.request_context import RequestContext
@@ -70,7 +70,9 @@ _RESPONSES: Final[Mapping[type, tuple[Callable[..., object], Callable[..., objec
 
 
 async def handle(
-    broker: Broker, request: AlterConfigsRequest | IncrementalAlterConfigsRequest, context: RequestContext
+    broker: ConfigsPort,
+    request: AlterConfigsRequest | IncrementalAlterConfigsRequest,
+    context: RequestContext,
 ) -> SlicedListResponse:
     """Answer one of the two requests: only AlterConfigs resets the settings that are not named."""
     is_replacement = isinstance(request, AlterConfigsRequest)
@@ -121,7 +123,7 @@ def _build_result(
 
 
 async def _alter_resource(
-    broker: Broker, alteration: ConfigAlteration, *, replace: bool, validate_only: bool
+    broker: ConfigsPort, alteration: ConfigAlteration, *, replace: bool, validate_only: bool
 ) -> Reject | None:
     kind, name, changes = alteration.resource_type, alteration.name, alteration.changes
     malformed = _find_malformed(kind, name, changes)
@@ -164,7 +166,7 @@ def _find_malformed(kind: int, name: str, changes: Sequence[ConfigChange]) -> st
 
 
 async def _alter_topic(
-    broker: Broker, name: str, changes: Sequence[ConfigChange], replace: bool, validate_only: bool
+    broker: ConfigsPort, name: str, changes: Sequence[ConfigChange], replace: bool, validate_only: bool
 ) -> Reject | None:
     topic = broker.topics.find(name)
     if topic is None:
@@ -179,7 +181,7 @@ async def _alter_topic(
 
 
 async def _alter_broker(
-    broker: Broker, name: str, changes: Sequence[ConfigChange], replace: bool, validate_only: bool
+    broker: ConfigsPort, name: str, changes: Sequence[ConfigChange], replace: bool, validate_only: bool
 ) -> Reject | None:
     if name not in ("", str(broker.config.node_id)):
         return Reject(ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}")

@@ -3,7 +3,7 @@
 from collections.abc import ItemsView
 from pathlib import Path
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import LogDirsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -16,7 +16,7 @@ from tallystick.protocol.messages.alter_replica_log_dirs import (
 
 
 async def handle(
-    broker: Broker, request: AlterReplicaLogDirsRequest, context: RequestContext
+    broker: LogDirsPort, request: AlterReplicaLogDirsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     # The path as DescribeLogDirs reports it, or the absolute path.
     here = {broker.data_dir, broker.data_dir.absolute()}
@@ -41,7 +41,7 @@ async def handle(
     )
 
 
-def _check_partition(broker: Broker, topic: str, index: int, known_directory: bool) -> ErrorCode:
+def _check_partition(broker: LogDirsPort, topic: str, index: int, known_directory: bool) -> ErrorCode:
     """Check the directory first, then the partition, as Kafka does.
 
     Source: KIP-113; ReplicaManager.alterReplicaLogDirs.

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.dispatch import Handler
+from tallystick.broker.handlers.ports import FeaturesPort
 from tallystick.broker.metadata.features import SUPPORTED_FEATURES
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -29,7 +29,9 @@ def make_handler(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
         for spec in sorted(specs, key=lambda spec: spec.key)
     )
 
-    def handle(broker: Broker, request: ApiVersionsRequest, context: RequestContext) -> ApiVersionsResponse:
+    def handle(
+        broker: FeaturesPort, request: ApiVersionsRequest, context: RequestContext
+    ) -> ApiVersionsResponse:
         named = (request.client_software_name, request.client_software_version)
         if context.api_version >= 3 and not all(_SOFTWARE.fullmatch(name) for name in named):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)

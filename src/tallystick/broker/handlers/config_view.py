@@ -7,8 +7,8 @@ the file or command line, the default. DescribeConfigs lists the remaining ones 
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from tallystick.broker.handlers.ports import ConfigViewPort
 from tallystick.broker.metadata.store import Topic
 from tallystick.kernel.settings import Setting
 from tallystick.kernel.value import Value
@@ -58,7 +58,7 @@ class DescribedSetting(Value):
         return self.synonyms[0].source
 
 
-def describe_topic_settings(broker: Broker, topic: Topic) -> Iterator[DescribedSetting]:
+def describe_topic_settings(broker: ConfigViewPort, topic: Topic) -> Iterator[DescribedSetting]:
     """Yield every setting of a topic."""
     for made in TOPIC_SETTINGS.values():
         own = topic.configs.get(made.name)
@@ -66,7 +66,9 @@ def describe_topic_settings(broker: Broker, topic: Topic) -> Iterator[DescribedS
         yield DescribedSetting(made, (*nearest, *_iter_fallbacks(broker, made)), is_read_only=False)
 
 
-def describe_new_topic_settings(broker: Broker, configs: Mapping[str, str]) -> Iterator[DescribedSetting]:
+def describe_new_topic_settings(
+    broker: ConfigViewPort, configs: Mapping[str, str]
+) -> Iterator[DescribedSetting]:
     """Yield every setting of a topic created with `configs`."""
     for made in TOPIC_SETTINGS.values():
         own = configs.get(made.name)
@@ -74,7 +76,7 @@ def describe_new_topic_settings(broker: Broker, configs: Mapping[str, str]) -> I
         yield DescribedSetting(made, (*nearest, *_iter_fallbacks(broker, made)), is_read_only=False)
 
 
-def describe_broker_settings(broker: Broker) -> Iterator[DescribedSetting]:
+def describe_broker_settings(broker: ConfigViewPort) -> Iterator[DescribedSetting]:
     """Yield every setting of the broker."""
     for made in BROKER_SETTINGS.values():
         yield DescribedSetting(
@@ -82,7 +84,7 @@ def describe_broker_settings(broker: Broker) -> Iterator[DescribedSetting]:
         )
 
 
-def describe_default_settings(broker: Broker) -> Iterator[DescribedSetting]:
+def describe_default_settings(broker: ConfigViewPort) -> Iterator[DescribedSetting]:
     """Yield the dynamic settings of all brokers; Kafka returns no more for the empty broker name."""
     for name, value in broker.dynamic_configs.get("", {}).items():
         yield DescribedSetting(
@@ -90,7 +92,7 @@ def describe_default_settings(broker: Broker) -> Iterator[DescribedSetting]:
         )
 
 
-def _iter_broker_synonyms(broker: Broker, made: Setting) -> Iterator[ConfigSynonym]:
+def _iter_broker_synonyms(broker: ConfigViewPort, made: Setting) -> Iterator[ConfigSynonym]:
     dynamic = broker.dynamic_configs
     layers = (
         (ConfigSource.BROKER, dynamic.get(str(broker.config.node_id), {})),
@@ -103,7 +105,7 @@ def _iter_broker_synonyms(broker: Broker, made: Setting) -> Iterator[ConfigSynon
     yield ConfigSynonym(made.name, made.format(made.default), ConfigSource.DEFAULT)
 
 
-def _iter_fallbacks(broker: Broker, made: Setting) -> Iterator[ConfigSynonym]:
+def _iter_fallbacks(broker: ConfigViewPort, made: Setting) -> Iterator[ConfigSynonym]:
     """Yield a topic setting's synonyms, in the topic's own unit, and last the default."""
     for synonym in made.synonyms:
         for origin in _iter_broker_synonyms(broker, BROKER_SETTINGS[synonym.name]):

@@ -9,8 +9,8 @@ Source: KIP-848; KafkaApis.handleConsumerGroupHeartbeat and handleConsumerGroupD
 
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.ports import HasAuthorizer
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -30,7 +30,7 @@ UNSUPPORTED_REASON: Final = (
 
 
 def heartbeat(
-    broker: Broker, request: ConsumerGroupHeartbeatRequest, context: RequestContext
+    broker: HasAuthorizer, request: ConsumerGroupHeartbeatRequest, context: RequestContext
 ) -> ConsumerGroupHeartbeatResponse:
     return ConsumerGroupHeartbeatResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
@@ -41,7 +41,7 @@ def heartbeat(
 
 
 def describe(
-    broker: Broker, request: ConsumerGroupDescribeRequest, context: RequestContext
+    broker: HasAuthorizer, request: ConsumerGroupDescribeRequest, context: RequestContext
 ) -> SlicedListResponse:
     return SlicedListResponse(
         lambda groups: ConsumerGroupDescribeResponse(groups=groups),

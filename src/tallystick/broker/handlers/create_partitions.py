@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import TopicControllerPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.request_context import RequestContext
@@ -17,7 +17,7 @@ from tallystick.protocol.messages.create_partitions import (
 
 
 async def handle(
-    broker: Broker, request: CreatePartitionsRequest, context: RequestContext
+    broker: TopicControllerPort, request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:
     pacer, results = LoopYielder(), list[CreatePartitionsTopicResult]()
     asked = Counter(topic.name for topic in request.topics)
@@ -42,7 +42,7 @@ async def handle(
     return CreatePartitionsResponse(results=tuple(results))
 
 
-def _check(broker: Broker, wanted: CreatePartitionsTopic) -> Reject | None:
+def _check(broker: TopicControllerPort, wanted: CreatePartitionsTopic) -> Reject | None:
     if wanted.name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
         # The number of partitions decides which one a group or transactional id belongs to.
         return Reject(ErrorCode.INVALID_REQUEST, f"the partitions of {wanted.name!r} are fixed")

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.config_view import describe_new_topic_settings
+from tallystick.broker.handlers.ports import ConfigsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TopicSpec
@@ -21,7 +21,7 @@ from tallystick.protocol.primitives import NIL
 
 
 async def handle(
-    broker: Broker, request: CreateTopicsRequest, context: RequestContext
+    broker: ConfigsPort, request: CreateTopicsRequest, context: RequestContext
 ) -> CreateTopicsResponse:
     counts = Counter(topic.name for topic in request.topics)
     pacer, results = LoopYielder(), list[CreatableTopicResult]()
@@ -35,7 +35,7 @@ async def handle(
     return CreateTopicsResponse(topics=tuple(results))
 
 
-async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) -> CreatableTopicResult:
+async def _create(broker: ConfigsPort, topic: CreatableTopic, validate_only: bool) -> CreatableTopicResult:
     wanted = _make_topic_spec(broker, topic)
     if isinstance(wanted, Reject):
         return _refused_result(topic, wanted)
@@ -68,7 +68,7 @@ async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) ->
     )
 
 
-def _make_topic_spec(broker: Broker, topic: CreatableTopic) -> TopicSpec | Reject:
+def _make_topic_spec(broker: ConfigsPort, topic: CreatableTopic) -> TopicSpec | Reject:
     partitions = _count_partitions(broker, topic)
     if isinstance(partitions, Reject):
         return partitions
@@ -80,7 +80,7 @@ def _make_topic_spec(broker: Broker, topic: CreatableTopic) -> TopicSpec | Rejec
     return TopicSpec(topic.name, partitions, configs)
 
 
-def _count_partitions(broker: Broker, topic: CreatableTopic) -> int | Reject:
+def _count_partitions(broker: ConfigsPort, topic: CreatableTopic) -> int | Reject:
     """Return the number of partitions to create, by count or by assignment; -1 is the broker's default.
 
     KIP-464 gives -1 that meaning from version 4 on. Kafka's controller does not look at the version, and
@@ -102,7 +102,7 @@ def _count_partitions(broker: Broker, topic: CreatableTopic) -> int | Reject:
     return topic.num_partitions
 
 
-def _count_assigned(broker: Broker, topic: CreatableTopic) -> int | Reject:
+def _count_assigned(broker: ConfigsPort, topic: CreatableTopic) -> int | Reject:
     if topic.num_partitions != -1 or topic.replication_factor != -1:
         return Reject(
             ErrorCode.INVALID_REQUEST, "with an assignment, partitions and replication factor must be -1"

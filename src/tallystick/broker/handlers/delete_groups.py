@@ -3,10 +3,10 @@
 Offsets that are part of an open transaction are pending.
 """
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import DeleteGroup
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.group_wire import get_error_code, log_blocking_transactions
+from tallystick.broker.handlers.ports import DeletionPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -19,7 +19,7 @@ from tallystick.protocol.messages.delete_groups import (
 
 
 async def handle(
-    broker: Broker, request: DeleteGroupsRequest, context: RequestContext
+    broker: DeletionPort, request: DeleteGroupsRequest, context: RequestContext
 ) -> DeleteGroupsResponse:
     pacer, results = LoopYielder(), list[DeletableGroupResult]()
     for name in deduplicate(request.groups_names):
@@ -29,7 +29,7 @@ async def handle(
     return DeleteGroupsResponse(results=tuple(results))
 
 
-async def _delete(broker: Broker, group_id: GroupId) -> int:
+async def _delete(broker: DeletionPort, group_id: GroupId) -> int:
     command = DeleteGroup(may_discard_pending=broker.config.delete_open_transactions)
     code = get_error_code(await broker.groups.execute(group_id, command))
     if code == ErrorCode.POLICY_VIOLATION:

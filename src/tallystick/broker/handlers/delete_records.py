@@ -5,9 +5,9 @@ The records of an open transaction may still be committed.
 
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.open_transactions import check_records_deletion
+from tallystick.broker.handlers.ports import DeletionPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse, answer_in_slices
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, resolve_topic_config
 from tallystick.broker.server.request_context import RequestContext
@@ -26,7 +26,7 @@ HIGH_WATERMARK: Final = -1
 
 
 async def handle(
-    broker: Broker, request: DeleteRecordsRequest, context: RequestContext
+    broker: DeletionPort, request: DeleteRecordsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     named = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
@@ -40,7 +40,7 @@ async def handle(
     )
 
 
-def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+def _delete(broker: DeletionPort, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
     index, offset = wanted.partition_index, wanted.offset
     known, partition = broker.topics.find(topic), broker.topics.find_partition(topic, index)
     if known is None or partition is None:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import chain
 from uuid import UUID
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.open_transactions import check_topic_deletion
+from tallystick.broker.handlers.ports import TopicDeletionPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS
@@ -22,7 +22,7 @@ from tallystick.protocol.primitives import NIL
 
 
 async def handle(
-    broker: Broker, request: DeleteTopicsRequest, context: RequestContext
+    broker: TopicDeletionPort, request: DeleteTopicsRequest, context: RequestContext
 ) -> DeleteTopicsResponse:
     pacer = LoopYielder()
     named = (DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names)
@@ -37,7 +37,7 @@ async def handle(
     return DeleteTopicsResponse(responses=tuple(results))
 
 
-async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicResult:
+async def _delete(broker: TopicDeletionPort, wanted: DeleteTopicState) -> DeletableTopicResult:
     name = wanted.name
     if name is None:
         topic = broker.topics.find_by_id(wanted.topic_id)
@@ -63,7 +63,7 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
     )
 
 
-async def _check_deletion(broker: Broker, name: str) -> Reject | None:
+async def _check_deletion(broker: TopicDeletionPort, name: str) -> Reject | None:
     # KIP-322: the error code of a broker that does not delete topics.
     if not broker.config.delete_topic_enable:
         return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")

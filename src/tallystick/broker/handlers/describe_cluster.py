@@ -1,7 +1,7 @@
 """DescribeCluster: the cluster's one broker (KIP-700)."""
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED
+from tallystick.broker.handlers.ports import ClusterPort
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_cluster import (
@@ -15,7 +15,7 @@ CONTROLLERS = 2
 
 
 def handle(
-    broker: Broker, request: DescribeClusterRequest, context: RequestContext
+    broker: ClusterPort, request: DescribeClusterRequest, context: RequestContext
 ) -> DescribeClusterResponse:
     if request.endpoint_type != BROKERS:
         # KIP-919: a broker listener answers for brokers only.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.config_view import (
     ConfigResourceType,
     DescribedSetting,
@@ -10,6 +9,7 @@ from tallystick.broker.handlers.config_view import (
     describe_default_settings,
     describe_topic_settings,
 )
+from tallystick.broker.handlers.ports import ConfigsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.partitions.topics import check_topic_name
 from tallystick.broker.server.request_context import RequestContext
@@ -25,7 +25,9 @@ from tallystick.protocol.messages.describe_configs import (
 )
 
 
-def handle(broker: Broker, request: DescribeConfigsRequest, context: RequestContext) -> SlicedListResponse:
+def handle(
+    broker: ConfigsPort, request: DescribeConfigsRequest, context: RequestContext
+) -> SlicedListResponse:
     # If a resource is requested twice with different keys, the last request counts.
     wanted = {(each.resource_type, each.resource_name): each for each in request.resources}
     return SlicedListResponse(
@@ -36,7 +38,7 @@ def handle(broker: Broker, request: DescribeConfigsRequest, context: RequestCont
 
 
 def _describe(
-    broker: Broker, resource: DescribeConfigsResource, request: DescribeConfigsRequest
+    broker: ConfigsPort, resource: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> DescribeConfigsResult:
     found = _describe_settings(broker, resource)
     if isinstance(found, Reject):
@@ -57,7 +59,7 @@ def _describe(
 
 
 def _describe_settings(
-    broker: Broker, resource: DescribeConfigsResource
+    broker: ConfigsPort, resource: DescribeConfigsResource
 ) -> Iterable[DescribedSetting] | Reject:
     name = resource.resource_name
     match resource.resource_type:

@@ -4,7 +4,7 @@ from tallystick.broker.group.machine.model import GroupState
 from tallystick.broker.group.machine.queries import describe_group
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.group_wire import GROUP_OPERATIONS, OPERATIONS_NOT_REQUESTED
-from tallystick.broker.handlers.ports import HasGroups
+from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -18,7 +18,7 @@ from tallystick.protocol.messages.describe_groups import (
 )
 
 
-def handle(broker: HasGroups, request: DescribeGroupsRequest, context: RequestContext) -> SlicedListResponse:
+def handle(broker: GroupsPort, request: DescribeGroupsRequest, context: RequestContext) -> SlicedListResponse:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
     return SlicedListResponse(
         lambda groups: DescribeGroupsResponse(groups=groups),
@@ -27,7 +27,7 @@ def handle(broker: HasGroups, request: DescribeGroupsRequest, context: RequestCo
     )
 
 
-def _describe(broker: HasGroups, name: str, operations: int, version: int) -> DescribedGroup:
+def _describe(broker: GroupsPort, name: str, operations: int, version: int) -> DescribedGroup:
     group = broker.groups.get_group(GroupId(name))
     if isinstance(group, Reject):
         return _describe_absent(name, "", operations, group)

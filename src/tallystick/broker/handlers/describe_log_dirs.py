@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
+from tallystick.broker.handlers.ports import LogDirsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.server.request_context import RequestContext
@@ -17,7 +17,7 @@ from tallystick.protocol.messages.describe_log_dirs import (
 
 
 async def handle(
-    broker: Broker, request: DescribeLogDirsRequest, context: RequestContext
+    broker: LogDirsPort, request: DescribeLogDirsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     wanted: Mapping[str, Collection[int]]
     if request.topics is None:
@@ -48,7 +48,7 @@ async def handle(
 
 
 async def _find_partitions(
-    broker: Broker, wanted: Mapping[str, Collection[int]]
+    broker: LogDirsPort, wanted: Mapping[str, Collection[int]]
 ) -> dict[str, list[tuple[int, Partition]]]:
     """Look up the partitions, by topic; unknown ones are left out."""
     pacer, found = LoopYielder(), dict[str, list[tuple[int, Partition]]]()

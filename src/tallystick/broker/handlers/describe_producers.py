@@ -1,7 +1,7 @@
 """DescribeProducers: producer states of partitions (KIP-664)."""
 
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
-from tallystick.broker.handlers.ports import TopicsAndAuthorizer
+from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.partitions.topics import check_topic_name
 from tallystick.broker.server import acl
@@ -20,7 +20,7 @@ from tallystick.storage import producer_state
 
 
 async def handle(
-    broker: TopicsAndAuthorizer, request: DescribeProducersRequest, context: RequestContext
+    broker: TopicsPort, request: DescribeProducersRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     refused: dict[str, Reject | None] = {}
 
@@ -40,7 +40,7 @@ async def handle(
     )
 
 
-def _check_topic(broker: TopicsAndAuthorizer, name: str, context: RequestContext) -> Reject | None:
+def _check_topic(broker: TopicsPort, name: str, context: RequestContext) -> Reject | None:
     # KIP-664 requires DESCRIBE; this is READ, because producer ids and offsets reveal the topic's content.
     if (invalid := check_topic_name(name)) is not None:
         return invalid
@@ -49,7 +49,7 @@ def _check_topic(broker: TopicsAndAuthorizer, name: str, context: RequestContext
     return None
 
 
-def _describe(broker: TopicsAndAuthorizer, name: str, index: int) -> PartitionResponse:
+def _describe(broker: TopicsPort, name: str, index: int) -> PartitionResponse:
     partition = broker.topics.find_partition(name, index)
     if partition is None:
         missing = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")

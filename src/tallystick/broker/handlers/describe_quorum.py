@@ -5,8 +5,8 @@ Topics and settings are in SQLite and not in a metadata log, so offsets and epoc
 
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import group_distinct
+from tallystick.broker.handlers.ports import ClusterPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -25,7 +25,7 @@ _LISTENER: Final = "PLAINTEXT"
 
 
 async def handle(
-    broker: Broker, request: DescribeQuorumRequest, context: RequestContext
+    broker: ClusterPort, request: DescribeQuorumRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     host, port = broker.address.host, broker.address.port
     listener = DescribeQuorumListener(name=_LISTENER, host=host, port=port)
@@ -39,7 +39,7 @@ async def handle(
     )
 
 
-def _describe(broker: Broker, topic: str, index: int) -> DescribeQuorumPartition:
+def _describe(broker: ClusterPort, topic: str, index: int) -> DescribeQuorumPartition:
     if (topic, index) != (CLUSTER_METADATA, 0):
         return DescribeQuorumPartition(
             partition_index=index,

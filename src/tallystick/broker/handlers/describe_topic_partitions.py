@@ -3,7 +3,7 @@
 from typing import Final
 
 from tallystick.broker.handlers.metadata import TOPIC_OPERATIONS
-from tallystick.broker.handlers.ports import TopicsAndConfig
+from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, check_topic_name
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -20,7 +20,7 @@ _NO_NODES: Final = ()
 
 
 def handle(
-    broker: TopicsAndConfig, request: DescribeTopicPartitionsRequest, context: RequestContext
+    broker: TopicsPort, request: DescribeTopicPartitionsRequest, context: RequestContext
 ) -> DescribeTopicPartitionsResponse:
     wanted = {topic.name for topic in request.topics} or set(broker.topics.list_names())
     cursor = request.cursor
@@ -58,7 +58,7 @@ def _refused_topic(name: str, code: ErrorCode) -> DescribeTopicPartitionsRespons
     return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=NIL)
 
 
-def _describe(broker: TopicsAndConfig, name: str, indexes: range) -> DescribeTopicPartitionsResponseTopic:
+def _describe(broker: TopicsPort, name: str, indexes: range) -> DescribeTopicPartitionsResponseTopic:
     topic = broker.topics.find(name)
     if topic is None:
         refused = check_topic_name(name)

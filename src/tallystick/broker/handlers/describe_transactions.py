@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tallystick.broker.handlers.deduplicate import deduplicate
-from tallystick.broker.handlers.ports import TransactionsAndAuthorizer
+from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.handlers.txn_wire import EMPTY_TRANSACTIONAL_ID, NOT_AUTHORIZED
 from tallystick.broker.server.acl import Operation, topic_resource, transactional_id_resource
@@ -33,7 +33,7 @@ NO_START = -1
 
 
 def handle(
-    broker: TransactionsAndAuthorizer, request: DescribeTransactionsRequest, context: RequestContext
+    broker: TransactionsPort, request: DescribeTransactionsRequest, context: RequestContext
 ) -> SlicedListResponse:
     def may_see(name: str) -> bool:
         return broker.authorizer.allows(context, Operation.DESCRIBE, topic_resource(name))
@@ -49,7 +49,7 @@ def handle(
     )
 
 
-def _find_entry(broker: TransactionsAndAuthorizer, name: str, context: RequestContext) -> TxnEntry | Reject:
+def _find_entry(broker: TransactionsPort, name: str, context: RequestContext) -> TxnEntry | Reject:
     if not broker.authorizer.allows(context, Operation.DESCRIBE, transactional_id_resource(name)):
         return NOT_AUTHORIZED
     if not name:

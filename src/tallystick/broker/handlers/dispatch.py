@@ -11,8 +11,8 @@ from inspect import isawaitable
 from struct import Struct
 from typing import Final, TypeVar
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.handlers.ports import BrokerPorts
 from tallystick.broker.handlers.sliced_response import SlicedResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.server.server import Buffer, CloseConnection, ExclusiveResponse, Peer, ResponseBuffers
@@ -31,8 +31,8 @@ _log = logging.getLogger("tallystick.broker.dispatch")
 Q = TypeVar("Q")
 
 ResponseBody = list[Buffer] | None  # a response without length and header; None: no response (acks=0)
-RawHandler = Callable[[Broker, memoryview, RequestContext], ResponseBody | Awaitable[ResponseBody]]
-Handler = Callable[[Broker, Q, RequestContext], object]
+RawHandler = Callable[[BrokerPorts, memoryview, RequestContext], ResponseBody | Awaitable[ResponseBody]]
+Handler = Callable[[BrokerPorts, Q, RequestContext], object]
 
 # A request up to this size is decoded on the event loop, within a few milliseconds.
 INLINE_DECODE_BYTES_MAX: Final = 64 * KIB
@@ -66,7 +66,7 @@ def message_entry(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -
     request: type[Q] = spec.request
 
     def run(
-        broker: Broker, body: memoryview, context: RequestContext
+        broker: BrokerPorts, body: memoryview, context: RequestContext
     ) -> ResponseBody | Awaitable[ResponseBody]:
         if len(body) > INLINE_DECODE_BYTES_MAX:
             return _decode_in_thread(broker, request, handle, body, context)
@@ -97,7 +97,7 @@ def raw_entry(
 
 
 async def _decode_in_thread(
-    broker: Broker, request: type[Q], handle: Handler[Q], body: memoryview, context: RequestContext
+    broker: BrokerPorts, request: type[Q], handle: Handler[Q], body: memoryview, context: RequestContext
 ) -> ResponseBody:
     """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
     version, room = context.api_version, limit_request_bytes(broker.config)
@@ -141,7 +141,7 @@ def limit_request_bytes(config: BrokerConfig) -> int:
 class RequestDispatcher:
     """Router of the frames of all connections. Lives on the event loop."""
 
-    def __init__(self, broker: Broker, handlers: Mapping[ApiKey, HandlerEntry]) -> None:
+    def __init__(self, broker: BrokerPorts, handlers: Mapping[ApiKey, HandlerEntry]) -> None:
         self._broker = broker
         self._handlers: dict[int, HandlerEntry] = {int(key): entry for key, entry in handlers.items()}
 
@@ -183,7 +183,14 @@ class RequestDispatcher:
         except DecodeError as exc:
             raise CloseConnection(f"{spec.name} version {version} has an unreadable header: {exc}") from exc
         context = RequestContext(
-            key, version, correlation_id, header.client_id, peer.host, peer.connection_id
+            key,
+            version,
+            correlation_id,
+            header.client_id,
+            peer.host,
+            peer.connection_id,
+            peer.listener,
+            peer.principal,
         )
         try:
             body = entry.run(self._broker, frame[at:], context)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
-from tallystick.broker.handlers.ports import HasTopics
+from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -19,7 +19,7 @@ _NOT_NEEDED: Final = "the broker leads the partition; it has the only replica"
 
 
 async def handle(
-    broker: HasTopics, request: ElectLeadersRequest, context: RequestContext
+    broker: TopicsPort, request: ElectLeadersRequest, context: RequestContext
 ) -> ElectLeadersResponse | SlicedTopicResponse:
     kind, wanted = request.election_type, request.topic_partitions
     known = kind in (_PREFERRED, _UNCLEAN)
@@ -36,7 +36,7 @@ async def handle(
     )
 
 
-def _elect(broker: HasTopics, topic: str, index: int, kind: int) -> PartitionResult:
+def _elect(broker: TopicsPort, topic: str, index: int, kind: int) -> PartitionResult:
     if kind not in (_PREFERRED, _UNCLEAN):
         code, why = ErrorCode.INVALID_REQUEST, f"election type {kind} is unknown"
     elif broker.topics.find_partition(topic, index) is None:

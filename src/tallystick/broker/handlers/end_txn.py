@@ -3,7 +3,7 @@
 from collections.abc import Awaitable
 from functools import partial
 
-from tallystick.broker.handlers.ports import TransactionsAndAuthorizer
+from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.handlers.txn_wire import (
     NOT_AUTHORIZED,
     execute_and_respond,
@@ -22,7 +22,7 @@ EPOCH_BUMP_SINCE = 5
 
 
 def handle(
-    broker: TransactionsAndAuthorizer, request: EndTxnRequest, context: RequestContext
+    broker: TransactionsPort, request: EndTxnRequest, context: RequestContext
 ) -> EndTxnResponse | Awaitable[EndTxnResponse]:
     respond = partial(_build_response, context, make_producer(request.producer_id, request.producer_epoch))
     if not may_write_as(broker, context, request.transactional_id):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody
+from tallystick.broker.handlers.ports import FetchPort
 from tallystick.broker.partitions.fetch_sessions import (
     CachedPartition,
     FetchContext,
@@ -68,7 +68,7 @@ class _FetchAttempt:
 
 
 def handle(
-    broker: Broker, body: memoryview, context: RequestContext
+    broker: FetchPort, body: memoryview, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
     """Answer at once if there is enough to return, else wait."""
     if len(body) > INLINE_DECODE_BYTES_MAX:
@@ -76,7 +76,7 @@ def handle(
     return _serve(broker, read_fetch_request(body, context.api_version), context)
 
 
-async def _decode_in_thread(broker: Broker, body: memoryview, context: RequestContext) -> ResponseBody:
+async def _decode_in_thread(broker: FetchPort, body: memoryview, context: RequestContext) -> ResponseBody:
     """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
     with broker.request_memory.acquired(context.client_host, len(body)):
         async with broker.decode_lock:
@@ -91,7 +91,7 @@ async def _decode_in_thread(broker: Broker, body: memoryview, context: RequestCo
 
 
 def _serve(
-    broker: Broker, request: FetchRequestView, context: RequestContext
+    broker: FetchPort, request: FetchRequestView, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
     by_id = context.api_version >= FETCH_TOPIC_ID_SINCE
     plan = broker.fetch_sessions.create_context(
@@ -146,7 +146,9 @@ class _DelayedFetch:
         "_watched",
     )
 
-    def __init__(self, broker: Broker, request: FetchRequestView, plan: FetchContext, version: int) -> None:
+    def __init__(
+        self, broker: FetchPort, request: FetchRequestView, plan: FetchContext, version: int
+    ) -> None:
         self._broker = broker
         self._request = request
         self._context = plan

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.ports import CoordinatorsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedListResponse
 from tallystick.broker.server.acl import Operation, group_resource, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
@@ -30,7 +30,7 @@ _NOT_AUTHORIZED: Final = {
 
 
 async def handle(
-    broker: Broker, request: FindCoordinatorRequest, context: RequestContext
+    broker: CoordinatorsPort, request: FindCoordinatorRequest, context: RequestContext
 ) -> FindCoordinatorResponse | SlicedListResponse:
     batched = context.api_version >= 4  # KIP-699
     keys = deduplicate(request.coordinator_keys) if batched else (request.key,)
@@ -56,7 +56,7 @@ async def handle(
     )
 
 
-def _check_key(broker: Broker, context: RequestContext, key_type: int, key: str) -> Reject | None:
+def _check_key(broker: CoordinatorsPort, context: RequestContext, key_type: int, key: str) -> Reject | None:
     if key_type not in _NOT_AUTHORIZED:
         return UNKNOWN_KEY_TYPE
     resource = group_resource(key) if key_type == GROUP else transactional_id_resource(key)
@@ -65,14 +65,14 @@ def _check_key(broker: Broker, context: RequestContext, key_type: int, key: str)
     )
 
 
-async def _create_coordinator_topic(broker: Broker, key_type: int) -> Reject | None:
+async def _create_coordinator_topic(broker: CoordinatorsPort, key_type: int) -> Reject | None:
     """Create the coordinator's topic if needed; return why it cannot coordinate, or None."""
     coordinator = broker.groups if key_type == GROUP else broker.transactions
     refused = await coordinator.ensure_topic()
     return refused and Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refused.reason)
 
 
-def _build_coordinator(broker: Broker, key: str, refused: Reject | None) -> Coordinator:
+def _build_coordinator(broker: CoordinatorsPort, key: str, refused: Reject | None) -> Coordinator:
     if refused is not None:
         return Coordinator(
             key=key,

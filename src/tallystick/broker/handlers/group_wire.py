@@ -4,8 +4,8 @@ import logging
 import uuid
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.model import InstanceId
+from tallystick.broker.handlers.ports import DeletionPort, HasTransactions
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.partitions.topics import TopicsImage
 from tallystick.kernel.codes import ErrorCode
@@ -43,7 +43,7 @@ def find_topic(topics: TopicsImage, name: str, topic_id: uuid.UUID, *, by_id: bo
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def log_blocking_transactions(broker: Broker, group_id: GroupId, api: str) -> None:
+def log_blocking_transactions(broker: DeletionPort, group_id: GroupId, api: str) -> None:
     """Log the transactions that a deletion was refused for; the response has no field for a text."""
     broker.metrics.deletions_refused.add()
     whose = ", ".join(
@@ -58,6 +58,6 @@ def log_blocking_transactions(broker: Broker, group_id: GroupId, api: str) -> No
     )
 
 
-def _describe_transaction(broker: Broker, producer_id: ProducerId) -> str:
+def _describe_transaction(broker: HasTransactions, producer_id: ProducerId) -> str:
     entry = broker.transactions.find_by_producer_id(producer_id)
     return f"producer id {producer_id}" if entry is None else repr(entry.transactional_id)

@@ -2,14 +2,14 @@
 
 from tallystick.broker.group.machine.commands import Heartbeat
 from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id
-from tallystick.broker.handlers.ports import HasGroups
+from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
 from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 
 
-async def handle(broker: HasGroups, request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+async def handle(broker: GroupsPort, request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
     if not request.group_id:
         return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     command = Heartbeat(

@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import ProducerIdsPort
 from tallystick.broker.handlers.txn_wire import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -31,7 +31,7 @@ _INCOMPLETE_PRODUCER: Final = Reject(
 
 
 def handle(
-    broker: Broker, request: InitProducerIdRequest, context: RequestContext
+    broker: ProducerIdsPort, request: InitProducerIdRequest, context: RequestContext
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     """Check the rights, then the producer id and epoch, then ask the coordinator: Kafka's order of errors."""
     refused = _check_request(broker, request, context)
@@ -43,7 +43,7 @@ def handle(
     return execute_and_respond(broker, request.transactional_id, _make_command(request), respond)
 
 
-async def _init_idempotent(broker: Broker, context: RequestContext) -> InitProducerIdResponse:
+async def _init_idempotent(broker: ProducerIdsPort, context: RequestContext) -> InitProducerIdResponse:
     """Allocate a new producer id; as in Kafka, also if an idempotent producer sends its old one (KIP-360)."""
     return _build_response(
         context, InitProducerIdResult(client=start_producer_id(await broker.generate_producer_id()))
@@ -66,7 +66,9 @@ def _build_response(context: RequestContext, answer: TxnAnswer) -> InitProducerI
     )
 
 
-def _check_request(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Reject | None:
+def _check_request(
+    broker: ProducerIdsPort, request: InitProducerIdRequest, context: RequestContext
+) -> Reject | None:
     """Check what needs no coordinator.
 
     Keeping a prepared transaction needs WRITE alone, because it does not promise that the transaction waits.

@@ -3,7 +3,7 @@
 from tallystick.broker.group.machine.commands import JoinGroup, JoinGroupResult, MemberIdRequired
 from tallystick.broker.group.machine.model import MemberProtocol
 from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
-from tallystick.broker.handlers.ports import HasGroups
+from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -16,7 +16,7 @@ from tallystick.protocol.messages.join_group import (
 )
 
 
-async def handle(broker: HasGroups, request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
+async def handle(broker: GroupsPort, request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
     if not request.group_id:
         return _refused_response(request, context, ErrorCode.INVALID_GROUP_ID)
     version = context.api_version

@@ -2,7 +2,7 @@
 
 from tallystick.broker.group.machine.commands import LeaveGroup, LeaveGroupResult, LeavingMember
 from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id, parse_member_id
-from tallystick.broker.handlers.ports import HasGroups
+from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -15,7 +15,7 @@ from tallystick.protocol.messages.leave_group import (
 
 
 async def handle(
-    broker: HasGroups, request: LeaveGroupRequest, context: RequestContext
+    broker: GroupsPort, request: LeaveGroupRequest, context: RequestContext
 ) -> LeaveGroupResponse:
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)

@@ -1,7 +1,7 @@
 """ListConfigResources: lists the topics and the broker; no client metrics or group settings exist here."""
 
 from tallystick.broker.handlers.config_view import ConfigResourceType
-from tallystick.broker.handlers.ports import TopicsAndConfig
+from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.list_config_resources import (
@@ -12,7 +12,7 @@ from tallystick.protocol.messages.list_config_resources import (
 
 
 def handle(
-    broker: TopicsAndConfig, request: ListConfigResourcesRequest, context: RequestContext
+    broker: TopicsPort, request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
     # Version 0 lists client metrics only (KIP-714), and there are none.
     wanted = set(request.resource_types) or set(ConfigResourceType)

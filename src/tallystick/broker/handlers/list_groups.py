@@ -1,7 +1,7 @@
 """ListGroups: lists the groups, filtered by state (KIP-518) and type (KIP-848) on request."""
 
 from tallystick.broker.group.machine.queries import GROUP_TYPE, list_groups
-from tallystick.broker.handlers.ports import HasGroups
+from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.errors import Reject
@@ -9,7 +9,7 @@ from tallystick.protocol.messages.list_groups import ListedGroup, ListGroupsRequ
 
 
 def handle(
-    broker: HasGroups, request: ListGroupsRequest, context: RequestContext
+    broker: GroupsPort, request: ListGroupsRequest, context: RequestContext
 ) -> ListGroupsResponse | SlicedListResponse:
     groups = broker.groups.list_groups()
     if isinstance(groups, Reject):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from tallystick.broker.handlers.deduplicate import group_distinct
-from tallystick.broker.handlers.ports import HasTopics
+from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.visibility import IsolationLevel, check_leader_epoch, find_readable_end
@@ -35,7 +35,7 @@ _SUPPORTED_SINCE: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9
 
 
 async def handle(
-    broker: HasTopics, request: ListOffsetsRequest, context: RequestContext
+    broker: TopicsPort, request: ListOffsetsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     isolation = IsolationLevel(request.isolation_level == 1)
     twice = await _find_repeated(request.topics)
@@ -70,7 +70,7 @@ async def _find_repeated(topics: Iterable[ListOffsetsTopic]) -> set[tuple[str, i
 
 
 def _answer_partition(
-    broker: HasTopics, topic: str, wanted: ListOffsetsPartition, isolation: IsolationLevel, version: int
+    broker: TopicsPort, topic: str, wanted: ListOffsetsPartition, isolation: IsolationLevel, version: int
 ) -> ListOffsetsPartitionResponse:
     index = wanted.partition_index
     partition = broker.topics.find_partition(topic, index)

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Final
 
 from tallystick import _lazy
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.deduplicate import deduplicate
+from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.model import TxnEntry, TxnState
@@ -48,7 +48,7 @@ TxnPredicate = Callable[[TxnEntry], bool]
 
 
 async def handle(
-    broker: Broker, request: ListTransactionsRequest, context: RequestContext
+    broker: TransactionsPort, request: ListTransactionsRequest, context: RequestContext
 ) -> ListTransactionsResponse:
     """List the matching transactions; as in Kafka, omit silently those the client may not describe."""
     entries = broker.transactions.list_entries()

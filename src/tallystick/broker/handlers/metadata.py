@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import MetadataPort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, SlicedListResponse
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TopicSpec, check_topic_name
@@ -34,7 +34,7 @@ CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
 
 def handle(
-    broker: Broker, request: MetadataRequest, context: RequestContext
+    broker: MetadataPort, request: MetadataRequest, context: RequestContext
 ) -> SlicedListResponse | Awaitable[SlicedListResponse]:
     """Answer at once unless a topic has to be created."""
     # Version 0 has no null: an empty list stands for all topics.
@@ -61,7 +61,7 @@ def _deduplicate(wanted: Sequence[MetadataRequestTopic]) -> list[MetadataRequest
 
 
 async def _create_then_answer(
-    broker: Broker, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
+    broker: MetadataPort, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
 ) -> SlicedListResponse:
     refused: dict[str, Reject] = {}
     for number, topic in enumerate(wanted, 1):
@@ -78,7 +78,7 @@ async def _create_then_answer(
 
 
 def _list_topics(
-    broker: Broker,
+    broker: MetadataPort,
     request: MetadataRequest,
     wanted: Sequence[MetadataRequestTopic],
     refused: Mapping[str, Reject] = MappingProxyType({}),
@@ -93,7 +93,7 @@ def _list_topics(
 
 
 def _find_topic(
-    broker: Broker, wanted: MetadataRequestTopic, request: MetadataRequest
+    broker: MetadataPort, wanted: MetadataRequestTopic, request: MetadataRequest
 ) -> MetadataResponseTopic:
     if wanted.topic_id != NIL:
         topic = broker.topics.find_by_id(wanted.topic_id)
@@ -120,7 +120,7 @@ def _unknown_topic(code: ErrorCode, name: str | None, topic_id: uuid.UUID) -> Me
     return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id)
 
 
-def describe_topic(broker: Broker, topic: Topic, request: MetadataRequest) -> MetadataResponseTopic:
+def describe_topic(broker: MetadataPort, topic: Topic, request: MetadataRequest) -> MetadataResponseTopic:
     """Describe a topic with all its partitions."""
     node = broker.config.node_id
     return MetadataResponseTopic(
@@ -144,7 +144,7 @@ def describe_topic(broker: Broker, topic: Topic, request: MetadataRequest) -> Me
 
 
 def _build_response(
-    broker: Broker, request: MetadataRequest, topics: Iterable[MetadataResponseTopic]
+    broker: MetadataPort, request: MetadataRequest, topics: Iterable[MetadataResponseTopic]
 ) -> MetadataResponse:
     node, address = broker.config.node_id, broker.address
     return MetadataResponse(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tallystick.broker.group.machine.commands import CommitOffsets, OffsetToCommit
 from tallystick.broker.handlers.committing import OffsetCommitPlan
 from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
-from tallystick.broker.handlers.ports import TopicsAndGroups
+from tallystick.broker.handlers.ports import OffsetsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.ids import GroupId, TopicPartition
@@ -20,7 +20,7 @@ TOPIC_IDS_SINCE = 10  # KIP-848
 
 
 async def handle(
-    broker: TopicsAndGroups, request: OffsetCommitRequest, context: RequestContext
+    broker: OffsetsPort, request: OffsetCommitRequest, context: RequestContext
 ) -> OffsetCommitResponse:
     """Refuse unknown partitions one by one, and commit the others by one command."""
     commit = await OffsetCommitPlan.build(

@@ -3,10 +3,10 @@
 Pending offsets of open transactions are refused (ADR 0023).
 """
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import DeleteOffsets, OffsetPartitionErrors
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.group_wire import get_error_code, log_blocking_transactions
+from tallystick.broker.handlers.ports import DeletionPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -21,7 +21,7 @@ from tallystick.protocol.messages.offset_delete import (
 
 
 async def handle(
-    broker: Broker, request: OffsetDeleteRequest, context: RequestContext
+    broker: DeletionPort, request: OffsetDeleteRequest, context: RequestContext
 ) -> OffsetDeleteResponse | SlicedTopicResponse:
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)

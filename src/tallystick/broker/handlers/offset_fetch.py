@@ -7,7 +7,7 @@ from tallystick.broker.group.machine.model import ClassicGroup
 from tallystick.broker.group.machine.queries import find_committed_offset, list_committed_offsets
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
 from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
-from tallystick.broker.handlers.ports import TopicsAndGroups
+from tallystick.broker.handlers.ports import OffsetsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -29,7 +29,7 @@ from tallystick.protocol.primitives import NIL
 class _GroupOffsetsReader(Value):
     """Fetch of one group's offsets. `by_id`: the response names topics by id."""
 
-    broker: TopicsAndGroups
+    broker: OffsetsPort
     group: ClassicGroup | None
     require_stable: bool
     by_id: bool
@@ -92,7 +92,7 @@ def missing_offset(index: int, code: int) -> OffsetFetchResponsePartition:
 
 
 async def handle(
-    broker: TopicsAndGroups, request: OffsetFetchRequest, context: RequestContext
+    broker: OffsetsPort, request: OffsetFetchRequest, context: RequestContext
 ) -> OffsetFetchResponse:
     pacer = LoopYielder()
     if context.api_version >= 8:
@@ -133,7 +133,7 @@ async def _collect_paced(
 
 
 async def _fetch_group(
-    broker: TopicsAndGroups,
+    broker: OffsetsPort,
     wanted: OffsetFetchRequestGroup,
     request: OffsetFetchRequest,
     context: RequestContext,

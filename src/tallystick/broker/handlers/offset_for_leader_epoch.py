@@ -1,7 +1,7 @@
 """OffsetForLeaderEpoch: returns the end offset of a leader epoch, for log truncation detection (KIP-320)."""
 
 from tallystick.broker.handlers.deduplicate import group_distinct
-from tallystick.broker.handlers.ports import HasTopics
+from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.partitions.visibility import check_leader_epoch
 from tallystick.broker.server.request_context import RequestContext
@@ -17,7 +17,7 @@ from tallystick.protocol.messages.offset_for_leader_epoch import (
 
 
 async def handle(
-    broker: HasTopics, request: OffsetForLeaderEpochRequest, context: RequestContext
+    broker: TopicsPort, request: OffsetForLeaderEpochRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     return SlicedTopicResponse(
         lambda topics: OffsetForLeaderEpochResponse(topics=topics),
@@ -29,7 +29,7 @@ async def handle(
     )
 
 
-def _find_epoch_end(broker: HasTopics, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+def _find_epoch_end(broker: TopicsPort, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
     partition = broker.topics.find_partition(topic, wanted.partition)
     if partition is None:
         return EpochEndOffset(partition=wanted.partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import OpenTransactionsPort
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.codes import ErrorCode
@@ -42,7 +42,7 @@ class _OpenTxn(Value):
         return f"{whose} in {self.partition.topic_partition} since offset {self.first_offset}"
 
 
-def check_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Reject | None:
+def check_topic_deletion(broker: OpenTransactionsPort, partitions: Iterable[Partition]) -> Reject | None:
     """Refuse to delete records of a transaction that may be promised to a database [TXN-10].
 
     An ordinary transaction loses its records with the topic, and is completed without it: Kafka deletes
@@ -63,7 +63,9 @@ def check_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Rej
     return refused
 
 
-def check_records_deletion(broker: Broker, doomed: Iterable[tuple[Partition, Offset]]) -> Reject | None:
+def check_records_deletion(
+    broker: OpenTransactionsPort, doomed: Iterable[tuple[Partition, Offset]]
+) -> Reject | None:
     """Refuse to delete records of an open transaction, and name its transactional id [TXN-10].
 
     `delete.open.transactions` allows it. Stricter than Kafka: docs/adr/0008.
@@ -84,7 +86,7 @@ def _join_limited(found: Sequence[str]) -> str:
     )
 
 
-def _reject_if_any(broker: Broker, found: Sequence[str]) -> Reject | None:
+def _reject_if_any(broker: OpenTransactionsPort, found: Sequence[str]) -> Reject | None:
     if not found or broker.config.delete_open_transactions:
         return None
     reason = (
@@ -97,7 +99,7 @@ def _reject_if_any(broker: Broker, found: Sequence[str]) -> Reject | None:
     return Reject(ErrorCode.POLICY_VIOLATION, reason)
 
 
-def _iter_open_below(broker: Broker, partition: Partition, end: Offset) -> Iterator[_OpenTxn]:
+def _iter_open_below(broker: OpenTransactionsPort, partition: Partition, end: Offset) -> Iterator[_OpenTxn]:
     producers = partition.log.producer_state_manager
     for first_offset, producer_id in producers.iter_open_transactions():
         if first_offset >= end:

@@ -5,7 +5,7 @@ assignment, most of it unchanged. None is ever under way; kafka-topics asks for 
 """
 
 from tallystick.broker.handlers.deduplicate import group_distinct
-from tallystick.broker.handlers.ports import TopicsAndConfig
+from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -24,7 +24,7 @@ from tallystick.protocol.messages.list_partition_reassignments import (
 
 
 async def alter(
-    broker: TopicsAndConfig, request: AlterPartitionReassignmentsRequest, context: RequestContext
+    broker: TopicsPort, request: AlterPartitionReassignmentsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
     """Answer AlterPartitionReassignments."""
     return SlicedTopicResponse(
@@ -40,15 +40,13 @@ async def alter(
 
 
 def list_under_way(
-    broker: object, request: ListPartitionReassignmentsRequest, context: RequestContext
+    broker: TopicsPort, request: ListPartitionReassignmentsRequest, context: RequestContext
 ) -> ListPartitionReassignmentsResponse:
     """Answer ListPartitionReassignments."""
     return ListPartitionReassignmentsResponse()
 
 
-def _reassign(
-    broker: TopicsAndConfig, topic: str, wanted: ReassignablePartition
-) -> ReassignablePartitionResponse:
+def _reassign(broker: TopicsPort, topic: str, wanted: ReassignablePartition) -> ReassignablePartitionResponse:
     index = wanted.partition_index
     if broker.topics.find_partition(topic, index) is None:
         refused: Reject | None = Reject(

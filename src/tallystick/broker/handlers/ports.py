@@ -1,12 +1,39 @@
-"""Parts of the broker, one type each: a handler names those that it uses, and can reach no others."""
+"""What handlers ask of the broker: each names a narrow port, and can reach no more than is in it.
 
+A part (`Has...`) is one thing of the broker. A port is a set of parts, what the handlers of one subject need.
+Every port of a handler has the authorizer, so that each can ask `broker.authorizer.allows(context, operation,
+resource)` with the context of its request. `BrokerPorts` has all parts: the broker as dispatch passes it on.
+
+Protocols fit by their members: a port need not name those that functions shared by handlers ask for.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
-from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
+from tallystick.broker.metadata.features import FinalizedFeatures
+from tallystick.broker.metrics.broker_metrics import BrokerMetrics
+from tallystick.broker.partitions.data_directory import DataDirectory
+from tallystick.broker.partitions.fetch_sessions import FetchSessionCache
+from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.partitions.topics import TopicsImage
 from tallystick.broker.server.acl import Authorizer
+from tallystick.broker.server.request_memory import RequestMemory
 from tallystick.broker.txn.coordinator import TransactionCoordinator
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.ids import ProducerId
+
+# ------------------------------------------------------------------------------- parts
+
+
+class HasAuthorizer(Protocol):
+    """The ACLs."""
+
+    @property
+    def authorizer(self) -> Authorizer: ...
 
 
 class HasConfig(Protocol):
@@ -16,11 +43,75 @@ class HasConfig(Protocol):
     def config(self) -> BrokerConfig: ...
 
 
+class HasConfigLayers(Protocol):
+    """Where settings come from, and how those of a broker change."""
+
+    @property
+    def static_config(self) -> BrokerConfig: ...
+
+    @property
+    def dynamic_configs(self) -> Mapping[str, Mapping[str, str]]: ...
+
+    def check_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig: ...
+
+    async def alter_dynamic_configs(
+        self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None: ...
+
+
+class HasAddress(Protocol):
+    """The cluster, and the address that clients are told."""
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def address(self) -> Endpoint: ...
+
+
+class HasFeatures(Protocol):
+    """The finalized features."""
+
+    @property
+    def features(self) -> FinalizedFeatures: ...
+
+
+class HasClock(Protocol):
+    """The clock."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+
+class HasMetrics(Protocol):
+    """The metrics, to be counted in."""
+
+    @property
+    def metrics(self) -> BrokerMetrics: ...
+
+
+class HasDataDirectory(Protocol):
+    """The data directory."""
+
+    @property
+    def data_dir(self) -> Path: ...
+
+    @property
+    def data_directory(self) -> DataDirectory: ...
+
+
 class HasTopics(Protocol):
     """The topics and partitions, to be read."""
 
     @property
     def topics(self) -> TopicsImage: ...
+
+
+class HasTopicController(Protocol):
+    """The only writer of topics."""
+
+    @property
+    def topic_controller(self) -> TopicController: ...
 
 
 class HasGroups(Protocol):
@@ -37,32 +128,161 @@ class HasTransactions(Protocol):
     def transactions(self) -> TransactionCoordinator: ...
 
 
-class HasAuthorizer(Protocol):
-    """The ACLs."""
+class HasProducerIds(Protocol):
+    """The source of producer ids."""
+
+    async def generate_producer_id(self) -> ProducerId: ...
+
+
+class HasRequestMemory(Protocol):
+    """The bound on the memory of requests, and the turn to decode a large one."""
 
     @property
-    def authorizer(self) -> Authorizer: ...
+    def request_memory(self) -> RequestMemory: ...
+
+    @property
+    def decode_lock(self) -> asyncio.Lock: ...
 
 
-class TopicsAndConfig(HasTopics, HasConfig, Protocol):
-    """The topics, and the settings that place them on this broker."""
+class HasFetches(Protocol):
+    """What fetches share: their sessions, the answers not yet sent, and the end of long polls."""
+
+    @property
+    def fetch_sessions(self) -> FetchSessionCache: ...
+
+    @property
+    def unsent_bytes(self) -> Callable[[], int]: ...
+
+    @property
+    def is_stopping(self) -> bool: ...
 
 
-class TopicsAndGroups(HasTopics, HasGroups, Protocol):
-    """What offsets of groups need."""
+# ------------------------------------------ ports of functions that several handlers share
 
 
-class TopicsAndAuthorizer(HasTopics, HasAuthorizer, Protocol):
-    """What describing producers needs."""
+class ConfigViewPort(HasConfig, HasConfigLayers, Protocol):
+    """What shows each setting with its origins."""
 
 
-class TransactionsAndAuthorizer(HasTransactions, HasAuthorizer, Protocol):
+class OpenTransactionsPort(HasConfig, HasMetrics, HasTransactions, Protocol):
+    """What refuses a deletion that would take an open transaction's data."""
+
+
+class VerificationPort(HasMetrics, HasTransactions, Protocol):
+    """What verifies that a transaction includes a partition."""
+
+
+# --------------------------------------------------------- topics and the cluster itself
+
+
+class TopicsPort(HasAuthorizer, HasConfig, HasTopics, Protocol):
+    """What reading topics needs: them, and the settings that place them on this broker."""
+
+
+class TopicControllerPort(HasAuthorizer, HasConfig, HasTopics, HasTopicController, Protocol):
+    """What adding partitions needs."""
+
+
+class ConfigsPort(HasAuthorizer, HasConfig, HasConfigLayers, HasTopics, HasTopicController, Protocol):
+    """What showing and changing settings needs, those of a new topic among them."""
+
+
+class LogDirsPort(HasAuthorizer, HasDataDirectory, HasTopics, Protocol):
+    """What describing the data directory needs."""
+
+
+class ClusterPort(HasAuthorizer, HasAddress, HasClock, HasConfig, Protocol):
+    """What describing the cluster and its one node needs."""
+
+
+class MetadataPort(HasAuthorizer, HasAddress, HasConfig, HasTopics, HasTopicController, Protocol):
+    """What Metadata needs: the cluster and the topics, one of which it may create."""
+
+
+class FeaturesPort(HasAuthorizer, HasFeatures, Protocol):
+    """What reading and changing the finalized features needs."""
+
+
+# ----------------------------------------------------------------------------- groups
+
+
+class GroupsPort(HasAuthorizer, HasGroups, Protocol):
+    """What the members of a group need."""
+
+
+class OffsetsPort(HasAuthorizer, HasGroups, HasTopics, Protocol):
+    """What committed offsets need."""
+
+
+class DeletionPort(HasAuthorizer, HasConfig, HasGroups, HasMetrics, HasTopics, HasTransactions, Protocol):
+    """What deleting records, groups and their offsets needs."""
+
+
+class TopicDeletionPort(
+    HasAuthorizer, HasConfig, HasGroups, HasMetrics, HasTopics, HasTopicController, HasTransactions, Protocol
+):
+    """What deleting topics needs."""
+
+
+# ------------------------------------------------------------------------ transactions
+
+
+class TransactionsPort(HasAuthorizer, HasClock, HasTransactions, Protocol):
     """What any command to a transactional id needs."""
 
 
-class TransactionsAndGroups(TransactionsAndAuthorizer, HasGroups, Protocol):
-    """What adding a group's offsets to a transaction needs."""
+class ProducerIdsPort(HasAuthorizer, HasClock, HasProducerIds, HasTransactions, Protocol):
+    """What giving out producer ids needs."""
 
 
-class TransactionsAndTopics(TransactionsAndAuthorizer, HasTopics, Protocol):
+class TxnPartitionsPort(HasAuthorizer, HasClock, HasTopics, HasTransactions, Protocol):
     """What adding partitions to a transaction needs."""
+
+
+class TxnOffsetsPort(HasAuthorizer, HasClock, HasGroups, HasMetrics, HasTopics, HasTransactions, Protocol):
+    """What a group's offsets need in a transaction."""
+
+
+class TxnMarkersPort(HasAuthorizer, HasClock, HasGroups, HasTopics, HasTransactions, Protocol):
+    """What writing markers needs: the partitions, and the groups whose offsets they decide."""
+
+
+class CoordinatorsPort(HasAuthorizer, HasAddress, HasConfig, HasGroups, HasTransactions, Protocol):
+    """What finding a coordinator needs."""
+
+
+# ----------------------------------------------------------------------------- records
+
+
+class ProducePort(
+    HasAuthorizer, HasClock, HasConfig, HasMetrics, HasRequestMemory, HasTopics, HasTransactions, Protocol
+):
+    """What appending records needs."""
+
+
+class FetchPort(HasAuthorizer, HasClock, HasConfig, HasFetches, HasRequestMemory, HasTopics, Protocol):
+    """What reading records needs."""
+
+
+# --------------------------------------------------------------------------------- all
+
+
+class BrokerPorts(
+    HasAuthorizer,
+    HasConfig,
+    HasConfigLayers,
+    HasAddress,
+    HasFeatures,
+    HasClock,
+    HasMetrics,
+    HasDataDirectory,
+    HasTopics,
+    HasTopicController,
+    HasGroups,
+    HasTransactions,
+    HasProducerIds,
+    HasRequestMemory,
+    HasFetches,
+    Protocol,
+):
+    """Every part: the broker, whose handlers choose among them."""

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Awaitable, Collection
 from typing import Final, Self
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.dispatch import ResponseBody
+from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.transactional_produce import (
     UNVERIFIED,
@@ -81,7 +81,7 @@ _TopicStatuses = list[tuple[TopicKey, list[ProducePartitionStatus]]]
 
 
 def handle(
-    broker: Broker, body: memoryview, context: RequestContext
+    broker: ProducePort, body: memoryview, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
     """Append before returning, unless the coordinator must be asked or validating the records takes long."""
     try:
@@ -97,7 +97,7 @@ def handle(
     return _serve(broker, request, context)
 
 
-async def _decode_in_thread(broker: Broker, body: memoryview, context: RequestContext) -> ResponseBody:
+async def _decode_in_thread(broker: ProducePort, body: memoryview, context: RequestContext) -> ResponseBody:
     """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3].
 
     A request with far more partitions than `max.partitions` is not decoded.
@@ -110,7 +110,7 @@ async def _decode_in_thread(broker: Broker, body: memoryview, context: RequestCo
     return await _serve_prevalidated(broker, request, context, len(body))
 
 
-def _check_partition_count(broker: Broker, request: ProduceRequestView) -> None:
+def _check_partition_count(broker: ProducePort, request: ProduceRequestView) -> None:
     """Close the connection if the request names more partitions than can exist."""
     count = sum(len(parts) for _, parts in request.topics)
     if count > max(PARTITIONS_BEFORE_YIELD, broker.config.max_partitions):
@@ -119,7 +119,7 @@ def _check_partition_count(broker: Broker, request: ProduceRequestView) -> None:
         )
 
 
-def _needs_validation_thread(broker: Broker, request: ProduceRequestView) -> bool:
+def _needs_validation_thread(broker: ProducePort, request: ProduceRequestView) -> bool:
     """Return whether any batch must be validated in a thread."""
     for topic, parts in request.topics:
         for part in parts:
@@ -128,7 +128,9 @@ def _needs_validation_thread(broker: Broker, request: ProduceRequestView) -> boo
     return False
 
 
-def _find_slow_partition(broker: Broker, topic: TopicKey, part: ProducePartitionData) -> Partition | None:
+def _find_slow_partition(
+    broker: ProducePort, topic: TopicKey, part: ProducePartitionData
+) -> Partition | None:
     """Return the partition if validating its records takes long."""
     partition = _find_partition(broker, topic, part.partition)
     if isinstance(partition, Reject):
@@ -138,7 +140,7 @@ def _find_slow_partition(broker: Broker, topic: TopicKey, part: ProducePartition
 
 
 async def _serve_prevalidated(
-    broker: Broker, request: ProduceRequestView, context: RequestContext, size: int
+    broker: ProducePort, request: ProduceRequestView, context: RequestContext, size: int
 ) -> ResponseBody:
     """Validate large batches in a thread, one request at a time for all connections, then serve it."""
     pacer, walked = LoopYielder(), list[tuple[TopicKey, list[ProducePartitionData]]]()
@@ -156,7 +158,9 @@ async def _serve_prevalidated(
     return await body if isinstance(body, Awaitable) else body
 
 
-async def _prevalidate(broker: Broker, topic: TopicKey, part: ProducePartitionData) -> ProducePartitionData:
+async def _prevalidate(
+    broker: ProducePort, topic: TopicKey, part: ProducePartitionData
+) -> ProducePartitionData:
     partition = _find_slow_partition(broker, topic, part)
     if partition is None:
         return part
@@ -177,7 +181,7 @@ class RefusedRecords(bytes):
 
 
 async def _serve_many(
-    broker: Broker,
+    broker: ProducePort,
     request: ProduceRequestView,
     repeated: Collection[tuple[TopicKey, int]],
     context: RequestContext,
@@ -201,7 +205,7 @@ async def _serve_many(
 
 
 def _serve(
-    broker: Broker, request: ProduceRequestView, context: RequestContext
+    broker: ProducePort, request: ProduceRequestView, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
     if len(request.topics) == 1 and len(request.topics[0][1]) == 1:
         ((topic, (part,)),) = request.topics
@@ -228,7 +232,7 @@ def _copy_records(part: ProducePartitionData) -> ProducePartitionData:
 
 
 def _append_unless_repeated(
-    broker: Broker,
+    broker: ProducePort,
     request: ProduceRequestView,
     topic: TopicKey,
     part: ProducePartitionData,
@@ -241,7 +245,7 @@ def _append_unless_repeated(
 
 
 def _append_transactional(
-    broker: Broker, request: ProduceRequestView, answer: _TopicStatuses, context: RequestContext
+    broker: ProducePort, request: ProduceRequestView, answer: _TopicStatuses, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
     """Append the transactional batches, too, and answer."""
     if request.transactional_id is not None:
@@ -310,7 +314,7 @@ def _get_outcome(pending: ProducePartitionStatus, durable: "asyncio.Future[None]
 
 
 def _append(
-    broker: Broker,
+    broker: ProducePort,
     request: ProduceRequestView,
     topic: TopicKey,
     part: ProducePartitionData,
@@ -346,7 +350,7 @@ def _append(
     return ProducePartitionStatus(index, partition, result, partition.when_durable(result.last_offset))
 
 
-def _find_partition(broker: Broker, topic: TopicKey, index: int) -> Partition | Reject:
+def _find_partition(broker: ProducePort, topic: TopicKey, index: int) -> Partition | Reject:
     if isinstance(topic, str):
         name = topic
     else:

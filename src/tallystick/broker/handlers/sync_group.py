@@ -2,14 +2,14 @@
 
 from tallystick.broker.group.machine.commands import SyncGroup, SyncGroupResult
 from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id
-from tallystick.broker.handlers.ports import HasGroups
+from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
 from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 
-async def handle(broker: HasGroups, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
+async def handle(broker: GroupsPort, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
     if not request.group_id:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID, assignment=b"")
     names_protocol = request.protocol_type is not None and request.protocol_name is not None

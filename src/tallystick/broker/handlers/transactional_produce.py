@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.handlers.verification import (
     AppendTurn,
     VerificationContext,
@@ -95,7 +95,10 @@ def reject_unauthorized(reason: str) -> Reject:
 
 
 def append_transactional(
-    broker: Broker, transactional_id: str, batches: Sequence[TransactionalAppend], context: RequestContext
+    broker: ProducePort,
+    transactional_id: str,
+    batches: Sequence[TransactionalAppend],
+    context: RequestContext,
 ) -> "WaitingBatches | None":
     """Append or refuse the batches that need not wait, and return those that must wait, if any."""
     refused = _check_request(broker, transactional_id, batches, context)
@@ -141,7 +144,10 @@ def _check_size(batch: TransactionalAppend) -> Reject | None:
 
 
 def _check_request(
-    broker: Broker, transactional_id: str, batches: Sequence[TransactionalAppend], context: RequestContext
+    broker: ProducePort,
+    transactional_id: str,
+    batches: Sequence[TransactionalAppend],
+    context: RequestContext,
 ) -> Reject | None:
     """Return why all transactional batches of the request are refused, or None.
 
@@ -168,7 +174,7 @@ class WaitingBatches:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: ProducePort,
         asker: VerificationContext,
         held: Sequence[tuple[TransactionalAppend, VerificationStateEntry | None]],
     ) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from tallystick.broker.broker import Broker
 from tallystick.broker.group.codec import build_batch_header
 from tallystick.broker.group.machine.commands import CommitTxnOffsets, GroupAnswer, OffsetToCommit
 from tallystick.broker.handlers import verification
 from tallystick.broker.handlers.committing import OffsetCommitPlan, RowIndex
 from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
+from tallystick.broker.handlers.ports import TxnOffsetsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC
 from tallystick.broker.server.acl import Operation, group_resource, topic_resource, transactional_id_resource
@@ -48,7 +48,7 @@ NO_GROUP: Final = Reject(ErrorCode.INVALID_GROUP_ID, "a group id must not be emp
 
 
 async def handle(
-    broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext
+    broker: TxnOffsetsPort, request: TxnOffsetCommitRequest, context: RequestContext
 ) -> TxnOffsetCommitResponse:
     """Refuse unknown and unauthorized partitions one by one, and commit the others by one command."""
     version = context.api_version
@@ -74,7 +74,7 @@ async def handle(
 
 
 def _check_authorized(
-    broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext
+    broker: TxnOffsetsPort, request: TxnOffsetCommitRequest, context: RequestContext
 ) -> ErrorCode | None:
     """Check the rights on transactional id and group; WRITE on the id covers its producer ids."""
     allows = broker.authorizer.allows
@@ -86,7 +86,7 @@ def _check_authorized(
 
 
 async def _commit(
-    broker: Broker,
+    broker: TxnOffsetsPort,
     request: TxnOffsetCommitRequest,
     version: int,
     offsets: Mapping[TopicPartition, OffsetToCommit],

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from tallystick.broker.handlers.ports import TransactionsAndAuthorizer
+from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
@@ -58,7 +58,7 @@ def get_error_code(context: RequestContext, answer: TxnAnswer) -> ErrorCode:
     return downgrade_code(context, answer.code) if isinstance(answer, Reject) else ErrorCode.NONE
 
 
-def may_write_as(broker: TransactionsAndAuthorizer, context: RequestContext, name: str) -> bool:
+def may_write_as(broker: TransactionsPort, context: RequestContext, name: str) -> bool:
     """Return whether the client has WRITE on the transactional id, as all steps of a transaction need."""
     return broker.authorizer.allows(context, Operation.WRITE, transactional_id_resource(name))
 
@@ -68,7 +68,7 @@ def make_producer(producer_id: int, producer_epoch: int) -> ProducerIdAndEpoch:
     return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(producer_epoch))
 
 
-async def execute(broker: TransactionsAndAuthorizer, name: str, command: TxnCommand) -> TxnAnswer:
+async def execute(broker: TransactionsPort, name: str, command: TxnCommand) -> TxnAnswer:
     """Run a command in the coordinator, for the transactional id of a request."""
     return (
         await broker.transactions.execute(TransactionalId(name), command) if name else EMPTY_TRANSACTIONAL_ID
@@ -76,7 +76,7 @@ async def execute(broker: TransactionsAndAuthorizer, name: str, command: TxnComm
 
 
 def execute_and_respond(
-    broker: TransactionsAndAuthorizer, name: str, command: TxnCommand, respond: Callable[[TxnAnswer], R]
+    broker: TransactionsPort, name: str, command: TxnCommand, respond: Callable[[TxnAnswer], R]
 ) -> R | Awaitable[R]:
     """Run a command as `execute` does and convert its answer.
 

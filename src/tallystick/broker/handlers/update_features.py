@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import FeaturesPort
 from tallystick.broker.metadata.features import SUPPORTED_FEATURES, FeatureUpdate, UpgradeType
 from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
 from tallystick.broker.server.request_context import RequestContext
@@ -19,7 +19,7 @@ NOT_AUTHORIZED = Reject(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authori
 
 
 async def handle(
-    broker: Broker, request: UpdateFeaturesRequest, context: RequestContext
+    broker: FeaturesPort, request: UpdateFeaturesRequest, context: RequestContext
 ) -> UpdateFeaturesResponse:
     """Update the features. Up to version 1 only a response without an error lists the features."""
     refused = await _check_request(broker, request, context)
@@ -33,7 +33,7 @@ async def handle(
 
 
 async def _check_request(
-    broker: Broker, request: UpdateFeaturesRequest, context: RequestContext
+    broker: FeaturesPort, request: UpdateFeaturesRequest, context: RequestContext
 ) -> Reject | None:
     if not broker.authorizer.allows(context, Operation.ALTER, CLUSTER_RESOURCE):
         return NOT_AUTHORIZED

@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import HasTransactions, VerificationPort
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.txn.machine.commands import (
     AddPartitionsByLeader,
@@ -93,7 +93,7 @@ class AppendTurn:
 
 
 def begin_verification(
-    broker: Broker, partition: Partition, header: BatchHeader, *, implicit: bool
+    broker: HasTransactions, partition: Partition, header: BatchHeader, *, implicit: bool
 ) -> VerificationStateEntry | Reject | None:
     """Return the guard to ask with, or None if no question is needed.
 
@@ -109,7 +109,7 @@ def begin_verification(
     return check_not_replaced(broker, header)
 
 
-def check_not_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
+def check_not_replaced(broker: HasTransactions, header: BatchHeader) -> Reject | None:
     """Refuse data of the previous writer of a kept transaction [TXN-13].
 
     KIP-939 fences the old incarnation of a client at the coordinator alone: partitions that have its
@@ -127,7 +127,7 @@ def check_not_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
     )
 
 
-def check_not_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
+def check_not_borrowed(broker: HasTransactions, header: BatchHeader) -> Reject | None:
     """Refuse a batch outside of transactions whose producer id belongs to a transactional id.
 
     No client of that id sends one: it refuses to write without a transaction. Kafka accepts it, so a client
@@ -144,7 +144,7 @@ def check_not_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
 
 
 def request_verification(
-    broker: Broker,
+    broker: HasTransactions,
     asker: VerificationContext,
     identity: ProducerIdAndEpoch,
     partitions: frozenset[TopicPartition],
@@ -197,7 +197,7 @@ def _translate_refusal(refused: Reject, asker: VerificationContext) -> Reject:
 
 
 async def open_transaction(
-    broker: Broker,
+    broker: VerificationPort,
     partition: Partition,
     header: BatchHeader,
     *,

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tallystick.broker.broker import Broker
+from tallystick.broker.handlers.ports import TxnMarkersPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicDeleted
@@ -74,7 +74,7 @@ _ResultKey = tuple[int, TopicPartition]
 
 
 async def handle(
-    broker: Broker, request: WriteTxnMarkersRequest, context: RequestContext
+    broker: TxnMarkersPort, request: WriteTxnMarkersRequest, context: RequestContext
 ) -> WriteTxnMarkersResponse:
     # A repeated marker is written once; contradicting ones are kept, to be refused.
     pacer = LoopYielder()
@@ -98,7 +98,7 @@ async def handle(
 
 
 async def _write_markers(
-    broker: Broker, some: Sequence[tuple[_ResultKey, _MarkerRequest | ErrorCode]]
+    broker: TxnMarkersPort, some: Sequence[tuple[_ResultKey, _MarkerRequest | ErrorCode]]
 ) -> list[ErrorCode]:
     """Write markers that share a sync, yielding to the event loop in between."""
     pacer, running = LoopYielder(), list[asyncio.Task[ErrorCode] | ErrorCode]()
@@ -112,11 +112,11 @@ async def _write_markers(
     return [each.result() if isinstance(each, asyncio.Task) else each for each in running]
 
 
-def _has_partition(broker: Broker, partition: TopicPartition) -> bool:
+def _has_partition(broker: TxnMarkersPort, partition: TopicPartition) -> bool:
     return broker.topics.find_partition(partition.topic, partition.partition) is not None
 
 
-def _is_authorized(broker: Broker, context: RequestContext) -> bool:
+def _is_authorized(broker: TxnMarkersPort, context: RequestContext) -> bool:
     return any(
         broker.authorizer.allows(context, operation, CLUSTER_RESOURCE)
         for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
@@ -154,7 +154,7 @@ def _iter_marker_requests(
             )
 
 
-async def _write_marker(broker: Broker, wanted: _MarkerRequest) -> ErrorCode:
+async def _write_marker(broker: TxnMarkersPort, wanted: _MarkerRequest) -> ErrorCode:
     name = wanted.partition
     partition = broker.topics.find_partition(name.topic, name.partition)
     if partition is None:
@@ -190,7 +190,7 @@ def _contradicts(entry: TxnEntry, wanted: _MarkerRequest) -> bool:
 
 
 async def _append_marker(
-    broker: Broker, partition: Partition, wanted: _MarkerRequest, entry: TxnEntry | None
+    broker: TxnMarkersPort, partition: Partition, wanted: _MarkerRequest, entry: TxnEntry | None
 ) -> AppendResult | Reject:
     """Append the marker and have the coordinator record it.
 
@@ -216,7 +216,7 @@ async def _append_marker(
 
 
 def _notify_coordinator(
-    broker: Broker, partition: TopicPartition, entry: TxnEntry | None
+    broker: TxnMarkersPort, partition: TopicPartition, entry: TxnEntry | None
 ) -> "asyncio.Future[TxnAnswer] | None":
     if entry is None or not isinstance(entry.phase, OngoingPhase) or partition not in entry.phase.partitions:
         return None

@@ -1,10 +1,21 @@
 """Context of a request: everything a handler knows besides the body."""
 
+from typing import Final
+
 from tallystick.kernel.value import Value
+from tallystick.security.principals import ANONYMOUS, Principal
+
+DEFAULT_LISTENER: Final = "PLAINTEXT"
 
 
 class RequestContext(Value):
-    """Data of the request's header and its connection; `client_id` is the client's own claim."""
+    """Data of the request's header and its connection.
+
+    client_id      the client's own claim, from the header: good for logs and quotas, never for a decision
+    client_host    the textual IP address at the other end, which ACLs compare with their host
+    listener       name of the listener that the connection came in by
+    principal      who is logged in on the connection, as it was when the request arrived
+    """
 
     api_key: int
     api_version: int
@@ -12,3 +23,5 @@ class RequestContext(Value):
     client_id: str | None
     client_host: str
     connection_id: int
+    listener: str = DEFAULT_LISTENER
+    principal: Principal = ANONYMOUS

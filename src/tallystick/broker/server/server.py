@@ -20,11 +20,13 @@ from math import inf
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import Value
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
+from tallystick.security.principals import ANONYMOUS, Principal
 
 _log = logging.getLogger("tallystick.broker.server")
 
@@ -79,11 +81,16 @@ class FrameHandler(Protocol):
 
 
 class Peer(Value):
-    """The client at the other end; its string is for the log."""
+    """The client at the other end; its string is for the log.
+
+    A connection has a new one after each login: requests keep the principal that they arrived with.
+    """
 
     host: str
     port: int
     connection_id: int
+    listener: str = DEFAULT_LISTENER
+    principal: Principal = ANONYMOUS
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}#{self.connection_id}"
