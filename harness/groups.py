@@ -7,6 +7,7 @@ real driver.
 from collections.abc import Iterable
 
 from tallystick.broker.group.codec import count_records, decode_batches, encode_batch_of
+from tallystick.broker.group.machine.apply import GroupTable
 from tallystick.broker.group.machine.commands import (
     CommitTxnOffsets,
     GroupAnswer,
@@ -21,7 +22,6 @@ from tallystick.broker.group.machine.decide import decide
 from tallystick.broker.group.machine.events import DurableEvent
 from tallystick.broker.group.machine.expiry import find_due_timeouts, find_next_deadline
 from tallystick.broker.group.machine.model import ClassicGroup, ClockReading, GroupConfig, GroupState, Ticket
-from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset, ProducerIdAndEpoch, TimestampMs, TopicPartition

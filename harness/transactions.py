@@ -27,8 +27,7 @@ from tallystick.broker.txn.machine.commands import (
 )
 from tallystick.broker.txn.machine.decide import decide
 from tallystick.broker.txn.machine.end_txn import find_missing_markers
-from tallystick.broker.txn.machine.expiry import is_expired, is_timed_out
-from tallystick.broker.txn.machine.model import DecidedPhase, TxnConfig, TxnEntry
+from tallystick.broker.txn.machine.model import DecidedPhase, TxnConfig, TxnEntry, is_expired, is_timed_out
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerId, TimestampMs, TopicPartition, TransactionalId

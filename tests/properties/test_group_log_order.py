@@ -9,6 +9,7 @@ from tests.support.groups import MemoryPartition, World
 
 from harness.groups import durable_view
 from tallystick.broker.group.codec import decode_batches
+from tallystick.broker.group.machine.apply import GroupTable
 from tallystick.broker.group.machine.commands import (
     CommitOffsets,
     CommitTxnOffsets,
@@ -16,7 +17,6 @@ from tallystick.broker.group.machine.commands import (
     DeleteOffsets,
     OffsetToCommit,
 )
-from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.ids import (
     GroupId,
     Offset,

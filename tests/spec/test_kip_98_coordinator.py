@@ -44,7 +44,6 @@ from tallystick.broker.txn.machine.commands import (
     find_pending_policy,
 )
 from tallystick.broker.txn.machine.decide import decide, refuse_while_pending
-from tallystick.broker.txn.machine.expiry import is_expired, is_timed_out
 from tallystick.broker.txn.machine.model import (
     PREVIOUS_STATES,
     DecidedPhase,
@@ -53,6 +52,8 @@ from tallystick.broker.txn.machine.model import (
     TransactionResult,
     TxnConfig,
     TxnState,
+    is_expired,
+    is_timed_out,
 )
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tallystick.broker.metrics.broker_metrics import FAMILIES, BrokerMetrics
-from tallystick.broker.metrics.exposition import PrometheusText
+from tallystick.broker.metrics.http import PrometheusText
 from tallystick.broker.metrics.registry import (
     MetricFamily,
     MetricReading,

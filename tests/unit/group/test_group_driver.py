@@ -5,8 +5,7 @@ import asyncio
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commit_batch import BATCH_METADATA_MAX
-from tallystick.broker.group.logic import REFUSALS
+from tallystick.broker.group.logic import BATCH_METADATA_MAX, REFUSALS
 from tallystick.broker.group.machine.commands import (
     DONE,
     CommitOffsets,

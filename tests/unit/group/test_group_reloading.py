@@ -14,6 +14,7 @@ from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.group import group_writer, logic
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.logic import REFUSALS
+from tallystick.broker.group.machine.apply import GroupTable
 from tallystick.broker.group.machine.commands import (
     DONE,
     CommitOffsets,
@@ -24,7 +25,6 @@ from tallystick.broker.group.machine.commands import (
     OffsetToCommit,
 )
 from tallystick.broker.group.machine.model import ClassicGroup
-from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

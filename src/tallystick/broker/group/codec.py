@@ -19,6 +19,7 @@ from tallystick.broker.group.machine.events import (
     GroupStored,
     OffsetsCommitted,
     OffsetsDeleted,
+    ReplayedEvent,
     StoredMember,
     TransactionEnded,
 )
@@ -33,7 +34,6 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
-from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode, decode_prefix, encode
 from tallystick.protocol.messages.stored_offsets import (
     GroupMetadataKey,
@@ -197,13 +197,6 @@ def _build_group_value(event: GroupStored) -> GroupMetadataValue:
 
 
 # ---- reading
-
-
-class ReplayedEvent(Value):
-    """An event found in the log, and the offset of its first record."""
-
-    event: DurableEvent | TransactionEnded
-    offset: Offset
 
 
 def decode_batches(data: bytes) -> Iterator[ReplayedEvent]:

@@ -10,8 +10,8 @@ from tallystick.broker.coordinator.append_errors import append_or_refuse, transl
 from tallystick.broker.coordinator.log_order import AppendOrder
 from tallystick.broker.coordinator.runtime import PendingCommand, answer_all
 from tallystick.broker.group.codec import count_records, decode_batches, encode_batch_of
+from tallystick.broker.group.machine.apply import GroupTable
 from tallystick.broker.group.machine.commands import CommitTxnOffsets, GroupAnswer, GroupCommand, GroupStep
-from tallystick.broker.group.machine.table import GroupTable
 from tallystick.broker.group.ports import OffsetsPartition
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode

@@ -21,7 +21,6 @@ from tallystick.broker.coordinator.runtime import (
     answer_all,
 )
 from tallystick.broker.group.codec import count_records, decode_batches, partition_for
-from tallystick.broker.group.commit_batch import CommitBatchLimit
 from tallystick.broker.group.group_writer import (
     CommandBatch,
     FindRefusal,
@@ -30,8 +29,10 @@ from tallystick.broker.group.group_writer import (
     PendingGroupCommand,
     refuse_nothing,
 )
+from tallystick.broker.group.machine.apply import GroupTable
 from tallystick.broker.group.machine.commands import (
     CommitOffsets,
+    CommitTxnOffsets,
     DeleteTopicOffsets,
     GroupAnswer,
     GroupCommand,
@@ -47,9 +48,7 @@ from tallystick.broker.group.machine.events import (
     GroupStored,
     RebalancePrepared,
 )
-from tallystick.broker.group.machine.model import ClassicGroup, ClockReading, GroupConfig
-from tallystick.broker.group.machine.table import GroupTable
-from tallystick.broker.group.parked import ParkedRequests
+from tallystick.broker.group.machine.model import ClassicGroup, ClockReading, GroupConfig, Ticket
 from tallystick.broker.group.ports import OffsetsTopic
 from tallystick.broker.group.timeouts import GroupTimeouts
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC
@@ -63,8 +62,68 @@ log = logging.getLogger("tallystick.groups")
 REPLAY_CHUNK_BYTES: Final = 256 * 1024
 # About a millisecond of work; in between, the loop serves other requests.
 EVENTS_PER_SLICE: Final = 64
+# Commits that share a batch.
+BATCH_OFFSETS_MAX: Final = 256
+# Characters of metadata: at four bytes each they stay below the default of max.message.bytes.
+BATCH_METADATA_MAX: Final = 128 * 1024
 
 REFUSALS: Final = CoordinatorRefusals.for_topic(CONSUMER_OFFSETS_TOPIC)
+
+AnswerFuture = asyncio.Future[GroupAnswer]
+
+
+class ParkedRequests:
+    """JoinGroup and SyncGroup requests that wait for other members, by ticket. Lives on the loop."""
+
+    def __init__(self) -> None:
+        self._futures: dict[Ticket, AnswerFuture] = {}
+        self._last_ticket = 0
+        self._closing_answer: Reject | None = None
+
+    def create_ticket(self) -> Ticket:
+        """Return a ticket for a request that may be parked."""
+        self._last_ticket += 1
+        return Ticket(self._last_ticket)
+
+    def park(self, ticket: Ticket, future: AnswerFuture) -> None:
+        """Keep a request until its ticket is answered."""
+        if future.done():
+            return
+        if self._closing_answer is not None:
+            future.set_result(self._closing_answer)
+        else:
+            self._futures[ticket] = future
+
+    def answer(self, ticket: Ticket | None, answer: GroupAnswer) -> None:
+        """Answer a request, if it is parked."""
+        future = None if ticket is None else self._futures.pop(ticket, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def close(self, answer: Reject) -> None:
+        """Answer all parked requests, and those parked from now on."""
+        self._closing_answer = answer
+        for ticket in list(self._futures):
+            self.answer(ticket, answer)
+
+
+class CommitBatchLimit:
+    """Room left in a batch that holds `first`: consecutive commits share one, as far as they fit."""
+
+    def __init__(self, first: GroupCommand) -> None:
+        self._is_open = True
+        self._offset_count = self._metadata_size = 0
+        self.try_add(first)
+
+    def try_add(self, command: GroupCommand) -> bool:
+        """Return whether the command joins the batch; one that does not closes it, so that order is kept."""
+        if not isinstance(command, CommitOffsets | CommitTxnOffsets) or not self._is_open:
+            self._is_open = False
+            return False
+        self._offset_count += len(command.offsets)
+        self._metadata_size += sum(len(offset.metadata) for offset in command.offsets.values())
+        self._is_open = self._offset_count <= BATCH_OFFSETS_MAX and self._metadata_size <= BATCH_METADATA_MAX
+        return self._is_open
 
 
 class GroupLogic:

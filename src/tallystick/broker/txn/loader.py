@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from tallystick.broker.coordinator.runtime import CoordinatorRuntime, PendingCommand
 from tallystick.broker.txn.codec import decode_record, iter_known_records
-from tallystick.broker.txn.entries import TxnEntryTable
-from tallystick.broker.txn.machine.apply import apply_event
+from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.broker.txn.ports import StartComparison

@@ -28,9 +28,8 @@ from tallystick.broker.coordinator.runtime import (
 )
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
-from tallystick.broker.txn.entries import TxnEntryTable
 from tallystick.broker.txn.loader import TransactionLogLoader
-from tallystick.broker.txn.machine.apply import apply_event
+from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import (
     AddPartitionsByLeader,
     MarkersWritten,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tallystick.broker.txn.machine.commands import AbortTimedOut, RemoveExpiredId, TxnCommand
-from tallystick.broker.txn.machine.expiry import is_expired, is_timed_out
-from tallystick.broker.txn.machine.model import TxnEntry
+from tallystick.broker.txn.machine.model import TxnEntry, is_expired, is_timed_out
 from tallystick.broker.txn.ports import TxnSettings
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TransactionalId

@@ -18,7 +18,7 @@ from tallystick.broker.group.machine.model import (
     MemberProtocol,
     Ticket,
 )
-from tallystick.kernel.ids import GroupId, MemberId, ProducerId, TimestampMs, TopicPartition
+from tallystick.kernel.ids import GroupId, MemberId, Offset, ProducerId, TimestampMs, TopicPartition
 from tallystick.kernel.value import Value
 
 # ---- durable
@@ -81,6 +81,14 @@ class TransactionEnded(Value, kw_only=True):
 
 
 DurableEvent = GroupStored | GroupRemoved | OffsetsCommitted | OffsetsDeleted
+
+
+class ReplayedEvent(Value):
+    """An event found in the log, and the offset of its first record."""
+
+    event: DurableEvent | TransactionEnded
+    offset: Offset
+
 
 # ---- soft
 

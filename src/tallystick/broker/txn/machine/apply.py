@@ -1,10 +1,12 @@
-"""State changes of an entry: the only place where they happen, live and on replay alike [TXN-2]."""
+"""State changes of entries: the only place where they happen, live and on replay alike [TXN-2]."""
 
+from collections.abc import Callable, Collection, Mapping
 from typing import assert_never
 
 from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, MarkerProgress, TxnEvent
 from tallystick.broker.txn.machine.model import PREVIOUS_STATES, DecidedPhase, TxnEntry
 from tallystick.kernel.check import check
+from tallystick.kernel.ids import ProducerId, TransactionalId
 from tallystick.kernel.value import replace
 
 
@@ -39,3 +41,42 @@ def check_transition(before: TxnEntry | None, after: TxnEntry) -> None:
         check(False, f"{name}: client {older} -> {newer}")
     if isinstance(before.phase, DecidedPhase) and isinstance(after.phase, DecidedPhase):
         check(before.phase.outcome is after.phase.outcome, f"{name}: decided twice")
+
+
+class TxnEntryTable:
+    """State of every transactional id as of its last durable Step, found by producer id, too.
+
+    by_id  read-only view; `put` changes it
+    """
+
+    def __init__(self, partition_of: Callable[[TransactionalId], int]) -> None:
+        self._partition_of = partition_of
+        self._by_id: dict[TransactionalId, TxnEntry] = {}
+        self._id_by_producer_id: dict[ProducerId, TransactionalId] = {}
+        self.by_id: Mapping[TransactionalId, TxnEntry] = self._by_id
+        self.get = self._by_id.get
+
+    def put(self, transactional_id: TransactionalId, entry: TxnEntry | None) -> None:
+        """Replace an entry; None removes it. All changes go through here."""
+        before = self._by_id.get(transactional_id)
+        if before is not None:
+            self._id_by_producer_id.pop(before.described_identity.producer_id, None)
+        if entry is None:
+            self._by_id.pop(transactional_id, None)
+        else:
+            self._by_id[transactional_id] = entry
+            self._id_by_producer_id[entry.described_identity.producer_id] = transactional_id
+
+    def remove_partition(self, index: int) -> None:
+        """Remove every entry that a partition of the transaction log keeps."""
+        for entry in self.list_by_partitions((index,)):
+            self.put(entry.transactional_id, None)
+
+    def list_by_partitions(self, indexes: Collection[int]) -> list[TxnEntry]:
+        """Return the entries that these partitions of the transaction log keep."""
+        return [entry for name, entry in self._by_id.items() if self._partition_of(name) in indexes]
+
+    def find_by_producer_id(self, producer_id: ProducerId) -> TxnEntry | None:
+        """Return the entry whose transaction, current or last, has this producer id in the partitions."""
+        transactional_id = self._id_by_producer_id.get(producer_id)
+        return None if transactional_id is None else self._by_id.get(transactional_id)

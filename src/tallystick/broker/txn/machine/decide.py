@@ -35,9 +35,8 @@ from tallystick.broker.txn.machine.end_txn import (
     decide_record_forced_marker,
     refuse_identity,
 )
-from tallystick.broker.txn.machine.expiry import is_expired
 from tallystick.broker.txn.machine.init_producer_id import decide_init_producer_id
-from tallystick.broker.txn.machine.model import TxnEntry
+from tallystick.broker.txn.machine.model import TxnEntry, is_expired
 from tallystick.kernel.errors import Reject
 
 __all__ = ["CONCURRENT_TRANSACTIONS", "decide", "refuse_while_pending"]

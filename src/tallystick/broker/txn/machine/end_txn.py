@@ -16,7 +16,6 @@ from tallystick.broker.txn.machine.commands import (
     TxnEnv,
     TxnStep,
 )
-from tallystick.broker.txn.machine.expiry import is_timed_out
 from tallystick.broker.txn.machine.model import (
     FORCED_OUTCOMES_MAX,
     NO_PARTITIONS,
@@ -30,6 +29,7 @@ from tallystick.broker.txn.machine.model import (
     TxnEntry,
     TxnForcedOutcome,
     TxnPhase,
+    is_timed_out,
 )
 from tallystick.broker.txn.machine.producer_epochs import WRITER_EPOCH_MAX, bump_epoch, derive_marker_identity
 from tallystick.kernel.codes import ErrorCode
