@@ -13,9 +13,10 @@ from typing import Final, TypeVar, cast
 from tallystick import _lazy
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
+from tallystick.kernel.secret import Secret
 from tallystick.kernel.value import Value, replace
 
-SettingValue = bool | int | float | str | tuple[str, ...] | None
+SettingValue = bool | int | float | str | tuple[str, ...] | Secret | None
 T = TypeVar("T", bound=SettingValue)
 C = TypeVar("C")
 
@@ -36,6 +37,7 @@ class SettingType(IntEnum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+    PASSWORD = 9
 
 
 _BOUNDS: Final = {SettingType.INT: INT32_MAX, SettingType.LONG: INT64_MAX}
@@ -87,10 +89,17 @@ class Setting(Value, kw_only=True):
                 return values
             case SettingType.STRING:
                 return self._check_choice(text)
+            case SettingType.PASSWORD:
+                return Secret(text)
 
     def format(self, value: SettingValue) -> str | None:
-        """Format a value so that `parse` reads it back; return None for None without a text of its own."""
+        """Format a value so that `parse` reads it back.
+
+        Return None for None without a text of its own, and for a secret: DescribeConfigs never answers one.
+        """
         match value:
+            case Secret():
+                return None
             case None:
                 return self.none or None
             case bool():
