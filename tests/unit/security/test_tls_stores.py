@@ -45,7 +45,7 @@ def test_jks_key_has_its_own_password():
     )
     assert store is not None
     assert store.chain == (KEY_DER,)
-    private = serialization.load_pem_private_key(store.key.encode(), None)
+    private = serialization.load_pem_private_key(store.key.reveal().encode(), None)
     public = x509.load_der_x509_certificate(KEY_DER).public_key()
     assert isinstance(private, ec.EllipticCurvePrivateKey)
     assert private.public_key() == public
@@ -95,7 +95,7 @@ def test_pem_store_in_one_file_in_two_and_inline(tmp_path, pem):
         ),
         load_key_store(settings(ssl_keystore_key=flat_key, ssl_keystore_certificate_chain=flat_chain)),
     ]
-    assert {(store.key, store.chain) for store in loaded if store is not None} == {
+    assert {(store.key.reveal(), store.chain) for store in loaded if store is not None} == {
         (key, stores.load_trust_store(settings(ssl_truststore_certificates=chain)))
     }
 
@@ -231,8 +231,8 @@ def test_secrets_are_not_shown(pem):
         ssl_truststore_certificates="geheim",
     )
     assert "geheim" not in repr(shown)
-    assert "ssl.keystore.location='/f'" in repr(shown)
-    assert "ssl.keystore.password=[hidden]" in repr(shown)
+    assert "ssl_keystore_location='/f'" in repr(shown)
+    assert "ssl_keystore_password=Secret([hidden])" in repr(shown)
     store = load_key_store(settings(ssl_keystore_key=pem[0], ssl_keystore_certificate_chain=pem[1]))
     assert "PRIVATE" not in repr(store)
 

@@ -134,9 +134,9 @@ def _load_own_key(context: ssl.SSLContext, store: KeyStore | None, now: datetime
 
     def give_password() -> str:
         # Always given: OpenSSL asks on the terminal otherwise.
-        return store.password or ""
+        return store.password.reveal() if store.password is not None else ""
 
-    with _as_file(store.key + format_chain(store.chain)) as path:
+    with _as_file(store.key.reveal() + format_chain(store.chain)) as path:
         try:
             context.load_cert_chain(path, password=give_password)
         except ssl.SSLError as exc:

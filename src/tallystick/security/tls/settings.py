@@ -8,25 +8,13 @@ Source: Kafka 4.3 SslConfigs, BrokerSecurityConfigs; the rules are DefaultSslEng
 from collections.abc import Iterator
 from typing import Final
 
-from tallystick.kernel.settings import setting, settings_of
+from tallystick.kernel.secret import Secret
+from tallystick.kernel.settings import SettingType, setting
 from tallystick.kernel.value import frozen
 
 PROTOCOLS: Final = ("TLSv1.2", "TLSv1.3")
 STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
 _TYPE_DOC: Final = "Accepted; the bytes of the file decide whether it is PEM, PKCS12 or JKS."
-
-# Their texts are never shown. Kafka declares the last three as passwords as well.
-SECRET_SETTINGS: Final = frozenset(
-    {
-        "ssl.key.password",
-        "ssl.keystore.password",
-        "ssl.truststore.password",
-        "ssl.keystore.key",
-        "ssl.keystore.certificate.chain",
-        "ssl.truststore.certificates",
-    }
-)
-HIDDEN: Final = "[hidden]"  # as Kafka prints a password
 
 
 @frozen(kw_only=True)
@@ -48,15 +36,26 @@ class TlsSettings:
     ssl_keystore_location: str | None = setting(
         None, "File with the private key and its certificates, in PEM, PKCS12 or JKS.", none=""
     )
-    ssl_keystore_password: str | None = setting(
-        None, "Password of that file; not for PEM, which has ssl.key.password alone.", none=""
+    ssl_keystore_password: Secret | None = setting(
+        None,
+        "Password of that file; not for PEM, which has ssl.key.password alone.",
+        kind=SettingType.PASSWORD,
+        none="",
     )
-    ssl_key_password: str | None = setting(
-        None, "Password of the private key: an encrypted PEM key, or a JKS entry with its own.", none=""
+    ssl_key_password: Secret | None = setting(
+        None,
+        "Password of the private key: an encrypted PEM key, or a JKS entry with its own.",
+        kind=SettingType.PASSWORD,
+        none="",
     )
-    ssl_keystore_key: str | None = setting(None, "The private key itself, in PEM (PKCS#8).", none="")
-    ssl_keystore_certificate_chain: str | None = setting(
-        None, "The certificates of ssl.keystore.key themselves, in PEM, its own first.", none=""
+    ssl_keystore_key: Secret | None = setting(
+        None, "The private key itself, in PEM (PKCS#8).", kind=SettingType.PASSWORD, none=""
+    )
+    ssl_keystore_certificate_chain: Secret | None = setting(
+        None,
+        "The certificates of ssl.keystore.key themselves, in PEM, its own first.",
+        kind=SettingType.PASSWORD,
+        none="",
     )
     ssl_certificate_location: str | None = setting(
         None, "File with the certificates in PEM, if ssl.key.location has the key. Not Java's.", none=""
@@ -71,11 +70,14 @@ class TlsSettings:
         "Without one a client trusts what the operating system does.",
         none="",
     )
-    ssl_truststore_password: str | None = setting(
-        None, "Password of that file; a JKS file is not verified without it.", none=""
+    ssl_truststore_password: Secret | None = setting(
+        None,
+        "Password of that file; a JKS file is not verified without it.",
+        kind=SettingType.PASSWORD,
+        none="",
     )
-    ssl_truststore_certificates: str | None = setting(
-        None, "The certificates that are trusted themselves, in PEM.", none=""
+    ssl_truststore_certificates: Secret | None = setting(
+        None, "The certificates that are trusted themselves, in PEM.", kind=SettingType.PASSWORD, none=""
     )
     ssl_endpoint_identification_algorithm: str = setting(
         "https",
@@ -87,14 +89,6 @@ class TlsSettings:
         "Whether a listener asks its clients for certificates: `none`, `requested`, `required`.",
         choices=("none", "requested", "required"),
     )
-
-    def __repr__(self) -> str:
-        shown = (f"{name}={self._show(name)}" for name in settings_of(TlsSettings))
-        return f"TlsSettings({', '.join(shown)})"
-
-    def _show(self, name: str) -> str:
-        content: object = getattr(self, name.replace(".", "_"))
-        return HIDDEN if content is not None and name in SECRET_SETTINGS else repr(content)
 
     def problems(self) -> Iterator[str]:
         """Yield violations of rules that involve more than one setting."""

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from tallystick import _lazy
+from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 from tallystick.security.tls import der, jks
 from tallystick.security.tls.certificates import Certificate, parse_certificate
 from tallystick.security.tls.der import BadDer
-from tallystick.security.tls.settings import HIDDEN, TlsSettings
+from tallystick.security.tls.settings import TlsSettings
 
 STORE_BYTES_MAX: Final = 16 * 1024 * 1024
 _JCEKS: Final = b"\xce\xce\xce\xce"
@@ -38,13 +39,10 @@ class KeyStore:
     chain      certificates in DER, the key's own first
     """
 
-    key: str
-    password: str | None
+    key: Secret
+    password: Secret | None
     chain: tuple[bytes, ...]
     source: str
-
-    def __repr__(self) -> str:
-        return f"KeyStore({HIDDEN}, {len(self.chain)} certificates, from {self.source})"
 
     @property
     def certificate(self) -> Certificate:
@@ -56,15 +54,16 @@ def load_key_store(settings: TlsSettings) -> KeyStore | None:
     """Read the private key that the settings name; None without one. Raises: BadKeyStore."""
     if settings.ssl_keystore_key:
         source = "ssl.keystore.key"
-        text = f"{settings.ssl_keystore_key}\n{settings.ssl_keystore_certificate_chain or ''}"
-        return _parse_pem_key_store(text, settings, source)
+        chain = settings.ssl_keystore_certificate_chain or Secret("")
+        return _parse_pem_key_store(
+            f"{settings.ssl_keystore_key.reveal()}\n{chain.reveal()}", settings, source
+        )
     if settings.ssl_key_location:
         source = f"ssl.key.location {settings.ssl_key_location}"
         key = _read_file("ssl.key.location", settings.ssl_key_location)
-        chain = _read_file("ssl.certificate.location", settings.ssl_certificate_location or "")
-        return _parse_pem_key_store(
-            _decode_pem(key, source) + "\n" + _decode_pem(chain, source), settings, source
-        )
+        certificates = _read_file("ssl.certificate.location", settings.ssl_certificate_location or "")
+        text = f"{_decode_pem(key, source)}\n{_decode_pem(certificates, source)}"
+        return _parse_pem_key_store(text, settings, source)
     if settings.ssl_keystore_location is None:
         return None
     source = f"ssl.keystore.location {settings.ssl_keystore_location}"
@@ -89,7 +88,7 @@ def load_trust_store(settings: TlsSettings) -> tuple[bytes, ...] | None:
     """Read the trusted certificates in DER; None if the settings name none. Raises: BadKeyStore."""
     if settings.ssl_truststore_certificates:
         source = "ssl.truststore.certificates"
-        certificates = _find_certificates(settings.ssl_truststore_certificates, source)
+        certificates = _find_certificates(settings.ssl_truststore_certificates.reveal(), source)
     elif settings.ssl_truststore_location is None:
         return None
     else:
@@ -145,7 +144,7 @@ def _parse_pem_key_store(text: str, settings: TlsSettings, source: str) -> KeySt
         _check_certificate(certificate, source)
     # An old OpenSSL key has header lines, which must stay lines; any other body is base64 alone.
     key = _format_pem(label, _decode_base64(body, source)) if ":" not in body else _keep_pem(label, body)
-    return KeyStore(key, settings.ssl_key_password if is_encrypted else None, tuple(chain), source)
+    return KeyStore(Secret(key), settings.ssl_key_password if is_encrypted else None, tuple(chain), source)
 
 
 def _find_certificates(text: str, source: str) -> list[bytes]:
@@ -203,16 +202,16 @@ def _parse_pkcs12_key_store(data: bytes, settings: TlsSettings, source: str) -> 
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     chain = tuple(certificate.public_bytes(serialization.Encoding.DER) for certificate in certificates)
-    return KeyStore(key.decode(), None, chain, source)
+    return KeyStore(Secret(key.decode()), None, chain, source)
 
 
-def _open_pkcs12(data: bytes, password: str | None, source: str):  # type: ignore[no-untyped-def]
+def _open_pkcs12(data: bytes, password: Secret | None, source: str):  # type: ignore[no-untyped-def]
     try:
         pkcs12 = _lazy.load("cryptography.hazmat.primitives.serialization.pkcs12")
     except _lazy.MissingLibrary as exc:
         raise BadKeyStore(f"{source} is PKCS12, and {exc}; PEM needs no library") from exc
     try:
-        return pkcs12.load_pkcs12(data, None if password is None else password.encode())
+        return pkcs12.load_pkcs12(data, None if password is None else password.reveal().encode())
     except ValueError as exc:
         if password is None:
             raise BadKeyStore(f"{source} is PKCS12 and cannot be read without its password") from exc
@@ -227,27 +226,27 @@ def _parse_jks_key_store(data: bytes, settings: TlsSettings, source: str) -> Key
     if password is None:
         raise BadKeyStore(f"{source} is JKS: ssl.keystore.password is missing")
     try:
-        keys = jks.parse_jks(data, password).keys
+        keys = jks.parse_jks(data, password.reveal()).keys
         if len(keys) != 1:
             names = ", ".join(repr(key.alias) for key in keys)
             why = (
                 f"has {len(keys)} private keys ({names}): there must be one" if keys else "has no private key"
             )
             raise BadKeyStore(f"{source} {why}")
-        key = jks.reveal_key(keys[0], settings.ssl_key_password or password)
+        key = jks.reveal_key(keys[0], (settings.ssl_key_password or password).reveal())
     except jks.BadJks as exc:
         raise BadKeyStore(f"{source}: {exc}") from exc
     if not keys[0].chain:
         raise BadKeyStore(f"{source} has a private key without its certificates")
     for certificate in keys[0].chain:
         _check_certificate(certificate, source)
-    return KeyStore(_format_pem("PRIVATE KEY", key), None, keys[0].chain, source)
+    return KeyStore(Secret(_format_pem("PRIVATE KEY", key)), None, keys[0].chain, source)
 
 
 # ------------------------------------------------------------------------- trust stores
 
 
-def _parse_trust_store(data: bytes, password: str | None, source: str) -> list[bytes]:
+def _parse_trust_store(data: bytes, password: Secret | None, source: str) -> list[bytes]:
     match find_store_type(data):
         case "PEM":
             if password is not None:
@@ -259,7 +258,7 @@ def _parse_trust_store(data: bytes, password: str | None, source: str) -> list[b
             return [other.certificate.public_bytes(encoding) for other in store.additional_certs]
         case "JKS":
             try:
-                return list(jks.parse_jks(data, password).trusted)
+                return list(jks.parse_jks(data, None if password is None else password.reveal()).trusted)
             except jks.BadJks as exc:
                 raise BadKeyStore(f"{source}: {exc}") from exc
         case other:
