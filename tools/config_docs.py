@@ -67,7 +67,10 @@ CLIENTS = """
 ## Clients
 
 What `Producer`, `Consumer` and `Admin` take: a mapping by these names. Names and defaults are Kafka 4.3's,
-and librdkafka's names of the same are understood. Every problem is reported at once.
+and librdkafka's names of the same are understood; for security, kafka-python's as well. Every problem is
+reported at once. Three names take objects of Python and not texts: `oauth_cb`, a function that returns a
+token and when it expires (in seconds or milliseconds since 1970), `sasl_oauth_token_provider`, an object
+whose method `token()` returns one, and `ssl_context`, an `ssl.SSLContext` that is used as it is.
 """
 
 

@@ -20,8 +20,19 @@ from tallystick.client.kafka_names import (
     is_refused,
     shorten_assignor_name,
 )
+from tallystick.client.security_config import (
+    OBJECT_SETTINGS,
+    SECURITY_PROTOCOLS,
+    SECURITY_SETTINGS,
+    TRANSLATED_SETTINGS,
+    SecurityConfig,
+    build_security_notes,
+    parse_security,
+    translate_security_texts,
+)
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import KIB, MIB
+from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import (
     BadConfig,
     SettingType,
@@ -49,10 +60,10 @@ class Address(Value):
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Parse `host:port` or `[v6]:port`, either with `PLAINTEXT://` in front. Raises ValueError."""
+        """Parse `host:port` or `[v6]:port`, either with a security protocol in front. Raises ValueError."""
         protocol, separator, address = text.strip().rpartition("://")
-        if separator and protocol.upper() != "PLAINTEXT":
-            raise ValueError(f"{text!r}: only PLAINTEXT is supported")
+        if separator and protocol.upper() not in SECURITY_PROTOCOLS:
+            raise ValueError(f"{text!r}: no such security protocol, only {', '.join(SECURITY_PROTOCOLS)}")
         host, _, port = address.rpartition(":")
         if not host.strip("[]") or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
             raise ValueError(f"{text!r} is not host:port")
@@ -68,7 +79,11 @@ class ClientConfig:
         "Brokers to contact first, as a comma-separated list of HOST:PORT; one reachable broker is enough.",
     )
     client_id: str = setting("", "Name of this client in the brokers' logs and quotas.")
-    security_protocol: str = setting("PLAINTEXT", "Only PLAINTEXT is supported: TLS and SASL are not there.")
+    security_protocol: str = setting(
+        "PLAINTEXT",
+        "How connections are protected: TLS (SSL), a login (SASL_PLAINTEXT), or both (SASL_SSL).",
+        choices=SECURITY_PROTOCOLS,
+    )
     request_timeout_ms: int = setting(
         30_000,
         "How long a request waits for its response before its connection is closed.",
@@ -112,6 +127,7 @@ class ClientConfig:
         low=1,
         none="-1",
     )
+    security: SecurityConfig = SecurityConfig()
 
     def problems(self) -> Iterator[str]:
         """Check rules beyond one setting's bounds."""
@@ -122,11 +138,10 @@ class ClientConfig:
                 Address.parse(text)
             except ValueError as exc:
                 yield f"bootstrap.servers: {exc}"
-        if self.security_protocol.upper() != "PLAINTEXT":
-            yield (
-                f"security.protocol: {self.security_protocol!r} is not supported, only PLAINTEXT: "
-                "there is no TLS and no SASL in this client yet"
-            )
+            else:
+                protocol, separator, _ = text.strip().rpartition("://")
+                if separator and protocol.upper() != self.security_protocol:
+                    yield f"bootstrap.servers: {text!r}, and security.protocol is {self.security_protocol}"
         for first, last in (
             ("retry.backoff.ms", "retry.backoff.max.ms"),
             ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
@@ -455,7 +470,18 @@ class AdminConfig:
 # ----------------------------------------------------------------------------------- parsing
 
 
-CLIENT_SETTINGS: Final = settings_of(ClientConfig)
+def is_client_setting(name: str) -> bool:
+    """Tell whether every client takes this setting, in the dialect of any client."""
+    return (
+        RENAMED_SETTINGS.get(name, name) in CLIENT_SETTINGS
+        or name in TRANSLATED_SETTINGS
+        or name in OBJECT_SETTINGS
+    )
+
+
+_SHARED_SETTINGS: Final = settings_of(ClientConfig)
+CLIENT_SETTINGS: Final = {**_SHARED_SETTINGS, **SECURITY_SETTINGS}
+"""Settings that every client has, those of its security among them."""
 ROLE_SETTINGS: Final = {
     "producer": settings_of(ProducerConfig),
     "consumer": settings_of(ConsumerConfig),
@@ -464,19 +490,23 @@ ROLE_SETTINGS: Final = {
 
 
 def _parse_config(cls: type[C], role: str, given: Mapping[str, object]) -> C:
-    texts = _apply_renames({name: _format_value(value) for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    objects = {name: value for name, value in given.items() if name in OBJECT_SETTINGS}
+    texts = _apply_renames({n: _format_value(value) for n, value in given.items() if n not in objects})
     own = ROLE_SETTINGS[role]
     problems = [*find_refused_settings(texts), *_find_misplaced_settings(role, texts)]
     shared, shared_problems = parse_values(
-        ClientConfig, {n: t for n, t in texts.items() if n in CLIENT_SETTINGS}
+        ClientConfig, {n: t for n, t in texts.items() if n in _SHARED_SETTINGS}
     )
     values, own_problems = parse_values(cls, {n: t for n, t in texts.items() if n in own})
-    problems += shared_problems + own_problems
+    security, security_problems = parse_security(texts, objects)
+    problems += shared_problems + security_problems + own_problems
     if not shared_problems:
-        client = ClientConfig(**shared)  # type: ignore[arg-type]
+        client = ClientConfig(**shared, security=security)  # type: ignore[arg-type]
         problems += client.problems()
         if not own_problems:
-            values |= {"client": client, "explicit_names": frozenset(texts), "notes": _build_notes(texts)}
+            notes = (*_build_notes(texts), *build_security_notes(security))
+            values |= {"client": client, "explicit_names": frozenset(texts), "notes": notes}
             made = cls(**values)
             problems += made.problems()  # type: ignore[attr-defined]
             if not problems:
@@ -509,6 +539,7 @@ def _apply_renames(texts: dict[str, str]) -> dict[str, str]:
         if old in texts:
             text = texts.pop(old)
             texts.setdefault(new, text)
+    texts = translate_security_texts(texts)
     assignors = "partition.assignment.strategy"
     if assignors in texts:
         texts[assignors] = ",".join(shorten_assignor_name(part) for part in texts[assignors].split(","))
@@ -519,6 +550,8 @@ def _format_value(value: object) -> str:
     match value:
         case bool():
             return "true" if value else "false"
+        case Secret():
+            return value.reveal()
         case list() | tuple():
             return ",".join(str(part) for part in value)
         case _:

@@ -14,7 +14,8 @@ from typing import Final
 # `metadata.recovery.rebootstrap.trigger.ms` is among those without effect: bootstrap.servers are asked as
 # soon as no known broker answers, not after a time.
 
-# Names of librdkafka, or older ones of Kafka, and their names here; the new name wins if both are given.
+# Names of librdkafka and kafka-python, or older ones of Kafka, and their names here; the new name wins if
+# both are given. kafka-python's are here as far as they concern security.
 RENAMED_SETTINGS: Final[Mapping[str, str]] = {
     "api.version.request.timeout.ms": "request.timeout.ms",
     "compression.codec": "compression.type",
@@ -27,9 +28,23 @@ RENAMED_SETTINGS: Final[Mapping[str, str]] = {
     "metadata.broker.list": "bootstrap.servers",
     "queue.buffering.max.ms": "linger.ms",
     "request.required.acks": "acks",
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.oauthbearer.client.id": "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.secret": "sasl.oauthbearer.client.credentials.client.secret",
+    "sasl_mechanism": "sasl.mechanism",
+    "sasl_plain_password": "sasl.password",
+    "sasl_plain_username": "sasl.username",
+    "security_protocol": "security.protocol",
     "socket.receive.buffer.bytes": "receive.buffer.bytes",
     "socket.send.buffer.bytes": "send.buffer.bytes",
     "socket.timeout.ms": "request.timeout.ms",
+    "ssl.ca.location": "ssl.truststore.location",
+    "ssl.ca.pem": "ssl.truststore.certificates",
+    "ssl.certificate.pem": "ssl.keystore.certificate.chain",
+    "ssl.key.pem": "ssl.keystore.key",
+    "ssl_cafile": "ssl.truststore.location",
+    "ssl_keyfile": "ssl.key.location",
+    "ssl_password": "ssl.key.password",
     "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
 }
 
@@ -44,14 +59,27 @@ _INEFFECTIVE_NAMES: Final = """
     metrics.recording.level metrics.sample.window.ms offset.store.method
     partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms
     queue.buffering.backpressure.threshold
-    queued.max.messages.kbytes queued.min.messages share.acknowledgement.mode share.acquire.mode
+    queued.max.messages.kbytes queued.min.messages
+    sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin sasl.kerberos.service.name
+    sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor
+    sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
+    sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
+    sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name
+    share.acknowledgement.mode share.acquire.mode
     socket.blocking.max.ms socket.keepalive.enable socket.max.fails socket.nagle.disable
+    ssl.keymanager.algorithm ssl.secure.random.implementation ssl.trustmanager.algorithm
     statistics.interval.ms
     topic.metadata.propagation.max.ms topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.sparse
 """
 INEFFECTIVE_SETTINGS: Final = frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY_REASON: Final = "only PLAINTEXT without authentication is supported"
+_OPENSSL_REASON: Final = (
+    "Python's ssl does not let a client choose it; make an ssl.SSLContext and pass ssl_context"
+)
+_ASSERTION_REASON: Final = "a token is had for a client's secret, or from a function passed as oauth_cb"
+_UNSECURED_REASON: Final = "tokens without a signature are not made here: pass a function as oauth_cb"
+_OAUTH_CLASS: Final = "org.apache.kafka.common.security.oauthbearer"
 _BYTES_REASON: Final = "keys and values are bytes: serialize before sending, deserialize after polling"
 _CLASSES_REASON: Final = "no Java classes are loaded"
 _CALLBACK_REASON: Final = "pass callbacks to the methods that use them"
@@ -73,6 +101,11 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
         "a failed record fails its future and the producer continues; a transaction must be aborted",
     ),
     "enable.partition.eof": (("false",), "compare position() with end_offsets()"),
+    "enable.sasl.oauthbearer.unsecure.jwt": (("false",), _UNSECURED_REASON),
+    "enable.ssl.certificate.verification": (
+        ("true",),
+        "a peer that is not known is not worth encrypting for: name its CA in ssl.truststore.location",
+    ),
     "error_cb": ((), _CALLBACK_REASON),
     "group.protocol": (("classic",), "only the classic protocol is supported"),
     "group.remote.assignor": ((), "partitions are assigned by the members, not by the broker"),
@@ -91,7 +124,32 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "queue.buffering.max.kbytes": ((), "use buffer.memory, in bytes"),
     "queue.buffering.max.messages": ((), "use buffer.memory, in bytes"),
     "rebalance_cb": ((), "pass on_assign and on_revoke to subscribe()"),
-    "security.providers": ((), _SECURITY_REASON),
+    "sasl.client.callback.handler.class": (("",), _CLASSES_REASON),
+    "sasl.login.callback.handler.class": (
+        ("", f"{_OAUTH_CLASS}.OAuthBearerLoginCallbackHandler"),
+        f"{_CLASSES_REASON}: pass a function as oauth_cb",
+    ),
+    "sasl.login.class": (("",), _CLASSES_REASON),
+    "sasl.oauthbearer.config": (("",), _UNSECURED_REASON),
+    "sasl.oauthbearer.grant.type": (("client_credentials",), _ASSERTION_REASON),
+    "sasl.oauthbearer.jwt.retriever.class": (
+        (f"{_OAUTH_CLASS}.DefaultJwtRetriever", f"{_OAUTH_CLASS}.ClientCredentialsJwtRetriever"),
+        _CLASSES_REASON,
+    ),
+    "sasl.oauthbearer.jwt.validator.class": (
+        (f"{_OAUTH_CLASS}.DefaultJwtValidator", f"{_OAUTH_CLASS}.ClientJwtValidator"),
+        _CLASSES_REASON,
+    ),
+    "sasl.oauthbearer.metadata.authentication.type": (("none",), "pass a function as oauth_cb"),
+    "sasl.oauthbearer.method": (("default", "oidc"), "only default and oidc are known"),
+    "security.providers": (("",), _CLASSES_REASON),
+    "ssl.crl.location": (("",), _OPENSSL_REASON),
+    "ssl.curves.list": (("",), _OPENSSL_REASON),
+    "ssl.engine.factory.class": (("",), _CLASSES_REASON),
+    "ssl.provider": (("",), _CLASSES_REASON),
+    "ssl.providers": (("default",), _OPENSSL_REASON),
+    "ssl.sigalgs.list": (("",), _OPENSSL_REASON),
+    "ssl_crlfile": (("",), _OPENSSL_REASON),
     "stats_cb": ((), "call metrics()"),
     "throttle_cb": ((), _CALLBACK_REASON),
     "value.deserializer": ((f"{_BYTE_ARRAY_CLASS}Deserializer",), _BYTES_REASON),
@@ -99,14 +157,14 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 }
 
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {
-    "enable.sasl.": _SECURITY_REASON,
-    "enable.ssl.": _SECURITY_REASON,
-    "oauthbearer_": _SECURITY_REASON,
+    "oauthbearer_": "pass a function as oauth_cb",
     "plugin.": "plug-ins are not supported",
-    "sasl.": _SECURITY_REASON,
-    "ssl.": _SECURITY_REASON,
-    "ssl_": _SECURITY_REASON,
+    "sasl.oauthbearer.assertion.": _ASSERTION_REASON,
+    "ssl.engine.": _OPENSSL_REASON,
+    "ssl_certificate_verify_cb": _OPENSSL_REASON,
 }
+
+_SECRETIVE_PREFIXES: Final = ("sasl", "ssl", "oauth")
 
 # partition.assignment.strategy: Java's classes, and librdkafka's names for them, which are used here.
 ASSIGNOR_BY_JAVA_CLASS: Final[Mapping[str, str]] = {
@@ -135,7 +193,9 @@ def find_refused_settings(given: Mapping[str, str]) -> Iterator[str]:
         if name in REFUSED_SETTINGS:
             accepted, why = REFUSED_SETTINGS[name]
             if text.strip() not in accepted:
-                yield f"{name}: {text!r} is not supported: {why}"
+                # Values of security settings may be secrets, or have one in them.
+                shown = "" if name.startswith(_SECRETIVE_PREFIXES) else f"{text!r} is "
+                yield f"{name}: {shown}not supported: {why}"
         else:
             for prefix, why in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):

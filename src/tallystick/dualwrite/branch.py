@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
-from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
+from tallystick.client.config import ROLE_SETTINGS, ProducerConfig, is_client_setting
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.kernel.check import require
@@ -12,7 +12,7 @@ from tallystick.kernel.value import replace
 
 P = TypeVar("P")
 
-_ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
+_ADMIN_SETTINGS: Final = ROLE_SETTINGS["admin"]
 
 
 class ClusterBranch(Generic[P]):
@@ -39,7 +39,11 @@ class ClusterBranch(Generic[P]):
     @property
     def admin_config(self) -> Mapping[str, object]:
         """Admin client settings for the same cluster."""
-        return {name: value for name, value in self.config.items() if name in _ADMIN_SETTINGS}
+        return {
+            name: value
+            for name, value in self.config.items()
+            if name in _ADMIN_SETTINGS or is_client_setting(name)
+        }
 
     @property
     def producer(self) -> P:

@@ -33,6 +33,9 @@ KINDS = {
     "long": {SettingType.LONG},
     "string": {SettingType.STRING},
     "list": {SettingType.LIST},
+    "short": {SettingType.INT},
+    "double": {SettingType.DOUBLE},
+    "password": {SettingType.PASSWORD, SettingType.STRING},
 }
 KAFKA = [tuple(line.split("\t")) for line in TABLE.read_text().splitlines()]
 
@@ -90,8 +93,8 @@ def test_all_problems_are_reported_at_once() -> None:
         "bootstrap.servers: 'nowhere' is not host:port",
         "linger.ms: '-1' is not long, 0 to",
         "acsk: unknown setting; did you mean acks?",
-        "security.protocol: 'SASL_SSL' is not supported, only PLAINTEXT",
-        "sasl.mechanism: not supported: only PLAINTEXT",
+        "sasl.username: is missing, and so is sasl.jaas.config",
+        "sasl.password: is missing, and so is sasl.jaas.config",
         "group.id: a setting of consumer, this is producer",
         "compression.type: 'lzma' is not one of none, gzip, snappy, lz4, zstd",
     ):
@@ -112,10 +115,18 @@ def test_addresses_that_are_none(text: str) -> None:
     assert problems("admin", bootstrap_servers=text)
 
 
-@pytest.mark.parametrize("protocol", ["SSL", "SASL_PLAINTEXT", "SASL_SSL", "plain"])
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"security_protocol": "plain"}, "security.protocol: 'PLAIN' is not one of PLAINTEXT, SSL"),
+        ({"ssl_truststore_location": "/ca.pem"}, "security.protocol=PLAINTEXT has no TLS"),
+        ({"security_protocol": "SASL_PLAINTEXT", "ssl_key_password": "x"}, "has no TLS"),
+        ({"security_protocol": "SSL", "sasl_mechanism": "PLAIN"}, "security.protocol=SSL has no login"),
+    ],
+)
 @pytest.mark.parametrize("role", ROLES)
-def test_security_is_never_ignored(role: str, protocol: str) -> None:
-    assert any("only PLAINTEXT" in line for line in problems(role, security_protocol=protocol))
+def test_security_is_never_ignored(role: str, given: Mapping[str, object], text: str) -> None:
+    assert any(text in line for line in problems(role, **given))
 
 
 def test_a_timeout_together_with_two_phase_commit_is_an_error() -> None:
@@ -234,7 +245,7 @@ def test_librdkafkas_names_are_understood() -> None:
         ("producer", "queue.buffering.max.kbytes", 1024, "buffer.memory"),
         ("consumer", "group.protocol", "consumer", "classic protocol"),
         ("consumer", "enable.partition.eof", True, "end_offsets()"),
-        ("admin", "ssl.ca.location", "/ca.pem", "PLAINTEXT"),
+        ("admin", "ssl.curves.list", "P-256", "ssl_context"),
         ("admin", "bootstrap.controllers", "c:9093", "bootstrap.servers"),
     ],
 )

@@ -13,9 +13,8 @@ from pyspark.sql.datasource import InputPartition
 
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import EARLIEST, LATEST
-from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
+from tallystick.client.config import ROLE_SETTINGS, is_client_setting
 from tallystick.client.errors import UnknownTopic
-from tallystick.client.kafka_names import RENAMED_SETTINGS
 from tallystick.client.net.metadata import TopicInfo
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import TopicPartition
@@ -69,8 +68,8 @@ class SourcePlanner:
     def __init__(self, options: SourceOptions) -> None:
         """Create the planner without connecting to the cluster."""
         self._options = options
-        known = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
-        self._admin = Admin({n: t for n, t in options.client.items() if RENAMED_SETTINGS.get(n, n) in known})
+        own = ROLE_SETTINGS["admin"]
+        self._admin = Admin({n: t for n, t in options.client.items() if n in own or is_client_setting(n)})
 
     def close(self) -> None:
         self._admin.close()

@@ -8,8 +8,7 @@ import json
 import re
 from collections.abc import Callable
 
-from tallystick.client.config import CLIENT_SETTINGS
-from tallystick.client.kafka_names import RENAMED_SETTINGS
+from tallystick.client.config import is_client_setting
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import sink
 from tallystick.spark.checkpoint import keep_start_offsets
@@ -45,7 +44,7 @@ def find_start_offsets(
 
 def _read_decided_end(options: SourceOptions, resume: ResumeOptions) -> OffsetJson | None:
     """Return the end offsets of the last decision in these topics; None if no batch was decided."""
-    client = {n: t for n, t in options.client.items() if RENAMED_SETTINGS.get(n, n) in CLIENT_SETTINGS}
+    client = {n: t for n, t in options.client.items() if is_client_setting(n)}
     if resume.database is None:
         last = sink.recovery.read_last_decision(resume.prefix, client, decisions=resume.decisions_topic)
     else:
