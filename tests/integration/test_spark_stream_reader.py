@@ -11,11 +11,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.kernel.ids import TopicPartition
+from tallystick.spark.data_source import spark_schema
 from tallystick.spark.protocol.offsets import OffsetRange
-from tallystick.spark.source.columns import spark_schema
 from tallystick.spark.source.planner import OffsetRangePartition, SourceDataLoss, UnknownOffsets
-from tallystick.spark.source.rows import arrow_schema
 from tallystick.spark.source.stream_reader import StreamReader
+from tallystick.spark.source.task_reader import arrow_schema
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tallystick.client.assignors.assign import ASSIGNORS, Assignment, GroupSubscription
-from tallystick.client.assignors.racks import PartitionRacks
-from tallystick.client.assignors.subscription import MemberData, Subscription
+from tallystick.client.assignors.subscription import MemberData, PartitionRacks, Subscription
 from tallystick.kernel.ids import MemberId, TopicPartition
 
 Line = dict[str, Any]

@@ -1,6 +1,7 @@
 """A running broker: data directory, handlers and listening socket, assembled and shut down in order."""
 
 import asyncio
+import ctypes
 import logging
 import resource
 import signal
@@ -19,9 +20,9 @@ from tallystick.broker.metrics.http import PATH, MetricsServer
 from tallystick.broker.partitions.descriptors import DescriptorBudget
 from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.server.allocator import keep_freed_memory
 from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig
 from tallystick.storage.fs import StorageFailure
 
@@ -35,6 +36,10 @@ else:
 
 _log = logging.getLogger("tallystick.broker")
 
+RETAINED_BYTES: Final = 32 * MIB
+# Source: glibc malloc.h. Setting either disables glibc's own adjustment of both, so both are set.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 # How long a stop waits for pending answers before it closes their connections.
 STOP_TIMEOUT_S: Final = 10.0
 # Open files: one per partition, one per connection, and a few hundred more.
@@ -183,3 +188,21 @@ def _raise_open_files_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def keep_freed_memory() -> bool:
+    """Keep freed memory in the process; return False where the C library has no `mallopt` (musl, macOS).
+
+    glibc returns the top of the heap after every free of some hundred KiB, and the next answer of a few
+    megabytes faults the same pages in again: that was two thirds of a fetch's CPU time. For a broker that
+    owns its process: an embedding program keeps its own allocator settings.
+
+    Cost: up to `RETAINED_BYTES` more resident memory after large answers (docs/notes/performance.md).
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_M_TRIM_THRESHOLD, RETAINED_BYTES)) and bool(
+        mallopt(_M_MMAP_THRESHOLD, RETAINED_BYTES)
+    )

@@ -23,8 +23,7 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
-from tallystick.cli.exits import ExitCode, print_error
-from tallystick.cli.interrupts import interruptible, silence_stdout
+from tallystick.cli.exits import ExitCode, interruptible, print_error, silence_stdout
 from tallystick.cli.settings import parse_named_values, parse_time_ms
 from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.line_io import ReadLimit, WrittenOffsetCommitter, poll_until

@@ -17,8 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.exits import ExitCode
-from tallystick.cli.interrupts import interruptible
+from tallystick.cli.exits import ExitCode, interruptible
 from tallystick.pipeline.demo.demo_run import Crash, DemoResult, DemoRun, DemoSettings, possible_crashes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -1,4 +1,4 @@
-"""How a command ends.
+"""How a command ends, by itself or by Ctrl-C and SIGTERM.
 
 Exit codes, so that scripts can tell (docs/adr/0030):
 
@@ -12,8 +12,16 @@ Exit codes, so that scripts can tell (docs/adr/0030):
   130  interrupted; a transaction was aborted
 """
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from types import FrameType
+from typing import Final, NoReturn
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class ExitCode(IntEnum):
@@ -33,3 +41,29 @@ def print_error(text: str, code: ExitCode) -> ExitCode:
     """Print one line on stderr, and return the exit code."""
     print(f"tallystick: {text}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """End the body on SIGTERM as on Ctrl-C, by KeyboardInterrupt."""
+    former = {number: signal.signal(number, _raise_interrupt) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def ignore_interrupts() -> None:
+    """Ignore interrupts in the rest of an `interruptible` body, all of whose waits have limits [CLI-2]."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def silence_stdout() -> None:
+    """Redirect stdout, which is broken, to the null device, so that the flush at exit does not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

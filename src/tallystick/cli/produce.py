@@ -20,10 +20,8 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
-from tallystick.cli.exits import ExitCode, print_error
-from tallystick.cli.interrupts import ignore_interrupts, interruptible, silence_stdout
-from tallystick.cli.modes import ModeOption, add_modes
-from tallystick.cli.settings import parse_named_pairs, parse_named_values
+from tallystick.cli.exits import ExitCode, ignore_interrupts, interruptible, print_error, silence_stdout
+from tallystick.cli.settings import ModeOption, add_modes, parse_named_pairs, parse_named_values
 from tallystick.client.blocking.line_io import Destination, LineSender, send_in_transaction
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.record_lines import BadLine, JsonLineFormat, LineReader, RecordReader

@@ -13,7 +13,7 @@ import typer
 from tallystick import spark
 from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
 from tallystick.cli.exits import ExitCode, print_error
-from tallystick.cli.modes import ModeOption, add_modes
+from tallystick.cli.settings import ModeOption, add_modes
 from tallystick.cli.stores import open_store
 from tallystick.cli.tables import Row
 from tallystick.dualwrite.recovery import Verdict

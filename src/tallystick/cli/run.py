@@ -23,8 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.exits import ExitCode, print_error
-from tallystick.cli.interrupts import interruptible
+from tallystick.cli.exits import ExitCode, interruptible, print_error
 from tallystick.cli.tables import OutputFormat
 from tallystick.kernel.errors import TallystickError
 from tallystick.pipeline.definition import Definition

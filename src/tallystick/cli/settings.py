@@ -1,10 +1,13 @@
-"""Parsers of NAME=VALUE, TOPIC:PARTITIONS and points in time on the command line."""
+"""Values on the command line: NAME=VALUE, TOPIC:PARTITIONS, points in time, and `--mode`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Annotated, Final
 
 import typer
+
+from tallystick.client.config import MODES
+from tallystick.client.transactions.modes import Mode
 
 _DIGITS_MAX: Final = 18
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,3 +57,24 @@ def parse_time_ms(text: str, option: str) -> int:
         raise typer.BadParameter(
             f"{option} {text}: is neither a time like 2026-11-21T12:00:00Z nor a number of milliseconds"
         ) from None
+
+
+ModeOption = Annotated[
+    list[Mode] | None,
+    typer.Option(
+        "--mode",
+        help="What a prepared transaction may rest on, repeatable; 2pc unless given or set. keep and resume "
+        "promise less: the cluster aborts it after transaction.timeout.ms.",
+    ),
+]
+
+
+def add_modes(config: Mapping[str, object], modes: Sequence[Mode], prepares: bool) -> dict[str, object]:
+    """Add the chosen modes to the producer's settings; without any, a prepared transaction uses 2pc."""
+    if modes:
+        names = [name for name in MODES if Mode(name) in modes]
+        two_phase = {"transaction.two.phase.commit.enable": "true" if "2pc" in names else "false"}
+        return {**config, **two_phase, "tallystick.modes": ",".join(names)}
+    if prepares and not config.keys() & {"tallystick.modes", "transaction.two.phase.commit.enable"}:
+        return {**config, "transaction.two.phase.commit.enable": "true"}
+    return dict(config)

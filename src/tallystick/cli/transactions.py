@@ -25,8 +25,8 @@ from tallystick.cli.cluster_command import (
     select_role_settings,
 )
 from tallystick.cli.exits import ExitCode, print_error
-from tallystick.cli.modes import ModeOption, add_modes
 from tallystick.cli.resolve import resolve_command
+from tallystick.cli.settings import ModeOption, add_modes
 from tallystick.cli.tables import OutputFormat, Row
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock

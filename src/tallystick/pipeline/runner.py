@@ -17,21 +17,31 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tallystick.admin.client import Admin
+from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
-from tallystick.pipeline.checkpoints import check_checkpoints
+from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.clients import settings_of_role
-from tallystick.pipeline.definition import Definition, OutputDefinition, OwnBrokerDefinition
+from tallystick.pipeline.definition import (
+    Definition,
+    OutputDefinition,
+    OwnBrokerDefinition,
+    checkpoint_location,
+)
 from tallystick.pipeline.output_query import StartOptions, open_sink_context, resume_options, start_query
 from tallystick.pipeline.progress import Progress, parse_progress
 from tallystick.pipeline.status import DecisionWatch
-from tallystick.pipeline.topics import ensure_topics
 from tallystick.pipeline.views import declare_views
+from tallystick.spark.checkpoint import local_folder_of, read_decision_location
 from tallystick.spark.data_source import register
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
 from tallystick.spark.session import spark_session
 from tallystick.spark.sink.lease_handover import abort_unfinished_batch, identify_driver
 
 _BROKER_SETTINGS: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
+# File name of the note about a checkpoint that earlier versions wrote: the prefix alone.
+_PREFIX_FILE: Final = "tallystick-prefix"
 _POLL_S: Final = 0.2
 # Timeout for ending what a stopped query left open: an unreachable broker must not delay the stop.
 _STOP_TIMEOUT_MS: Final = 5000
@@ -181,3 +191,64 @@ def _start_session(stack: ExitStack, definition: Definition) -> SparkSession:
     spark = spark_session(definition.name, folder, master=master, settings=settings)
     stack.callback(spark.stop)
     return spark
+
+
+def check_checkpoints(definition: Definition) -> None:
+    """Check that no output's checkpoint belongs to another prefix [PIP-2].
+
+    Decisions are kept under the pipeline's name and offsets in its checkpoint, and neither is meaningful
+    without the other: under another prefix a decided batch would be repeated. In a checkpoint on a local file
+    system the sink notes where its batches are decided, and refuses any other place (`spark.checkpoint`).
+    Here all outputs are checked at once, without the cluster and before anything is started.
+
+    Raises: BadConfig listing all that do; BadCheckpoint, OSError.
+    """
+    problems = []
+    for output in definition.outputs:
+        checkpoint = checkpoint_location(definition, output)
+        noted = _read_prefix(checkpoint)
+        prefix = definition.prefix_of(output) + (DATABASE_SUFFIX if output.database else "")
+        # Notes of earlier versions lack the place of the decisions.
+        if noted not in (None, prefix, definition.prefix_of(output)):
+            problems.append(
+                f"checkpoint: {local_folder_of(checkpoint)} is of {noted!r}, and this is {prefix!r}: rows "
+                "that were decided there would be written again here. Nothing was read; take back the old "
+                "name, or another checkpoint; or, if it is to go on under the new name, --on-new-prefix adopt"
+            )
+    if problems:
+        raise BadConfig("\n".join(problems))
+
+
+def _read_prefix(checkpoint: str) -> str | None:
+    home = read_decision_location(checkpoint)
+    if home is not None:
+        return home.prefix
+    folder = local_folder_of(checkpoint)
+    owner = None if folder is None else folder / _PREFIX_FILE
+    return None if owner is None or not owner.exists() else owner.read_text().strip()
+
+
+def ensure_topics(definition: Definition, client: Mapping[str, str], *, make: bool) -> None:
+    """Ensure that every topic named by the pipeline exists: only those of its own broker are created.
+
+    Args:
+        client: client settings, including `bootstrap.servers`.
+        make: create missing topics, with the broker's default number of partitions.
+    Raises: BadConfig with each missing topic, its key's path, and the command that creates it; client
+        errors.
+    """
+    wanted = {**dict(definition.topics_written()), **dict(definition.topics_read())}
+    with Admin(client) as admin:
+        there = admin.list_topics(internal=True)
+        missing = {topic: path for topic, path in wanted.items() if topic not in there}
+        if make and missing:
+            admin.create_topics(NewTopic(name=topic) for topic in missing).all()
+        elif missing:
+            servers = client["bootstrap.servers"]
+            raise BadConfig(
+                "\n".join(
+                    f"{path}: there is no topic {topic!r}; make it with `tallystick topics create {topic} "
+                    f"--bootstrap-server {servers}`"
+                    for topic, path in missing.items()
+                )
+            )

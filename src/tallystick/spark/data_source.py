@@ -17,17 +17,44 @@ from pyspark.sql.datasource import (
     DataSourceStreamWriter,
     DataSourceWriter,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from tallystick.spark import sink, source
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
-from tallystick.spark.source.columns import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME: Final = "tallystick"
+
+# The columns of Spark's own Kafka source. Their Arrow types are apart, in `source.task_reader`: Spark asks
+# for the schema in a process that reads nothing.
+_COLUMNS: Final = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+_HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+
+def spark_schema(*, headers: bool) -> StructType:
+    """Return the schema. Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
+    last = [StructField("headers", ArrayType(_HEADER_TYPE))] if headers else []
+    return StructType([*_COLUMNS, *last])
 
 
 class KafkaDataSource(DataSource):

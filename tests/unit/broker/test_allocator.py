@@ -8,7 +8,7 @@ import pytest
 
 CODE = """
 import resource
-from tallystick.broker.server.allocator import keep_freed_memory
+from tallystick.broker.serve import keep_freed_memory
 print(int(keep_freed_memory()))
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 bytes(bytearray(8 << 20))

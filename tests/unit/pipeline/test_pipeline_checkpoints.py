@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.checkpoints import check_checkpoints
 from tallystick.pipeline.definition import (
     Definition,
     OutputDefinition,
@@ -14,6 +13,7 @@ from tallystick.pipeline.definition import (
     TopicSink,
     checkpoint_location,
 )
+from tallystick.pipeline.runner import check_checkpoints
 from tallystick.spark.checkpoint import write_decision_location
 from tallystick.spark.protocol.decide import DecisionLocation
 

@@ -20,15 +20,16 @@ from types import MappingProxyType
 from typing import Final
 
 from tallystick.client.assignors.java_order import string_sort_key
-from tallystick.client.assignors.racks import PartitionRacks, use_rack_aware_assignment
 from tallystick.client.assignors.sticky import assign_sticky
 from tallystick.client.assignors.subscription import (
     MemberData,
+    PartitionRacks,
     Subscription,
     decode_generation,
     decode_member_data,
     encode_generation,
     encode_member_data,
+    use_rack_aware_assignment,
 )
 from tallystick.kernel.ids import MemberId, TopicPartition
 from tallystick.kernel.value import Value

@@ -21,8 +21,12 @@ from tallystick.client.assignors.java_order import (
     sort_by_hash,
     string_sort_key,
 )
-from tallystick.client.assignors.racks import PartitionRacks, use_rack_aware_assignment
-from tallystick.client.assignors.subscription import MemberData, Subscription
+from tallystick.client.assignors.subscription import (
+    MemberData,
+    PartitionRacks,
+    Subscription,
+    use_rack_aware_assignment,
+)
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import MemberId, TopicPartition
 from tallystick.kernel.value import Value

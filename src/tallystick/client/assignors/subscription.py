@@ -9,7 +9,7 @@ of the assignor:
 Source: KIP-54, KIP-341 (the generation), KIP-429, KIP-792, KIP-881; ConsumerProtocol.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from struct import Struct, error
 from typing import Final
 
@@ -23,6 +23,9 @@ from tallystick.protocol.messages.consumer_protocol import (
 from tallystick.protocol.messages.consumer_protocol import TopicPartition as WirePartitions
 
 SUBSCRIPTION_VERSION: Final = 3
+
+PartitionRacks = Mapping[str, tuple[frozenset[str], ...]]
+"""Racks with a replica of each partition, by topic; empty sets where brokers name none (KIP-881)."""
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
@@ -178,3 +181,12 @@ def _group_by_topic(partitions: Iterable[TopicPartition]) -> tuple[WirePartition
 
 def _flatten(topics: Iterable[WirePartitions]) -> tuple[TopicPartition, ...]:
     return tuple(TopicPartition(topic.topic, number) for topic in topics for number in topic.partitions)
+
+
+def use_rack_aware_assignment(members: Collection[str], partitions: Collection[frozenset[str]]) -> bool:
+    """Tell whether a member is in a rack of the topic, and not every partition is in all those racks.
+
+    Source: AbstractPartitionAssignor.useRackAwareAssignment.
+    """
+    everywhere = frozenset[str]().union(*partitions)
+    return not everywhere.isdisjoint(members) and any(racks != everywhere for racks in partitions)

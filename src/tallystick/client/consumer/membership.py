@@ -28,9 +28,9 @@ from enum import Enum, auto
 from typing import Final, assert_never
 
 from tallystick.client.assignors.assign import ASSIGNORS, Assignor
-from tallystick.client.assignors.racks import PartitionRacks
 from tallystick.client.assignors.subscription import (
     MemberData,
+    PartitionRacks,
     Subscription,
     decode_assignment,
     decode_subscription,

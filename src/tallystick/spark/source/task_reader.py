@@ -24,12 +24,23 @@ from tallystick.spark.options.source_options import SourceOptions
 from tallystick.spark.protocol.offsets import OffsetRange
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 from tallystick.spark.source.planner import SourceDataLoss
-from tallystick.spark.source.rows import arrow_schema, to_source_rows
 
 _log = logging.getLogger("tallystick.spark")
 
 ROWS_MAX: Final = 10_000
 """Maximum rows of an Arrow batch: Spark's default of spark.sql.execution.arrow.maxRecordsPerBatch."""
+
+# The columns of Spark's own Kafka source.
+_ARROW_FIELDS: Final = (
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("timestampType", pa.int32()),
+)
+_ARROW_HEADER_TYPE: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 _FIXED_SETTINGS: Final = {
     "auto.offset.reset": "none",
@@ -130,3 +141,21 @@ def _discard_consumer(client: Mapping[str, str]) -> None:
 
 def _consumer_key(client: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
     return os.getpid(), tuple(sorted(client.items()))
+
+
+def arrow_schema(*, headers: bool) -> pa.Schema:
+    """Return `data_source.spark_schema` as the Arrow schema that Spark uses in Python.
+
+    Spark checks only the first batch of a task against it, field by field.
+    """
+    element = pa.field("element", _ARROW_HEADER_TYPE)
+    return pa.schema([*_ARROW_FIELDS, *([pa.field("headers", pa.list_(element))] if headers else [])])
+
+
+def to_source_rows(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Select the columns that `schema` names from a consumer's batch, and cast them to its types.
+
+    `headers` has no nulls: null arrays cost Spark time quadratic in the size of the batch.
+    """
+    columns = [records.column(field.name).cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
