@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from tallystick.kernel.settings import parse_values, settings_of
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.security.sasl.settings import SaslSettings
 from tallystick.security.tls.settings import TlsSettings
 
@@ -33,8 +33,7 @@ TRANSLATED_SETTINGS: Final = frozenset({"ssl_check_hostname", "ssl_ciphers", "ss
 TokenCallback = Callable[..., object]
 
 
-@frozen(kw_only=True)
-class SecurityConfig:
+class SecurityConfig(Value, kw_only=True):
     """How a client's connections are protected, and how it logs in.
 
     token_callback  for OAUTHBEARER, the function that returns tokens

@@ -2,18 +2,18 @@
 
 import copy
 import pickle
+from dataclasses import dataclass
 from typing import cast
 
 import pytest
 
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig, SettingType, build_config, setting, settings_of
-from tallystick.kernel.value import frozen
 
 TEXT = "hunter2"
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SecretiveConfig:
     ssl_key_password: Secret | None = setting(None, "A password.", kind=SettingType.PASSWORD)
     port: int = setting(1, "A number.", low=1)

@@ -19,7 +19,7 @@ from typing import Final
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.secret import Secret
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 JAAS_LENGTH_MAX: Final = 64 * 1024
 _FLAGS: Final = ("required", "requisite", "sufficient", "optional")
@@ -46,8 +46,7 @@ class BadJaasConfig(TallystickError):
     """A `sasl.jaas.config` cannot be read. The text shows names and positions, and never a value."""
 
 
-@frozen
-class JaasEntry:
+class JaasEntry(Value):
     """A login: the module, and its options as secrets."""
 
     module: LoginModule
@@ -78,8 +77,7 @@ def parse_jaas_config(text: str) -> JaasEntry:
     return JaasEntry(module, MappingProxyType(_parse_options(tokens[2:end])))
 
 
-@frozen
-class _JaasToken:
+class _JaasToken(Value):
     text: str
     is_quoted: bool
 

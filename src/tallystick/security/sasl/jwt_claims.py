@@ -7,12 +7,11 @@ only.
 
 from collections.abc import Mapping
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.security.sasl.oauthbearer import TokenRefused, ValidatedToken
 
 
-@frozen(kw_only=True)
-class ClaimRules:
+class ClaimRules(Value, kw_only=True):
     """Kafka's `sasl.oauthbearer.*` settings about claims."""
 
     expected_issuer: str | None = None

@@ -15,7 +15,7 @@ from typing import Final
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.secret import Secret
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.security.sasl.mechanism import (
     SaslAuthenticationFailed,
     SaslPeerRefused,
@@ -36,8 +36,7 @@ _BEARER: Final = re.compile("[Bb][Ee][Aa][Rr][Ee][Rr] (?P<token>[A-Za-z0-9._~+/-
 _SEPARATOR: Final = "\x01"
 
 
-@frozen(kw_only=True)
-class ValidatedToken:
+class ValidatedToken(Value, kw_only=True):
     """What a token says, once it is known to be genuine.
 
     expires_at_ms   milliseconds since 1970

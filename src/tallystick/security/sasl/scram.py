@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.secret import HIDDEN
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 ITERATIONS_MIN: Final = 4096
 """RFC 7677, section 4: the iteration count "SHOULD be at least 4096"; Kafka's ScramMechanism demands it."""
@@ -42,8 +42,7 @@ _NONCE_BYTES: Final = 18
 M = TypeVar("M")
 
 
-@frozen
-class ScramMechanism:
+class ScramMechanism(Value):
     """One member of the SCRAM family. `number` is its type in APIs 50 and 51 (KIP-554)."""
 
     name: str
@@ -63,8 +62,7 @@ class BadScramMessage(TallystickError):
 # -------------------------------------------------------------------------------------- keys
 
 
-@frozen
-class ScramCredential:
+class ScramCredential(Value):
     """What a server keeps of a password. Its repr shows no key: ServerKey is enough to pose as the server."""
 
     salt: bytes
@@ -156,8 +154,7 @@ _SERVER_FINAL: Final = re.compile(f"(?:e=(?P<error>{_VALUE})|v=(?P<signature>{_B
 _KNOWN_ATTRIBUTES: Final = frozenset("anmrcsipve")
 
 
-@frozen
-class ClientFirst:
+class ClientFirst(Value):
     """`gs2_header` returns in the last message, `bare` is part of what is signed."""
 
     gs2_header: str
@@ -168,15 +165,13 @@ class ClientFirst:
     bare: str
 
 
-@frozen
-class ServerFirst:
+class ServerFirst(Value):
     nonce: str
     salt: bytes
     iterations: int
 
 
-@frozen
-class ClientFinal:
+class ClientFinal(Value):
     """`unsigned` is all of the message in front of the proof."""
 
     channel_binding: bytes
@@ -185,8 +180,7 @@ class ClientFinal:
     unsigned: str
 
 
-@frozen
-class ServerFinal:
+class ServerFinal(Value):
     """Either the signature, or the error."""
 
     signature: bytes

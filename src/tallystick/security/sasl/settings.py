@@ -8,12 +8,13 @@ Source: Kafka 4.3 SaslConfigs; librdkafka CONFIGURATION.md.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import SettingType, setting
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.security.sasl.jaas import BadJaasConfig, JaasEntry, LoginModule, parse_jaas_config
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER, find_bad_extensions
 from tallystick.security.sasl.plain import PLAIN
@@ -45,8 +46,7 @@ _NOT_SUPPORTED: Final = {
 }
 
 
-@frozen(kw_only=True)
-class ClientCredentials:
+class ClientCredentials(Value, kw_only=True):
     """A client's account at a token endpoint (RFC 6749, section 4.4)."""
 
     token_endpoint_url: str
@@ -57,8 +57,7 @@ class ClientCredentials:
     ca_location: str | None
 
 
-@frozen(kw_only=True)
-class SaslLogin:
+class SaslLogin(Value, kw_only=True):
     """How a client logs in. `credentials` is for OAUTHBEARER, None where a callback gives the tokens."""
 
     mechanism: str
@@ -68,7 +67,7 @@ class SaslLogin:
     extensions: tuple[tuple[str, str], ...] = ()
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaslSettings:
     """The login of one client, as text by dotted name; `login` is what it means."""
 

@@ -7,7 +7,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.security.tls import der
 from tallystick.security.tls.der import BadDer, Element
 
@@ -15,8 +15,7 @@ _SUBJECT_ALTERNATIVE_NAME: Final = "2.5.29.17"
 _TIME: Final = re.compile(rb"(\d{4}|\d{2})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)Z")
 
 
-@frozen
-class Certificate:
+class Certificate(Value):
     """What is read of a certificate; `subject` is the DER of a Name, each alternative name that of one."""
 
     subject: bytes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 TLS_1_3_SUITES: Final = frozenset(
     {"TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"}
@@ -33,8 +33,7 @@ _TLS_1_2_SUITES: Final = {
 }
 
 
-@frozen
-class CipherChoice:
+class CipherChoice(Value):
     """What ssl.cipher.suites asks for: suites of TLS 1.2 by OpenSSL's names, and which versions are left."""
 
     openssl: tuple[str, ...]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 BOOLEAN: Final = 0x01
 INTEGER: Final = 0x02
@@ -28,8 +28,7 @@ class BadDer(TallystickError):
     """Bytes that are not the DER they should be."""
 
 
-@frozen
-class Element:
+class Element(Value):
     """One element: its tag, its content, and the whole of it in DER."""
 
     tag: int

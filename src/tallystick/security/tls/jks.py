@@ -12,7 +12,7 @@ import hmac
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.security.tls import der
 from tallystick.security.tls.der import BadDer
 
@@ -28,8 +28,7 @@ class BadJks(TallystickError):
     """A file that is no whole JKS store, or one that the password does not open."""
 
 
-@frozen
-class JksKey:
+class JksKey(Value):
     """A private key, still disguised, and its certificates in DER, its own first."""
 
     alias: str
@@ -37,8 +36,7 @@ class JksKey:
     chain: tuple[bytes, ...]
 
 
-@frozen
-class JksStore:
+class JksStore(Value):
     keys: tuple[JksKey, ...]
     trusted: tuple[bytes, ...]
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 
 DEFAULT: Final = "DEFAULT"
 _RULE: Final = r"(DEFAULT)|RULE:((?:\\.|[^\\/])*)/((?:\\.|[^\\/])*)/([LU]?).*?|(?:.*?)"
@@ -30,8 +30,7 @@ class NoMatchingRule(TallystickError):
     """No rule applies to the name of a certificate."""
 
 
-@frozen
-class PrincipalRule:
+class PrincipalRule(Value):
     """One rule; without a pattern it is DEFAULT."""
 
     pattern: re.Pattern[str] | None

@@ -6,18 +6,18 @@ Source: Kafka 4.3 SslConfigs, BrokerSecurityConfigs; the rules are DefaultSslEng
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import SettingType, setting
-from tallystick.kernel.value import frozen
 
 PROTOCOLS: Final = ("TLSv1.2", "TLSv1.3")
 STORE_TYPES: Final = ("JKS", "PKCS12", "PEM")
 _TYPE_DOC: Final = "Accepted; the bytes of the file decide whether it is PEM, PKCS12 or JKS."
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """TLS of one client or listener. `build_config(TlsSettings, texts)` makes one of texts by dotted name."""
 

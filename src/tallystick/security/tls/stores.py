@@ -14,7 +14,7 @@ from typing import Final
 from tallystick import _lazy
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import Value
 from tallystick.security.tls import der, jks
 from tallystick.security.tls.certificates import Certificate, parse_certificate
 from tallystick.security.tls.der import BadDer
@@ -30,8 +30,7 @@ class BadKeyStore(BadConfig):
     """A key store or trust store that cannot be used, with the setting that names it."""
 
 
-@frozen
-class KeyStore:
+class KeyStore(Value):
     """A private key with its certificates.
 
     key        the key in PEM, encrypted as it was in the store
