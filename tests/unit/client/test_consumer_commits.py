@@ -3,14 +3,21 @@
 import asyncio
 
 import pytest
-from scripted_broker import ScriptedBroker
+from scripted_broker import ScriptedBroker, Seen
 from scripted_group import ScriptedGroup
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.errors import CommitRefused
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
 
 T0 = TopicPartition("t", 0)
 HOUR_MS = 3_600_000
@@ -82,5 +89,38 @@ def test_close_leaves_the_group_though_the_last_commit_does_not_succeed(silent: 
             await consumer.close(timeout_ms=20_000)
             assert group.commits
             assert broker.count(ApiKey.LEAVE_GROUP) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_a_reader_of_committed_records_waits_for_an_offset_that_is_stable(
+    isolation: str,
+) -> None:
+    """[CLI-36] KIP-447, `RequireStable`: on UNSTABLE_OFFSET_COMMIT the request is repeated."""
+    requests: list[bool] = []
+
+    def answer(seen: Seen) -> OffsetFetchResponse:
+        assert isinstance(seen.request, OffsetFetchRequest)
+        requests.append(seen.request.require_stable)
+        is_held_back = seen.request.require_stable and len(requests) < 3
+        partition = OffsetFetchResponsePartition(
+            partition_index=0,
+            committed_offset=-1 if is_held_back else 2,
+            metadata="",
+            error_code=ErrorCode.UNSTABLE_OFFSET_COMMIT if is_held_back else ErrorCode.NONE,
+        )
+        return OffsetFetchResponse(topics=(OffsetFetchResponseTopic(name="t", partitions=(partition,)),))
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            ScriptedGroup(broker)
+            broker.scripts[ApiKey.OFFSET_FETCH] = answer
+            consumer = consumer_of(broker, isolation_level=isolation, enable_auto_commit=False)
+            committed = await consumer.committed([T0])
+            assert committed[T0] is not None
+            assert committed[T0].offset == 2
+            await consumer.close()
+        assert requests == ([True] * 3 if isolation == "read_committed" else [False])
 
     asyncio.run(main())

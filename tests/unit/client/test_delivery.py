@@ -65,6 +65,16 @@ def test_any_loop_can_await_a_record() -> None:
     assert asyncio.run(main()) == 201
 
 
+def test_a_callback_that_comes_after_the_outcome_is_called_at_once() -> None:
+    """[CLI-20]"""
+    of = outcome()
+    of.complete()
+    told: list[int] = []
+    for ticket in range(2):
+        Delivery(of, ticket).add_done_callback(lambda d: told.append(d.ticket))
+    assert told == [0, 1]
+
+
 def test_callbacks_come_once_each_whatever_thread_settles_and_whichever_watches() -> None:
     """[CLI-20] Watching and settling at once: nobody is told twice, nobody is forgotten."""
     for _ in range(200):
