@@ -284,6 +284,15 @@ class AnyAnswers(RuleBasedStateMachine):
         encode(request, 5)
         self.member = apply_sync_response(self.member, sync_answer(*partitions))
 
+    @rule(partitions=st.sets(st.sampled_from(sorted(ALL)), min_size=1))
+    def rebalance(self, partitions: set[TopicPartition]) -> None:
+        """A join without a refusal, up to the assignment: single steps seldom come so far."""
+        self.poll()
+        if self.member.phase is Phase.JOINING:
+            self.join(leads=False)
+        if self.member.phase is Phase.SYNCING:
+            self.sync(partitions)
+
     @rule(code=CODES, stale=st.booleans())
     def refuse(self, code: int, stale: bool) -> None:
         api = {Phase.JOINING: "JoinGroup", Phase.SYNCING: "SyncGroup"}.get(self.member.phase, "Heartbeat")
