@@ -46,11 +46,21 @@ def parse_definition(text: str, source: str, variables: Mapping[str, str] | None
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"{source}: {error}") from None
     problems = Problems(source)
-    filled = _substitute_variables(document, "", dict(variables or {}), problems)
-    assert isinstance(filled, dict)
+    filled = _substitute_in_table(document, "", dict(variables or {}), problems)
     definition = _parse_definition(TomlTable(filled, "", problems))
     problems.raise_if_any()
     return definition
+
+
+def _substitute_in_table(
+    table: Mapping[str, object], path: str, variables: Mapping[str, str], problems: Problems
+) -> dict[str, object]:
+    """Substitute variables in the values of `table`, recursively."""
+    inner = f"{path}." if path else ""
+    return {
+        key: _substitute_variables(value, f"{inner}{key}", variables, problems)
+        for key, value in table.items()
+    }
 
 
 def _substitute_variables(
@@ -59,11 +69,7 @@ def _substitute_variables(
     """Substitute variables in `value`, recursively."""
     match value:
         case dict():
-            inner = f"{path}." if path else ""
-            return {
-                key: _substitute_variables(x, f"{inner}{key}", variables, problems)
-                for key, x in value.items()
-            }
+            return _substitute_in_table(value, path, variables, problems)
         case list():
             return [
                 _substitute_variables(x, f"{path}[{i}]", variables, problems) for i, x in enumerate(value)

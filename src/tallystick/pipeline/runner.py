@@ -20,6 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
+from tallystick.kernel.check import require
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.clients import settings_of_role
 from tallystick.pipeline.definition import (
@@ -174,8 +175,8 @@ def _start_cluster(stack: ExitStack, definition: Definition) -> Mapping[str, str
     """Return the client settings, after starting the pipeline's own broker if it has one."""
     if definition.kafka is not None:
         return definition.kafka
-    assert definition.broker is not None  # checked with the definition
-    broker = stack.enter_context(_create_broker(definition.broker))
+    own = require(definition.broker, "a definition without a cluster is refused when it is read")
+    broker = stack.enter_context(_create_broker(own))
     return {"bootstrap.servers": broker.bootstrap_servers}
 
 

@@ -26,6 +26,7 @@ from tallystick.dualwrite.stores.sql_calls import (
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
+from tallystick.kernel.check import require
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger(__name__)
@@ -128,10 +129,10 @@ class SqlTransaction:
             self._release_mark()
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
-        assert self._root is not None
+        root = require(self._root, "a transaction that is open has its root")
         self._guard.is_ending = True
         try:
-            self._root.commit()
+            root.commit()
         except Exception as exc:
             if sql_table.is_certainly_not_committed(exc):
                 raise NotCommitted(exc) from exc

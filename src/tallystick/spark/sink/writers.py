@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from tallystick.kernel.check import check
+from tallystick.kernel.check import require
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
@@ -127,9 +127,8 @@ class _LeasedWriter:
         )
 
     def _run_attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
-        check(self._lease is not None, "a task has the writer that was pickled")
-        assert self._lease is not None
-        return VoteMessage(encode_vote(run_attempt(self._context, decode_lease(self._lease), job, batches)))
+        lease = decode_lease(require(self._lease, "a task has the writer that was pickled"))
+        return VoteMessage(encode_vote(run_attempt(self._context, lease, job, batches)))
 
     def _commit(self, messages: Iterable[WriterCommitMessage | None], offsets: str | None = None) -> None:
         decision = self._context.commit(_decode_votes(messages), offsets)
