@@ -11,6 +11,7 @@ All are TallystickErrors and can be pickled. `effect` says what may have happene
 from tallystick.client.consumer.errors import CommitRefused, PositionUnknown, RecordUnreadable, WokenUp
 from tallystick.client.errors import (
     AbortRequired,
+    AuthenticationFailed,
     BadAnswer,
     BrokerRefused,
     ClientError,
@@ -24,6 +25,7 @@ from tallystick.client.errors import (
     NotAuthorized,
     NotSupported,
     TimedOut,
+    TlsFailed,
     TooLarge,
     UnknownTopic,
     Unreachable,
@@ -34,6 +36,7 @@ from tallystick.kernel.settings import BadConfig
 
 __all__ = [
     "AbortRequired",
+    "AuthenticationFailed",
     "BadAnswer",
     "BadConfig",
     "BadPreparedTxnState",
@@ -56,6 +59,7 @@ __all__ = [
     "Remedy",
     "TallystickError",
     "TimedOut",
+    "TlsFailed",
     "TooLarge",
     "UnknownTopic",
     "Unreachable",

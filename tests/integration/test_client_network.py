@@ -126,7 +126,7 @@ def test_nothing_happened_where_nobody_listens() -> None:
     ("greeting", "said"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP server"),
-        (b"\x15\x03\x03\x00\x02\x02\x46", "wants TLS"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "speaks TLS"),
         (b"\xff\xff\xff\xff", "a frame of -1 bytes"),
         (b"\0\0\0\x02ab", "an answer of 2 bytes"),
         (b"\0\0\0\x04\0\0\0\x63", "request 99"),

@@ -7,6 +7,7 @@ old versions and closing the connection in the middle.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from ssl import SSLContext
 from types import TracebackType
 from typing import Self
 
@@ -54,10 +55,12 @@ class ScriptedBroker:
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
     port: int = 0
+    ssl: SSLContext | None = None
+    host: str = "127.0.0.1"  # as metadata names it
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def count(self, key: ApiKey) -> int:
         return sum(seen.key is key for seen in self.seen)
@@ -65,7 +68,7 @@ class ScriptedBroker:
     async def __aenter__(self) -> Self:
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.ssl)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -157,8 +160,7 @@ class ScriptedBroker:
         """Return metadata with this broker and `others`; `leaders` are topics of one partition."""
         return MetadataResponse(
             brokers=tuple(
-                MetadataResponseBroker(node_id=b.node_id, host="127.0.0.1", port=b.port)
-                for b in (self, *others)
+                MetadataResponseBroker(node_id=b.node_id, host=b.host, port=b.port) for b in (self, *others)
             ),
             cluster_id="scripted",
             controller_id=self.node_id,

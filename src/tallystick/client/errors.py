@@ -7,6 +7,8 @@
       UnknownTopic      no such topic or partition
       TooLarge          a record or batch above a limit of the broker
     Unreachable         no connection: nothing was sent
+    AuthenticationFailed  the broker refused the login, or the client the broker: nothing was sent
+      TlsFailed         no TLS: a certificate, a version, or a port that speaks something else
     ConnectionLost      the connection ended before the answer arrived
     TimedOut            a named limit passed
     BadAnswer           the peer's bytes are not Kafka's protocol
@@ -130,6 +132,21 @@ class Unreachable(ClientError):
     def __init__(self, address: str, why: str) -> None:
         super().__init__(address, why)
         self.address, self.why = address, why
+
+
+class AuthenticationFailed(ClientError):
+    """The broker refused the login, or the client the broker: nothing was sent.
+
+    Another try would end the same, so the call ends at once, as with Kafka's AuthenticationException.
+    """
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(address, why)
+        self.address, self.why = address, why
+
+
+class TlsFailed(AuthenticationFailed):
+    """The TLS handshake failed: a certificate, a version, or a port that does not speak TLS."""
 
 
 class ConnectionLost(ClientError):

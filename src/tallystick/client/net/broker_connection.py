@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextvars import Context
 
 from tallystick.client.config import Address
-from tallystick.client.errors import Closed, Unreachable
+from tallystick.client.errors import AuthenticationFailed, Closed, Unreachable
 from tallystick.client.jitter import uniform
 from tallystick.client.net.network import Connection, ConnectionSettings, NetworkMetrics, connect
 from tallystick.client.net.pending_request import PendingRequest
@@ -40,7 +40,7 @@ class BrokerConnection:
         self._backlog: list[PendingRequest] = []
         self._failure_count = 0
         self._closed = False
-        self.last_failure: str | None = None
+        self.last_failure: Unreachable | AuthenticationFailed | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -77,13 +77,16 @@ class BrokerConnection:
             self._ensure_connecting()
 
     async def wait_for_versions(self) -> NodeApiVersions:
-        """Return the broker's API versions; connect if necessary. Raises: Unreachable, Closed."""
+        """Return the broker's API versions; connect if necessary.
+
+        Raises: Unreachable, AuthenticationFailed, Closed.
+        """
         while self._connection is None or not self._connection.is_usable:
             if self._closed:
                 raise Closed("the client was closed")
             await asyncio.wait((self._ensure_connecting(),))
-            if self._failure_count:
-                raise Unreachable(str(self.address), self.last_failure or "")
+            if self.last_failure is not None:
+                raise _copy_failure(self.last_failure)
         return self._connection.protocol_state.versions
 
     def close(self) -> "asyncio.Future[None] | None":
@@ -119,12 +122,12 @@ class BrokerConnection:
             connection = await connect(
                 self.address, self._settings, self._network_metrics, self._failure_count
             )
-        except Unreachable as exc:
+        except (Unreachable, AuthenticationFailed) as exc:
             self._failure_count += 1
-            self.last_failure = exc.why
-            _log.debug("%s", exc)
+            self.last_failure = exc
+            _log.log(logging.ERROR if isinstance(exc, AuthenticationFailed) else logging.DEBUG, "%s", exc)
             for pending in self._take_backlog():
-                pending.fail(Unreachable(exc.address, exc.why))
+                pending.fail(_copy_failure(exc))
             return
         self._failure_count = 0
         self.last_failure = None
@@ -137,3 +140,8 @@ class BrokerConnection:
     def _take_backlog(self) -> list[PendingRequest]:
         backlog, self._backlog = self._backlog, []
         return backlog
+
+
+def _copy_failure(failure: Unreachable | AuthenticationFailed) -> Unreachable | AuthenticationFailed:
+    """Return an error of its own for each caller: what they learn of its effect differs."""
+    return type(failure)(failure.address, failure.why)

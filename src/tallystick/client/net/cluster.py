@@ -28,6 +28,7 @@ from typing import Final, TypeVar
 
 from tallystick.client.config import ClientConfig
 from tallystick.client.errors import (
+    AuthenticationFailed,
     BrokerRefused,
     ClientError,
     Closed,
@@ -38,6 +39,7 @@ from tallystick.client.errors import (
 from tallystick.client.jitter import uniform
 from tallystick.client.net.connection_pool import ConnectionPool
 from tallystick.client.net.coordinators import CoordinatorCache, CoordinatorType
+from tallystick.client.net.login import ClientSecurity
 from tallystick.client.net.metadata import MetadataImage, Node, TopicInfo
 from tallystick.client.net.metadata_cache import MetadataCache
 from tallystick.client.net.network import CLOSE_TIMEOUT_S, ConnectionSettings
@@ -85,11 +87,15 @@ class Cluster:
             answer_bytes_max: largest response accepted; must be above fetch.max.bytes.
             auto_create_topics: whether asking about a missing topic may create it, if the broker allows.
             topics_idle_ms: a topic that no call named for this long is no longer refreshed.
+        Raises: BadConfig, if files that the security settings name are of no use.
         """
         self.config = config
         self.connections = ConnectionPool(
             ConnectionSettings(
-                config=config, in_flight_max=in_flight_max, response_bytes_max=answer_bytes_max
+                config=config,
+                in_flight_max=in_flight_max,
+                response_bytes_max=answer_bytes_max,
+                security=ClientSecurity(config.security),
             ),
             lambda: self._metadata.image.nodes,
         )
@@ -236,7 +242,9 @@ class Cluster:
                 response = await self.submit(node_id, request, max_version=max_version)
             except ClientError as exc:
                 late = isinstance(exc, TimedOut) and is_in_retry_scope()
-                if late or isinstance(exc, Closed) or exc.effect is not Effect.NONE:
+                # A login that one broker refuses is not tried at the others: accounts get locked by that.
+                is_final = late or isinstance(exc, Closed | AuthenticationFailed)
+                if is_final or exc.effect is not Effect.NONE:
                     raise
                 failures.append(exc)
             else:

@@ -1,7 +1,11 @@
 """Connections to brokers: sockets that send requests and receive answers.
 
 `protocol_state.py` and the callers decide what they mean. A socket has two phases: a `_Handshake` negotiates
-versions; its result is a `Connection`, which sends requests. `broker_connection.py` makes them.
+versions; its result is a `Connection`, which sends requests. `broker_connection.py` makes them. Where a login
+is asked for, the first requests are its own, and no other is sent before it succeeds.
+
+Logins that end. A session may be shorter than its connection (KIP-368). Before it ends, the client logs in
+again on the same connection: requests in flight are answered first, new ones wait until it is done.
 
 Order. Requests leave in the order in which they were submitted, those that waited for the connection or for
 room among the requests in flight first [CLI-5].
@@ -15,23 +19,33 @@ the caller's wait ends, and the answer is dropped when it arrives.
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import Context
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import tallystick
 from tallystick.client.config import Address, ClientConfig
 from tallystick.client.errors import (
+    AuthenticationFailed,
     BadAnswer,
     ClientError,
     Closed,
     ConnectionLost,
     NotSupported,
+    TlsFailed,
     Unreachable,
 )
 from tallystick.client.jitter import uniform
+from tallystick.client.net.login import ClientSecurity
+from tallystick.client.net.login_exchange import (
+    HANDSHAKE_VERSION,
+    LoginRequest,
+    choose_reauthentication_ms,
+)
 from tallystick.client.net.pending_request import PendingRequest, RequestBuilder
 from tallystick.client.net.protocol_state import (
     NodeApiVersions,
@@ -40,18 +54,25 @@ from tallystick.client.net.protocol_state import (
     VersionNegotiation,
     guess_protocol,
 )
-from tallystick.client.retry import compute_backoff_ms, infer_loss_effect
+from tallystick.client.retry import Deadline, compute_backoff_ms, infer_loss_effect
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
-from tallystick.protocol.apis import ApiSpec
+from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.frames import Preallocation, ReceiveBuffer
+from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest
+from tallystick.security.tls.failures import explain_handshake_failure
 
 READ_BUFFER_BYTES: Final = 64 * KIB
 # A frame up to this size gets its buffer at once; the buffer of a larger one grows as bytes arrive.
 PREALLOCATED_FRAME_BYTES: Final = 2 * MIB
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 CLOSE_TIMEOUT_S: Final = 1.0
+_END_IN_HANDSHAKE: Final = (
+    "the peer closed the connection in the TLS handshake: is that a port without TLS? Then security.protocol "
+    "is PLAINTEXT or SASL_PLAINTEXT"
+)
+_LOGIN_HINT: Final = "a listener that asks for a login does so: see security.protocol"
 _CLOSED_BY_BROKER: Final = ConnectionError("the broker closed the connection")
 
 
@@ -104,6 +125,7 @@ class ConnectionSettings(Value, kw_only=True):
     config: ClientConfig
     in_flight_max: int
     response_bytes_max: int
+    security: ClientSecurity
 
 
 class _Phase(Protocol):
@@ -212,9 +234,12 @@ class _Handshake:
 
     def handle_connection_lost(self, why: Exception | None, hint: str = "") -> None:
         """Report that there is no connection."""
-        if not self._socket.ready.done():
-            text = _describe_error(why or _CLOSED_BY_BROKER, hint)
-            self._socket.ready.set_exception(Unreachable(str(self._socket.address), text))
+        if self._socket.ready.done():
+            return
+        address, text = str(self._socket.address), _describe_error(why or _CLOSED_BY_BROKER, hint)
+        # TLS 1.3: a broker refuses the client's certificate after the client's side of the handshake.
+        is_refusal = isinstance(why, ssl.SSLError) and not isinstance(why, ssl.SSLEOFError)
+        self._socket.ready.set_exception((TlsFailed if is_refusal else Unreachable)(address, text))
 
 
 class Connection:
@@ -240,6 +265,10 @@ class Connection:
         self._send_queue: deque[tuple[PendingRequest, int, list[bytes | memoryview]]] = deque()
         # KIP-219: the broker throttles this connection.
         self._throttle_timer: asyncio.TimerHandle | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
+        self._login_task: asyncio.Task[None] | None = None
+        self._is_login_due = False
+        self._has_answered = False
         self._close_reason: Exception | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self.closed_future: asyncio.Future[None] = self._loop.create_future()
@@ -290,20 +319,27 @@ class Connection:
             pending, version, body = queue.popleft()
             if pending.response_future.done():
                 continue
-            size = sum(map(len, body))
-            waiter = pending if pending.expects_response else None
-            header = state.register_request(pending.spec, version, size, waiter)
-            pending.sent_at_ms = self._last_active_ms = self.now_ms
-            self._metrics.request_total += 1
-            self._metrics.outgoing_byte_total += len(header) + size
-            self._write(header, body, size)
-            if waiter is None:
-                pending.response_future.set_result(None)
+            self._last_active_ms = self.now_ms
+            self._send_now(pending, version, body)
+
+    def _send_now(self, pending: PendingRequest, version: int, body: list[bytes | memoryview]) -> None:
+        size = sum(map(len, body))
+        waiter = pending if pending.expects_response else None
+        header = self.protocol_state.register_request(pending.spec, version, size, waiter)
+        pending.sent_at_ms = self.now_ms
+        self._metrics.request_total += 1
+        self._metrics.outgoing_byte_total += len(header) + size
+        self._write(header, body, size)
+        if waiter is None:
+            pending.response_future.set_result(None)
 
     @property
     def _may_write(self) -> bool:
         return (
-            not self._socket.is_writing_paused and self._throttle_timer is None and self._close_reason is None
+            not self._socket.is_writing_paused
+            and self._throttle_timer is None
+            and self._close_reason is None
+            and not self._is_login_due
         )
 
     def _throttle(self, length_ms: int) -> None:
@@ -333,12 +369,61 @@ class Connection:
             for part in body:
                 transport.write(part)
 
+    # ---------------------------------------------------------------------------- login
+
+    async def log_in(self) -> None:
+        """Log in, before the first request or between two. Raises: AuthenticationFailed, ClientError."""
+        lifetime_ms = await self._socket.settings.security.log_in(self.address, self._send_login_request)
+        if lifetime_ms:
+            after_ms = choose_reauthentication_ms(lifetime_ms, uniform())
+            self._login_timer = self._loop.call_later(after_ms / 1000, self._require_login)
+
+    async def _send_login_request(self, request: LoginRequest) -> object:
+        """Send a request of a login, whatever waits, and return its answer."""
+        versions, timeout_ms = self.protocol_state.versions, self._throttle_ms_max
+        if isinstance(request, SaslHandshakeRequest):
+            spec = API_SPECS[ApiKey.SASL_HANDSHAKE]
+            version = versions.require_version(spec.key, HANDSHAKE_VERSION)
+        else:
+            spec = API_SPECS[ApiKey.SASL_AUTHENTICATE]
+            version = versions.choose_version(spec.key)
+        pending = PendingRequest(
+            spec, request, Deadline(int(self.now_ms) + timeout_ms, "request.timeout.ms", timeout_ms)
+        )
+        pending.address = self.address
+        self._send_now(pending, version, _encode_body(request, spec, version))
+        self._schedule_check(pending.expires_at_ms)
+        return await pending.response_future
+
+    def _require_login(self) -> None:
+        """Log in again as soon as no request is in flight; send no new one until then (KIP-368)."""
+        self._is_login_due = True
+        self._log_in_when_idle()
+
+    def _log_in_when_idle(self) -> None:
+        if self._login_task is None and not self.protocol_state.in_flight_count and self.is_usable:
+            # In a fresh context: the login is not part of the call that happens to run now.
+            self._login_task = self._loop.create_task(self._log_in_again(), context=Context())
+
+    async def _log_in_again(self) -> None:
+        try:
+            await self.log_in()
+        except (ClientError, DecodeError) as exc:
+            # What waits was not sent: its callers connect anew, and learn there if the login is refused for
+            # good.
+            self.fail(exc)
+            return
+        self._login_task = None
+        self._is_login_due = False
+        self.send_queued()
+
     # ------------------------------------------------------------------------ responses
 
     def handle_frame(self, body: bytes | bytearray) -> None:
         """Hand a response to the request that waits for it."""
         pending, response = self.protocol_state.match_response(body)
         now = self._last_active_ms = self.now_ms
+        self._has_answered = True
         metrics = self._metrics
         metrics.response_total += 1
         latency_ms = now - pending.sent_at_ms
@@ -349,6 +434,8 @@ class Connection:
             self._throttle(throttled_ms)
         if not pending.response_future.done():
             pending.response_future.set_result(response)
+        if self._is_login_due:
+            self._log_in_when_idle()
 
     # --------------------------------------------------------------------------- limits
 
@@ -401,10 +488,12 @@ class Connection:
 
     def handle_connection_lost(self, why: Exception | None) -> None:
         """Fail what waits: the socket is closed."""
-        for timer in (self._deadline_timer, self._throttle_timer):
+        for timer in (self._deadline_timer, self._throttle_timer, self._login_timer, self._login_task):
             if timer is not None:
                 timer.cancel()
-        self._fail_all(why or _CLOSED_BY_BROKER)
+        # Kafka closes a connection without a word if something else than a login comes first.
+        is_mute = not self._has_answered and not self._socket.settings.security.has_login
+        self._fail_all(why or _CLOSED_BY_BROKER, _LOGIN_HINT if is_mute else "")
         if not self.closed_future.done():
             self.closed_future.set_result(None)
 
@@ -428,7 +517,12 @@ class Connection:
 
 
 def _describe_error(why: Exception, hint: str) -> str:
-    text = why.what() if isinstance(why, ClientError) else str(why) or type(why).__name__
+    if isinstance(why, ClientError):
+        text = why.what()
+    elif isinstance(why, ssl.SSLError):
+        text = explain_handshake_failure(why)
+    else:
+        text = str(why) or type(why).__name__
     return f"{text}: {hint}" if hint else text
 
 
@@ -442,13 +536,13 @@ def _encode_body(message: object, spec: ApiSpec, version: int) -> list[bytes | m
 async def connect(
     address: Address, settings: ConnectionSettings, metrics: NetworkMetrics, failures: int = 0
 ) -> Connection:
-    """Open a connection and negotiate versions: TCP, then ApiVersions.
+    """Open a connection: TCP, TLS, ApiVersions, login, the second and the last if they are configured.
 
     Args:
         failures: number of earlier failures, which lengthen socket.connection.setup.timeout.ms.
-    Raises: Unreachable, within that limit plus request.timeout.ms.
+    Raises: Unreachable, within that limit plus request.timeout.ms for each answer; AuthenticationFailed.
     """
-    config = settings.config
+    config, security = settings.config, settings.security
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[Connection] = loop.create_future()
     setup_ms = compute_backoff_ms(
@@ -458,16 +552,24 @@ async def connect(
         uniform(),
     )
     try:
-        async with _bound_connect_step(address, "to connect", "socket.connection.setup.timeout.ms", setup_ms):
+        limit = "socket.connection.setup.timeout.ms"
+        has_tls = security.ssl_context is not None
+        async with _bound_connect_step(address, "to connect", limit, setup_ms, has_tls=has_tls):
             transport, _ = await loop.create_connection(
-                lambda: _SocketProtocol(address, settings, metrics, ready), address.host, address.port
+                lambda: _SocketProtocol(address, settings, metrics, ready),
+                address.host,
+                address.port,
+                **_list_tls_arguments(address, security.ssl_context, setup_ms),
             )
         try:
             _set_socket_buffers(transport, config)
             answering = "to answer ApiVersions"
             limit_ms = config.request_timeout_ms
             async with _bound_connect_step(address, answering, "request.timeout.ms", limit_ms):
-                return await asyncio.shield(ready)
+                connection = await asyncio.shield(ready)
+            if security.has_login:
+                await _log_in(connection)
+            return connection
         except BaseException:
             transport.abort()
             raise
@@ -475,9 +577,35 @@ async def connect(
         ready.cancel()
 
 
+def _list_tls_arguments(address: Address, context: ssl.SSLContext | None, timeout_ms: int) -> dict[str, Any]:
+    if context is None:
+        return {}
+    return {
+        "ssl": context,
+        "server_hostname": address.host,
+        "ssl_handshake_timeout": timeout_ms / 1000,
+        "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
+    }
+
+
+async def _log_in(connection: Connection) -> None:
+    """Log in for the first time. Raises: AuthenticationFailed, Unreachable."""
+    address = str(connection.address)
+    try:
+        await connection.log_in()
+    except (AuthenticationFailed, Unreachable):
+        raise
+    except NotSupported as exc:
+        raise AuthenticationFailed(address, exc.what()) from exc
+    except ConnectionLost as exc:
+        raise Unreachable(address, f"the connection ended during the login: {exc.why}") from exc
+    except ClientError as exc:
+        raise Unreachable(address, exc.what()) from exc
+
+
 @asynccontextmanager
 async def _bound_connect_step(
-    address: Address, what: str, deadline: str, length_ms: int
+    address: Address, what: str, deadline: str, length_ms: int, *, has_tls: bool = False
 ) -> AsyncIterator[None]:
     """Turn everything that prevents a connection, an invalid host or port included, into Unreachable."""
     try:
@@ -485,6 +613,15 @@ async def _bound_connect_step(
             yield
     except TimeoutError as exc:
         raise Unreachable(str(address), f"took longer {what} than {deadline} = {length_ms} ms") from exc
+    except ssl.SSLError as exc:
+        if isinstance(exc, ssl.SSLEOFError):
+            raise Unreachable(str(address), _END_IN_HANDSHAKE) from exc
+        raise TlsFailed(str(address), explain_handshake_failure(exc)) from exc
+    except (ConnectionResetError, ConnectionAbortedError) as exc:
+        # asyncio ends a handshake with these; a port that is closed refuses before it.
+        raise Unreachable(
+            str(address), _END_IN_HANDSHAKE if has_tls else str(exc) or type(exc).__name__
+        ) from exc
     except (OSError, OverflowError, UnicodeError) as exc:
         raise Unreachable(str(address), str(exc) or type(exc).__name__) from exc
 

@@ -252,7 +252,7 @@ def guess_protocol(start: Buffer) -> str:
     if first.startswith(b"HTTP"):
         return "that is an HTTP server"
     if len(first) >= 3 and first[0] in (0x15, 0x16) and first[1] == 3:
-        return "that listener wants TLS, which this client does not have"
+        return "that listener speaks TLS: set security.protocol to SSL or SASL_SSL"
     if first.startswith(b"SSH-"):
         return "that is an SSH server"
     return ""
