@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
 from tallystick.broker.metrics.registry import MetricReading, gauge

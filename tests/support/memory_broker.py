@@ -12,7 +12,8 @@ import pytest
 from harness.memory_fs import MemoryFileSystem
 from harness.sim.machine import InMemoryMetadataStore
 from tallystick.broker.broker import Broker
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.metadata.store import MetadataStore
 from tallystick.broker.partitions.data_directory import StorageEnvironment

@@ -23,7 +23,8 @@ def main() -> int:
         loop = asyncio.get_running_loop()
         loop.add_reader(sys.stdin.fileno(), _stop_at_stdin_end, loop, service)
         address = service.broker.address
-        print(json.dumps({"host": address.host, "port": address.port}), flush=True)
+        answer = {"host": address.host, "port": address.port, "listeners": service.describe_listeners()}
+        print(json.dumps(answer), flush=True)
 
     try:
         return run(BrokerConfig.parse(given), ready)

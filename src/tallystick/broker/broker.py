@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID, uuid4
 
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.coordinator.topics import (
     ConsumerOffsetsTopic,
     CoordinatorTopic,
@@ -84,7 +85,9 @@ class Broker:
             lambda: int.from_bytes(os.urandom(4), "big") & INT32_MAX,
         )
         self.authorizer: Authorizer = ALLOW_ALL
+        # Of the first listener, and of each: a client is told the one of the listener that it came in by.
         self.address = Endpoint("", 0)
+        self.addresses: Mapping[str, Endpoint] = MappingProxyType({})
         self.failure: Exception | None = None
         self.failed_event = asyncio.Event()
         self.is_stopping = False
@@ -182,6 +185,10 @@ class Broker:
             for partition in self.topics.list_partitions():
                 partition.fail(cause)
             self.failed_event.set()
+
+    def get_address(self, listener: str) -> Endpoint:
+        """Return the address that clients of a listener are told."""
+        return self.addresses.get(listener, self.address)
 
     # ------------------------------------------------------------------ configuration
 

@@ -99,7 +99,7 @@ class EmbeddedBroker:
             )
             self._address = running.address
             self._runner = running
-            self._config_texts["listeners"] = f"PLAINTEXT://{running.address}"
+            self._config_texts["listeners"] = running.listeners
         return self
 
     def stop(self) -> int:
@@ -157,6 +157,7 @@ class _ChildProcessBroker:
             self.kill()
             raise BrokerDidNotStart(answer["error"])
         self.address = f"{answer['host']}:{answer['port']}"
+        self.listeners: str = answer["listeners"]
 
     @property
     def pid(self) -> int:
@@ -200,6 +201,7 @@ class _ThreadBroker:
         except Exception as exc:
             raise BrokerDidNotStart(str(exc)) from exc
         self.address = str(self._service.broker.address)
+        self.listeners = self._service.describe_listeners()
 
     @property
     def is_alive(self) -> bool:

@@ -5,14 +5,16 @@ import ctypes
 import logging
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from tallystick import __version__, _lazy
 from tallystick.broker.broker import Broker
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.config.listeners import Listener
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.dispatch import RequestDispatcher
 from tallystick.broker.metrics.broker_metrics import GaugeSources, read_gauges
@@ -20,10 +22,12 @@ from tallystick.broker.metrics.http import PATH, MetricsServer
 from tallystick.broker.partitions.descriptors import DescriptorBudget
 from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
 from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
 from tallystick.storage.fs import StorageFailure
 
 _uvloop_factory: Callable[[], asyncio.AbstractEventLoop] | None
@@ -50,8 +54,12 @@ class Service:
     """One broker that accepts connections. Lives on the loop that created it."""
 
     def __init__(self, config: BrokerConfig) -> None:
-        """Create a broker that is not started. Raises: BadConfig, if the metrics' library is missing."""
+        """Create a broker that is not started.
+
+        Raises: BadConfig, if the metrics' library is missing or a key or certificate cannot be used.
+        """
         descriptors = _make_descriptor_budget()
+        self._listeners = config.make_listeners()
         self.broker = Broker(config, Path(config.log_dirs), SystemClock(), descriptors=descriptors)
         self._server = Server(
             config,
@@ -72,15 +80,16 @@ class Service:
         broker.open()
         broker.unsent_bytes = lambda: self._server.unsent_bytes
         broker.config_listeners.append(self._server.apply_config)
-        host, port = await self._server.start()
-        broker.address = _resolve_advertised_endpoint(broker.config, host, port)
+        await self._server.start()
+        broker.addresses = _resolve_addresses(self._listeners, self._server.addresses)
+        broker.address = next(iter(broker.addresses.values()))
         await broker.start()
         await self._start_metrics()
 
     async def _start_metrics(self) -> None:
         if self._metrics is None:
             return
-        of = make_gauge_sources(self.broker)
+        of = replace(make_gauge_sources(self.broker), tls_listeners=lambda: self._server.tls_states)
         self.broker.metrics.registry.add_source(lambda: read_gauges(of))
         self.metrics_address = await self._metrics.start()
         _log.info("metrics are at http://%s%s", self.metrics_address, PATH)
@@ -98,9 +107,25 @@ class Service:
         broker = self.broker
         policy = broker.config.flush_policy
         durability = policy if policy == "ack" else f"{policy} (not power-safe)"
+        exposed = [each.name for each in self._listeners if each.is_open_to_the_network]
+        open_door = f", {', '.join(exposed)} open to the network without a login" if exposed else ""
         return (
-            f"tallystick {__version__}: cluster {broker.cluster_id}, listening on {broker.address}, "
-            f"data in {broker.data_dir}, flush.policy {durability}"
+            f"tallystick {__version__}: cluster {broker.cluster_id}, "
+            f"listening on {self._describe_addresses()}, "
+            f"data in {broker.data_dir}, flush.policy {durability}{open_door}"
+        )
+
+    def _describe_addresses(self) -> str:
+        """Return the address alone where there is one plain listener, else each with its listener's name."""
+        if [each.name for each in self._listeners] == [DEFAULT_LISTENER]:
+            return str(self.broker.address)
+        return ", ".join(f"{name}://{address}" for name, address in self.broker.addresses.items())
+
+    def describe_listeners(self) -> str:
+        """Return the text of `listeners` with the bound ports, for a restart at the same addresses."""
+        ports = {name: port for name, (_, port) in self._server.addresses.items()}
+        return ",".join(
+            f"{each.name}://{Endpoint(each.endpoint.host, ports[each.name])}" for each in self._listeners
         )
 
 
@@ -138,11 +163,16 @@ def make_gauge_sources(broker: Broker) -> GaugeSources:
     )
 
 
-def _resolve_advertised_endpoint(config: BrokerConfig, host: str, port: int) -> Endpoint:
-    """Return the address for clients: the advertised one, where port 0 means the bound port."""
-    if config.advertised_endpoint is None:
-        return Endpoint(config.listen_endpoint.host or host, port)
-    return Endpoint(config.advertised_endpoint.host, config.advertised_endpoint.port or port)
+def _resolve_addresses(
+    listeners: Sequence[Listener], bound: Mapping[str, tuple[str, int]]
+) -> dict[str, Endpoint]:
+    """Return each listener's address for clients: the advertised one, where port 0 is the bound port."""
+    addresses = {}
+    for listener in listeners:
+        host, port = bound[listener.name]
+        shown = listener.advertised or Endpoint(listener.endpoint.host or host, 0)
+        addresses[listener.name] = Endpoint(shown.host, shown.port or port)
+    return addresses
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint, list_ineffective
+from tallystick.broker.config.broker_config import BrokerConfig, list_ineffective
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.serve import Service, run
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties
@@ -71,7 +72,8 @@ def _merge_settings(options: argparse.Namespace) -> dict[str, str]:
         if text is None:
             continue
         try:
-            given[name] = f"PLAINTEXT://{Endpoint.parse(text)}"
+            # An advertised address without a name is the one of the only listener.
+            given[name] = f"{'PLAINTEXT://' if flag == 'listen' else ''}{Endpoint.parse(text)}"
         except ValueError as exc:
             problems.append(f"--{flag}: {exc}")
     if problems:

@@ -8,9 +8,9 @@ from tallystick.broker.config.broker_config import (
     BROKER_SETTINGS,
     TOPIC_SETTINGS,
     BrokerConfig,
-    Endpoint,
     list_ineffective,
 )
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, REFUSED_SETTINGS
 from tallystick.broker.partitions.data_directory import make_log_config
 from tallystick.kernel.settings import BadConfig, read_properties
@@ -52,10 +52,14 @@ def problems_of(given: dict[str, str]) -> list[str]:
 
 
 def test_the_file_kafka_ships_starts_this_broker() -> None:
+    """But for one word: it listens everywhere, and asks nobody for a name."""
     given = read_properties(STOCK, "server.properties")
-    config = BrokerConfig.parse(given)
-    assert config.listen_endpoint == Endpoint("", 9092)
-    assert config.advertised_endpoint == Endpoint("localhost", 9092)
+    (problem,) = problems_of(given)
+    assert "allow.insecure.listeners=true" in problem
+    config = BrokerConfig.parse(given | {"allow.insecure.listeners": "true"})
+    (listener,) = config.make_listeners()
+    assert listener.endpoint == Endpoint("", 9092)
+    assert listener.advertised == Endpoint("localhost", 9092)
     assert "num.io.threads" in list_ineffective(given)
 
 
@@ -87,7 +91,10 @@ def test_rules_between_settings_are_reported_together() -> None:
 def test_a_wildcard_needs_an_advertised_address(listen: str) -> None:
     (problem,) = problems_of({"listeners": listen})
     assert "--advertise HOST:PORT" in problem
-    assert BrokerConfig.parse({"listeners": listen, "advertised.listeners": "PLAINTEXT://broker:9092"})
+    told = {"listeners": listen, "advertised.listeners": "PLAINTEXT://broker:9092"}
+    (problem,) = problems_of(told)
+    assert "allow.insecure.listeners" in problem
+    assert BrokerConfig.parse(told | {"allow.insecure.listeners": "true"})
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,15 @@ from tallystick.broker.config.kafka_names import (
 )
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.broker.handlers.alter_configs import AlterConfigOp, ConfigChange, apply_changes
-from tallystick.kernel.settings import BadConfig, Setting
+from tallystick.kernel.settings import BadConfig, Setting, settings_of
+from tallystick.security.tls.settings import TlsSettings
 
 FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"
 
+TLS_SETTINGS = settings_of(TlsSettings)
+
 NOT_KAFKAS = {
+    "allow.insecure.listeners",
     "delete.open.transactions",
     "event.loop",
     "flush.policy",
@@ -32,6 +36,11 @@ NOT_KAFKAS = {
     "max.partitions",
     "metrics.listener",
     "queued.max.response.bytes",
+    "ssl.certificate.location",
+    "ssl.handshake.timeout.ms",
+    "ssl.handshakes.max",
+    "ssl.key.location",
+    "ssl.reload.interval.ms",
 }
 
 DEFAULT_DIFFERS = {
@@ -43,13 +52,8 @@ DEFAULT_DIFFERS = {
 
 KIND_DIFFERS = {
     "log.dirs": "one directory, not a list",
-    "listeners": "one listener, not a list",
-    "advertised.listeners": "one listener, not a list",
-}
-
-FIXED_WHILE_RUNNING = {
-    "listeners": "the socket is bound at the start",
-    "log.flush.interval.ms": "the timer is set at the start",
+    "listeners": "its parts have a form of their own",
+    "advertised.listeners": "its parts have a form of their own",
 }
 
 SYNONYMS_DIFFER = {"flush.ms": "log.flush.scheduler.interval.ms has no effect here, as flush.ms has not"}
@@ -67,6 +71,17 @@ def facts_of(what: str) -> dict[str, Fact]:
 
 
 BROKER, TOPIC = facts_of("broker"), facts_of("topic")
+
+FIXED_WHILE_RUNNING = {
+    "listeners": "the socket is bound at the start",
+    "log.flush.interval.ms": "the timer is set at the start",
+    "listener.security.protocol.map": "the sockets are bound at the start",
+    **{
+        name: "a changed file of keys is noticed, and read again"
+        for name in TLS_SETTINGS
+        if name in BROKER and BROKER[name].last == "per-broker"
+    },
+}
 
 
 def default_of(made: Setting) -> set[str]:
@@ -147,8 +162,8 @@ def test_tuning_of_logins_is_accepted_and_asking_for_them_is_not() -> None:
     tuned = {"sasl.kerberos.service.name": "kafka", "sasl.login.refresh.window.factor": "0.5"}
     assert BrokerConfig.parse(tuned)
     assert list_ineffective(tuned) == sorted(tuned)
-    for name, text in {"sasl.enabled.mechanisms": "PLAIN", "ssl.client.auth": "required"}.items():
-        with pytest.raises(BadConfig, match="only PLAINTEXT"):
+    for name, text in {"sasl.enabled.mechanisms": "PLAIN", "ssl.provider": "Conscrypt"}.items():
+        with pytest.raises(BadConfig, match="TLS certificates only"):
             BrokerConfig.parse({name: text})
 
 
@@ -156,17 +171,16 @@ def test_what_asks_for_more_than_there_is_says_why_beside_every_other_problem() 
     with pytest.raises(BadConfig) as caught:
         BrokerConfig.parse(
             {
-                "ssl.keystore.location": "/k",
-                "listener.name.plaintext.sasl.enabled.mechanisms": "PLAIN",
+                "ssl.engine.factory.class": "X",
+                "listener.name.plaintext.ssl.keystore.lokation": "/k",
                 "remote.log.storage.system.enable": "true",
                 "num.partition": "1",
             }
         )
     assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
-        "ssl.keystore.location",
-        "listener.name.plaintext.sasl.enabled.mechanisms",
+        "ssl.engine.factory.class",
         "remote.log.storage.system.enable",
         "num.partition",
     ]
-    assert "only PLAINTEXT" in str(caught.value)
+    assert "TLS certificates only" in str(caught.value)
     assert "tiered storage" in str(caught.value)

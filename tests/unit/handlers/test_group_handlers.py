@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config.broker_config import Endpoint
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.machine.model import GroupConfig
 from tallystick.broker.handlers import HANDLERS

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, is_refused, iter_problems
+from tallystick.broker.config.listeners import (
+    DEFAULT_LISTENERS,
+    LISTENER_SETTINGS,
+    Listener,
+    is_listener_setting,
+    parse_listeners,
+)
+from tallystick.broker.config.setting_texts import SettingTexts
 from tallystick.broker.config.topic_config import (
     COMPRESSION_TYPES,
     DAY_MS,
@@ -22,32 +31,9 @@ from tallystick.broker.config.topic_config import (
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
 from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_config, setting, settings_of
-from tallystick.kernel.value import Value
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
-WILDCARD_HOSTS: Final = frozenset({"0.0.0.0", "::", ""})
-
-
-class Endpoint(Value):
-    """Address of a listener, or the one that clients are told."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Endpoint":
-        """Parse `host:port` or `[v6]:port`. Raises ValueError."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isdecimal() or int(port) > 65_535:
-            raise ValueError(f"{text!r} is not HOST:PORT")
-        if host.startswith("[") and host.endswith("]"):
-            host = host[1:-1]
-        elif ":" in host:
-            raise ValueError(f"{text!r}: an IPv6 address needs brackets, [{host}]:{port}")
-        return cls(host, int(port))
+DEFAULT_PROTOCOL_MAP: Final = "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +48,25 @@ class BrokerConfig:
     # --------------------------------------------------------------- address and identity
     node_id: int = setting(1, "Id of this broker.", kind=SettingType.INT, low=0)
     log_dirs: str = setting("", "The data directory. Only one: a single broker has no replicas to spread.")
-    listeners: str = setting("PLAINTEXT://127.0.0.1:9092", "Address to listen on; port 0 selects a free one.")
+    listeners: str = setting(
+        DEFAULT_LISTENERS,
+        "Addresses to listen on, NAME://HOST:PORT separated by commas; port 0 selects a free one.",
+    )
     advertised_listeners: str | None = setting(
-        None, "Address given to clients, if it differs from the listener's.", none=""
+        None,
+        "Addresses given to clients, each to those of the listener of its name, if they differ from the "
+        "listeners' own.",
+        none="",
+    )
+    listener_security_protocol_map: str = setting(
+        DEFAULT_PROTOCOL_MAP,
+        "Protocol of each listener, NAME:PROTOCOL separated by commas: PLAINTEXT, SSL, SASL_PLAINTEXT or "
+        "SASL_SSL.",
+    )
+    allow_insecure_listeners: bool = setting(
+        False,
+        "Whether clients of other machines may come in without a login and without encryption; a PLAINTEXT "
+        "listener that is not on the loopback is refused otherwise. Not Kafka's.",
     )
     broker_rack: str | None = setting(None, "Rack of this broker, as given to clients.", none="")
 
@@ -421,41 +423,28 @@ class BrokerConfig:
             yield f"metrics.listener: {exc}"
 
     def _find_listener_problems(self) -> Iterator[str]:
-        listen = None
-        for name in ("listeners", "advertised_listeners"):
-            text = getattr(self, name)
-            if text is None:
-                continue
-            try:
-                endpoint = _parse_plaintext_listener(text)
-            except ValueError as exc:
-                yield f"{name.replace('_', '.')}: {exc}"
-                continue
-            if name == "listeners":
-                listen = endpoint
-            elif endpoint.host in WILDCARD_HOSTS:
-                yield f"advertised.listeners: {text} is no address a client could connect to"
-        if listen is not None and listen.host in WILDCARD_HOSTS and self.advertised_listeners is None:
+        try:
+            listeners = self.make_listeners()
+        except BadConfig as exc:
+            yield from str(exc).splitlines()
+            return
+        exposed = [listener for listener in listeners if listener.is_open_to_the_network]
+        if exposed and not self.allow_insecure_listeners and not self.given.get("authorizer.class.name"):
             yield (
-                f"listeners: {self.listeners} listens everywhere, and clients must be told one address: "
-                "give --advertise HOST:PORT (advertised.listeners)"
+                f"listeners: {exposed[0]} lets everyone who reaches it read, write and delete: there is "
+                "neither a login nor encryption. Listen on the loopback, use SSL, or give "
+                "allow.insecure.listeners=true if the network is closed"
             )
+
+    def make_listeners(self) -> tuple[Listener, ...]:
+        """Return the listeners with their own settings. Raises: BadConfig, as `parse` does."""
+        return parse_listeners(
+            self.listeners, self.advertised_listeners, self.listener_security_protocol_map, self.given
+        )
 
     @property
     def metrics_endpoint(self) -> Endpoint | None:
         return None if self.metrics_listener is None else Endpoint.parse(self.metrics_listener)
-
-    @property
-    def listen_endpoint(self) -> Endpoint:
-        return _parse_plaintext_listener(self.listeners)
-
-    @property
-    def advertised_endpoint(self) -> Endpoint | None:
-        return (
-            None
-            if self.advertised_listeners is None
-            else _parse_plaintext_listener(self.advertised_listeners)
-        )
 
     @property
     def flush_interval_ms(self) -> int:
@@ -477,7 +466,8 @@ class BrokerConfig:
             if name not in INEFFECTIVE_SETTINGS and not is_refused(name)
         }
         try:
-            made = build_config(cls, effective, given=MappingProxyType(effective))
+            own = {name: text for name, text in effective.items() if not is_listener_setting(name)}
+            made = build_config(cls, own, given=MappingProxyType(SettingTexts(effective)))
         except BadConfig as exc:
             raise BadConfig("\n".join([*problems, str(exc)])) from None
         if problems:
@@ -544,17 +534,7 @@ def _remove_controller_listeners(known: dict[str, str], controllers: str) -> Non
             known[key] = ",".join(kept)
 
 
-def _parse_plaintext_listener(text: str) -> Endpoint:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if len(parts) != 1:
-        raise ValueError(f"{text!r} names {len(parts)} listeners, one is supported")
-    protocol, separator, address = parts[0].rpartition("://")
-    if separator and protocol.upper() != "PLAINTEXT":
-        raise ValueError(f"{parts[0]!r}: only PLAINTEXT is supported")
-    return Endpoint.parse(address)
-
-
-BROKER_SETTINGS: Final = settings_of(BrokerConfig)
+BROKER_SETTINGS: Final = settings_of(BrokerConfig) | LISTENER_SETTINGS
 TOPIC_SETTINGS: Final = settings_of(TopicConfig)
 
 # Kafka's older name, which still works, and the newer one, which wins when both are given.

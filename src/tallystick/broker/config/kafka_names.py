@@ -10,6 +10,8 @@ Source: tests/vectors/config/kafka-4.3.1-configs.txt, printed by Kafka's own cla
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tallystick.broker.config.listeners import is_listener_setting
+
 # Quorum, replication, share and streams groups, thread pools, the tuning of tiered storage and of logins.
 _INEFFECTIVE_NAMES: Final = """
     add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
@@ -49,10 +51,11 @@ _INEFFECTIVE_NAMES: Final = """
     group.streams.max.standby.replicas group.streams.min.assignment.interval.ms
     group.streams.min.heartbeat.interval.ms group.streams.min.session.timeout.ms
     group.streams.num.standby.replicas group.streams.session.timeout.ms
-    initial.broker.registration.timeout.ms inter.broker.listener.name
+    initial.broker.registration.timeout.ms inter.broker.listener.name security.inter.broker.protocol
+    early.start.listeners
     internal.metadata.delete.delay.millis internal.metadata.log.segment.bytes
     internal.metadata.max.batch.size.in.bytes kafka.metrics.polling.interval.secs kafka.metrics.reporters
-    leader.imbalance.check.interval.seconds listener.security.protocol.map
+    leader.imbalance.check.interval.seconds
     log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
     log.cleaner.threads log.dir.failure.timeout.ms log.flush.scheduler.interval.ms
     log.flush.start.offset.checkpoint.interval.ms log.initial.task.delay.ms metadata.log.dir
@@ -113,7 +116,7 @@ REMOVED_SETTINGS: Final = frozenset(
 
 INEFFECTIVE_SETTINGS: Final = REMOVED_SETTINGS | frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY: Final = "only PLAINTEXT without authentication or authorization is supported"
+_SECURITY: Final = "clients are known by TLS certificates only, and there is no authorization"
 _PLUGIN: Final = "this broker loads no Java classes"
 _TIERED: Final = "there is no tiered storage"
 _QUOTA: Final = "connections are limited only in number: max.connections, max.connections.per.ip"
@@ -157,29 +160,11 @@ _SECURITY_DEFAULTS: Final = """
     sasl.oauthbearer.sub.claim.name sub
     sasl.oauthbearer.token.endpoint.url
     sasl.server.callback.handler.class
-    ssl.allow.dn.changes false
-    ssl.allow.san.changes false
-    ssl.cipher.suites
-    ssl.client.auth none
-    ssl.enabled.protocols TLSv1.2,TLSv1.3
-    ssl.endpoint.identification.algorithm https
     ssl.engine.factory.class
-    ssl.key.password
     ssl.keymanager.algorithm SunX509
-    ssl.keystore.certificate.chain
-    ssl.keystore.key
-    ssl.keystore.location
-    ssl.keystore.password
-    ssl.keystore.type JKS
-    ssl.principal.mapping.rules DEFAULT
-    ssl.protocol TLSv1.3
     ssl.provider
     ssl.secure.random.implementation
     ssl.trustmanager.algorithm PKIX
-    ssl.truststore.certificates
-    ssl.truststore.location
-    ssl.truststore.password
-    ssl.truststore.type JKS
 """
 
 # Refused unless the text is Kafka's default, which requests nothing.
@@ -192,7 +177,6 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "connections.max.reauth.ms": ("0", _SECURITY),
     "cordoned.log.dirs": ("", "there is one data directory"),
     "create.topic.policy.class.name": ("", _PLUGIN),
-    "early.start.listeners": ("", "there is one listener"),
     "log.local.retention.bytes": ("-2", _TIERED),
     "log.local.retention.ms": ("-2", _TIERED),
     "max.connection.creation.rate": ("2147483647", _QUOTA),
@@ -203,7 +187,6 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "remote.log.storage.system.enable": ("false", _TIERED),
     "replica.selector.class": ("", _PLUGIN),
-    "security.inter.broker.protocol": ("PLAINTEXT", _SECURITY),
     "security.providers": ("", _SECURITY),
     **{
         name: (default, _SECURITY)
@@ -215,7 +198,6 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
 # Names in none of the tables above: settings of later Kafka versions, or of one listener.
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {
     "delegation.token.": _SECURITY,
-    "listener.name.": _SECURITY,
     "sasl.": _SECURITY,
     "ssl.": _SECURITY,
 }
@@ -224,7 +206,9 @@ REFUSED_PREFIXES: Final[Mapping[str, str]] = {
 def is_refused(name: str) -> bool:
     """Return whether this is Kafka's name for a missing feature whose absence matters."""
     return name in REFUSED_SETTINGS or (
-        name not in INEFFECTIVE_SETTINGS and name.startswith(tuple(REFUSED_PREFIXES))
+        name not in INEFFECTIVE_SETTINGS
+        and not is_listener_setting(name)
+        and name.startswith(tuple(REFUSED_PREFIXES))
     )
 
 
@@ -240,7 +224,7 @@ def iter_problems(given: Mapping[str, str]) -> Iterator[str]:
             default, why = REFUSED_SETTINGS[name]
             if text.strip() != default:
                 yield f"{name}: {text!r} is not supported, only {default!r}: {why}"
-        elif name not in INEFFECTIVE_SETTINGS:
+        elif is_refused(name):
             for prefix, why in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):
                     yield f"{name}: not supported: {why}"

@@ -10,7 +10,7 @@ from enum import IntEnum
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from tallystick.broker.handlers.ports import ConfigViewPort
 from tallystick.broker.metadata.store import Topic
-from tallystick.kernel.settings import Setting
+from tallystick.kernel.settings import Setting, SettingType
 from tallystick.kernel.value import Value
 
 
@@ -101,7 +101,9 @@ def _iter_broker_synonyms(broker: ConfigViewPort, made: Setting) -> Iterator[Con
     )
     for source, layer in layers:
         if made.name in layer:
-            yield ConfigSynonym(made.name, layer[made.name], source)
+            # As in Kafka, a password is described without its text.
+            text = None if made.kind is SettingType.PASSWORD else layer[made.name]
+            yield ConfigSynonym(made.name, text, source)
     yield ConfigSynonym(made.name, made.format(made.default), ConfigSource.DEFAULT)
 
 

@@ -28,7 +28,7 @@ def handle(
             endpoint_type=BROKERS,
             cluster_id="",
         )
-    config, address = broker.config, broker.address
+    config, address = broker.config, broker.get_address(context.listener)
     return DescribeClusterResponse(
         endpoint_type=BROKERS,
         cluster_id=broker.cluster_id,

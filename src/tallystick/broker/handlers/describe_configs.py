@@ -15,6 +15,7 @@ from tallystick.broker.partitions.topics import check_topic_name
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.settings import SettingType
 from tallystick.protocol.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -93,7 +94,7 @@ def _build_result(shown: DescribedSetting, request: DescribeConfigsRequest) -> D
         value=shown.value,
         read_only=shown.is_read_only,
         config_source=shown.source,
-        is_sensitive=False,
+        is_sensitive=shown.setting.kind is SettingType.PASSWORD,
         synonyms=tuple(
             DescribeConfigsSynonym(name=origin.name, value=origin.value, source=origin.source)
             for origin in synonyms

@@ -3,8 +3,6 @@
 Topics and settings are in SQLite and not in a metadata log, so offsets and epoch are 0.
 """
 
-from typing import Final
-
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.ports import ClusterPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
@@ -21,14 +19,12 @@ from tallystick.protocol.messages.describe_quorum import (
     ReplicaState,
 )
 
-_LISTENER: Final = "PLAINTEXT"
-
 
 async def handle(
     broker: ClusterPort, request: DescribeQuorumRequest, context: RequestContext
 ) -> SlicedTopicResponse:
-    host, port = broker.address.host, broker.address.port
-    listener = DescribeQuorumListener(name=_LISTENER, host=host, port=port)
+    address = broker.get_address(context.listener)
+    listener = DescribeQuorumListener(name=context.listener, host=address.host, port=address.port)
     nodes = (DescribeQuorumNode(node_id=broker.config.node_id, listeners=(listener,)),)
     named = ((topic.topic_name, topic.partitions) for topic in request.topics)
     return SlicedTopicResponse(

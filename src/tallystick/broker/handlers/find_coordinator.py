@@ -44,9 +44,9 @@ async def handle(
         return SlicedListResponse(
             lambda found: FindCoordinatorResponse(coordinators=found),
             keys,
-            lambda key: _build_coordinator(broker, key, refusals[key] or unready),
+            lambda key: _build_coordinator(broker, context, key, refusals[key] or unready),
         )
-    only = _build_coordinator(broker, request.key, refusals[request.key] or unready)
+    only = _build_coordinator(broker, context, request.key, refusals[request.key] or unready)
     return FindCoordinatorResponse(
         error_code=only.error_code,
         error_message=only.error_message,
@@ -72,7 +72,9 @@ async def _create_coordinator_topic(broker: CoordinatorsPort, key_type: int) -> 
     return refused and Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refused.reason)
 
 
-def _build_coordinator(broker: CoordinatorsPort, key: str, refused: Reject | None) -> Coordinator:
+def _build_coordinator(
+    broker: CoordinatorsPort, context: RequestContext, key: str, refused: Reject | None
+) -> Coordinator:
     if refused is not None:
         return Coordinator(
             key=key,
@@ -82,5 +84,5 @@ def _build_coordinator(broker: CoordinatorsPort, key: str, refused: Reject | Non
             error_code=refused.code,
             error_message=refused.reason,
         )
-    address = broker.address
+    address = broker.get_address(context.listener)
     return Coordinator(key=key, node_id=broker.config.node_id, host=address.host, port=address.port)

@@ -40,10 +40,12 @@ def handle(
     # Version 0 has no null: an empty list stands for all topics.
     if request.topics is None or (context.api_version == 0 and not request.topics):
         every = [MetadataRequestTopic(topic_id=NIL, name=name) for name in broker.topics.list_names()]
-        return _list_topics(broker, request, every)
+        return _list_topics(broker, context, request, every)
     wanted = _deduplicate(request.topics)
     if context.api_version < IDS_SINCE and any(t.name is None or t.topic_id != NIL for t in wanted):
-        return SlicedListResponse(partial(_build_response, broker, request), wanted, _refuse_without_id)
+        return SlicedListResponse(
+            partial(_build_response, broker, context, request), wanted, _refuse_without_id
+        )
     missing = [
         topic.name
         for topic in wanted
@@ -52,8 +54,8 @@ def handle(
     # Requests before version 4 cannot forbid it.
     may_create = request.allow_auto_topic_creation or context.api_version < 4
     if missing and may_create and broker.config.auto_create_topics_enable:
-        return _create_then_answer(broker, request, wanted)
-    return _list_topics(broker, request, wanted)
+        return _create_then_answer(broker, context, request, wanted)
+    return _list_topics(broker, context, request, wanted)
 
 
 def _deduplicate(wanted: Sequence[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
@@ -61,7 +63,10 @@ def _deduplicate(wanted: Sequence[MetadataRequestTopic]) -> list[MetadataRequest
 
 
 async def _create_then_answer(
-    broker: MetadataPort, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
+    broker: MetadataPort,
+    context: RequestContext,
+    request: MetadataRequest,
+    wanted: Sequence[MetadataRequestTopic],
 ) -> SlicedListResponse:
     refused: dict[str, Reject] = {}
     for number, topic in enumerate(wanted, 1):
@@ -74,11 +79,12 @@ async def _create_then_answer(
                 refused[name] = made
         if number % SLICE_ENTRIES == 0:
             await asyncio.sleep(0)  # yield to other connections
-    return _list_topics(broker, request, wanted, refused)
+    return _list_topics(broker, context, request, wanted, refused)
 
 
 def _list_topics(
     broker: MetadataPort,
+    context: RequestContext,
     request: MetadataRequest,
     wanted: Sequence[MetadataRequestTopic],
     refused: Mapping[str, Reject] = MappingProxyType({}),
@@ -89,7 +95,7 @@ def _list_topics(
             return MetadataResponseTopic(error_code=why.code, name=topic.name or "")
         return _find_topic(broker, topic, request)
 
-    return SlicedListResponse(partial(_build_response, broker, request), wanted, answer)
+    return SlicedListResponse(partial(_build_response, broker, context, request), wanted, answer)
 
 
 def _find_topic(
@@ -144,9 +150,12 @@ def describe_topic(broker: MetadataPort, topic: Topic, request: MetadataRequest)
 
 
 def _build_response(
-    broker: MetadataPort, request: MetadataRequest, topics: Iterable[MetadataResponseTopic]
+    broker: MetadataPort,
+    context: RequestContext,
+    request: MetadataRequest,
+    topics: Iterable[MetadataResponseTopic],
 ) -> MetadataResponse:
-    node, address = broker.config.node_id, broker.address
+    node, address = broker.config.node_id, broker.get_address(context.listener)
     return MetadataResponse(
         brokers=(
             MetadataResponseBroker(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
@@ -67,6 +68,10 @@ class HasAddress(Protocol):
 
     @property
     def address(self) -> Endpoint: ...
+
+    def get_address(self, listener: str) -> Endpoint:
+        """Return the address that clients of a listener are told."""
+        ...
 
 
 class HasFeatures(Protocol):

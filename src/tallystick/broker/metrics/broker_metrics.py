@@ -27,6 +27,7 @@ from tallystick.broker.metrics.registry import (
 )
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from tallystick.broker.server.listening import TlsListenerState
 from tallystick.broker.txn.machine.consistency import LostCommittedRecords
 from tallystick.broker.txn.machine.model import (
     DecidedPhase,
@@ -141,6 +142,23 @@ TOPICS_TO_DELETE: Final = kafka_metric(
     "Topics that are deleted and whose names are not free yet: their directories cannot be given up.",
 )
 
+# ---- TLS, by listener
+_BY_LISTENER: Final = ("listener",)
+TLS_RELOAD_FAILED: Final = gauge(
+    "tls_reload_failed",
+    "1 while the changed files of a listener's keys cannot be used, and those before are in use.",
+    _BY_LISTENER,
+)
+TLS_VALID_UNTIL: Final = gauge(
+    "tls_certificate_valid_until_seconds",
+    "When the certificate in use expires, in seconds since 1970.",
+    _BY_LISTENER,
+)
+TLS_RELOADS: Final = counter("tls_reloads", "Changed keys that were taken into use.", _BY_LISTENER)
+TLS_FAILED_HANDSHAKES: Final = counter(
+    "tls_failed_handshakes", "Connections that ended in their handshake.", _BY_LISTENER
+)
+
 # ---- counters
 VERIFICATION_FAILURES: Final = kafka_metric(
     "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
@@ -177,6 +195,7 @@ FAMILIES: Final = (
     ),
     *(HANGING_AT_START, LOST_AT_START),
     *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
+    *(TLS_RELOAD_FAILED, TLS_VALID_UNTIL, TLS_RELOADS, TLS_FAILED_HANDSHAKES),
     *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
 )
 
@@ -255,6 +274,7 @@ class GaugeSources(Value, kw_only=True):
     reserve: ReserveGauges
     unclean_start: UncleanStartGauges | None = None
     topics_to_delete: Callable[[], int] = lambda: 0
+    tls_listeners: Callable[[], Sequence[TlsListenerState]] = lambda: ()
 
 
 def read_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
@@ -280,6 +300,11 @@ def read_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
     yield RESERVE, [((), reserve.reserved_bytes)]
     yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.reserved_bytes))]
     yield TOPICS_TO_DELETE, [((), of.topics_to_delete())]
+    listeners = of.tls_listeners()
+    yield TLS_RELOAD_FAILED, [((each.name,), each.is_reload_failed) for each in listeners]
+    yield TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
+    yield TLS_RELOADS, [((each.name,), each.reload_count) for each in listeners]
+    yield TLS_FAILED_HANDSHAKES, [((each.name,), each.failed_handshakes) for each in listeners]
 
 
 def _read_coordinator_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Final
 
 from tallystick import _lazy
-from tallystick.broker.config.broker_config import Endpoint
+from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.metrics.registry import MetricFamily, MetricReading, MetricType, Sample
 from tallystick.kernel.limits import KIB
 

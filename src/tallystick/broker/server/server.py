@@ -16,10 +16,11 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Generator
-from math import inf
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.server.listening import ListeningPort, TlsListenerState, TlsPort, make_ports
+from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.kernel.errors import TallystickError
@@ -27,6 +28,7 @@ from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import Value
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 from tallystick.security.principals import ANONYMOUS, Principal
+from tallystick.security.tls.failures import find_foreign_protocol
 
 _log = logging.getLogger("tallystick.broker.server")
 
@@ -50,7 +52,6 @@ STUCK_REQUEST_S: Final = 3.0
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 PIPELINE_MAX: Final = 256
 _SMALL_BYTES: Final = 64 * KIB
-_REFUSAL_LOG_INTERVAL_S: Final = 1.0
 
 
 class CloseConnection(TallystickError):
@@ -121,6 +122,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_is_writing_paused",
         "_large_memory",
         "_pending",
+        "_port",
         "_receive_buffer",
         "_send_queue",
         "_server",
@@ -129,8 +131,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         "peer",
     )
 
-    def __init__(self, server: "Server") -> None:
-        self._server = server
+    def __init__(self, server: "Server", port: ListeningPort) -> None:
+        self._server, self._port = server, port
         self._pending: deque[_PendingResponse] = deque()
         self._send_queue: list[Buffer] = []
         self._is_exclusive = self._is_ending = False
@@ -144,13 +146,19 @@ class ServerConnection(asyncio.BufferedProtocol):
         # uvloop's transport has the methods of asyncio.Transport and not the type.
         self._transport = cast(asyncio.Transport, transport)
         address = self._transport.get_extra_info("peername") or ("unknown", 0)
-        self.peer = Peer(str(address[0]), int(address[1]), server.next_connection_id())
+        host, port = str(address[0]), int(address[1])
+        refusal = None
+        try:
+            principal = self._port.identify(self._transport)
+        except TallystickError as exc:
+            principal, refusal = ANONYMOUS, str(exc)
+        self.peer = Peer(host, port, server.next_connection_id(), self._port.name, principal)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._large_memory = LargeRequestMemory(
             server.memory, self.peer.host, server.check_large_request, server.loop.time
         )
         self._receive_buffer = ReceiveBuffer(BUFFER_BYTES, server.frame_bytes_max, self._large_memory)
-        refusal = server.register(self)
+        refusal = server.register(self) or refusal
         if refusal is not None:
             server.refuse_connection(self, refusal)
 
@@ -214,9 +222,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         try:
             frame = self._receive_buffer.next_frame()
         except InvalidFrameLength as exc:
-            raise CloseConnection(
-                f"a request of {exc.length} bytes, socket.request.max.bytes is {exc.limit}"
-            ) from exc
+            raise CloseConnection(_explain_length(exc, self._port.name)) from exc
         if frame is None or not self._start_request(frame):
             return False
         self._receive_buffer.consume()
@@ -399,8 +405,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         return True
 
 
+def _explain_length(exc: InvalidFrameLength, listener: str) -> str:
+    foreign = find_foreign_protocol((exc.length & 0xFFFFFFFF).to_bytes(4, "big"))
+    why = f"a request of {exc.length} bytes, socket.request.max.bytes is {exc.limit}"
+    return f"{why}: the client speaks {foreign}, listener {listener} does not" if foreign else why
+
+
 class Server:
-    """The listening socket and its connections."""
+    """The listening sockets and their connections."""
 
     def __init__(
         self,
@@ -411,7 +423,7 @@ class Server:
         memory: RequestMemory | None = None,
         patience_s: float = STUCK_REQUEST_S,
     ) -> None:
-        """Create a server that is not listening.
+        """Create a server that is not listening. Raises: BadConfig, if the keys of a listener cannot be used.
 
         Args:
             connections_max: returns how many connections the descriptors suffice for now.
@@ -430,32 +442,39 @@ class Server:
         self._connections: dict[int, ServerConnection] = {}
         self._per_host: Counter[str] = Counter()
         self._last_connection_id = 0
-        self._refusals_logged_at, self._refusals_unlogged = -inf, 0
+        self._refusals = LogThrottle(self.loop.time)
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[ServerConnection] = set()
-        self._server: asyncio.Server | None = None
+        self._ports = make_ports(config.make_listeners(), self)
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen, and return the bound address, with the chosen port if it was 0. Raises: OSError."""
-        listen = self._config.listen_endpoint
-        self._server = await self.loop.create_server(
-            lambda: ServerConnection(self),
-            listen.host or None,
-            listen.port,
-            backlog=self._config.socket_listen_backlog_size,
-        )
-        address = self._server.sockets[0].getsockname()
+        """Listen, and return the address of the first listener, with the chosen port if it was 0.
+
+        Raises: OSError.
+        """
+        for port in self._ports:
+            await port.start(self._config.socket_listen_backlog_size)
         self._schedule_idle_check()
-        return str(address[0]), int(address[1])
+        return self._ports[0].address
+
+    @property
+    def tls_states(self) -> list[TlsListenerState]:
+        """The state of each listener with TLS."""
+        return [port.state for port in self._ports if isinstance(port, TlsPort)]
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """The bound address of each listener, by its name."""
+        return {port.name: port.address for port in self._ports}
 
     async def stop(self, deadline_s: float) -> None:
         """Accept no connection, answer pending requests, close; at the deadline the rest is cut."""
         for timer in (self._idle_timer, self._stuck_timer):
             if timer is not None:
                 timer.cancel()
-        if self._server is not None:
-            self._server.close()
+        for port in self._ports:
+            port.close()
         give_up_at = self.loop.time() + deadline_s
         while [c for c in list(self._connections.values()) if not c.drain()]:
             if self.loop.time() >= give_up_at:
@@ -476,31 +495,36 @@ class Server:
         peer, config = connection.peer, self._config
         self._connections[peer.connection_id] = connection
         self._per_host[peer.host] += 1
-        if len(self._connections) > config.max_connections:
+        return self._find_excess(len(self._connections), self._per_host[peer.host], config)
+
+    def find_refusal(self, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
+        """Return why no further connection from `host` is let in, even before its handshake."""
+        total = len(self._connections) + handshakes + 1
+        return self._find_excess(total, self._per_host[host] + handshakes_of_host + 1, self._config)
+
+    def _find_excess(self, total: int, of_host: int, config: BrokerConfig) -> str | None:
+        if total > config.max_connections:
             return f"max.connections is {config.max_connections}"
-        if len(self._connections) > (allowed := self._connections_max()):
+        if total > (allowed := self._connections_max()):
             return (
                 f"the limit of open files leaves {allowed} connections beside what the broker needs itself; "
                 "raise it (ulimit -n, LimitNOFILE)"
             )
-        if self._per_host[peer.host] > config.max_connections_per_ip:
+        if of_host > config.max_connections_per_ip:
             return f"max.connections.per.ip is {config.max_connections_per_ip}"
         return None
 
+    def make_connection(self, port: ListeningPort) -> ServerConnection:
+        """Return the protocol of a new connection at a port."""
+        return ServerConnection(self, port)
+
     def refuse_connection(self, connection: ServerConnection, why: str) -> None:
         """Close one connection too many; a flood of them is logged as one line per second."""
-        now = self.loop.time()
-        if now >= self._refusals_logged_at + _REFUSAL_LOG_INTERVAL_S:
-            untold = (
-                f" ({self._refusals_unlogged} more since the last such line)"
-                if self._refusals_unlogged
-                else ""
-            )
-            self._refusals_logged_at, self._refusals_unlogged = now, 0
-            connection.close(f"{why}{untold}")
-        else:
-            self._refusals_unlogged += 1
+        more = self._refusals.take()
+        if more is None:
             connection.abort()
+        else:
+            connection.close(f"{why}{more}")
 
     def unregister(self, connection: ServerConnection) -> None:
         peer = connection.peer
@@ -556,7 +580,7 @@ class Server:
 
     @property
     def is_listening(self) -> bool:
-        return self._server is not None and self._server.is_serving()
+        return all(port.is_listening for port in self._ports)
 
     @property
     def connection_count(self) -> int:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import Value
+from tallystick.security.tls.certificates import Certificate
 from tallystick.security.tls.ciphers import choose_ciphers
 from tallystick.security.tls.failures import WEAK_CERTIFICATES
 from tallystick.security.tls.settings import TlsSettings
@@ -57,8 +59,20 @@ def build_client_context(settings: TlsSettings, now: datetime | None = None) -> 
     return context
 
 
+class ServerTls(Value):
+    """The context of a listener, and the certificate that it shows."""
+
+    context: ssl.SSLContext
+    certificate: Certificate
+
+
 def build_server_context(settings: TlsSettings, now: datetime | None = None) -> ssl.SSLContext:
-    """Make the context of a listener.
+    """Make the context of a listener. Raises: BadConfig, as `load_server_tls` does."""
+    return load_server_tls(settings, now).context
+
+
+def load_server_tls(settings: TlsSettings, now: datetime | None = None) -> ServerTls:
+    """Make the context of a listener, once for every time that its files are read.
 
     Raises: BadConfig with every problem of the settings and of the files that they name.
     """
@@ -79,14 +93,15 @@ def build_server_context(settings: TlsSettings, now: datetime | None = None) -> 
                 f"ssl.client.auth={settings.ssl_client_auth} without ssl.truststore.location: it says which "
                 "clients' certificates are trusted"
             )
+    store = None
     with _collect(problems):
         store = load_key_store(settings)
         if store is None:
             raise BadConfig("TLS needs a private key: ssl.keystore.location or ssl.keystore.key")
         _load_own_key(context, store, now)
-    if problems:
+    if problems or store is None:
         raise BadConfig("\n".join(problems))
-    return context
+    return ServerTls(context, store.certificate)
 
 
 @contextmanager

@@ -1,0 +1,260 @@
+"""Listeners: their names, addresses and protocols, and the settings that each has for itself.
+
+`listener.name.<name>.<setting>` wins over `<setting>`, for every setting of TLS and of logins. Names of
+listeners are free once `listener.security.protocol.map` maps them, and are compared without case.
+
+Source: Kafka's SocketServerConfigs, AbstractKafkaConfig; KIP-103, KIP-226.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeVar
+
+from tallystick.broker.config.endpoint import WILDCARD_HOSTS, Endpoint
+from tallystick.kernel.settings import (
+    BadConfig,
+    SettingType,
+    describe_unknown,
+    parse_values,
+    setting,
+    settings_of,
+)
+from tallystick.kernel.value import Value
+from tallystick.security.tls.principal_rules import PrincipalRule, parse_principal_rules
+from tallystick.security.tls.settings import TlsSettings
+
+C = TypeVar("C")
+
+LISTENER_PREFIX: Final = "listener.name."
+DEFAULT_LISTENERS: Final = "PLAINTEXT://127.0.0.1:9092"
+
+
+class SecurityProtocol(Enum):
+    """How a listener encrypts and authenticates; the values are Kafka's names."""
+
+    PLAINTEXT = "PLAINTEXT"
+    SSL = "SSL"
+    SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    SASL_SSL = "SASL_SSL"
+
+    @property
+    def uses_tls(self) -> bool:
+        return self in (SecurityProtocol.SSL, SecurityProtocol.SASL_SSL)
+
+    @property
+    def uses_sasl(self) -> bool:
+        return self in (SecurityProtocol.SASL_PLAINTEXT, SecurityProtocol.SASL_SSL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSettings:
+    """Settings of one listener beside those of TLS itself."""
+
+    ssl_principal_mapping_rules: str = setting(
+        "DEFAULT", "Rules that shorten the name of a client's certificate to its principal (KIP-371)."
+    )
+    ssl_allow_dn_changes: bool = setting(
+        False, "Whether a certificate that is reloaded may have another distinguished name."
+    )
+    ssl_allow_san_changes: bool = setting(
+        False, "Whether a certificate that is reloaded may lack alternative names of the one before."
+    )
+    ssl_handshake_timeout_ms: int = setting(
+        10_000,
+        "How long a client may take for the handshake of TLS. Not Kafka's.",
+        kind=SettingType.INT,
+        low=1,
+    )
+    ssl_handshakes_max: int = setting(
+        256,
+        "Handshakes of TLS under way at once; one more ends the oldest of the address that has most. "
+        "Not Kafka's.",
+        kind=SettingType.INT,
+        low=1,
+    )
+    ssl_reload_interval_ms: int = setting(
+        10_000,
+        "Interval between checks whether the files of keys and certificates have changed. Not Kafka's.",
+        kind=SettingType.INT,
+        low=1,
+    )
+
+
+class Listener(Value, kw_only=True):
+    """One listener. `advertised` is the address for clients; None: the one that is bound."""
+
+    name: str
+    protocol: SecurityProtocol
+    endpoint: Endpoint
+    advertised: Endpoint | None = None
+    tls: TlsSettings = TlsSettings()
+    settings: ListenerSettings = ListenerSettings()
+
+    def __str__(self) -> str:
+        return f"{self.name}://{self.endpoint}"
+
+    @property
+    def principal_rules(self) -> tuple[PrincipalRule, ...]:
+        return parse_principal_rules(self.settings.ssl_principal_mapping_rules)
+
+    @property
+    def is_open_to_the_network(self) -> bool:
+        """Whether clients of other machines come in without a login and without encryption."""
+        return self.protocol is SecurityProtocol.PLAINTEXT and not self.endpoint.is_loopback
+
+
+LISTENER_SETTINGS: Final = settings_of(TlsSettings) | settings_of(ListenerSettings)
+
+
+def is_listener_setting(name: str) -> bool:
+    """Return whether this is a setting of listeners, with or without the name of one."""
+    return name in LISTENER_SETTINGS or name.startswith(LISTENER_PREFIX)
+
+
+def parse_listeners(
+    listeners: str, advertised: str | None, protocols: str, texts: Mapping[str, str]
+) -> tuple[Listener, ...]:
+    """Build the listeners from the texts of `listeners`, `advertised.listeners` and the protocol map.
+
+    Args:
+        texts: settings by dotted name; those that are not of listeners are ignored.
+
+    Raises: BadConfig with all problems.
+    """
+    problems: list[str] = []
+    named = _parse_endpoints("listeners", listeners, problems)
+    known = _parse_protocols(protocols, problems)
+    shown = _parse_advertised(advertised, named, problems)
+    problems += _find_address_problems(named, advertised, shown)
+    problems += _find_prefix_problems(texts, named)
+    result = []
+    for name, endpoint in named.items():
+        if name not in known:
+            problems.append(
+                f"listeners: {name} is not in listener.security.protocol.map, which has {', '.join(known)}"
+            )
+            continue
+        own = collect_listener_texts(name, texts)
+        tls = _build(TlsSettings, own, name, problems)
+        settings = _build(ListenerSettings, own, name, problems)
+        made = Listener(
+            name=name,
+            protocol=known[name],
+            endpoint=endpoint,
+            advertised=shown.get(name),
+            tls=tls,
+            settings=settings,
+        )
+        problems += _find_rule_problems(made)
+        result.append(made)
+    if problems:
+        raise BadConfig("\n".join(dict.fromkeys(problems)))
+    return tuple(result)
+
+
+def collect_listener_texts(name: str, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of one listener by plain name: its own over those of all."""
+    prefix = f"{LISTENER_PREFIX}{name.lower()}."
+    own = {key.removeprefix(prefix): text for key, text in texts.items() if key.startswith(prefix)}
+    return {key: text for key, text in texts.items() if key in LISTENER_SETTINGS} | own
+
+
+def _build(cls: type[C], texts: Mapping[str, str], listener: str, problems: list[str]) -> C:
+    declared = settings_of(cls)
+    values, wrong = parse_values(cls, {key: text for key, text in texts.items() if key in declared})
+    built = cls(**values)
+    rules = getattr(built, "problems", None)
+    if rules is not None and not wrong:
+        wrong = list(rules())
+    problems += [f"{problem} (listener {listener})" for problem in wrong]
+    return built
+
+
+def _find_rule_problems(made: Listener) -> Iterator[str]:
+    try:
+        _ = made.principal_rules
+    except BadConfig as exc:
+        yield f"{exc} (listener {made.name})"
+    if made.protocol.uses_sasl:
+        yield f"listeners: {made} is {made.protocol.value}, and SASL is not supported"
+
+
+def _parse_endpoints(setting_name: str, text: str, problems: list[str]) -> dict[str, Endpoint]:
+    found: dict[str, Endpoint] = {}
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        problems.append(f"{setting_name}: no listener is left")
+    for part in parts:
+        name, separator, address = part.rpartition("://")
+        name = name.strip().upper() if separator else SecurityProtocol.PLAINTEXT.value
+        try:
+            endpoint = Endpoint.parse(address)
+        except ValueError as exc:
+            problems.append(f"{setting_name}: {exc}")
+            continue
+        if name in found:
+            problems.append(f"{setting_name}: there are two listeners named {name}")
+        found[name] = endpoint
+    return found
+
+
+def _parse_advertised(
+    text: str | None, named: Mapping[str, Endpoint], problems: list[str]
+) -> dict[str, Endpoint]:
+    if text is None:
+        return {}
+    if "://" not in text and len(named) == 1:
+        text = f"{next(iter(named))}://{text}"
+    shown = _parse_endpoints("advertised.listeners", text, problems)
+    problems += [
+        f"advertised.listeners: {name} is not in listeners, which has {', '.join(named) or 'none'}"
+        for name in shown
+        if name not in named
+    ]
+    return shown
+
+
+def _parse_protocols(text: str, problems: list[str]) -> dict[str, SecurityProtocol]:
+    known: dict[str, SecurityProtocol] = {}
+    for part in text.split(","):
+        name, colon, protocol = (piece.strip().upper() for piece in part.partition(":"))
+        if not name and not colon:
+            continue
+        if protocol not in SecurityProtocol.__members__:
+            allowed = ", ".join(SecurityProtocol.__members__)
+            problems.append(
+                f"listener.security.protocol.map: {part.strip()!r} is not NAME:PROTOCOL, with {allowed}"
+            )
+        elif known.setdefault(name, SecurityProtocol[protocol]) is not SecurityProtocol[protocol]:
+            problems.append(f"listener.security.protocol.map: {name} is mapped twice")
+    return known
+
+
+def _find_address_problems(
+    named: Mapping[str, Endpoint], advertised: str | None, shown: Mapping[str, Endpoint]
+) -> Iterator[str]:
+    taken: dict[Endpoint, str] = {}
+    for name, endpoint in named.items():
+        if endpoint.port and taken.setdefault(endpoint, name) != name:
+            yield f"listeners: {taken[endpoint]} and {name} are both at {endpoint}"
+        if name in shown and shown[name].host in WILDCARD_HOSTS:
+            yield f"advertised.listeners: {name}://{shown[name]} is no address a client could connect to"
+        if endpoint.host in WILDCARD_HOSTS and name not in shown:
+            yield (
+                f"listeners: {name}://{endpoint} listens everywhere, and clients must be told one address: "
+                "give --advertise HOST:PORT (advertised.listeners)"
+            )
+
+
+def _find_prefix_problems(texts: Mapping[str, str], named: Mapping[str, Endpoint]) -> Iterator[str]:
+    for key in texts:
+        if not key.startswith(LISTENER_PREFIX):
+            continue
+        name, _, plain = key.removeprefix(LISTENER_PREFIX).partition(".")
+        if name != name.lower():
+            yield f"{key}: the name of a listener is in lower case here"
+        elif name.upper() not in named:
+            yield f"{key}: there is no listener {name.upper()}, only {', '.join(named)}"
+        elif plain not in LISTENER_SETTINGS:
+            yield f"{LISTENER_PREFIX}{name}.{describe_unknown(plain, LISTENER_SETTINGS)}"

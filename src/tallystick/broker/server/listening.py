@@ -1,0 +1,259 @@
+"""Listening sockets: one port for each listener, which hands every connection to the server.
+
+A plain port is asyncio's own server. A TLS port accepts by itself, so that each connection gets the context
+that is current at that moment, that handshakes are bounded in number and time, and that a failed one is
+explained in the log.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.config.listeners import Listener
+from tallystick.broker.server.handshakes import HandshakeTable
+from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.broker.server.tls_reload import ReloadingContext
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import Value
+from tallystick.security.principals import ANONYMOUS, Principal
+from tallystick.security.tls.failures import explain_handshake_failure
+from tallystick.security.tls.names import read_subject_name
+from tallystick.security.tls.principal_rules import map_principal
+
+_log = logging.getLogger("tallystick.broker.server")
+
+# How long a peer may take for its half of TLS's farewell; asyncio would wait 30 s.
+SHUTDOWN_TIMEOUT_S: Final = 2.0
+# After a failed accept, usually for want of descriptors.
+_ACCEPT_RETRY_S: Final = 1.0
+
+
+class ConnectionHost(Protocol):
+    """What a port needs of the server."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def make_connection(self, port: "ListeningPort") -> asyncio.BaseProtocol:
+        """Return the protocol of a new connection."""
+        ...
+
+    def find_refusal(self, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
+        """Return why no further connection from `host` is let in."""
+        ...
+
+
+class ListeningPort(Protocol):
+    """One listener's socket."""
+
+    name: str
+    address: tuple[str, int]
+
+    @property
+    def is_listening(self) -> bool: ...
+
+    def identify(self, transport: asyncio.BaseTransport) -> Principal:
+        """Return the principal of a connection. Raises: TallystickError, if it is let in under no name."""
+        ...
+
+    async def start(self, backlog: int) -> None:
+        """Bind and listen. Raises: OSError."""
+        ...
+
+    def close(self) -> None:
+        """Accept no more."""
+        ...
+
+
+class TlsListenerState(Value):
+    """State of a TLS listener, for metrics."""
+
+    name: str
+    is_reload_failed: bool
+    valid_until_s: float
+    reload_count: int
+    failed_handshakes: int
+
+
+def make_ports(listeners: Sequence[Listener], host: ConnectionHost) -> list[ListeningPort]:
+    """Make a port for each listener. Raises: BadConfig with every problem of their keys."""
+    ports: list[ListeningPort] = []
+    problems: list[str] = []
+    for listener in listeners:
+        try:
+            ports.append(TlsPort(listener, host) if listener.protocol.uses_tls else PlainPort(listener, host))
+        except BadConfig as exc:
+            problems += [f"listener {listener.name}: {line}" for line in str(exc).splitlines()]
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return ports
+
+
+class PlainPort:
+    """A port without TLS."""
+
+    def __init__(self, listener: Listener, host: ConnectionHost) -> None:
+        self._listener, self._host = listener, host
+        self.name = listener.name
+        self.address = ("", 0)
+        self._server: asyncio.Server | None = None
+
+    @property
+    def is_listening(self) -> bool:
+        return self._server is not None and self._server.is_serving()
+
+    def identify(self, transport: asyncio.BaseTransport) -> Principal:
+        return ANONYMOUS
+
+    async def start(self, backlog: int) -> None:
+        endpoint = self._listener.endpoint
+        self._server = await self._host.loop.create_server(
+            lambda: self._host.make_connection(self), endpoint.host or None, endpoint.port, backlog=backlog
+        )
+        address = self._server.sockets[0].getsockname()
+        self.address = str(address[0]), int(address[1])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+class TlsPort:
+    """A port with TLS: accepts, shakes hands, and watches the files of its keys."""
+
+    def __init__(self, listener: Listener, host: ConnectionHost) -> None:
+        """Read the keys. Raises: BadConfig."""
+        self._listener, self._host = listener, host
+        self.name = listener.name
+        self.address = ("", 0)
+        self.context = ReloadingContext(listener)
+        self.failed_handshakes = 0
+        self._rules = listener.principal_rules
+        self._handshakes: HandshakeTable[asyncio.Task[None]] = HandshakeTable(
+            listener.settings.ssl_handshakes_max
+        )
+        self._failures = LogThrottle(host.loop.time)
+        self._sockets: list[socket.socket] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def is_listening(self) -> bool:
+        return bool(self._sockets)
+
+    @property
+    def state(self) -> TlsListenerState:
+        context = self.context
+        return TlsListenerState(
+            self.name,
+            context.failure is not None,
+            context.certificate.not_after.timestamp(),
+            context.reload_count,
+            self.failed_handshakes,
+        )
+
+    def identify(self, transport: asyncio.BaseTransport) -> Principal:
+        """Return what ssl.principal.mapping.rules make of the client's certificate."""
+        tls: ssl.SSLObject = transport.get_extra_info("ssl_object")
+        certificate = tls.getpeercert(binary_form=True)
+        if certificate is None:
+            return ANONYMOUS
+        return Principal(map_principal(self._rules, read_subject_name(certificate)))
+
+    async def start(self, backlog: int) -> None:
+        self._sockets = _bind(self._listener.endpoint, backlog)
+        address = self._sockets[0].getsockname()
+        self.address = str(address[0]), int(address[1])
+        self._tasks = [asyncio.ensure_future(self._accept(each)) for each in self._sockets]
+        self._tasks.append(asyncio.ensure_future(self._watch_files()))
+
+    def close(self) -> None:
+        for task in (*self._tasks, *self._handshakes.keys()):
+            task.cancel()
+        for each in self._sockets:
+            each.close()
+        self._sockets = []
+
+    async def _watch_files(self) -> None:
+        interval_s = self._listener.settings.ssl_reload_interval_ms / 1000
+        while True:
+            await asyncio.sleep(interval_s)
+            await asyncio.to_thread(self.context.refresh)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                accepted, address = await self._host.loop.sock_accept(listening)
+            except OSError as exc:
+                _log.error("listener %s: no connection can be accepted: %s", self.name, exc)
+                await asyncio.sleep(_ACCEPT_RETRY_S)
+                continue
+            self._begin_handshake(accepted, str(address[0]))
+
+    def _begin_handshake(self, accepted: socket.socket, host: str) -> None:
+        under_way = self._handshakes
+        refusal = self._host.find_refusal(host, len(under_way), under_way.count(host))
+        if refusal is not None:
+            accepted.close()
+            self._record_failure(host, refusal)
+            return
+        task = asyncio.ensure_future(self._shake_hands(accepted, host))
+        task.add_done_callback(lambda done: under_way.remove(host, done))
+        victim = under_way.add(host, task)
+        if victim is not None:
+            victim.cancel()
+
+    async def _shake_hands(self, accepted: socket.socket, host: str) -> None:
+        settings, loop = self._listener.settings, self._host.loop
+        timeout_s = settings.ssl_handshake_timeout_ms / 1000
+        started_s = loop.time()
+        try:
+            await loop.connect_accepted_socket(
+                lambda: self._host.make_connection(self),
+                accepted,
+                ssl=self.context.current,
+                ssl_handshake_timeout=timeout_s,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            )
+        except asyncio.CancelledError:
+            accepted.close()
+            if self._sockets:
+                self._record_failure(
+                    host, f"{settings.ssl_handshakes_max} are under way, which is ssl.handshakes.max"
+                )
+        except (OSError, TallystickError) as exc:
+            accepted.close()
+            why = explain_handshake_failure(exc)
+            if loop.time() - started_s >= timeout_s:
+                why = f"it did not end within ssl.handshake.timeout.ms, {settings.ssl_handshake_timeout_ms}"
+            self._record_failure(host, why)
+
+    def _record_failure(self, host: str, why: str) -> None:
+        self.failed_handshakes += 1
+        more = self._failures.take()
+        if more is not None:
+            _log.warning("listener %s: no connection with %s: %s%s", self.name, host, why, more)
+
+
+def _bind(endpoint: Endpoint, backlog: int) -> list[socket.socket]:
+    """Bind and listen on every address of a host, as asyncio's create_server does. Raises: OSError."""
+    found = socket.getaddrinfo(
+        endpoint.host or None, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    with contextlib.ExitStack() as opened:
+        sockets = []
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            each = opened.enter_context(socket.socket(family, kind, protocol))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            each.bind(address)
+            each.listen(backlog)
+            each.setblocking(False)
+            sockets.append(each)
+        opened.pop_all()
+    return sockets
