@@ -11,6 +11,13 @@ import pytest
 
 from harness.memory_fs import MemoryFileSystem
 from harness.sim.machine import InMemoryMetadataStore
+from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, format_operations
+from tallystick.broker.authorizer.authorizer import (
+    AuthorizableRequestContext,
+    Operation,
+    ResourceType,
+)
+from tallystick.broker.authorizer.bindings import ResourcePattern
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
@@ -19,7 +26,6 @@ from tallystick.broker.metadata.store import MetadataStore
 from tallystick.broker.partitions.data_directory import StorageEnvironment
 from tallystick.broker.partitions.descriptors import UNLIMITED, DescriptorBudget
 from tallystick.broker.partitions.topics import TopicSpec
-from tallystick.broker.server.acl import Operation, Resource, ResourceType
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.coordinator import TransactionCoordinator
 from tallystick.broker.txn.machine.commands import MarkerRequest
@@ -44,14 +50,32 @@ SETTINGS = {
 class DenyTable:
     """Allows everything except the rows; a type without a name denies every resource of it."""
 
+    is_configured = True
+
     def __init__(self) -> None:
-        self.denied: set[tuple[Operation, Resource | ResourceType]] = set()
+        self.denied: set[tuple[Operation, ResourcePattern | ResourceType]] = set()
 
-    def allows(self, context: RequestContext, operation: Operation, resource: Resource) -> bool:
-        return self.denied.isdisjoint({(operation, resource), (operation, resource.type)})
+    def allows(
+        self,
+        context: AuthorizableRequestContext,
+        operation: Operation,
+        resource: ResourcePattern,
+        *,
+        references: int = 1,
+        log_denied: bool = True,
+    ) -> bool:
+        return self.denied.isdisjoint({(operation, resource), (operation, resource.resource_type)})
 
-    def allows_any(self, context: RequestContext, operation: Operation, resource_type: ResourceType) -> bool:
+    def allows_any(
+        self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType
+    ) -> bool:
         return (operation, resource_type) not in self.denied
+
+    def find_authorized_operations(
+        self, context: AuthorizableRequestContext, resource: ResourcePattern
+    ) -> int:
+        operations = SUPPORTED_OPERATIONS[resource.resource_type]
+        return format_operations(each for each in operations if self.allows(context, each, resource))
 
 
 class HeldMarkers:
@@ -88,7 +112,7 @@ class MemoryBroker:
     async def make_topic(self, name: str, partitions: int = 2) -> None:
         await self.broker.topic_controller.create_if_absent(TopicSpec(name, partitions))
 
-    def deny(self, *rows: tuple[Operation, Resource | ResourceType]) -> None:
+    def deny(self, *rows: tuple[Operation, ResourcePattern | ResourceType]) -> None:
         """Deny exactly these from now on."""
         self.table.denied = set(rows)
 

@@ -16,6 +16,8 @@ from uuid import UUID, uuid4
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.coordinator.topics import (
     ConsumerOffsetsTopic,
     CoordinatorTopic,
@@ -31,7 +33,6 @@ from tallystick.broker.partitions.data_directory import DataDirectory, StorageEn
 from tallystick.broker.partitions.descriptors import UNLIMITED, DescriptorBudget
 from tallystick.broker.partitions.fetch_sessions import FetchSessionCache
 from tallystick.broker.partitions.topic_controller import TopicController
-from tallystick.broker.server.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.server.request_memory import RequestMemory
 from tallystick.broker.txn.codec import check_version_downgrade
 from tallystick.broker.txn.coordinator import TransactionCoordinator

@@ -3,7 +3,7 @@
 from tests.support.leading import TOPIC, Leader, batch, leader, request
 from tests.support.memory_broker import on_a_loop
 
-from tallystick.broker.server.acl import Operation, topic_resource
+from tallystick.broker.authorizer.authorizer import Operation, topic_resource
 from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch

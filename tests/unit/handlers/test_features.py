@@ -18,10 +18,10 @@ from memory_broker import (
 )
 
 from harness.sim.machine import InMemoryMetadataStore
+from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metadata.store import MetadataUnusable
 from tallystick.broker.metadata.worker import BlockingWorker
-from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (

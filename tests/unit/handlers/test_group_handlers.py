@@ -13,13 +13,13 @@ from uuid import UUID
 
 import pytest
 
+from tallystick.broker.authorizer.authorizer import ALLOW_ALL
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.machine.model import GroupConfig
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.metadata.store import Topic
-from tallystick.broker.server.acl import ALLOW_ALL
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

@@ -18,9 +18,9 @@ from tests.support.leading import (
 )
 from tests.support.memory_broker import memory_broker, on_a_loop
 
+from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
 from tallystick.broker.handlers import produce
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS
-from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.server import CloseConnection
 from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.machine.commands import InitProducerId

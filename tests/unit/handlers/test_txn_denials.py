@@ -9,7 +9,7 @@ import pytest
 from memory_broker import memory_broker, on_a_loop
 from txn_requests import Pair, add, add_offsets, batched, claimed, end, find, init
 
-from tallystick.broker.server.acl import (
+from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
     Operation,
     ResourceType,

@@ -31,7 +31,7 @@ from txn_requests import (
     pair_of,
 )
 
-from tallystick.broker.server.acl import (
+from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
     Operation,
     group_resource,

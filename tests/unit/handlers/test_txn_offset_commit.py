@@ -20,18 +20,18 @@ from memory_broker import (
 )
 from tests.support.leading import leader, turns
 
-from tallystick.broker.group.codec import build_batch_header
-from tallystick.broker.group.machine.commands import CommitTxnOffsets, OffsetToCommit
-from tallystick.broker.handlers.verification import open_transaction
-from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-from tallystick.broker.server.acl import (
+from tallystick.broker.authorizer.authorizer import (
     Operation,
-    Resource,
     ResourceType,
     group_resource,
     topic_resource,
     transactional_id_resource,
 )
+from tallystick.broker.authorizer.bindings import ResourcePattern
+from tallystick.broker.group.codec import build_batch_header
+from tallystick.broker.group.machine.commands import CommitTxnOffsets, OffsetToCommit
+from tallystick.broker.handlers.verification import open_transaction
+from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.machine.commands import MarkerRequest
 from tallystick.broker.txn.machine.model import TxnState
 from tallystick.broker.txn.markers import LocalMarkerWriter
@@ -302,7 +302,7 @@ async def test_topics_that_are_not_there_cost_their_own_partitions(version: int)
 )
 @on_a_loop
 async def test_who_may_commit(
-    version: int, denied: tuple[Operation, Resource | ResourceType], expected: ErrorCode
+    version: int, denied: tuple[Operation, ResourcePattern | ResourceType], expected: ErrorCode
 ) -> None:
     async with memory_broker() as desk:
         pair = await claimed(desk)

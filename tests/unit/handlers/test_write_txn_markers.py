@@ -7,9 +7,9 @@ import pytest
 from tests.support.leading import TOPIC, VERIFIED, Leader, T, leader, turns
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
+from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
 from tallystick.broker.handlers import write_txn_markers
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
 from tallystick.broker.txn.machine.model import ForcedCause, TransactionResult, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition

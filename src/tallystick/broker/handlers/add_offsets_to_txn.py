@@ -3,6 +3,7 @@
 Clients with transaction version 2 do not send it (KIP-890).
 """
 
+from tallystick.broker.authorizer.authorizer import Operation, group_resource
 from tallystick.broker.handlers.ports import TxnOffsetsPort
 from tallystick.broker.handlers.txn_wire import (
     NOT_AUTHORIZED,
@@ -12,7 +13,6 @@ from tallystick.broker.handlers.txn_wire import (
     may_write_as,
 )
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC
-from tallystick.broker.server.acl import Operation, group_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import AddPartitions, TxnAnswer
 from tallystick.kernel.codes import ErrorCode

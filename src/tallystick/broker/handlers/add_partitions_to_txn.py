@@ -8,6 +8,7 @@ none of them is added.
 import asyncio
 from collections.abc import Iterable, Mapping
 
+from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation, topic_resource
 from tallystick.broker.handlers.ports import TxnPartitionsPort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.txn_wire import (
@@ -19,7 +20,6 @@ from tallystick.broker.handlers.txn_wire import (
     may_write_as,
 )
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC
-from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation, topic_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import AddPartitions, VerifyPartitions, VerifyPartitionsResult
 from tallystick.kernel.codes import ErrorCode

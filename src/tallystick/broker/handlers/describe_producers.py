@@ -1,11 +1,10 @@
 """DescribeProducers: producer states of partitions (KIP-664)."""
 
+from tallystick.broker.authorizer.authorizer import Operation, topic_resource
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
 from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
 from tallystick.broker.partitions.topics import check_topic_name
-from tallystick.broker.server import acl
-from tallystick.broker.server.acl import Operation
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -44,7 +43,7 @@ def _check_topic(broker: TopicsPort, name: str, context: RequestContext) -> Reje
     # KIP-664 requires DESCRIBE; this is READ, because producer ids and offsets reveal the topic's content.
     if (invalid := check_topic_name(name)) is not None:
         return invalid
-    if not broker.authorizer.allows(context, Operation.READ, acl.topic_resource(name)):
+    if not broker.authorizer.allows(context, Operation.READ, topic_resource(name)):
         return Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to read topic {name!r}")
     return None
 

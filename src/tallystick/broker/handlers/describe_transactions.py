@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+from tallystick.broker.authorizer.authorizer import Operation, topic_resource, transactional_id_resource
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.handlers.txn_wire import EMPTY_TRANSACTIONAL_ID, NOT_AUTHORIZED
-from tallystick.broker.server.acl import Operation, topic_resource, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.model import (
     NO_PARTITIONS,

@@ -2,10 +2,10 @@
 
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation, group_resource, transactional_id_resource
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.ports import CoordinatorsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedListResponse
-from tallystick.broker.server.acl import Operation, group_resource, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

@@ -4,6 +4,12 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import (
+    CLUSTER_RESOURCE,
+    Operation,
+    ResourceType,
+    transactional_id_resource,
+)
 from tallystick.broker.handlers.ports import ProducerIdsPort
 from tallystick.broker.handlers.txn_wire import (
     NO_PRODUCER_EPOCH,
@@ -14,7 +20,6 @@ from tallystick.broker.handlers.txn_wire import (
     make_producer,
     may_write_as,
 )
-from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation, ResourceType, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import InitProducerId, InitProducerIdResult, TxnAnswer
 from tallystick.broker.txn.machine.producer_epochs import start_producer_id

@@ -11,9 +11,9 @@ from functools import cache
 from typing import Final
 
 from tallystick import _lazy
+from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.ports import TransactionsPort
-from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode

@@ -14,6 +14,8 @@ from typing import Protocol
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.authorizer.authorizer import Authorizer
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
@@ -21,7 +23,6 @@ from tallystick.broker.partitions.data_directory import DataDirectory
 from tallystick.broker.partitions.fetch_sessions import FetchSessionCache
 from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.partitions.topics import TopicsImage
-from tallystick.broker.server.acl import Authorizer
 from tallystick.broker.server.request_memory import RequestMemory
 from tallystick.broker.txn.coordinator import TransactionCoordinator
 from tallystick.kernel.clock import Clock

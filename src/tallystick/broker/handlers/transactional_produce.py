@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
 from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.handlers.verification import (
     AppendTurn,
@@ -24,8 +25,6 @@ from tallystick.broker.handlers.verification import (
     request_verification,
 )
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.server import acl
-from tallystick.broker.server.acl import Operation
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import DONE, TxnAnswer
 from tallystick.kernel.codes import ErrorCode
@@ -153,9 +152,7 @@ def _check_request(
 
     Kafka then refuses the other batches, too; no client mixes transactional batches with others.
     """
-    if not broker.authorizer.allows(
-        context, Operation.WRITE, acl.transactional_id_resource(transactional_id)
-    ):
+    if not broker.authorizer.allows(context, Operation.WRITE, transactional_id_resource(transactional_id)):
         return reject_unauthorized(f"no right to write as {transactional_id!r}")
     producers = {get_producer(batch.header) for batch in batches}
     if len(producers) > 1:

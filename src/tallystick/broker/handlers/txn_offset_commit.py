@@ -9,6 +9,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import (
+    Operation,
+    group_resource,
+    topic_resource,
+    transactional_id_resource,
+)
 from tallystick.broker.group.codec import build_batch_header
 from tallystick.broker.group.machine.commands import CommitTxnOffsets, GroupAnswer, OffsetToCommit
 from tallystick.broker.handlers import verification
@@ -17,7 +23,6 @@ from tallystick.broker.handlers.group_wire import parse_instance_id, parse_membe
 from tallystick.broker.handlers.ports import TxnOffsetsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC
-from tallystick.broker.server.acl import Operation, group_resource, topic_resource, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

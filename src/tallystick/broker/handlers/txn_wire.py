@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
 from tallystick.broker.handlers.ports import TransactionsPort
-from tallystick.broker.server.acl import Operation, transactional_id_resource
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.kernel.codes import ErrorCode

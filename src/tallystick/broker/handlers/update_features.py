@@ -2,9 +2,9 @@
 
 from itertools import islice
 
+from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
 from tallystick.broker.handlers.ports import FeaturesPort
 from tallystick.broker.metadata.features import SUPPORTED_FEATURES, FeatureUpdate, UpgradeType
-from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

@@ -18,11 +18,11 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
 from tallystick.broker.handlers.ports import TxnMarkersPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicDeleted
-from tallystick.broker.server.acl import CLUSTER_RESOURCE, Operation
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import RecordForcedMarker, TxnAnswer
 from tallystick.broker.txn.machine.model import DecidedPhase, OngoingPhase, TransactionResult, TxnEntry

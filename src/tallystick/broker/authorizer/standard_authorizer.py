@@ -1,0 +1,150 @@
+"""The authorizer of a broker that has one: ACLs in memory, verdicts remembered, decisions in the audit log.
+
+Verdicts are remembered for as long as the ACLs stay what they are, so that a request like the one before it
+costs one look-up for each resource. A change of the ACLs puts a new index and an empty memory in place.
+
+The audit log is the logger `kafka.authorizer.logger`, with the texts and levels of Kafka: INFO for what is
+denied, DEBUG for what is allowed, TRACE for checks that only filter a list or report rights.
+
+Source: StandardAuthorizer, StandardAuthorizerData.
+"""
+
+import logging
+from typing import Final
+
+from tallystick.broker.authorizer.acl_index import (
+    ANY_RESOURCE,
+    SUPPORTED_OPERATIONS,
+    AclIndex,
+    AclSettings,
+    Verdict,
+    format_operations,
+)
+from tallystick.broker.authorizer.authorizer import AuthorizableRequestContext, Operation, ResourceType
+from tallystick.broker.authorizer.bindings import ResourcePattern
+from tallystick.protocol.apis import API_SPECS, ApiKey
+
+AUDIT_LOGGER: Final = "kafka.authorizer.logger"
+TRACE: Final = 5  # below DEBUG, as in Java's loggers
+# Principals, hosts and names come from clients: what is remembered of them must have a bound.
+VERDICTS_MAX: Final = 20_000
+
+_audit_log = logging.getLogger(AUDIT_LOGGER)
+
+# Source: SecurityUtils.resourceTypeName.
+_TYPE_NAMES: Final = {kind: kind.name.title().replace("_", "") for kind in ResourceType}
+
+
+class StandardAuthorizer:
+    """Kafka's StandardAuthorizer. Owned by the broker; lives on the loop.
+
+    allowed, denied   how many checks had this result
+    """
+
+    is_configured = True
+
+    def __init__(self, settings: AclSettings, index: AclIndex | None = None) -> None:
+        self._settings = settings
+        self.allowed = 0
+        self.denied = 0
+        self.set_index(AclIndex() if index is None else index)
+
+    @property
+    def index(self) -> AclIndex:
+        """The ACLs in force."""
+        return self._index
+
+    def set_index(self, index: AclIndex) -> None:
+        """Put other ACLs in force: the next check of every connection decides by them."""
+        self._index = index
+        self._verdicts: dict[object, Verdict] = {}
+
+    def allows(
+        self,
+        context: AuthorizableRequestContext,
+        operation: Operation,
+        resource: ResourcePattern,
+        *,
+        references: int = 1,
+        log_denied: bool = True,
+    ) -> bool:
+        """Implement Authorizer.allows."""
+        verdict = self._decide(context, operation, resource)
+        if verdict.is_allowed:
+            self.allowed += 1
+            level = logging.DEBUG
+        else:
+            self.denied += 1
+            level = logging.INFO if log_denied else TRACE
+        if _audit_log.isEnabledFor(level):
+            _audit_log.log(level, "%s", _format_audit(context, operation, resource, verdict, references))
+        return verdict.is_allowed
+
+    def allows_any(
+        self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType
+    ) -> bool:
+        """Implement Authorizer.allows_any."""
+        key = (context.principal, context.client_host, operation, resource_type)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            principal, host = str(context.principal), context.client_host
+            verdict = self._index.decide_any(self._settings, principal, host, operation, resource_type)
+            self._remember(key, verdict)
+        if verdict.is_allowed:
+            self.allowed += 1
+        else:
+            self.denied += 1
+        level = logging.DEBUG if verdict.is_allowed else TRACE
+        if _audit_log.isEnabledFor(level):
+            resource = ResourcePattern(resource_type, ANY_RESOURCE)
+            _audit_log.log(level, "%s", _format_audit(context, operation, resource, verdict, 0))
+        return verdict.is_allowed
+
+    def find_authorized_operations(
+        self, context: AuthorizableRequestContext, resource: ResourcePattern
+    ) -> int:
+        """Implement Authorizer.find_authorized_operations."""
+        allowed = []
+        for operation in SUPPORTED_OPERATIONS[resource.resource_type]:
+            verdict = self._decide(context, operation, resource)
+            if verdict.is_allowed:
+                allowed.append(operation)
+            if _audit_log.isEnabledFor(TRACE):
+                _audit_log.log(TRACE, "%s", _format_audit(context, operation, resource, verdict, 1))
+        return format_operations(allowed)
+
+    def _decide(
+        self, context: AuthorizableRequestContext, operation: Operation, resource: ResourcePattern
+    ) -> Verdict:
+        key = (context.principal, context.client_host, operation, resource)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            principal, host = str(context.principal), context.client_host
+            verdict = self._index.decide(self._settings, principal, host, operation, resource)
+            self._remember(key, verdict)
+        return verdict
+
+    def _remember(self, key: object, verdict: Verdict) -> None:
+        if len(self._verdicts) >= VERDICTS_MAX:
+            self._verdicts.clear()
+        self._verdicts[key] = verdict
+
+
+def _format_audit(
+    context: AuthorizableRequestContext,
+    operation: Operation,
+    resource: ResourcePattern,
+    verdict: Verdict,
+    references: int,
+) -> str:
+    """Return a line of the audit log. Source: StandardAuthorizerData.buildAuditMessage."""
+    result = "Allowed" if verdict.is_allowed else "Denied"
+    request = API_SPECS[ApiKey(context.api_key)].name
+    line = (
+        f"Principal = {context.principal} is {result} operation = {operation.name} from host = "
+        f"{context.client_host} on resource = {_TYPE_NAMES[resource.resource_type]}:"
+        f"{resource.pattern_type.name}:{resource.name} for request = {request} with resourceRefCount = "
+        f"{references} based on rule {verdict.rule}"
+    )
+    # Names come from clients: one with a line break must not look like a line of its own.
+    return line if line.isprintable() else line.encode("unicode_escape").decode("ascii")
