@@ -1,4 +1,4 @@
-"""Sections joined by Arrow are those built record by record [CLI-26]."""
+"""Sections of Arrow arrays are those of lists [CLI-26]."""
 
 import pytest
 from hypothesis import given

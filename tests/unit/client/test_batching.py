@@ -1,4 +1,4 @@
-"""Sections built by column are those built record by record [CLI-26]."""
+"""Sections of columns are those built record by record [CLI-26]."""
 
 import pytest
 from hypothesis import example, given

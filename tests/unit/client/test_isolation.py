@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord
-from tallystick.client.consumer.regular_records import read_regular
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.records import (
     HEADER_SIZE,
@@ -218,8 +217,7 @@ def test_an_answer_without_one_whole_batch_is_an_error_and_not_a_loop() -> None:
 
 
 @given(st.integers(1, 400), st.integers(0, 3), st.sampled_from([0, 5, 100, 300]), st.data())
-def test_quick_and_thorough_reading_agree(records: int, keys: int, size: int, data: st.DataObject) -> None:
-    """Regular batches are read by columns; what comes out is what was written."""
+def test_what_was_written_is_read(records: int, keys: int, size: int, data: st.DataObject) -> None:
     times = count(5000, data.draw(st.sampled_from([0, 1, 50, 3000])))
     uneven = data.draw(st.booleans())
     made = [
@@ -238,42 +236,6 @@ def test_quick_and_thorough_reading_agree(records: int, keys: int, size: int, da
 
 
 @given(
-    st.integers(16, 300),
-    st.sampled_from([None, 0, 3]),
-    st.sampled_from([None, 0, 1, 70]),
-    st.sampled_from([0, 40, 3000]),
-    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
-)
-def test_what_is_read_by_columns_is_what_is_read_record_by_record(
-    count_: int, key: int | None, value: int | None, step_ms: int, damage: list[tuple[int, int]]
-) -> None:
-    """[CLI-37] Whatever the bytes are: the quick reader finds the same, or leaves it to the thorough one."""
-    made = [
-        Record(
-            i,
-            5000 + i * step_ms,
-            None if key is None else b"k" * key,
-            None if value is None else b"v" * value,
-        )
-        for i in range(count_)
-    ]
-    batch = bytearray(encode_batch(made, BatchMeta()))
-    for where, byte in damage:
-        batch[HEADER_SIZE + where % (len(batch) - HEADER_SIZE)] = byte
-    header = read_header(batch)
-    columns = read_regular(bytes(batch[HEADER_SIZE:]), header)
-    if not damage:
-        assert columns is not None
-    if columns is not None:
-        thorough = list(iter_records(bytes(batch)))
-        found = [
-            Record(offset, time, key_, value_)
-            for offset, (time, key_, value_) in enumerate(zip(*columns, strict=True))
-        ]
-        assert found == thorough
-
-
-@given(
     st.lists(
         st.tuples(
             st.one_of(st.none(), st.binary(max_size=150)),
@@ -287,12 +249,12 @@ def test_what_is_read_by_columns_is_what_is_read_record_by_record(
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
     st.booleans(),
 )
-def test_every_batch_is_read_as_the_thorough_reader_reads_it(
+def test_every_batch_is_read_as_iter_records_reads_it(
     contents: list[tuple],
     damage: list[tuple[int, int]],
     gaps: bool,  # type: ignore[type-arg]
 ) -> None:
-    """[CLI-37] With damage, too: the same records or InvalidBatch."""
+    """[CLI-70] With damage, too: the same records or InvalidBatch."""
     made = [
         Record(i * (1 + gaps), time, key, value, headers)
         for i, (key, value, time, headers) in enumerate(contents)
@@ -312,7 +274,7 @@ def test_every_batch_is_read_as_the_thorough_reader_reads_it(
 
 
 @pytest.mark.parametrize("records", [8_191, 8_192, 8_193, 20_000])
-def test_numbers_that_grow_a_byte_end_a_run_and_nothing_else(records: int) -> None:
+def test_numbers_of_every_length_are_read(records: int) -> None:
     made = [Record(i, 10**12 + i, None, b"v") for i in range(records)]
     fetched = CompletedFetch(AT, 0, encode_batch(made, BatchMeta()), None)
     assert [(r.offset, r.timestamp_ms, r.value) for r in fetched.take_records(records)] == [

@@ -10,10 +10,8 @@ compaction emptied, gaps [CLI-34].
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import repeat
 from typing import Final, NamedTuple
 
-from tallystick.client.consumer.regular_records import has_plain_offsets, read_regular
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import (
@@ -23,7 +21,6 @@ from tallystick.protocol.records import (
     ControlType,
     CorruptBatch,
     Headers,
-    InvalidBatch,
     RecordsError,
     TimestampType,
     check_batch,
@@ -31,11 +28,9 @@ from tallystick.protocol.records import (
     read_header,
     read_marker,
 )
-from tallystick.protocol.records.record import decode_headers, iter_section, read_long_varint
+from tallystick.protocol.records.record import iter_section
 from tallystick.protocol.records.section import decompress_section
 
-# A time delta so large that adding it may overflow.
-_TIME_DELTA_MAX: Final = 2**60
 # Columns are made of batches that unpack to this many bytes, plus one batch.
 _COLUMN_BYTES: Final = 64 * MIB
 
@@ -291,104 +286,19 @@ def decode_consumer_records(
     Args:
         section: its records, if they were unpacked before.
     Raises: InvalidBatch, CorruptBatch.
-    Cost: about 150 ns a record with the codec's extension; without it 400 of a regular batch, 600 of a plain
-        one, 1.1 us of any other.
+    Cost: about 150 ns a record with the codec's extension, 1.1 us without it.
     """
     if section is None:
         section = decompress_section(buf, at, header)
+    topic, number, kind = partition.topic, partition.partition, header.timestamp_type
     epoch = None if header.partition_leader_epoch < 0 else header.partition_leader_epoch
-    origin = _BatchFields(partition.topic, partition.partition, header.timestamp_type, epoch)
     if native.codec is not None:
-        records = native.codec.records(section, native.make_native_batch(header), ConsumerRecord, origin)
+        records = native.codec.records(
+            section, native.make_native_batch(header), ConsumerRecord, (topic, number, kind, epoch)
+        )
         if records is not None:
             return records
-    if has_plain_offsets(header):
-        columns = read_regular(section, header)
-        if columns is not None:
-            times, keys, values = columns
-            place = repeat(origin.topic), repeat(origin.partition)
-            offsets = range(header.base_offset, header.next_offset)
-            kind, last = repeat(origin.timestamp_type), (repeat(()), repeat(epoch))
-            rows = zip(*place, offsets, times, kind, keys, values, *last, strict=False)
-            return list(map(tuple.__new__, repeat(ConsumerRecord), rows))
-        records = _decode_plain(section, header, origin)
-        if records is not None:
-            return records
-    return _decode_generic(section, header, origin)
-
-
-class _BatchFields(NamedTuple):
-    """Fields that all records of a batch share."""
-
-    topic: str
-    partition: int
-    timestamp_type: TimestampType
-    epoch: int | None
-
-
-def _decode_plain(section: bytes, header: BatchHeader, origin: _BatchFields) -> list[ConsumerRecord] | None:
-    """Read like `_decode_generic`, for short numbers and consecutive offsets; else return None [CLI-37].
-
-    Inlined, since nothing in a consumer runs more often.
-    """
-    topic, number, kind, epoch = origin
-    new, here, none = tuple.__new__, ConsumerRecord, ()
-    records: list[ConsumerRecord] = []
-    add = records.append
-    at, base, expected = 0, header.base_timestamp, 0
-    try:
-        for offset in range(header.base_offset, header.next_offset):
-            raw = section[at]
-            if raw > 0x7F:
-                raw += (section[at := at + 1] << 7) - 0x80
-            end = at + 1 + (raw >> 1)
-            if raw & 1 or raw > 0x3FFF:
-                return None
-            raw = section[at := at + 2]  # past the attributes
-            if raw > 0x7F:
-                raw += (section[at := at + 1] << 7) - 0x80
-                if raw > 0x3FFF:
-                    raw, at = read_long_varint(section, at - 1)
-                if raw > _TIME_DELTA_MAX:
-                    return None
-            time = base + ((raw >> 1) ^ -(raw & 1))
-            raw = section[at := at + 1]
-            if raw > 0x7F:
-                raw += (section[at := at + 1] << 7) - 0x80
-                if raw > 0x3FFF:
-                    raw, at = read_long_varint(section, at - 1)
-            if raw != expected:
-                return None
-            expected += 2
-            key, raw = None, section[at := at + 1]
-            if raw > 0x7F:
-                raw += (section[at := at + 1] << 7) - 0x80
-            at += 1
-            if not raw & 1:
-                key = section[at : (at := at + (raw >> 1))]
-            value, raw = None, section[at]
-            if raw > 0x7F:
-                raw += (section[at := at + 1] << 7) - 0x80
-            at += 1
-            if not raw & 1:
-                value = section[at : (at := at + (raw >> 1))]
-            if at + 1 != end or section[at]:
-                if at >= end or not section[at]:
-                    return None
-                headers = decode_headers(section, at, end)
-                add(new(here, (topic, number, offset, time, kind, key, value, headers, epoch)))
-            else:
-                add(new(here, (topic, number, offset, time, kind, key, value, none, epoch)))
-            at = end
-    except (IndexError, InvalidBatch):
-        return None
-    return records if at == len(section) else None
-
-
-def _decode_generic(section: bytes, header: BatchHeader, origin: _BatchFields) -> list[ConsumerRecord]:
-    """Return the records of any batch. Raises: InvalidBatch."""
-    topic, number, kind, epoch = origin
-    records: list[ConsumerRecord] = []
-    for offset, time, key, value, headers in iter_section(section, header):
-        records.append(ConsumerRecord(topic, number, offset, time, kind, key, value, headers, epoch))
-    return records
+    return [
+        ConsumerRecord(topic, number, offset, timestamp, kind, key, value, headers, epoch)
+        for offset, timestamp, key, value, headers in iter_section(section, header)
+    ]

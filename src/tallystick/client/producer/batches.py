@@ -1,14 +1,7 @@
-"""Record sections built from columns: all values of a batch, all keys, runs of equal timestamps. Pure.
+"""Batches from columns: all values of a batch, all keys, runs of equal timestamps. Pure.
 
-`records.encode_batch` works record by record. Here a section is the concatenation of columns, and each column
-is filled by one call. For records without key and headers the columns are
-
-    size, attributes and time | offset, no key | value's size | value | no headers, and the next record
-
-where the second column is a slice of a table. If all values have one size, the first and third are one
-constant; otherwise they are looked up by size. That is four pointers per record and no bytecode. Everything
-else goes through `encode_records`. The codec's extension, where there is one, does all of it. The result is
-the same bytes [CLI-26].
+The codec's extension encodes the columns. Without it `encode_records` does, record by record; the bytes are
+the same [CLI-26].
 
 For Arrow arrays see `arrow_rows.py`.
 
@@ -17,28 +10,21 @@ Source: the format is in protocol/records/record.py; docs/adr/0005.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, lru_cache
 from itertools import accumulate, chain
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from tallystick.client.producer.partitioner import hash_key_to_partition
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader, Codec, Headers, native
 from tallystick.protocol.records.batch import MAGIC, TRANSACTIONAL_BIT
-from tallystick.protocol.records.record import Record, encode_headers, encode_records, encode_zigzag
+from tallystick.protocol.records.record import Record, encode_headers, encode_records
 from tallystick.protocol.records.section import build_batch
 
 # Attributes, deltas, lengths and the number of headers of one record, at their longest.
 # Source: DefaultRecord.MAX_RECORD_OVERHEAD.
 RECORD_OVERHEAD: Final = 21
 HEADER_OVERHEAD: Final = 10
-
-# Varints of value sizes below this, and of all offsets, come from tables.
-_VARINT_TABLE_SIZE: Final = 8192
-_TABLE_VALUE_SIZE_MAX: Final = _VARINT_TABLE_SIZE - RECORD_OVERHEAD
-# Fewest records for which filling a column pays.
-_RUN_MIN: Final = 8
 
 TimestampRun = tuple[int, int]
 """First place of a run of records with equal timestamps, and the timestamp."""
@@ -93,10 +79,6 @@ class ListRows(Value, kw_only=True):
         section = self._encode_natively()
         if section is not None:
             return section
-        if self.keys is None and self.headers is None and None not in self.values:
-            section = _encode_values_only(cast(Sequence[bytes], self.values), self.timestamp_runs)
-            if section is not None:
-                return section
         return encode_records(list(self.iter_records()), 0, self.timestamp_runs[0][1])
 
     def _encode_natively(self) -> bytes | None:
@@ -219,92 +201,6 @@ def group_by_partition(keys: Sequence[bytes | None], partitions: int) -> dict[in
     for place, key in enumerate(keys):
         places.setdefault(None if key is None else hash_key_to_partition(key, partitions), []).append(place)
     return dict(places)
-
-
-# --------------------------------------------------------------------------------- sections
-
-
-def _encode_values_only(values: Sequence[bytes], runs: Sequence[TimestampRun]) -> bytes | None:
-    """Return the section of records without key and headers; None where columns do not pay."""
-    n = len(values)
-    base = runs[0][1]
-    if (
-        len(runs) * _RUN_MIN > n + _RUN_MIN
-        or not 0 <= max(runs, key=_run_timestamp)[1] - base < _VARINT_TABLE_SIZE
-    ):
-        return None
-    if min(runs, key=_run_timestamp)[1] < base:
-        return None
-    sizes = list(map(len, values))
-    longest = max(sizes)
-    if longest > _TABLE_VALUE_SIZE_MAX:
-        return None
-    same = sizes.count(longest) == n
-    where = get_offset_varints(n)
-    parts: list[bytes] = [b""] * (4 * n)
-    parts[1::4] = where[:n]
-    parts[3::4] = values
-    tail = _build_size_varints()
-    parts[2::4] = [tail[longest]] * n if same else map(tail.__getitem__, sizes)
-    for begin, end, when in _iter_varint_stretches(runs, n):
-        head = _get_record_heads(when - base, len(where[begin]))
-        parts[4 * begin : 4 * end : 4] = (
-            [head[longest]] * (end - begin) if same else map(head.__getitem__, sizes[begin:end])
-        )
-    # A head begins with the last byte of the record before: its number of headers, 0.
-    parts[0] = parts[0][1:]
-    parts.append(b"\0")
-    return b"".join(parts)
-
-
-def _run_timestamp(run: TimestampRun) -> int:
-    return run[1]
-
-
-def _iter_varint_stretches(runs: Sequence[TimestampRun], count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, end and timestamp of stretches of records whose varints have the same length."""
-    bounds = [at for at in _OFFSET_STEPS if at < count]
-    starts = sorted({at for at, _ in runs}.union(bounds))
-    for begin, end in zip(starts, [*starts[1:], count], strict=True):
-        yield begin, end, find_timestamp(runs, begin)
-
-
-# Offsets at which the varint becomes one byte longer.
-_OFFSET_STEPS: Final = (64, 8192, 1 << 20, 1 << 27)
-
-
-def get_offset_varints(count: int) -> list[bytes]:
-    """Return, for `count` places or more, the offset's varint followed by "no key"."""
-    if len(_OFFSET_VARINTS) < count:
-        _OFFSET_VARINTS.extend(encode_zigzag(n) + b"\x01" for n in range(len(_OFFSET_VARINTS), count))
-    return _OFFSET_VARINTS
-
-
-_OFFSET_VARINTS: Final[list[bytes]] = []
-
-
-@lru_cache(512)
-def _get_record_heads(delta: int, offset_bytes: int) -> "_RecordHeads":
-    return _RecordHeads(encode_zigzag(delta), offset_bytes)
-
-
-class _RecordHeads(dict[int, bytes]):
-    """Heads by the size of the value: the end of the record before, this record's size, attributes, time."""
-
-    def __init__(self, when: bytes, offset_bytes: int) -> None:
-        super().__init__()
-        # Attributes, time, offset with "no key", and the number of headers.
-        self._time_varint, self._fixed_bytes = b"\0" + when, 1 + len(when) + offset_bytes + 1
-
-    def __missing__(self, size: int) -> bytes:
-        whole = self._fixed_bytes + len(encode_zigzag(size)) + size
-        head = self[size] = b"\0" + encode_zigzag(whole) + self._time_varint
-        return head
-
-
-@cache
-def _build_size_varints() -> tuple[bytes, ...]:
-    return tuple(encode_zigzag(n) for n in range(_VARINT_TABLE_SIZE))
 
 
 # ---------------------------------------------------------------------------------- batches
