@@ -14,11 +14,9 @@ from wire_values import random_value
 from tallystick.client.consumer.decode import CompletedFetch
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
-from tallystick.protocol import DecodeError, decode, encode, messages, produce_fetch_codec
+from tallystick.protocol import DecodeError, decode, encode, messages
 from tallystick.protocol.compile import _SizeBounds
 from tallystick.protocol.frames import Preallocation, ReceiveBuffer
-from tallystick.protocol.messages.fetch import FetchRequest
-from tallystick.protocol.messages.produce import ProduceRequest
 from tallystick.protocol.records import (
     HEADER_SIZE,
     LOG_OVERHEAD,
@@ -67,14 +65,6 @@ def targets(rng: random.Random, seeds: int = 3) -> list[Target]:
             valid = tuple(encode(random_value(cls, version, rng), version) for _ in range(seeds))
             label = f"{cls.__name__} v{version}"
             found.append(Target(label, lambda raw, c=cls, v=version: decode(c, raw, v), valid))
-            if cls is ProduceRequest or cls is FetchRequest:
-                read: Any = (
-                    produce_fetch_codec.read_produce_request
-                    if cls is ProduceRequest
-                    else produce_fetch_codec.read_fetch_request
-                )
-                quick = Target(f"hot {label}", lambda raw, r=read, v=version: r(memoryview(raw), v), valid)
-                found += [quick] * 5
     found += record_targets()
     framed = tuple(struct.pack(">i", len(raw)) + raw for raw in found[0].seeds)
     found.append(Target("frames", split_frames, framed))

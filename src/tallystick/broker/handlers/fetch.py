@@ -8,9 +8,10 @@ Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
+from uuid import UUID
 
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody
 from tallystick.broker.handlers.ports import FetchPort
@@ -22,6 +23,7 @@ from tallystick.broker.partitions.fetch_sessions import (
     PartitionReadResult,
 )
 from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import TopicKey
 from tallystick.broker.partitions.visibility import (
     ByteBudget,
     IsolationLevel,
@@ -34,25 +36,20 @@ from tallystick.broker.server.server import CloseConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset
-from tallystick.protocol import encode_parts
+from tallystick.kernel.value import replace
+from tallystick.protocol import decode, encode, encode_parts
 from tallystick.protocol.messages.fetch import (
+    AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
     FetchResponse,
     PartitionData,
 )
-from tallystick.protocol.primitives import NIL
-from tallystick.protocol.produce_fetch_codec import (
-    FETCH_TOPIC_ID_SINCE,
-    FetchPartitionResult,
-    FetchRequestView,
-    FetchResponseHeader,
-    TopicKey,
-    read_fetch_request,
-    write_fetch_response,
-)
 from tallystick.storage.fs import StorageFailure
 
+TOPIC_ID_SINCE: Final = 13  # KIP-516
 NO_DIVERGING_EPOCH: Final = EpochEndOffset()
 WAIT_MS_MAX: Final = 3_600_000  # an upper limit for the timer: one hour
 
@@ -61,10 +58,9 @@ WAIT_MS_MAX: Final = 3_600_000  # an upper limit for the timer: one hour
 class _FetchAttempt:
     """Result of one attempt."""
 
-    partitions: list[tuple[CachedPartition, FetchPartitionResult]]
+    partitions: list[tuple[CachedPartition, PartitionData]]
     size: int = 0
     must_answer_now: bool = False  # an error or a diverging epoch is answered at once
-    diverging: dict[FetchPartitionKey, EpochEndOffset] = field(default_factory=dict)
 
 
 def handle(
@@ -73,15 +69,16 @@ def handle(
     """Answer at once if there is enough to return, else wait."""
     if len(body) > INLINE_DECODE_BYTES_MAX:
         return _decode_in_thread(broker, body, context)
-    return _serve(broker, read_fetch_request(body, context.api_version), context)
+    return _serve(broker, decode(FetchRequest, body, context.api_version), context)
 
 
 async def _decode_in_thread(broker: FetchPort, body: memoryview, context: RequestContext) -> ResponseBody:
     """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
     with broker.request_memory.acquired(context.client_host, len(body)):
         async with broker.decode_lock:
-            request = await asyncio.to_thread(read_fetch_request, body, context.api_version)
-    named = len({(topic, p.partition) for topic, parts in request.topics for p in parts})
+            request = await asyncio.to_thread(decode, FetchRequest, body, context.api_version)
+    topics = _list_topics(request, context.api_version)
+    named = len({(topic, p.partition) for topic, parts in topics for p in parts})
     if named > broker.config.max_partitions:
         raise CloseConnection(
             f"a Fetch names {named} partitions, max.partitions is {broker.config.max_partitions}"
@@ -91,14 +88,13 @@ async def _decode_in_thread(broker: FetchPort, body: memoryview, context: Reques
 
 
 def _serve(
-    broker: FetchPort, request: FetchRequestView, context: RequestContext
+    broker: FetchPort, request: FetchRequest, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
-    by_id = context.api_version >= FETCH_TOPIC_ID_SINCE
     plan = broker.fetch_sessions.create_context(
-        _parse_session_request(request, by_id), broker.clock.monotonic_ms()
+        _parse_session_request(request, context.api_version), broker.clock.monotonic_ms()
     )
     if isinstance(plan, Reject):
-        return [*write_fetch_response((), context.api_version, FetchResponseHeader(error_code=plan.code))]
+        return [encode(FetchResponse(error_code=plan.code), context.api_version)]
     fetch = _DelayedFetch(broker, request, plan, context.api_version)
     found = fetch.read_available()
     if fetch.is_enough(found):
@@ -106,7 +102,14 @@ def _serve(
     return fetch.wait(found)
 
 
-def _parse_session_request(request: FetchRequestView, by_id: bool) -> FetchSessionRequest:
+def _list_topics(request: FetchRequest, version: int) -> list[tuple[TopicKey, tuple[FetchPartition, ...]]]:
+    """Return the partitions of each topic, under its id from version 13 on and under its name before."""
+    by_id = version >= TOPIC_ID_SINCE
+    return [(topic.topic_id if by_id else topic.topic, topic.partitions) for topic in request.topics]
+
+
+def _parse_session_request(request: FetchRequest, version: int) -> FetchSessionRequest:
+    by_id = version >= TOPIC_ID_SINCE
     # A repeated partition is read once, by its last entry: Kafka reads them into a map.
     wanted = {
         (topic, p.partition): CachedPartition(
@@ -116,11 +119,13 @@ def _parse_session_request(request: FetchRequestView, by_id: bool) -> FetchSessi
             p.current_leader_epoch,
             p.last_fetched_epoch,
         )
-        for topic, parts in request.topics
+        for topic, parts in _list_topics(request, version)
         for p in parts
     }
     forgotten: tuple[FetchPartitionKey, ...] = tuple(
-        (topic, partition) for topic, partitions in request.forgotten for partition in partitions
+        (topic.topic_id if by_id else topic.topic, partition)
+        for topic in request.forgotten_topics_data
+        for partition in topic.partitions
     )
     return FetchSessionRequest(
         request.session_id, request.session_epoch, tuple(wanted.values()), forgotten, by_id
@@ -146,9 +151,7 @@ class _DelayedFetch:
         "_watched",
     )
 
-    def __init__(
-        self, broker: FetchPort, request: FetchRequestView, plan: FetchContext, version: int
-    ) -> None:
+    def __init__(self, broker: FetchPort, request: FetchRequest, plan: FetchContext, version: int) -> None:
         self._broker = broker
         self._request = request
         self._context = plan
@@ -178,7 +181,7 @@ class _DelayedFetch:
 
     def _read_partition(
         self, wanted: CachedPartition, budget: ByteBudget, found: _FetchAttempt
-    ) -> FetchPartitionResult:
+    ) -> PartitionData:
         partition = self._find_partition(wanted.key)
         if isinstance(partition, Reject):
             return _failed_result(wanted, partition)
@@ -190,9 +193,10 @@ class _DelayedFetch:
         if isinstance(diverging, Reject):
             return _failed_result(wanted, diverging)
         if diverging is not None:
-            found.diverging[wanted.key] = diverging
             found.must_answer_now = True
-            return self._build_result(wanted, partition, b"")
+            # As in Kafka, without a list of aborted transactions.
+            data = self._build_result(wanted, partition, b"")
+            return replace(data, diverging_epoch=diverging, aborted_transactions=None)
         upper = find_readable_end(self._isolation, log.reader.high_watermark, log.reader.last_stable_offset)
         if wanted.offset == upper or (budget.is_spent and log.log_start_offset <= wanted.offset <= upper):
             return self._build_result(wanted, partition, b"")
@@ -222,32 +226,28 @@ class _DelayedFetch:
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
         return partition
 
-    def _build_result(
-        self, wanted: CachedPartition, partition: Partition, records: bytes
-    ) -> FetchPartitionResult:
+    def _build_result(self, wanted: CachedPartition, partition: Partition, records: bytes) -> PartitionData:
         log = partition.log
-        return FetchPartitionResult(
-            wanted.key[1],
-            0,
-            log.reader.high_watermark,
-            log.reader.last_stable_offset,
-            log.log_start_offset,
-            self._find_aborted_txns(partition, wanted.offset, records),
-            -1,
-            records,
+        return PartitionData(
+            partition_index=wanted.key[1],
+            high_watermark=log.reader.high_watermark,
+            last_stable_offset=log.reader.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            aborted_transactions=self._find_aborted_txns(partition, wanted.offset, records),
+            records=records,
         )
 
     def _find_aborted_txns(
         self, partition: Partition, offset: int, records: bytes
-    ) -> list[tuple[int, int]] | None:
+    ) -> tuple[AbortedTransaction, ...] | None:
         if self._isolation is not IsolationLevel.READ_COMMITTED:
             return None
         if not records:
-            return []
-        return [
-            (txn.producer_id, txn.first_offset)
+            return ()
+        return tuple(
+            AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
             for txn in partition.find_aborted_txns(Offset(offset), records)
-        ]
+        )
 
     # ------------------------------------------------------------------------ waiting
 
@@ -353,7 +353,7 @@ class _DelayedFetch:
     def build_response(self, found: _FetchAttempt) -> ResponseBody:
         """Encode the response, in a session without the unchanged partitions (KIP-227)."""
         session = self._context.session
-        by_topic: dict[TopicKey, list[FetchPartitionResult]] = {}
+        by_topic: dict[TopicKey, list[PartitionData]] = {}
         for wanted, data in found.partitions:
             if session is not None:
                 outcome = PartitionReadResult(
@@ -361,7 +361,7 @@ class _DelayedFetch:
                     data.error_code,
                     data.high_watermark,
                     data.log_start_offset,
-                    wanted.key in found.diverging,
+                    data.diverging_epoch != NO_DIVERGING_EPOCH,
                 )
                 told = wanted.update_response_data(outcome)
                 if self._context.is_incremental and not told:
@@ -369,36 +369,11 @@ class _DelayedFetch:
                 if data.records:
                     session.move_to_end(wanted.key)
             by_topic.setdefault(wanted.key[0], []).append(data)
-        answers = list(by_topic.items())
-        if found.diverging:
-            return self._build_diverging_response(answers, found.diverging)
-        return [*write_fetch_response(answers, self._version, FetchResponseHeader(self._context.session_id))]
-
-    def _build_diverging_response(
-        self,
-        answers: list[tuple[TopicKey, list[FetchPartitionResult]]],
-        diverging: dict[FetchPartitionKey, EpochEndOffset],
-    ) -> ResponseBody:
-        """Encode the rare response with a diverging epoch, a tagged field, by the generated encoder."""
         responses = tuple(
-            FetchableTopicResponse(
-                topic=topic if isinstance(topic, str) else "",
-                topic_id=NIL if isinstance(topic, str) else topic,
-                partitions=tuple(
-                    PartitionData(
-                        partition_index=part.partition,
-                        error_code=part.error_code,
-                        high_watermark=part.high_watermark,
-                        last_stable_offset=part.last_stable_offset,
-                        log_start_offset=part.log_start_offset,
-                        diverging_epoch=diverging.get((topic, part.partition), NO_DIVERGING_EPOCH),
-                        aborted_transactions=None,
-                        records=part.records,
-                    )
-                    for part in parts
-                ),
-            )
-            for topic, parts in answers
+            FetchableTopicResponse(topic_id=topic, partitions=tuple(parts))
+            if isinstance(topic, UUID)
+            else FetchableTopicResponse(topic=topic, partitions=tuple(parts))
+            for topic, parts in by_topic.items()
         )
         response = FetchResponse(session_id=self._context.session_id, responses=responses)
         return [*encode_parts(response, self._version)]
@@ -419,5 +394,11 @@ def _find_divergence(partition: Partition, wanted: CachedPartition) -> EpochEndO
     return None
 
 
-def _failed_result(wanted: CachedPartition, refused: Reject) -> FetchPartitionResult:
-    return FetchPartitionResult(wanted.key[1], refused.code, -1, -1, -1, None, -1, b"")
+def _failed_result(wanted: CachedPartition, refused: Reject) -> PartitionData:
+    return PartitionData(
+        partition_index=wanted.key[1],
+        error_code=refused.code,
+        high_watermark=-1,
+        aborted_transactions=None,
+        records=b"",
+    )

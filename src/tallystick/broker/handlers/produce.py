@@ -12,8 +12,9 @@ Source: KafkaApis.handleProduceRequest, ReplicaManager.appendRecords, ProduceReq
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from typing import Final, Self
+from uuid import UUID
 
 from tallystick.broker.handlers.dispatch import ResponseBody
 from tallystick.broker.handlers.ports import ProducePort
@@ -28,27 +29,21 @@ from tallystick.broker.handlers.transactional_produce import (
 )
 from tallystick.broker.handlers.verification import check_not_borrowed
 from tallystick.broker.partitions.partition import Partition
-from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TopicDeleted
+from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TopicDeleted, TopicKey
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.server.server import CloseConnection, ExclusiveResponse
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.limits import KIB
-from tallystick.protocol import DecodeError, encode_parts
+from tallystick.kernel.value import replace
+from tallystick.protocol import DecodeError, decode, encode
 from tallystick.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
+    PartitionProduceData,
     PartitionProduceResponse,
+    ProduceRequest,
     ProduceResponse,
     TopicProduceResponse,
-)
-from tallystick.protocol.primitives import NIL
-from tallystick.protocol.produce_fetch_codec import (
-    ProducePartitionData,
-    ProducePartitionResult,
-    ProduceRequestView,
-    TopicKey,
-    read_produce_request,
-    write_produce_response,
 )
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, Codec, RecordsError, read_header
 from tallystick.storage.fs import StorageFailure
@@ -57,7 +52,7 @@ from tallystick.storage.validation import may_be_slow, needs_prevalidation, prev
 
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
-RECORD_ERRORS_SINCE: Final = 8  # KIP-467
+TOPIC_ID_SINCE: Final = 13  # KIP-516
 # Bounds of the time that a batch waits for the coordinator, which is the request's timeout. A timeout of 0 is
 # meant for other replicas, and there are none.
 VERIFICATION_S_MIN: Final = 1.0
@@ -66,8 +61,7 @@ VERIFICATION_S_MAX: Final = 30.0
 # A request with more partitions yields to the event loop while it is served.
 PARTITIONS_BEFORE_YIELD: Final = 256
 
-# Memory limit of a request that the quick reader does not know and that is decoded on the event loop: some
-# 1,000 partitions.
+# Memory limit of a request that is decoded on the event loop: some 1,700 partitions.
 INLINE_DECODE_MEMORY: Final = 512 * KIB
 # Above the memory of a partition that is the only one of its topic.
 MEMORY_PER_PARTITION: Final = 1 * KIB
@@ -85,14 +79,14 @@ def handle(
 ) -> ResponseBody | Awaitable[ResponseBody]:
     """Append before returning, unless the coordinator must be asked or validating the records takes long."""
     try:
-        request = read_produce_request(body, context.api_version, INLINE_DECODE_MEMORY)
+        request = decode(ProduceRequest, body, context.api_version, room=INLINE_DECODE_MEMORY)
     except DecodeError:
-        # Unreadable, or too large for the quick reader.
+        # Unreadable, or too large for the event loop.
         return ExclusiveResponse(_decode_in_thread(broker, memoryview(bytes(body)), context))
     _check_partition_count(broker, request)
-    if _needs_validation_thread(broker, request):
+    if _needs_validation_thread(broker, request, context.api_version):
         # The records are views of a buffer that is about to be reused.
-        request = read_produce_request(memoryview(bytes(body)), context.api_version)
+        request = decode(ProduceRequest, bytes(body), context.api_version)
         return ExclusiveResponse(_serve_prevalidated(broker, request, context, len(body)))
     return _serve(broker, request, context)
 
@@ -105,23 +99,31 @@ async def _decode_in_thread(broker: ProducePort, body: memoryview, context: Requ
     room = INLINE_DECODE_MEMORY + MEMORY_PER_PARTITION * broker.config.max_partitions
     with broker.request_memory.acquired(context.client_host, len(body)):
         async with broker.decode_lock:
-            request = await asyncio.to_thread(read_produce_request, body, context.api_version, room)
+            request = await asyncio.to_thread(decode, ProduceRequest, body, context.api_version, room=room)
     _check_partition_count(broker, request)
     return await _serve_prevalidated(broker, request, context, len(body))
 
 
-def _check_partition_count(broker: ProducePort, request: ProduceRequestView) -> None:
+def _check_partition_count(broker: ProducePort, request: ProduceRequest) -> None:
     """Close the connection if the request names more partitions than can exist."""
-    count = sum(len(parts) for _, parts in request.topics)
+    count = sum(len(topic.partition_data) for topic in request.topic_data)
     if count > max(PARTITIONS_BEFORE_YIELD, broker.config.max_partitions):
         raise CloseConnection(
             f"a Produce names {count} partitions, max.partitions is {broker.config.max_partitions}"
         )
 
 
-def _needs_validation_thread(broker: ProducePort, request: ProduceRequestView) -> bool:
+def _list_topics(
+    request: ProduceRequest, version: int
+) -> list[tuple[TopicKey, tuple[PartitionProduceData, ...]]]:
+    """Return the batches of each topic, under its id from version 13 on and under its name before."""
+    by_id = version >= TOPIC_ID_SINCE
+    return [(topic.topic_id if by_id else topic.name, topic.partition_data) for topic in request.topic_data]
+
+
+def _needs_validation_thread(broker: ProducePort, request: ProduceRequest, version: int) -> bool:
     """Return whether any batch must be validated in a thread."""
-    for topic, parts in request.topics:
+    for topic, parts in _list_topics(request, version):
         for part in parts:
             if part.records and may_be_slow(part.records) and _find_slow_partition(broker, topic, part):
                 return True
@@ -129,10 +131,10 @@ def _needs_validation_thread(broker: ProducePort, request: ProduceRequestView) -
 
 
 def _find_slow_partition(
-    broker: ProducePort, topic: TopicKey, part: ProducePartitionData
+    broker: ProducePort, topic: TopicKey, part: PartitionProduceData
 ) -> Partition | None:
     """Return the partition if validating its records takes long."""
-    partition = _find_partition(broker, topic, part.partition)
+    partition = _find_partition(broker, topic, part.index)
     if isinstance(partition, Reject):
         return None
     must = needs_prevalidation(part.records or b"", partition.log.config, broker.clock.now_ms())
@@ -140,33 +142,40 @@ def _find_slow_partition(
 
 
 async def _serve_prevalidated(
-    broker: ProducePort, request: ProduceRequestView, context: RequestContext, size: int
+    broker: ProducePort, request: ProduceRequest, context: RequestContext, size: int
 ) -> ResponseBody:
     """Validate large batches in a thread, one request at a time for all connections, then serve it."""
-    pacer, walked = LoopYielder(), list[tuple[TopicKey, list[ProducePartitionData]]]()
+    pacer, validated = LoopYielder(), list[list[PartitionProduceData]]()
     with broker.request_memory.acquired(context.client_host, size):
         async with broker.decode_lock:
-            for topic, parts in request.topics:
-                done: list[ProducePartitionData] = []
-                walked.append((topic, done))
+            for topic, parts in _list_topics(request, context.api_version):
+                validated.append([])
                 for part in parts:
-                    done.append(await _prevalidate(broker, topic, part))
+                    validated[-1].append(await _prevalidate(broker, topic, part))
                     await pacer.count_entry()
-    body = _serve(broker, request._replace(topics=walked), context)
+    body = _serve(broker, _replace_batches(request, validated), context)
     if isinstance(body, ExclusiveResponse):
         return await body
     return await body if isinstance(body, Awaitable) else body
 
 
 async def _prevalidate(
-    broker: ProducePort, topic: TopicKey, part: ProducePartitionData
-) -> ProducePartitionData:
+    broker: ProducePort, topic: TopicKey, part: PartitionProduceData
+) -> PartitionProduceData:
     partition = _find_slow_partition(broker, topic, part)
     if partition is None:
         return part
     config, now_ms = partition.log.config, broker.clock.now_ms()
     found = await asyncio.to_thread(prevalidate_batch, part.records or b"", config, now_ms)
-    return part._replace(records=RefusedRecords(found) if isinstance(found, Reject) else found)
+    return replace(part, records=RefusedRecords(found) if isinstance(found, Reject) else found)
+
+
+def _replace_batches(
+    request: ProduceRequest, batches: Iterable[Sequence[PartitionProduceData]]
+) -> ProduceRequest:
+    """Return the request with other batches, given by topic."""
+    topics = zip(request.topic_data, batches, strict=True)
+    return replace(request, topic_data=tuple(replace(t, partition_data=tuple(parts)) for t, parts in topics))
 
 
 class RefusedRecords(bytes):
@@ -182,7 +191,7 @@ class RefusedRecords(bytes):
 
 async def _serve_many(
     broker: ProducePort,
-    request: ProduceRequestView,
+    request: ProduceRequest,
     repeated: Collection[tuple[TopicKey, int]],
     context: RequestContext,
 ) -> ResponseBody:
@@ -192,7 +201,7 @@ async def _serve_many(
     """
     answer: _TopicStatuses = []
     done = 0
-    for topic, parts in request.topics:
+    for topic, parts in _list_topics(request, context.api_version):
         pending: list[ProducePartitionStatus] = []
         answer.append((topic, pending))
         for part in parts:
@@ -205,47 +214,48 @@ async def _serve_many(
 
 
 def _serve(
-    broker: ProducePort, request: ProduceRequestView, context: RequestContext
+    broker: ProducePort, request: ProduceRequest, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
-    if len(request.topics) == 1 and len(request.topics[0][1]) == 1:
-        ((topic, (part,)),) = request.topics
+    topics = _list_topics(request, context.api_version)
+    if len(topics) == 1 and len(topics[0][1]) == 1:
+        ((topic, (part,)),) = topics
         return _append_transactional(
             broker, request, [(topic, [_append(broker, request, topic, part, context)])], context
         )
-    repeated = _find_repeated(request)
-    if sum(len(parts) for _, parts in request.topics) > PARTITIONS_BEFORE_YIELD:
-        copied = [(topic, [_copy_records(part) for part in parts]) for topic, parts in request.topics]
-        return ExclusiveResponse(_serve_many(broker, request._replace(topics=copied), repeated, context))
+    repeated = _find_repeated(topics)
+    if sum(len(parts) for _, parts in topics) > PARTITIONS_BEFORE_YIELD:
+        copied = _replace_batches(request, ([_copy_records(part) for part in parts] for _, parts in topics))
+        return ExclusiveResponse(_serve_many(broker, copied, repeated, context))
     answer: _TopicStatuses = [
         (
             topic,
             [_append_unless_repeated(broker, request, topic, part, (repeated, context)) for part in parts],
         )
-        for topic, parts in request.topics
+        for topic, parts in topics
     ]
     return _append_transactional(broker, request, answer, context)
 
 
-def _copy_records(part: ProducePartitionData) -> ProducePartitionData:
+def _copy_records(part: PartitionProduceData) -> PartitionProduceData:
     """Copy the records, because the request's buffer is going to be reused."""
-    return part._replace(records=bytes(part.records)) if isinstance(part.records, memoryview) else part
+    return replace(part, records=bytes(part.records)) if isinstance(part.records, memoryview) else part
 
 
 def _append_unless_repeated(
     broker: ProducePort,
-    request: ProduceRequestView,
+    request: ProduceRequest,
     topic: TopicKey,
-    part: ProducePartitionData,
+    part: PartitionProduceData,
     asked: tuple[Collection[tuple[TopicKey, int]], RequestContext],
 ) -> ProducePartitionStatus:
     repeated, context = asked
-    if (topic, part.partition) in repeated:
-        return ProducePartitionStatus(part.partition, None, REPEATED_PARTITION)
+    if (topic, part.index) in repeated:
+        return ProducePartitionStatus(part.index, None, REPEATED_PARTITION)
     return _append(broker, request, topic, part, context)
 
 
 def _append_transactional(
-    broker: ProducePort, request: ProduceRequestView, answer: _TopicStatuses, context: RequestContext
+    broker: ProducePort, request: ProduceRequest, answer: _TopicStatuses, context: RequestContext
 ) -> ResponseBody | Awaitable[ResponseBody]:
     """Append the transactional batches, too, and answer."""
     if request.transactional_id is not None:
@@ -255,18 +265,20 @@ def _append_transactional(
     return _answer(request, answer, context.api_version)
 
 
-def _find_repeated(request: ProduceRequestView) -> Collection[tuple[TopicKey, int]]:
+def _find_repeated(
+    topics: Iterable[tuple[TopicKey, Iterable[PartitionProduceData]]],
+) -> Collection[tuple[TopicKey, int]]:
     """Return the partitions that are named more than once.
 
     Kafka keeps the last of their batches and drops the others silently, which the producer would take for
     written; here all of them are refused.
     """
-    named = Counter((topic, part.partition) for topic, parts in request.topics for part in parts)
+    named = Counter((topic, part.index) for topic, parts in topics for part in parts)
     return {key for key, times in named.items() if times > 1}
 
 
 async def _answer_when_verified(
-    request: ProduceRequestView, answer: _TopicStatuses, waiting: WaitingBatches, version: int
+    request: ProduceRequest, answer: _TopicStatuses, waiting: WaitingBatches, version: int
 ) -> ResponseBody:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -278,7 +290,7 @@ async def _answer_when_verified(
 
 
 def _answer(
-    request: ProduceRequestView, answer: _TopicStatuses, version: int, spent_s: float = 0.0
+    request: ProduceRequest, answer: _TopicStatuses, version: int, spent_s: float = 0.0
 ) -> ResponseBody | Awaitable[ResponseBody]:
     """Answer, now that everything is appended or refused; `spent_s` of the request's timeout has passed."""
     if request.acks == 0:
@@ -315,12 +327,12 @@ def _get_outcome(pending: ProducePartitionStatus, durable: "asyncio.Future[None]
 
 def _append(
     broker: ProducePort,
-    request: ProduceRequestView,
+    request: ProduceRequest,
     topic: TopicKey,
-    part: ProducePartitionData,
+    part: PartitionProduceData,
     context: RequestContext,
 ) -> ProducePartitionStatus:
-    index, records = part
+    index, records = part.index, part.records
     partition = _find_partition(broker, topic, index)
     if isinstance(partition, Reject):
         return ProducePartitionStatus(index, None, partition)
@@ -368,7 +380,7 @@ def _find_partition(broker: ProducePort, topic: TopicKey, index: int) -> Partiti
 
 
 def _check_batch(
-    partition: Partition, request: ProduceRequestView, records: bytes | memoryview, version: int
+    partition: Partition, request: ProduceRequest, records: bytes | memoryview, version: int
 ) -> BatchHeader | Reject:
     """Validate the request for one partition, and return the header of its only batch, of format 2."""
     if request.acks not in (0, 1, ALL_REPLICAS):
@@ -412,55 +424,34 @@ def _close_on_failure(answer: _TopicStatuses) -> None:
 
 
 def _encode_response(answer: _TopicStatuses, version: int) -> ResponseBody:
-    if version >= RECORD_ERRORS_SINCE and any(_list_record_errors(p) for _, parts in answer for p in parts):
-        return _encode_record_errors(answer, version)
-    return [
-        write_produce_response(
-            [(topic, [_build_result(p) for p in parts]) for topic, parts in answer], version
-        )
-    ]
-
-
-def _list_record_errors(pending: ProducePartitionStatus) -> tuple[BatchIndexAndErrorMessage, ...]:
-    if not isinstance(pending.result, Reject):
-        return ()
-    return tuple(
-        BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=why)
-        for index, why in pending.result.record_errors
-    )
-
-
-def _encode_record_errors(answer: _TopicStatuses, version: int) -> ResponseBody:
-    """Encode the rare response with record errors (KIP-467), by the generated encoder."""
     responses = []
     for topic, parts in answer:
-        told = tuple(
-            PartitionProduceResponse(
-                index=said.partition,
-                error_code=said.error_code,
-                base_offset=said.base_offset,
-                log_append_time_ms=said.log_append_time_ms,
-                log_start_offset=said.log_start_offset,
-                record_errors=_list_record_errors(pending),
-                error_message=said.error_message,
-            )
-            for pending, said in ((pending, _build_result(pending)) for pending in parts)
-        )
+        results = tuple([_build_result(pending) for pending in parts])
         responses.append(
-            TopicProduceResponse(
-                name=topic if isinstance(topic, str) else "",
-                topic_id=NIL if isinstance(topic, str) else topic,
-                partition_responses=told,
-            )
+            TopicProduceResponse(topic_id=topic, partition_responses=results)
+            if isinstance(topic, UUID)
+            else TopicProduceResponse(name=topic, partition_responses=results)
         )
-    return [*encode_parts(ProduceResponse(responses=tuple(responses)), version)]
+    return [encode(ProduceResponse(responses=tuple(responses)), version)]
 
 
-def _build_result(pending: ProducePartitionStatus) -> ProducePartitionResult:
+def _build_result(pending: ProducePartitionStatus) -> PartitionProduceResponse:
     result = pending.result
     if isinstance(result, Reject):
-        start = -1 if pending.partition is None else pending.partition.log.log_start_offset
-        return ProducePartitionResult(pending.index, result.code, -1, -1, start, result.reason)
-    return ProducePartitionResult(
-        pending.index, 0, result.base_offset, result.log_append_time_ms, result.log_start_offset
+        return PartitionProduceResponse(
+            index=pending.index,
+            error_code=result.code,
+            base_offset=-1,
+            log_start_offset=-1 if pending.partition is None else pending.partition.log.log_start_offset,
+            record_errors=tuple(
+                BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=why)
+                for index, why in result.record_errors
+            ),
+            error_message=result.reason,
+        )
+    return PartitionProduceResponse(
+        index=pending.index,
+        base_offset=result.base_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=result.log_start_offset,
     )

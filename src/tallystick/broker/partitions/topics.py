@@ -27,6 +27,9 @@ CONSUMER_OFFSETS_TOPIC: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC: Final = "__transaction_state"
 INTERNAL_TOPICS: Final = frozenset({CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC})
 
+TopicKey = str | uuid.UUID
+"""A topic as a request identifies it: by id from Produce 13 and Fetch 13 on (KIP-516), by name before."""
+
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 

@@ -1,0 +1,62 @@
+"""Fetch responses that say several things at once."""
+
+import pytest
+from tests.support.memory_broker import memory_broker, on_a_loop
+
+from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
+from tallystick.protocol.messages.fetch import AbortedTransaction, FetchPartition, FetchRequest, FetchTopic
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    EndTransactionMarker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
+from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+
+MARKER_WRITER = ProducerIdAndEpoch(ProducerId(42), ProducerEpoch(1))
+
+
+@pytest.mark.parametrize("version", [12, 17])
+@on_a_loop
+async def test_a_diverging_epoch_does_not_hide_aborted_transactions(version: int) -> None:
+    """[CLI-33] KIP-595's diverging epoch of one partition leaves the others their aborted transactions."""
+    async with memory_broker(transaction_partition_verification_enable="false") as memory:
+        await memory.make_topic("t", 2)
+        partition, other = (memory.broker.topics.find_partition("t", number) for number in (0, 1))
+        assert partition is not None
+        assert other is not None
+        records = [Record(offset=0, timestamp_ms=1, key=None, value=b"v", headers=())]
+        meta = BatchMeta(producer_id=42, producer_epoch=0, base_sequence=0, is_transactional=True)
+        marker = EndTransactionMarker(control_type=ControlType.ABORT, coordinator_epoch=0)
+        for appended in (
+            partition.append(encode_batch(records, meta), AppendOrigin.COORDINATOR),
+            partition.append(
+                encode_marker(marker, MARKER_WRITER, timestamp_ms=2), AppendOrigin.COORDINATOR, TxnGuard()
+            ),
+            other.append(encode_batch(records, BatchMeta())),
+        ):
+            assert isinstance(appended, AppendResult)
+        wanted = (
+            FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20),
+            FetchPartition(
+                partition=1,
+                fetch_offset=9,
+                last_fetched_epoch=other.leader_epoch,
+                partition_max_bytes=1 << 20,
+            ),
+        )
+        topic = memory.broker.topics.find("t")
+        assert topic is not None
+        named = FetchTopic(topic="t", topic_id=topic.topic_id, partitions=wanted)
+        request = FetchRequest(max_wait_ms=0, min_bytes=0, isolation_level=1, topics=(named,))
+        data, diverging = (await memory.ask(request, version)).responses[0].partitions
+        assert data.records
+        assert data.aborted_transactions == (AbortedTransaction(producer_id=42, first_offset=0),)
+        assert (diverging.diverging_epoch.epoch, diverging.diverging_epoch.end_offset) == (
+            other.leader_epoch,
+            1,
+        )
+        assert diverging.aborted_transactions is None
+        assert not diverging.records
