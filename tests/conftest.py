@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import servers
-from sharing import ByFileAndSpark
+from sharing import SlowFilesFirst
 
 # HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "gate" for `make test`, "full" for `make test-full`.
 # The first two try the same examples in every run, so that a change fails for what it changes. The third
@@ -47,8 +47,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndSpark | None:
-    return ByFileAndSpark(config, log) if config.getvalue("dist") == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SlowFilesFirst | None:
+    return SlowFilesFirst(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:
