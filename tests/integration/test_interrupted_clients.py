@@ -139,13 +139,12 @@ async def _nothing_left() -> None:
 
 def test_a_cancelled_close_of_a_consumer_leaves_nothing_open(broker: EmbeddedBroker, topic: str) -> None:
     """[CLI-63] Neither connections nor a member that beats; closing again is harmless."""
-    fill(broker, topic, 1)
 
     async def main(at: int) -> bool:
         consumer = aio.Consumer(reader(broker, topic) | {"enable.auto.commit": True})
         consumer.subscribe([topic])
         async with asyncio.timeout(60):
-            await consumer.poll(10.0)
+            assert await consumer.poll(10.0)
             task = cancelled_at(consumer.close(), at)
             await asyncio.wait([task])
             await consumer.close()
@@ -154,7 +153,12 @@ def test_a_cancelled_close_of_a_consumer_leaves_nothing_open(broker: EmbeddedBro
             await consumer.poll(0.0)
         return task.cancelled()
 
-    assert points(lambda at: asyncio.run(main(at))) >= 1
+    def one(at: int) -> bool:
+        # A record committed by the life before is not read again, and a poll would wait for another.
+        fill(broker, topic, 1)
+        return asyncio.run(main(at))
+
+    assert points(one) >= 1
 
 
 def test_a_cancelled_close_of_a_producer_leaves_nothing_open(broker: EmbeddedBroker, topic: str) -> None:
