@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
+from reading import committed_records
 
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic
@@ -73,12 +75,24 @@ def inside(
     return ran
 
 
-def committed(ran: Inside, topic: str, *more: str) -> list[str]:
-    """What a reader of committed records gets."""
-    isolated = ("--isolation-level", "read_committed")  # and time enough for a machine that has none
-    done = ran("consume", topic, "--from-beginning", "--timeout-ms", "2000", *more, *isolated)
+def committed(broker: EmbeddedBroker, topic: str) -> list[str]:
+    """What a reader of committed records gets, without the wait of `consume --timeout-ms` for more."""
+    records = committed_records({"bootstrap.servers": broker.bootstrap_servers}, topic)
+    return [(record.value or b"").decode() for record in records]
+
+
+def consumed(ran: Inside, topic: str, *more: str) -> list[str]:
+    """What `consume` prints of the committed records."""
+    done = ran("consume", topic, "--from-beginning", "--isolation-level", "read_committed", *more)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def shown(ran: Inside, topic: str, count: int) -> list[dict[str, Any]]:
+    """What `consume` prints of the first records, as JSON."""
+    return [
+        json.loads(line) for line in consumed(ran, topic, "--output", "json", "--max-messages", str(count))
+    ]
 
 
 def test_two_phase_commit_by_hand(broker: EmbeddedBroker, inside: Inside, topic: str, tmp_path: Path) -> None:
@@ -88,7 +102,7 @@ def test_two_phase_commit_by_hand(broker: EmbeddedBroker, inside: Inside, topic:
     assert done.returncode == 0, done.stderr
     state = done.stdout.removesuffix("\n")
     assert f"transactions complete {topic} {state}" in done.stderr
-    assert committed(inside, topic) == []
+    assert consumed(inside, topic, "--timeout-ms", "1000") == []
     again = inside(*prepare, lines="c\n")
     assert (again.returncode, again.stdout) == (5, "")
     assert f"a transaction is open, {state}" in again.stderr
@@ -96,19 +110,19 @@ def test_two_phase_commit_by_hand(broker: EmbeddedBroker, inside: Inside, topic:
     asked = inside(*complete, state)
     assert asked.returncode == 5
     assert "it will be committed" in asked.stderr
-    assert committed(inside, topic) == []
+    assert committed(broker, topic) == []
     log = tmp_path / "audit.log"
     done = run(broker, *complete, state, "--yes", "--output", "json", "--audit-log", str(log))
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)
     assert (row["FoundState"], row["State"], row["Result"]) == ("Ongoing", state, "committed")
     assert f"by state '{state}': committed" in log.read_text()
-    assert committed(inside, topic) == ["a", "b"]
+    assert consumed(inside, topic, "--max-messages", "2") == committed(broker, topic) == ["a", "b"]
     later = inside(*prepare, lines="c\n").stdout.strip()
     done = run(broker, *complete, state, "--yes")
     assert "it will be aborted" in done.stderr
     assert (done.returncode, done.stdout.split()[-1]) == (0, "aborted")
-    assert committed(inside, topic) == ["a", "b"]
+    assert committed(broker, topic) == ["a", "b"]
     again = inside(*complete, later, "--yes")
     assert (again.returncode, again.stdout.split()[-1]) == (6, "unknown")
     assert "The last transaction of the id was aborted" in again.stderr
@@ -126,7 +140,7 @@ def test_the_weaker_modes_say_what_they_do_not_promise(
     assert "aborts a prepared transaction after transaction.timeout.ms" in caplog.text
     state = done.stdout.strip()
     assert inside("transactions", "complete", name, state, *given, "--yes").returncode == 0
-    assert committed(inside, name) == ["a"]
+    assert committed(broker, name) == ["a"]
 
 
 def test_a_mode_that_the_broker_refuses_names_what_is_missing(topic: str, broker: EmbeddedBroker) -> None:
@@ -163,9 +177,9 @@ def test_an_interruption_and_a_bad_line_abort_the_whole(
     bad = inside(*one, "--key-separator", ":", lines="a:1\nb\nc:3\n")
     assert bad.returncode == 1
     assert "line 2: no key separator ':'" in bad.stderr
-    assert committed(inside, topic) == []
+    assert committed(broker, topic) == []
     assert inside(*one, lines="a\nb\n").returncode == 0
-    assert committed(inside, topic) == ["a", "b"]
+    assert committed(broker, topic) == ["a", "b"]
 
 
 def test_a_state_that_cannot_be_told_is_aborted(broker: EmbeddedBroker, topic: str) -> None:
@@ -183,10 +197,10 @@ def test_a_state_that_cannot_be_told_is_aborted(broker: EmbeddedBroker, topic: s
 def test_a_topic_is_copied_through_json(inside: Inside, topic: str) -> None:
     lines = '{"key":"k","value":{"base64":"/w=="},"headers":[["h",null]],"timestamp":5,"partition":0}\n'
     assert inside("produce", topic, "--format", "json", lines=lines).returncode == 0
-    (shown,) = map(json.loads, committed(inside, topic, "--output", "json"))
-    assert inside("produce", topic, "--format", "json", lines=json.dumps(shown)).returncode == 0
-    first, second = map(json.loads, committed(inside, topic, "--output", "json"))
-    assert {**second, "offset": 0} == first == shown
+    (copied,) = shown(inside, topic, 1)
+    assert inside("produce", topic, "--format", "json", lines=json.dumps(copied)).returncode == 0
+    first, second = shown(inside, topic, 2)
+    assert {**second, "offset": 0} == first == copied
     assert first["value"] == {"base64": "/w=="}
 
 
@@ -212,13 +226,13 @@ def test_a_group_goes_on_where_what_was_written_out_ends(
     assert inside(*grouped, "--max-messages", "1").stdout == "d\n"
 
 
-def test_force_aborts_what_is_open_under_the_id(inside: Inside, topic: str) -> None:
+def test_force_aborts_what_is_open_under_the_id(broker: EmbeddedBroker, inside: Inside, topic: str) -> None:
     one = ("produce", topic, "--transactional-id", topic)
     assert inside(*one, "--prepare-only", lines="a\n").returncode == 0
     assert inside(*one, lines="b\n").returncode == 5
     done = inside(*one, "--force", lines="c\n")
     assert done.returncode == 0, done.stderr
-    assert committed(inside, topic) == ["c"]
+    assert committed(broker, topic) == ["c"]
 
 
 def batches(broker: EmbeddedBroker, topic: str) -> list[tuple[int, int]]:
@@ -247,15 +261,15 @@ def test_batches_are_packed_as_asked(
     lines = "a" * 1000 + "\n"
     assert inside("produce", topic, "--compression-codec", name, lines=lines).returncode == 0
     assert batches(broker, topic) == [(codec, 1)]
-    assert committed(inside, topic) == ["a" * 1000]
+    assert committed(broker, topic) == ["a" * 1000]
 
 
 def test_headers_of_the_command_stand_before_those_of_a_line(inside: Inside, topic: str) -> None:
     lines = '{"value":"a","headers":[["h","own"]]}\n'
     given = ("--header", "h=x", "--header", "h= =y ", "--format", "json")
     assert inside("produce", topic, *given, lines=lines).returncode == 0
-    (shown,) = map(json.loads, committed(inside, topic, "--output", "json"))
-    assert shown["headers"] == [["h", "x"], ["h", " =y "], ["h", "own"]]
+    (record,) = shown(inside, topic, 1)
+    assert record["headers"] == [["h", "x"], ["h", " =y "], ["h", "own"]]
     wrong = inside("produce", topic, "--header", "h", lines="a\n")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "--header h: is not NAME=VALUE" in wrong.stderr
@@ -269,32 +283,37 @@ def test_partitions_topics_and_a_group_where_reading_begins(
         admin.create_topics([NewTopic(name=other, partitions=2)]).all()
     for value, to, partition in (("a", topic, "0"), ("b", other, "0"), ("c", other, "1")):
         assert inside("produce", to, "--partition", partition, lines=f"{value}\n").returncode == 0
-    begin = ("--from-beginning", "--timeout-ms", "2000")
-    assert inside("consume", other, "--partition", "1", *begin).stdout == "c\n"
-    assert inside("consume", other, "--partition", "1", "--offset", "0", *begin[1:]).stdout == "c\n"
-    assert sorted(inside("consume", topic, "--topic", other, *begin).stdout.split()) == ["a", "b", "c"]
+    one = ("--max-messages", "1")
+    assert inside("consume", other, "--partition", "1", "--from-beginning", *one).stdout == "c\n"
+    assert inside("consume", other, "--partition", "1", "--offset", "0", *one).stdout == "c\n"
+    both = inside("consume", topic, "--topic", other, "--from-beginning", "--max-messages", "3")
+    assert sorted(both.stdout.split()) == ["a", "b", "c"]
     asked = inside("consume", other, "--offset", "1", "--timestamp", "0")
     assert asked.returncode == 2
     assert "give one of --offset, --timestamp and --from-beginning" in asked.stderr
     new = inside("consume", topic, "--group", topic, "--timeout-ms", "3000")
     assert (new.returncode, new.stdout) == (0, ""), "a group without offsets begins at the end"
-    assert inside("consume", topic, "--group", topic, *begin[:1], "--max-messages", "1").stdout == "a\n"
+    assert inside("consume", topic, "--group", topic, "--from-beginning", *one).stdout == "a\n"
 
 
 def test_where_reading_begins(inside: Inside, topic: str) -> None:
     lines = "".join(json.dumps({"value": str(n), "timestamp": n * 1000}) + "\n" for n in range(4))
     assert inside("produce", topic, "--format", "json", lines=lines).returncode == 0
 
-    def values(*given: str) -> list[str]:
-        return inside("consume", topic, "--timeout-ms", "2000", *given).stdout.split()
+    def values(count: int, *given: str) -> list[str]:
+        return inside("consume", topic, "--max-messages", str(count), *given).stdout.split()
 
-    assert values("--offset", "2") == ["2", "3"]
-    assert values("--offset", "earliest", "--partition", "0", "--max-messages", "1") == ["0"]
-    assert values("--offset", "latest") == []
-    assert values("--timestamp", "1970-01-01T00:00:01.5") == ["2", "3"]
-    assert values("--timestamp", "3000") == ["3"]
-    assert values("--timestamp", "1970-01-02T00:00:00+01:00") == []
-    assert values() == []
+    def nothing(*given: str) -> bool:
+        return inside("consume", topic, "--timeout-ms", "500", *given).stdout == ""
+
+    assert values(2, "--offset", "2") == ["2", "3"]
+    assert values(1, "--offset", "earliest", "--partition", "0") == ["0"]
+    assert nothing("--offset", "latest")
+    assert values(2, "--timestamp", "1970-01-01T00:00:01.5") == ["2", "3"]
+    assert values(1, "--timestamp", "3000") == ["3"]
+    assert nothing("--timestamp", "1970-01-02T00:00:00+01:00")
+    assert nothing()
+    assert inside("consume", topic, "--offset", "2", "--timeout-ms", "2000").stdout.split() == ["2", "3"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
