@@ -14,10 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID, uuid4
 
+from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
-from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.coordinator.topics import (
     ConsumerOffsetsTopic,
     CoordinatorTopic,

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from tallystick.broker.authorizer.authorizer import Authorizer
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
-from tallystick.broker.authorizer.authorizer import Authorizer
-from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics

@@ -1,7 +1,8 @@
 """The TLS context of a listener, made anew when a file of its keys or certificates has changed.
 
-A program that renews certificates (cert-manager, Vault, a cron job) writes files and tells no broker. A file that
-cannot be used keeps the context before it in use. New connections get the new context, others keep theirs.
+A program that renews certificates (cert-manager, Vault, a cron job) writes files and tells no broker. A file
+that cannot be used keeps the context before it in use. New connections get the new context, others keep
+theirs.
 
 As in Kafka's dynamic change of a key store, a certificate must keep its distinguished name and every
 alternative name, or clients would fail that work now: DynamicBrokerConfig, SslFactory.
