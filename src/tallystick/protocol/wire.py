@@ -23,6 +23,7 @@ from typing import Final, TypeVar, cast, dataclass_transform, get_args
 import msgspec
 
 from tallystick.kernel.check import check
+from tallystick.kernel.secret import HIDDEN
 from tallystick.kernel.value import Value, brief_repr
 
 T = TypeVar("T")
@@ -106,6 +107,7 @@ class FieldWire(Value):
     tagged: Versions
     ignorable: bool
     compact: bool
+    secret: bool
 
 
 class FieldSpec(Value):
@@ -131,6 +133,11 @@ class StructSpec(Value):
     cls: type
     fields: tuple[FieldSpec, ...]
 
+    @property
+    def secret_names(self) -> frozenset[str]:
+        """Fields that are not printed."""
+        return frozenset(field.name for field in self.fields if field.wire.secret)
+
 
 class MessageSpec(Value):
     """A top-level declaration: a request, a response, a header or a stored record."""
@@ -150,6 +157,7 @@ def wire(
     tagged_versions: str | None = None,
     ignorable: bool = False,
     compact: bool = True,
+    secret: bool = False,
 ) -> FieldWire:
     """Annotate a field.
 
@@ -160,6 +168,7 @@ def wire(
         tag: number of a tagged field; `tagged_versions` if it is not tagged in all its versions.
         ignorable: encoding silently drops the value in versions without the field.
         compact: False for the one string that keeps its int16 length in flexible versions.
+        secret: the content is not printed: messages are logged for debugging (CVE-2026-33558).
     """
     if nullable is None or nullable is False:
         may_be_null = NEVER
@@ -167,7 +176,7 @@ def wire(
         may_be_null = ALWAYS if nullable is True else Versions.parse(nullable)
     exists = Versions.parse(versions)
     tagged = NEVER if tag is None else Versions.parse(tagged_versions or versions)
-    return FieldWire(kind, exists, may_be_null, tag, tagged, ignorable, compact)
+    return FieldWire(kind, exists, may_be_null, tag, tagged, ignorable, compact, secret)
 
 
 _STRUCTS: Final[dict[type, StructSpec]] = {}
@@ -230,7 +239,10 @@ class MessageStruct(Value, kw_only=True):
 
     def __repr__(self) -> str:
         names = [name for name in self.__struct_fields__ if name != "unknown_tags" or self.unknown_tags]
-        fields = ", ".join(f"{name}={brief_repr(getattr(self, name))}" for name in names)
+        hidden = _STRUCTS[type(self)].secret_names
+        fields = ", ".join(
+            f"{name}={HIDDEN if name in hidden else brief_repr(getattr(self, name))}" for name in names
+        )
         return f"{type(self).__name__}({fields})"
 
 

@@ -8,7 +8,7 @@ from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, STRING, array, me
 @struct
 class AlterableConfig:
     name: Annotated[str, wire(STRING, "0+")]
-    value: Annotated[str | None, wire(STRING, "0+", nullable="0+")]
+    value: Annotated[str | None, wire(STRING, "0+", nullable="0+", secret=True)]  # may be a password
 
 
 @struct

@@ -17,7 +17,7 @@ class ScramCredentialUpsertion:
     mechanism: Annotated[int, wire(INT8, "0+")]
     iterations: Annotated[int, wire(INT32, "0+")]
     salt: Annotated[bytes, wire(BYTES, "0+")]
-    salted_password: Annotated[bytes, wire(BYTES, "0+")]
+    salted_password: Annotated[bytes, wire(BYTES, "0+", secret=True)]
 
 
 @message(api_key=51, versions="0", flexible="0+")

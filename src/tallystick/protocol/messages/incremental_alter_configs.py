@@ -9,7 +9,7 @@ from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, STRING, array, me
 class AlterableConfig:
     name: Annotated[str, wire(STRING, "0+")]
     config_operation: Annotated[int, wire(INT8, "0+")]  # 0 set, 1 delete, 2 append, 3 subtract
-    value: Annotated[str | None, wire(STRING, "0+", nullable="0+")]
+    value: Annotated[str | None, wire(STRING, "0+", nullable="0+", secret=True)]  # may be a password
 
 
 @struct

@@ -12,7 +12,7 @@ class SaslAuthenticateRequest:
     Source: KIP-152; Kafka SaslAuthenticateRequest.
     """
 
-    auth_bytes: Annotated[bytes, wire(BYTES, "0+")]
+    auth_bytes: Annotated[bytes, wire(BYTES, "0+", secret=True)]
 
 
 @message(api_key=36, versions="0-2", flexible="2+")
@@ -24,7 +24,7 @@ class SaslAuthenticateResponse:
 
     error_code: Annotated[int, wire(INT16, "0+")] = 0
     error_message: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
-    auth_bytes: Annotated[bytes, wire(BYTES, "0+")]
+    auth_bytes: Annotated[bytes, wire(BYTES, "0+", secret=True)]
     session_lifetime_ms: Annotated[int, wire(INT64, "1+", ignorable=True)] = (
         0  # 0: no reauthentication needed
     )
