@@ -209,7 +209,10 @@ def read_properties(text: str, source: str) -> dict[str, str]:
         at = min((i for i in (line.find("="), line.find(":")) if i >= 0), default=-1)
         name = line[:at].strip()
         if at < 1 or not name:
-            problems.append(f"{source}:{number}: {line!r} is not name=value")
+            # The line is not shown: it may be one of a private key, or end a password.
+            problems.append(
+                f"{source}:{number}: not name=value; a value on several lines needs a \\ at their ends"
+            )
         elif name in values:
             problems.append(f"{source}:{number}: {name} is given twice")
         else:
