@@ -3,16 +3,19 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from tallystick.broker.authorizer.bindings import AccessControlEntry, AclBinding, ResourcePattern
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable, ProducerIdBlock, Topic
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.partitions.topics import TopicSpec
+from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.storage.log_dir import random_id
 
 T = TypeVar("T")
@@ -140,3 +143,39 @@ def test_a_full_disk_fails_one_change_and_not_those_after_it(tmp_path: Path) -> 
     assert store.load_broker_configs() == {"1": {"a": "y"}}
     assert len(asked) >= 3  # room is asked for before each change
     store.close()
+
+
+def test_a_file_of_format_1_is_upgraded_and_keeps_what_it_has(tmp_path: Path) -> None:
+    """docs/formats/metadata.md: one step for each earlier format."""
+    script = (Path(__file__).parents[1] / "vectors/metadata/format-1.sql").read_text()
+    with closing(sqlite3.connect(tmp_path / "m")) as db:
+        db.executescript(script)
+    for _ in range(2):
+        store = MetadataStore(tmp_path / "m", "another")
+        assert store._db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert store.load_cluster_id() == "c" * 22
+        assert [(t.name, t.partitions, dict(t.configs)) for t in store.load_topics()] == [
+            ("orders", 3, {"retention.ms": "5"})
+        ]
+        assert store.load_broker_configs() == {"": {"message.max.bytes": "8"}}
+        assert store.load_acls() == []
+        store.close()
+
+
+def test_acls_change_together_and_are_read_back(tmp_path: Path) -> None:
+    read, write = (
+        AclBinding(
+            ResourcePattern(AclResource.TOPIC, "orders", AclPattern.PREFIXED),
+            AccessControlEntry("User:alice", "*", operation, AclPermission.ALLOW),
+        )
+        for operation in (AclOperation.READ, AclOperation.TWO_PHASE_COMMIT)
+    )
+    store = MetadataStore(tmp_path / "m", "c")
+    store.change_acls(add=[read, read])
+    store.change_acls(add=[write, read], remove=[])
+    store.close()
+    again = MetadataStore(tmp_path / "m", "c")
+    assert set(again.load_acls()) == {read, write}
+    again.change_acls(remove=[read])
+    assert again.load_acls() == [write]
+    again.close()

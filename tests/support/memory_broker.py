@@ -35,6 +35,7 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.security.principals import ANONYMOUS, Principal
 from tallystick.testing import FakeClock
 
 SETTINGS = {
@@ -98,12 +99,22 @@ class MemoryBroker:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.clock: FakeClock = broker.clock  # type: ignore[assignment]
-        self.table = broker.authorizer = DenyTable()
+        self.table = DenyTable()
+        if not broker.authorizer.is_configured:
+            broker.authorizer = self.table
 
-    async def ask(self, request: Any, version: int, client_id: str = "client") -> Any:
+    async def ask(
+        self,
+        request: Any,
+        version: int,
+        client_id: str = "client",
+        *,
+        principal: Principal = ANONYMOUS,
+        host: str = "10.0.0.1",
+    ) -> Any:
         """Send a request through its bytes, and decode the answer from its bytes."""
         api = next(spec for spec in API_SPECS.values() if isinstance(request, spec.request))
-        context = RequestContext(api.key, version, 1, client_id, "10.0.0.1", 1)
+        context = RequestContext(api.key, version, 1, client_id, host, 1, principal=principal)
         answer = HANDLERS[api.key].run(self.broker, memoryview(encode(request, version)), context)
         parts = answer if isinstance(answer, list) or answer is None else await answer
         assert parts is not None

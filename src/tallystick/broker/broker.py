@@ -14,7 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID, uuid4
 
+from tallystick.broker.authorizer.acl_index import AclSettings
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
+from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.coordinator.topics import (
@@ -24,6 +26,7 @@ from tallystick.broker.coordinator.topics import (
 )
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.machine.model import GroupConfig
+from tallystick.broker.metadata.acl_controller import AclController
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metadata.store import ProducerIdBlock
 from tallystick.broker.metadata.worker import BlockingWorker
@@ -85,6 +88,7 @@ class Broker:
             lambda: int.from_bytes(os.urandom(4), "big") & INT32_MAX,
         )
         self.authorizer: Authorizer = ALLOW_ALL
+        self.acl_controller: AclController | None = None
         # Of the first listener, and of each: a client is told the one of the listener that it came in by.
         self.address = Endpoint("", 0)
         self.addresses: Mapping[str, Endpoint] = MappingProxyType({})
@@ -122,6 +126,7 @@ class Broker:
         self._dynamic_configs = self.metadata_store.load_broker_configs()
         self.config = self._build_effective_config(self._dynamic_configs)
         self.data_directory.reconfigure(self.config)
+        self._open_authorizer()
         self.features = FinalizedFeatures(self.metadata_store, self.worker, self._gate_downgrade)
         self.topic_controller = TopicController(
             self.metadata_store, self.data_directory, self.worker, self.config, new_uuid=self._new_uuid
@@ -151,6 +156,16 @@ class Broker:
             self.clock,
             forced=self.metrics.count_forced_outcome,
         )
+
+    def _open_authorizer(self) -> None:
+        """Put the stored ACLs in force, if the settings name an authorizer."""
+        if not self.config.authorizer_class_name:
+            return
+        authorizer = StandardAuthorizer(
+            AclSettings(self.config.super_user_names, self.config.allow_everyone_if_no_acl_found)
+        )
+        self.acl_controller = AclController(self.metadata_store, self.worker, authorizer, self.fail)
+        self.authorizer = authorizer
 
     async def start(self) -> None:
         """Start the background work: coordinators, syncing, housekeeping."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick import __version__, _lazy
+from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
@@ -159,6 +160,7 @@ def make_gauge_sources(broker: Broker) -> GaugeSources:
         held_back=held_back,
         reserve=broker.data_directory.reserve,
         unclean_start=broker.startup_comparison,
+        authorizer=broker.authorizer if isinstance(broker.authorizer, StandardAuthorizer) else None,
         topics_to_delete=lambda: len(broker.topic_controller.deletions),
     )
 

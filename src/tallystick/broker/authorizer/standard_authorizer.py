@@ -54,6 +54,11 @@ class StandardAuthorizer:
         """The ACLs in force."""
         return self._index
 
+    @property
+    def acl_count(self) -> int:
+        """How many ACLs are in force."""
+        return len(self._index)
+
     def set_index(self, index: AclIndex) -> None:
         """Put other ACLs in force: the next check of every connection decides by them."""
         self._index = index

@@ -34,6 +34,7 @@ from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_co
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
 DEFAULT_PROTOCOL_MAP: Final = "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT"
+STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,6 +395,20 @@ class BrokerConfig:
         dynamic=True,
     )
 
+    # ------------------------------------------------------------------ authorization
+    authorizer_class_name: str | None = setting(
+        None,
+        "Kafka's name of its authorizer, for access control by ACLs. Without it a client may do everything.",
+        choices=(STANDARD_AUTHORIZER,),
+        none="",
+    )
+    super_users: str = setting(
+        "", "Principals that may do everything, as `User:name`, separated by semicolons."
+    )
+    allow_everyone_if_no_acl_found: bool = setting(
+        False, "Whether a resource that no ACL names is open to every principal."
+    )
+
     # ----------------------------------------------------------------------- metrics
     metrics_listener: str | None = setting(
         None,
@@ -417,6 +432,7 @@ class BrokerConfig:
         if "," in self.log_dirs:
             yield f"log.dirs: {self.log_dirs!r} lists several, one data directory is supported"
         yield from self._find_listener_problems()
+        yield from self._find_authorizer_problems()
         try:
             _ = self.metrics_endpoint
         except ValueError as exc:
@@ -441,6 +457,20 @@ class BrokerConfig:
         return parse_listeners(
             self.listeners, self.advertised_listeners, self.listener_security_protocol_map, self.given
         )
+
+    def _find_authorizer_problems(self) -> Iterator[str]:
+        for name in self.super_user_names:
+            if ":" not in name:
+                yield f"super.users: {name!r} is no principal: write Type:name, as in User:{name}"
+        if not self.authorizer_class_name:
+            for name in ("super.users", "allow.everyone.if.no.acl.found"):
+                if self.given.get(name, "").strip():
+                    yield f"{name}: has no effect without authorizer.class.name={STANDARD_AUTHORIZER}"
+
+    @property
+    def super_user_names(self) -> frozenset[str]:
+        """The principals of `super.users`."""
+        return frozenset(name.strip() for name in self.super_users.split(";") if name.strip())
 
     @property
     def metrics_endpoint(self) -> Endpoint | None:

@@ -170,7 +170,6 @@ _SECURITY_DEFAULTS: Final = """
 # Refused unless the text is Kafka's default, which requests nothing.
 REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "alter.config.policy.class.name": ("", _PLUGIN),
-    "authorizer.class.name": ("", _SECURITY),
     "client.quota.callback.class": ("", _PLUGIN),
     "config.providers": ("", "values are used as written"),
     "connection.failed.authentication.delay.ms": ("100", _SECURITY),

@@ -16,6 +16,7 @@ from tallystick.broker.authorizer.authorizer import Authorizer
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
+from tallystick.broker.metadata.acl_controller import AclController
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
 from tallystick.broker.partitions.data_directory import DataDirectory
@@ -35,6 +36,13 @@ class HasAuthorizer(Protocol):
 
     @property
     def authorizer(self) -> Authorizer: ...
+
+
+class HasAclController(Protocol):
+    """The only writer of ACLs; None without an authorizer."""
+
+    @property
+    def acl_controller(self) -> AclController | None: ...
 
 
 class HasConfig(Protocol):
@@ -204,6 +212,10 @@ class MetadataPort(HasAuthorizer, HasAddress, HasConfig, HasTopics, HasTopicCont
     """What Metadata needs: the cluster and the topics, one of which it may create."""
 
 
+class AclsPort(HasAuthorizer, HasAclController, Protocol):
+    """What describing and changing ACLs needs."""
+
+
 class FeaturesPort(HasAuthorizer, HasFeatures, Protocol):
     """What reading and changing the finalized features needs."""
 
@@ -274,6 +286,7 @@ class FetchPort(HasAuthorizer, HasClock, HasConfig, HasFetches, HasRequestMemory
 
 class BrokerPorts(
     HasAuthorizer,
+    HasAclController,
     HasConfig,
     HasConfigLayers,
     HasAddress,

@@ -17,15 +17,17 @@ from typing import Final
 
 from msgspec import field
 
+from tallystick.broker.authorizer.bindings import AccessControlEntry, AclBinding, ResourcePattern
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, ProducerId
 from tallystick.kernel.value import Value
+from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 
 PRODUCER_ID_BLOCK: Final = 1000
 FILE_NAME: Final = "metadata.sqlite"
 # Exceptions of a failed or full disk during a change of files or metadata.
 STORAGE_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 _SCHEMA: Final = """
     CREATE TABLE cluster (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -43,6 +45,19 @@ _SCHEMA: Final = """
         broker TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (broker, name)
     ) STRICT, WITHOUT ROWID;
 """
+
+# What each format added to the one before it, from 2 on. A new file goes through all of them.
+_STEPS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        2: """
+    CREATE TABLE acl (
+        resource_type INTEGER NOT NULL, name TEXT NOT NULL, pattern_type INTEGER NOT NULL,
+        principal TEXT NOT NULL, host TEXT NOT NULL, operation INTEGER NOT NULL, permission INTEGER NOT NULL,
+        PRIMARY KEY (resource_type, name, pattern_type, principal, host, operation, permission)
+    ) STRICT, WITHOUT ROWID;
+"""
+    }
+)
 
 
 class MetadataUnusable(TallystickError):
@@ -93,7 +108,17 @@ class MetadataStore:
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
                 self._set("cluster.id", cluster_id)
-                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+                self._upgrade(1)
+        elif found < _FORMAT:
+            with self._transaction():
+                self._upgrade(found)
+
+    def _upgrade(self, found: int) -> None:
+        """Bring the tables from an earlier format to this one, within the caller's transaction."""
+        for number in range(found + 1, _FORMAT + 1):
+            for statement in _STEPS[number].split(";"):
+                self._db.execute(statement)
+        self._db.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def _transaction(self) -> "_SqliteTransaction":
         self._make_room()
@@ -139,7 +164,31 @@ class MetadataStore:
         levels = {name.removeprefix("feature."): int(value) for name, value in rows}
         return int(self._get("features.epoch") or "0"), levels
 
+    def load_acls(self) -> list[AclBinding]:
+        rows = self._db.execute(
+            "SELECT resource_type, name, pattern_type, principal, host, operation, permission FROM acl"
+        )
+        return [
+            AclBinding(
+                ResourcePattern(AclResource(kind), name, AclPattern(pattern)),
+                AccessControlEntry(principal, host, AclOperation(operation), AclPermission(permission)),
+            )
+            for kind, name, pattern, principal, host, operation, permission in rows
+        ]
+
     # ----------------------------------------------------------------------- changing
+
+    def change_acls(self, *, add: Iterable[AclBinding] = (), remove: Iterable[AclBinding] = ()) -> None:
+        """Add and remove ACLs: all of them, or, if the process ends, none."""
+        with self._transaction():
+            self._db.executemany(
+                "DELETE FROM acl WHERE resource_type = ? AND name = ? AND pattern_type = ? AND principal = ? "
+                "AND host = ? AND operation = ? AND permission = ?",
+                map(_to_acl_row, remove),
+            )
+            self._db.executemany(
+                "INSERT OR IGNORE INTO acl VALUES (?, ?, ?, ?, ?, ?, ?)", map(_to_acl_row, add)
+            )
 
     def create_topics(self, topics: Iterable[Topic]) -> None:
         with self._transaction():
@@ -201,6 +250,14 @@ class MetadataStore:
     def close(self) -> None:
         with closing(self._db):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _to_acl_row(acl: AclBinding) -> tuple[int, str, int, str, str, int, int]:
+    pattern, entry = acl.pattern, acl.entry
+    return (
+        *(int(pattern.resource_type), pattern.name, int(pattern.pattern_type)),
+        *(entry.principal, entry.host, int(entry.operation), int(entry.permission)),
+    )
 
 
 def is_commit_in_doubt(exc: BaseException) -> bool:

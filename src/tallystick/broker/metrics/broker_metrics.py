@@ -159,7 +159,13 @@ TLS_FAILED_HANDSHAKES: Final = counter(
     "tls_failed_handshakes", "Connections that ended in their handshake.", _BY_LISTENER
 )
 
+# ---- authorization
+ACLS: Final = kafka_metric("kafka.server:type=authorizer-metrics,name=acls-total-count", "ACLs in force.")
+
 # ---- counters
+AUTHORIZATIONS: Final = counter(
+    "authorizations", "Checks of rights by the authorizer, by their result: allowed or denied.", ("result",)
+)
 VERIFICATION_FAILURES: Final = kafka_metric(
     "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
     "Batches refused because the coordinator did not have their partition in a transaction.",
@@ -196,6 +202,7 @@ FAMILIES: Final = (
     *(HANGING_AT_START, LOST_AT_START),
     *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
     *(TLS_RELOAD_FAILED, TLS_VALID_UNTIL, TLS_RELOADS, TLS_FAILED_HANDSHAKES),
+    *(ACLS, AUTHORIZATIONS),
     *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
 )
 
@@ -258,10 +265,24 @@ class ReserveGauges(Protocol):
     def size_bytes(self) -> int: ...
 
 
+class AuthorizerGauges(Protocol):
+    """The parts of the authorizer that the walk reads."""
+
+    @property
+    def allowed(self) -> int: ...
+
+    @property
+    def denied(self) -> int: ...
+
+    @property
+    def acl_count(self) -> int: ...
+
+
 class GaugeSources(Value, kw_only=True):
     """Sources of the gauges.
 
     held_back      bytes that retention would delete from a partition if no transaction were open
+    authorizer     None if there is none
     unclean_start  None after a clean stop, or where nothing can have been lost
     """
 
@@ -273,6 +294,7 @@ class GaugeSources(Value, kw_only=True):
     held_back: Callable[[Partition], int]
     reserve: ReserveGauges
     unclean_start: UncleanStartGauges | None = None
+    authorizer: AuthorizerGauges | None = None
     topics_to_delete: Callable[[], int] = lambda: 0
     tls_listeners: Callable[[], Sequence[TlsListenerState]] = lambda: ()
 
@@ -305,6 +327,10 @@ def read_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
     yield TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
     yield TLS_RELOADS, [((each.name,), each.reload_count) for each in listeners]
     yield TLS_FAILED_HANDSHAKES, [((each.name,), each.failed_handshakes) for each in listeners]
+    acl = of.authorizer
+    yield ACLS, [((), 0 if acl is None else acl.acl_count)]
+    allowed, denied = (0, 0) if acl is None else (acl.allowed, acl.denied)
+    yield AUTHORIZATIONS, [(("allowed",), allowed), (("denied",), denied)]
 
 
 def _read_coordinator_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
