@@ -100,7 +100,7 @@ class MemoryBroker:
         self.broker = broker
         self.clock: FakeClock = broker.clock  # type: ignore[assignment]
         self.table = DenyTable()
-        if not broker.authorizer.is_configured:
+        if broker.acl_controller is None:
             broker.authorizer = self.table
 
     async def ask(

@@ -116,7 +116,7 @@ REMOVED_SETTINGS: Final = frozenset(
 
 INEFFECTIVE_SETTINGS: Final = REMOVED_SETTINGS | frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY: Final = "clients are known by TLS certificates only, and there is no authorization"
+_SECURITY: Final = "clients are known by TLS certificates only"
 _PLUGIN: Final = "this broker loads no Java classes"
 _TIERED: Final = "there is no tiered storage"
 _QUOTA: Final = "connections are limited only in number: max.connections, max.connections.per.ip"

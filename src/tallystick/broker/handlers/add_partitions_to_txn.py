@@ -8,7 +8,8 @@ none of them is added.
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation, topic_resource
+from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
+from tallystick.broker.handlers.authorization import NameCheck, make_topic_check
 from tallystick.broker.handlers.ports import TxnPartitionsPort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.txn_wire import (
@@ -80,10 +81,11 @@ async def _add_partitions(
     from_client = context.api_version < BATCHED_SINCE
     if from_client and not may_write_as(broker, context, asked.transactional_id):
         return dict.fromkeys(partitions, NOT_AUTHORIZED.code)
+    may_write = make_topic_check(broker, context, Operation.WRITE) if from_client else None
     wrong: dict[TopicPartition, ErrorCode] = {}
     for partition in partitions:
         await pacer.count_entry()
-        if code := _check_partition(broker, partition, context, from_client=from_client):
+        if code := _check_partition(broker, partition, may_write):
             wrong[partition] = code
     if not wrong:
         # A topic may have been deleted while the loop above yielded.
@@ -125,14 +127,15 @@ async def _list_distinct_partitions(
 
 
 def _check_partition(
-    broker: TxnPartitionsPort, partition: TopicPartition, context: RequestContext, *, from_client: bool
+    broker: TxnPartitionsPort, partition: TopicPartition, may_write: NameCheck | None
 ) -> ErrorCode:
-    """Check one partition: only brokers may add internal topics, a client's offsets go through the group."""
+    """Check one partition: only brokers may add internal topics, a client's offsets go through the group.
+
+    Args:
+        may_write: None if a broker asks.
+    """
     name = partition.topic
-    if from_client and (
-        name in INTERNAL_TOPICS
-        or not broker.authorizer.allows(context, Operation.WRITE, topic_resource(name))
-    ):
+    if may_write is not None and (name in INTERNAL_TOPICS or not may_write(name)):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if name == TRANSACTION_STATE_TOPIC:
         return ErrorCode.INVALID_TOPIC_EXCEPTION  # WriteTxnMarkers would refuse it when the transaction ends

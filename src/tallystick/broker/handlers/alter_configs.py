@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS
 from tallystick.broker.config.kafka_names import is_kafka_name
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
-from tallystick.broker.handlers.config_view import ConfigResourceType
+from tallystick.broker.handlers.config_view import ConfigResourceType, check_config_right
 from tallystick.broker.handlers.ports import ConfigsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedListResponse
 from tallystick.broker.partitions.topics import check_topic_configs
@@ -92,7 +93,7 @@ async def handle(
             refused: Reject | None = REPEATED_RESOURCE
         else:
             refused = await _alter_resource(
-                broker, each, replace=is_replacement, validate_only=request.validate_only
+                broker, context, each, replace=is_replacement, validate_only=request.validate_only
             )
         results.append((each, refused))
     make_response, make_result = _RESPONSES[type(request)]
@@ -123,12 +124,20 @@ def _build_result(
 
 
 async def _alter_resource(
-    broker: ConfigsPort, alteration: ConfigAlteration, *, replace: bool, validate_only: bool
+    broker: ConfigsPort,
+    context: RequestContext,
+    alteration: ConfigAlteration,
+    *,
+    replace: bool,
+    validate_only: bool,
 ) -> Reject | None:
     kind, name, changes = alteration.resource_type, alteration.name, alteration.changes
     malformed = _find_malformed(kind, name, changes)
     if malformed is not None:
         return Reject(ErrorCode.INVALID_REQUEST, malformed)
+    denied = check_config_right(broker, context, Operation.ALTER_CONFIGS, kind, name)
+    if denied is not None:
+        return denied
     try:
         match kind:
             case ConfigResourceType.TOPIC:

@@ -3,6 +3,8 @@
 from collections.abc import ItemsView
 from pathlib import Path
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import may_on_cluster
 from tallystick.broker.handlers.ports import LogDirsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.server.request_context import RequestContext
@@ -18,6 +20,7 @@ from tallystick.protocol.messages.alter_replica_log_dirs import (
 async def handle(
     broker: LogDirsPort, request: AlterReplicaLogDirsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
+    allowed = may_on_cluster(broker, context, Operation.ALTER)
     # The path as DescribeLogDirs reports it, or the absolute path.
     here = {broker.data_dir, broker.data_dir.absolute()}
     codes: dict[str, dict[int, ErrorCode]] = {}
@@ -32,7 +35,11 @@ async def handle(
             answers[topic.name] = of_topic.items()
             for index in topic.partitions:
                 await pacer.count_entry()
-                of_topic[index] = _check_partition(broker, topic.name, index, known)
+                of_topic[index] = (
+                    _check_partition(broker, topic.name, index, known)
+                    if allowed
+                    else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+                )
     return SlicedTopicResponse(
         lambda results: AlterReplicaLogDirsResponse(results=results),
         lambda name, partitions: AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions),

@@ -80,6 +80,12 @@ class OffsetCommitPlan(Value):
             offsets.pop(partitions.pop(place), None)
         return cls(refused, partitions, offsets)
 
+    @classmethod
+    def refuse_all(cls, rows: Sequence[RequestTopic], code: ErrorCode) -> Self:
+        """Return a plan that commits nothing and answers every partition with this code."""
+        places = ((row, column) for row, asked in enumerate(rows) for column in range(len(asked.partitions)))
+        return cls(dict.fromkeys(places, code), {}, {})
+
     async def build_responses(
         self, rows: Sequence[RequestTopic], answer: GroupAnswer | None, make: Callable[[int, int], A]
     ) -> list[tuple[A, ...]]:

@@ -6,10 +6,21 @@ the file or command line, the default. DescribeConfigs lists the remaining ones 
 
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
+from typing import Final
 
+from tallystick.broker.authorizer.authorizer import (
+    CLUSTER_RESOURCE,
+    Operation,
+    ResourceType,
+    group_resource,
+    topic_resource,
+)
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
-from tallystick.broker.handlers.ports import ConfigViewPort
+from tallystick.broker.handlers.ports import ConfigViewPort, HasAuthorizer
 from tallystick.broker.metadata.store import Topic
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
 from tallystick.kernel.settings import Setting, SettingType
 from tallystick.kernel.value import Value
 
@@ -22,6 +33,37 @@ class ConfigResourceType(IntEnum):
     BROKER_LOGGER = 8
     CLIENT_METRICS = 16
     GROUP = 32
+
+
+_NOT_AUTHORIZED: Final = {
+    ResourceType.TOPIC: Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed."),
+    ResourceType.GROUP: Reject(ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group authorization failed."),
+}
+_CLUSTER_NOT_AUTHORIZED: Final = Reject(
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed."
+)
+
+
+def check_config_right(
+    broker: HasAuthorizer, context: RequestContext, operation: Operation, kind: int, name: str
+) -> Reject | None:
+    """Return why the sender may not describe or alter the settings of a resource, or None.
+
+    Those of brokers, loggers and client metrics are the cluster's.
+
+    Source: ConfigHelper.handleDescribeConfigsRequest, ControllerApis.authorizeAlterResource.
+    """
+    if kind == ConfigResourceType.TOPIC:
+        resource = topic_resource(name)
+    elif kind == ConfigResourceType.GROUP:
+        resource = group_resource(name)
+    else:
+        resource = CLUSTER_RESOURCE
+        if kind == ConfigResourceType.BROKER_LOGGER and operation is Operation.ALTER_CONFIGS:
+            operation = Operation.CLUSTER_ACTION
+    if broker.authorizer.allows(context, operation, resource):
+        return None
+    return _NOT_AUTHORIZED.get(resource.resource_type, _CLUSTER_NOT_AUTHORIZED)
 
 
 class ConfigSource(IntEnum):

@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import make_topic_check
 from tallystick.broker.handlers.ports import TopicControllerPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
@@ -20,6 +22,7 @@ async def handle(
     broker: TopicControllerPort, request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:
     pacer, results = LoopYielder(), list[CreatePartitionsTopicResult]()
+    may_alter = make_topic_check(broker, context, Operation.ALTER)
     asked = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
         await pacer.count_entry()
@@ -27,6 +30,8 @@ async def handle(
             refused: Reject | None = Reject(
                 ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is asked for twice"
             )
+        elif not may_alter(topic.name):
+            refused = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
         else:
             refused = _check(broker, topic)
         if refused is None and not request.validate_only:

@@ -1,7 +1,10 @@
 """CreateTopics: creates topics, or only validates the request."""
 
 from collections import Counter
+from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import make_topic_check, make_topic_check_or_cluster
 from tallystick.broker.handlers.config_view import describe_new_topic_settings
 from tallystick.broker.handlers.ports import ConfigsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
@@ -19,19 +22,26 @@ from tallystick.protocol.messages.create_topics import (
 )
 from tallystick.protocol.primitives import NIL
 
+_NOT_AUTHORIZED: Final = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
+
 
 async def handle(
     broker: ConfigsPort, request: CreateTopicsRequest, context: RequestContext
 ) -> CreateTopicsResponse:
     counts = Counter(topic.name for topic in request.topics)
+    may_create = make_topic_check_or_cluster(broker, context, Operation.CREATE)
+    may_describe = make_topic_check(broker, context, Operation.DESCRIBE_CONFIGS, log_denied=False)
     pacer, results = LoopYielder(), list[CreatableTopicResult]()
     for topic in {topic.name: topic for topic in request.topics}.values():
         await pacer.count_entry()
         if counts[topic.name] > 1:
             twice = Reject(ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice")
             results.append(_refused_result(topic, twice))
+        elif not may_create(topic.name):
+            results.append(_refused_result(topic, _NOT_AUTHORIZED))
         else:
-            results.append(await _create(broker, topic, request.validate_only))
+            result = await _create(broker, topic, request.validate_only)
+            results.append(result if result.error_code or may_describe(topic.name) else _hide_configs(result))
     return CreateTopicsResponse(topics=tuple(results))
 
 
@@ -65,6 +75,18 @@ async def _create(broker: ConfigsPort, topic: CreatableTopic, validate_only: boo
             )
             for shown in describe_new_topic_settings(broker, wanted.configs)
         ),
+    )
+
+
+def _hide_configs(result: CreatableTopicResult) -> CreatableTopicResult:
+    """Return the result without what only DESCRIBE_CONFIGS reveals (KIP-525)."""
+    return CreatableTopicResult(
+        name=result.name,
+        topic_id=result.topic_id,
+        topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        num_partitions=-1,
+        replication_factor=-1,
+        configs=(),
     )
 
 

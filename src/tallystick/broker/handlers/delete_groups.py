@@ -3,7 +3,9 @@
 Offsets that are part of an open transaction are pending.
 """
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.commands import DeleteGroup
+from tallystick.broker.handlers.authorization import may_on_group
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.group_wire import get_error_code, log_blocking_transactions
 from tallystick.broker.handlers.ports import DeletionPort
@@ -24,7 +26,11 @@ async def handle(
     pacer, results = LoopYielder(), list[DeletableGroupResult]()
     for name in deduplicate(request.groups_names):
         await pacer.count_entry()
-        code = await _delete(broker, GroupId(name))
+        code = (
+            await _delete(broker, GroupId(name))
+            if may_on_group(broker, context, Operation.DELETE, name)
+            else ErrorCode.GROUP_AUTHORIZATION_FAILED
+        )
         results.append(DeletableGroupResult(group_id=name, error_code=code))
     return DeleteGroupsResponse(results=tuple(results))
 

@@ -5,6 +5,8 @@ The records of an open transaction may still be committed.
 
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import make_topic_check
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.open_transactions import check_records_deletion
 from tallystick.broker.handlers.ports import DeletionPort
@@ -31,7 +33,14 @@ async def handle(
     named = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
-    results = await answer_in_slices(named, lambda name, wanted: _delete(broker, name, wanted))
+    may_delete = make_topic_check(broker, context, Operation.DELETE)
+
+    def delete(name: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+        if not may_delete(name):
+            return _refused_result(wanted.partition_index, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return _delete(broker, name, wanted)
+
+    results = await answer_in_slices(named, delete)
     return SlicedTopicResponse(
         lambda topics: DeleteRecordsResponse(topics=topics),
         lambda name, partitions: DeleteRecordsTopicResult(name=name, partitions=partitions),

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from itertools import chain
+from typing import Final
 from uuid import UUID
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import NameCheck, make_topic_check_or_cluster
 from tallystick.broker.handlers.open_transactions import check_topic_deletion
 from tallystick.broker.handlers.ports import TopicDeletionPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
@@ -12,6 +15,7 @@ from tallystick.broker.partitions.topics import INTERNAL_TOPICS
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.delete_topics import (
     DeletableTopicResult,
     DeleteTopicsRequest,
@@ -19,6 +23,8 @@ from tallystick.protocol.messages.delete_topics import (
     DeleteTopicState,
 )
 from tallystick.protocol.primitives import NIL
+
+_NOT_AUTHORIZED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 async def handle(
@@ -30,14 +36,29 @@ async def handle(
     for topic in chain(named, request.topics):
         wanted[topic.name, topic.topic_id] = topic
         await pacer.count_entry()
+    rights = _DeletionRights(
+        may_describe=make_topic_check_or_cluster(
+            broker, context, Operation.DESCRIBE, on_cluster=Operation.DELETE
+        ),
+        may_delete=make_topic_check_or_cluster(broker, context, Operation.DELETE),
+    )
     results = []
     for topic in wanted.values():
-        results.append(await _delete(broker, topic))
+        results.append(await _delete(broker, topic, rights))
         await pacer.count_entry()
     return DeleteTopicsResponse(responses=tuple(results))
 
 
-async def _delete(broker: TopicDeletionPort, wanted: DeleteTopicState) -> DeletableTopicResult:
+class _DeletionRights(Value):
+    """Rights of the sender to topics."""
+
+    may_describe: NameCheck
+    may_delete: NameCheck
+
+
+async def _delete(
+    broker: TopicDeletionPort, wanted: DeleteTopicState, rights: _DeletionRights
+) -> DeletableTopicResult:
     name = wanted.name
     if name is None:
         topic = broker.topics.find_by_id(wanted.topic_id)
@@ -46,6 +67,8 @@ async def _delete(broker: TopicDeletionPort, wanted: DeleteTopicState) -> Deleta
                 name=None, topic_id=wanted.topic_id, error_code=ErrorCode.UNKNOWN_TOPIC_ID
             )
         name = topic.name
+        if not rights.may_describe(name):
+            return DeletableTopicResult(name=None, topic_id=topic.topic_id, error_code=_NOT_AUTHORIZED)
     elif wanted.topic_id != NIL:
         return DeletableTopicResult(
             name=name,
@@ -53,7 +76,11 @@ async def _delete(broker: TopicDeletionPort, wanted: DeleteTopicState) -> Deleta
             error_code=ErrorCode.INVALID_REQUEST,
             error_message="a topic is named by its name or by its id, not by both",
         )
+    if not rights.may_describe(name):
+        return DeletableTopicResult(name=name, topic_id=NIL, error_code=_NOT_AUTHORIZED)
     known = broker.topics.find(name)
+    if known is not None and not rights.may_delete(name):
+        return DeletableTopicResult(name=name, topic_id=known.topic_id, error_code=_NOT_AUTHORIZED)
     refused = await _check_deletion(broker, name)
     return DeletableTopicResult(
         name=name,

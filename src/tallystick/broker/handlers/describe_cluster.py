@@ -1,6 +1,7 @@
 """DescribeCluster: the cluster's one broker (KIP-700)."""
 
-from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, OPERATIONS_NOT_REQUESTED
+from tallystick.broker.handlers.authorization import find_cluster_operations
+from tallystick.broker.handlers.metadata import OPERATIONS_NOT_REQUESTED
 from tallystick.broker.handlers.ports import ClusterPort
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -39,6 +40,8 @@ def handle(
             ),
         ),
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_REQUESTED
+            find_cluster_operations(broker, context)
+            if request.include_cluster_authorized_operations
+            else OPERATIONS_NOT_REQUESTED
         ),
     )

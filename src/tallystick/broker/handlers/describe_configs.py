@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.handlers.config_view import (
     ConfigResourceType,
     DescribedSetting,
+    check_config_right,
     describe_broker_settings,
     describe_default_settings,
     describe_topic_settings,
@@ -34,14 +36,20 @@ def handle(
     return SlicedListResponse(
         lambda results: DescribeConfigsResponse(results=results),
         tuple(wanted.values()),
-        lambda resource: _describe(broker, resource, request),
+        lambda resource: _describe(broker, resource, request, context),
     )
 
 
 def _describe(
-    broker: ConfigsPort, resource: DescribeConfigsResource, request: DescribeConfigsRequest
+    broker: ConfigsPort,
+    resource: DescribeConfigsResource,
+    request: DescribeConfigsRequest,
+    context: RequestContext,
 ) -> DescribeConfigsResult:
-    found = _describe_settings(broker, resource)
+    kind, name = resource.resource_type, resource.resource_name
+    found = check_config_right(broker, context, Operation.DESCRIBE_CONFIGS, kind, name) or _describe_settings(
+        broker, resource
+    )
     if isinstance(found, Reject):
         return DescribeConfigsResult(
             error_code=found.code,

@@ -1,9 +1,13 @@
 """DescribeGroups: state, protocol and members."""
 
+from typing import Final
+
+from tallystick.broker.authorizer.authorizer import Operation, group_resource
 from tallystick.broker.group.machine.model import GroupState
 from tallystick.broker.group.machine.queries import describe_group
+from tallystick.broker.handlers.authorization import may_on_group
 from tallystick.broker.handlers.deduplicate import deduplicate
-from tallystick.broker.handlers.group_wire import GROUP_OPERATIONS, OPERATIONS_NOT_REQUESTED
+from tallystick.broker.handlers.group_wire import OPERATIONS_NOT_REQUESTED
 from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
@@ -17,14 +21,28 @@ from tallystick.protocol.messages.describe_groups import (
     DescribeGroupsResponse,
 )
 
+_NOT_AUTHORIZED: Final = Reject(ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group authorization failed.")
+
 
 def handle(broker: GroupsPort, request: DescribeGroupsRequest, context: RequestContext) -> SlicedListResponse:
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else OPERATIONS_NOT_REQUESTED
     return SlicedListResponse(
         lambda groups: DescribeGroupsResponse(groups=groups),
         deduplicate(request.groups),
-        lambda name: _describe(broker, name, operations, context.api_version),
+        lambda name: _describe_if_allowed(broker, name, request, context),
     )
+
+
+def _describe_if_allowed(
+    broker: GroupsPort, name: str, request: DescribeGroupsRequest, context: RequestContext
+) -> DescribedGroup:
+    if not may_on_group(broker, context, Operation.DESCRIBE, name):
+        return _describe_absent(name, "", OPERATIONS_NOT_REQUESTED, _NOT_AUTHORIZED)
+    operations = (
+        broker.authorizer.find_authorized_operations(context, group_resource(name))
+        if request.include_authorized_operations
+        else OPERATIONS_NOT_REQUESTED
+    )
+    return _describe(broker, name, operations, context.api_version)
 
 
 def _describe(broker: GroupsPort, name: str, operations: int, version: int) -> DescribedGroup:

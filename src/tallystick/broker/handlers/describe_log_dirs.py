@@ -2,11 +2,14 @@
 
 from collections.abc import Collection, Mapping
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import may_on_cluster
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
 from tallystick.broker.handlers.ports import LogDirsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.server.request_context import RequestContext
+from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -18,7 +21,9 @@ from tallystick.protocol.messages.describe_log_dirs import (
 
 async def handle(
     broker: LogDirsPort, request: DescribeLogDirsRequest, context: RequestContext
-) -> SlicedTopicResponse:
+) -> DescribeLogDirsResponse | SlicedTopicResponse:
+    if not may_on_cluster(broker, context, Operation.DESCRIBE):
+        return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     wanted: Mapping[str, Collection[int]]
     if request.topics is None:
         wanted = {topic.name: range(topic.partitions) for topic in broker.topics}

@@ -3,6 +3,8 @@
 Topics and settings are in SQLite and not in a metadata log, so offsets and epoch are 0.
 """
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import may_on_cluster
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.ports import ClusterPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
@@ -22,7 +24,9 @@ from tallystick.protocol.messages.describe_quorum import (
 
 async def handle(
     broker: ClusterPort, request: DescribeQuorumRequest, context: RequestContext
-) -> SlicedTopicResponse:
+) -> DescribeQuorumResponse | SlicedTopicResponse:
+    if not may_on_cluster(broker, context, Operation.DESCRIBE):
+        return DescribeQuorumResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     address = broker.get_address(context.listener)
     listener = DescribeQuorumListener(name=context.listener, host=address.host, port=address.port)
     nodes = (DescribeQuorumNode(node_id=broker.config.node_id, listeners=(listener,)),)

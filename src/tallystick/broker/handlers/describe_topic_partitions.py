@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from tallystick.broker.handlers.metadata import TOPIC_OPERATIONS
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import find_topic_operations, make_topic_check
 from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, check_topic_name
 from tallystick.broker.server.request_context import RequestContext
@@ -22,7 +23,9 @@ _NO_NODES: Final = ()
 def handle(
     broker: TopicsPort, request: DescribeTopicPartitionsRequest, context: RequestContext
 ) -> DescribeTopicPartitionsResponse:
-    wanted = {topic.name for topic in request.topics} or set(broker.topics.list_names())
+    named = {topic.name for topic in request.topics}
+    may_describe = make_topic_check(broker, context, Operation.DESCRIBE, log_denied=bool(named))
+    wanted = named or {name for name in broker.topics.list_names() if may_describe(name)}
     cursor = request.cursor
     limit = broker.config.max_request_partition_size_limit
     if cursor is not None and cursor.partition_index < 0:
@@ -36,12 +39,17 @@ def handle(
     for name in names:
         if len(topics) == limit:  # unknown topics have no partitions to count
             return _build_page(topics, Cursor(topic_name=name, partition_index=0))
+        if not may_describe(name):
+            topics.append(_refused_topic(name, ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            continue
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
         count = len(broker.topics.list_partitions_of(name))
         if count > first and room == 0:
             return _build_page(topics, Cursor(topic_name=name, partition_index=first))
         last = min(count, first + room)
-        topics.append(_describe(broker, name, range(first, last)))
+        topics.append(
+            _describe(broker, name, range(first, last), find_topic_operations(broker, context, name))
+        )
         room -= max(0, last - first)
         if last < count:
             return _build_page(topics, Cursor(topic_name=name, partition_index=last))
@@ -58,7 +66,9 @@ def _refused_topic(name: str, code: ErrorCode) -> DescribeTopicPartitionsRespons
     return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=NIL)
 
 
-def _describe(broker: TopicsPort, name: str, indexes: range) -> DescribeTopicPartitionsResponseTopic:
+def _describe(
+    broker: TopicsPort, name: str, indexes: range, operations: int
+) -> DescribeTopicPartitionsResponseTopic:
     topic = broker.topics.find(name)
     if topic is None:
         refused = check_topic_name(name)
@@ -80,5 +90,5 @@ def _describe(broker: TopicsPort, name: str, indexes: range) -> DescribeTopicPar
             )
             for index in indexes
         ),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=operations,
     )

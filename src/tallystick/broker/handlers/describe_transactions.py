@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from tallystick.broker.authorizer.authorizer import Operation, topic_resource, transactional_id_resource
+from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
+from tallystick.broker.handlers.authorization import make_topic_check
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
@@ -35,8 +36,7 @@ NO_START = -1
 def handle(
     broker: TransactionsPort, request: DescribeTransactionsRequest, context: RequestContext
 ) -> SlicedListResponse:
-    def may_see(name: str) -> bool:
-        return broker.authorizer.allows(context, Operation.DESCRIBE, topic_resource(name))
+    may_see = make_topic_check(broker, context, Operation.DESCRIBE, log_denied=False)
 
     def describe(name: str) -> TransactionState:
         entry = _find_entry(broker, name, context)

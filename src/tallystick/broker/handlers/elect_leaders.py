@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import may_on_cluster
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
 from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
@@ -21,6 +23,8 @@ _NOT_NEEDED: Final = "the broker leads the partition; it has the only replica"
 async def handle(
     broker: TopicsPort, request: ElectLeadersRequest, context: RequestContext
 ) -> ElectLeadersResponse | SlicedTopicResponse:
+    if not may_on_cluster(broker, context, Operation.ALTER):
+        return _refuse(request)
     kind, wanted = request.election_type, request.topic_partitions
     known = kind in (_PREFERRED, _UNCLEAN)
     code = ErrorCode.NONE if known or wanted == () else ErrorCode.INVALID_REQUEST
@@ -33,6 +37,24 @@ async def handle(
         lambda name, elected: ReplicaElectionResult(topic=name, partition_result=elected),
         await group_distinct(((topic.topic, topic.partitions) for topic in wanted), identity_key),
         lambda name, index: _elect(broker, name, index, kind),
+    )
+
+
+def _refuse(request: ElectLeadersRequest) -> ElectLeadersResponse:
+    """Refuse the whole request, and each partition that it names. Source: ElectLeadersRequest."""
+    code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    return ElectLeadersResponse(
+        error_code=code,
+        replica_election_results=tuple(
+            ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=tuple(
+                    PartitionResult(partition_id=index, error_code=code, error_message=None)
+                    for index in topic.partitions
+                ),
+            )
+            for topic in request.topic_partitions or ()
+        ),
     )
 
 

@@ -13,6 +13,8 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import NameCheck, make_topic_check, may_on_cluster
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody
 from tallystick.broker.handlers.ports import FetchPort
 from tallystick.broker.partitions.fetch_sessions import (
@@ -51,6 +53,7 @@ from tallystick.storage.fs import StorageFailure
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
 NO_DIVERGING_EPOCH: Final = EpochEndOffset()
+_NOT_AUTHORIZED: Final = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
 WAIT_MS_MAX: Final = 3_600_000  # an upper limit for the timer: one hour
 
 
@@ -95,7 +98,7 @@ def _serve(
     )
     if isinstance(plan, Reject):
         return [encode(FetchResponse(error_code=plan.code), context.api_version)]
-    fetch = _DelayedFetch(broker, request, plan, context.api_version)
+    fetch = _DelayedFetch(broker, request, plan, context)
     found = fetch.read_available()
     if fetch.is_enough(found):
         return fetch.build_response(found)
@@ -143,6 +146,7 @@ class _DelayedFetch:
         "_future",
         "_isolation",
         "_limit",
+        "_may_read",
         "_readable_by_partition",
         "_readable_bytes",
         "_request",
@@ -151,11 +155,15 @@ class _DelayedFetch:
         "_watched",
     )
 
-    def __init__(self, broker: FetchPort, request: FetchRequest, plan: FetchContext, version: int) -> None:
+    def __init__(
+        self, broker: FetchPort, request: FetchRequest, plan: FetchContext, context: RequestContext
+    ) -> None:
         self._broker = broker
         self._request = request
         self._context = plan
-        self._version = version
+        self._version = context.api_version
+        # As in Kafka, the rights are those at the arrival of the request, however long it waits.
+        self._may_read = _make_read_check(broker, request, context)
         # Every value but 1 is READ_UNCOMMITTED; Kafka refuses values other than 0 and 1.
         self._isolation = IsolationLevel(request.isolation_level == 1)
         self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
@@ -221,6 +229,8 @@ class _DelayedFetch:
             if topic is None:
                 return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {name}")
             name = topic.name
+        if self._may_read is not None and not self._may_read(name):
+            return _NOT_AUTHORIZED
         partition = self._broker.topics.find_partition(name, index)
         if partition is None:
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
@@ -377,6 +387,20 @@ class _DelayedFetch:
         )
         response = FetchResponse(session_id=self._context.session_id, responses=responses)
         return [*encode_parts(response, self._version)]
+
+
+def _make_read_check(broker: FetchPort, request: FetchRequest, context: RequestContext) -> NameCheck | None:
+    """Return what tells whether the sender may read a topic; None if there is no authorizer to ask.
+
+    A replica needs CLUSTER_ACTION: the id is a mere claim (CVE-2018-1288).
+    """
+    if not broker.authorizer.is_configured:
+        return None
+    # KIP-903 moved the field in version 15; the other one has its default then.
+    if max(request.replica_id, request.replica_state.replica_id) < 0:
+        return make_topic_check(broker, context, Operation.READ)
+    is_replica = may_on_cluster(broker, context, Operation.CLUSTER_ACTION)
+    return lambda name: is_replica
 
 
 def _find_divergence(partition: Partition, wanted: CachedPartition) -> EpochEndOffset | Reject | None:

@@ -15,8 +15,6 @@ from tallystick.protocol.primitives import NIL
 
 _log = logging.getLogger("tallystick.groups")
 
-# KIP-430, without an authorizer all operations: READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS.
-GROUP_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8, 10, 11))
 OPERATIONS_NOT_REQUESTED: Final = -(2**31)
 NO_OFFSET: Final = -1
 NO_EPOCH: Final = -1

@@ -1,6 +1,8 @@
 """Heartbeat: keeps a member's session alive."""
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.commands import Heartbeat
+from tallystick.broker.handlers.authorization import may_on_group
 from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id
 from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.server.request_context import RequestContext
@@ -10,6 +12,8 @@ from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRe
 
 
 async def handle(broker: GroupsPort, request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+    if not may_on_group(broker, context, Operation.READ, request.group_id):
+        return HeartbeatResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not request.group_id:
         return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     command = Heartbeat(

@@ -80,9 +80,9 @@ def _check_request(
     """
     may, name = broker.authorizer, request.transactional_id
     if name is None:
-        allowed = may.allows(context, Operation.IDEMPOTENT_WRITE, CLUSTER_RESOURCE) or may.allows_any(
-            context, Operation.WRITE, ResourceType.TOPIC
-        )
+        allowed = may.allows(
+            context, Operation.IDEMPOTENT_WRITE, CLUSTER_RESOURCE, log_denied=False
+        ) or may.allows_any(context, Operation.WRITE, ResourceType.TOPIC)
     else:
         allowed = may_write_as(broker, context, name) and (
             not request.enable_2pc

@@ -1,7 +1,9 @@
 """JoinGroup: joins a group; the response comes with the next generation."""
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.commands import JoinGroup, JoinGroupResult, MemberIdRequired
 from tallystick.broker.group.machine.model import MemberProtocol
+from tallystick.broker.handlers.authorization import may_on_group
 from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
 from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
@@ -17,6 +19,8 @@ from tallystick.protocol.messages.join_group import (
 
 
 async def handle(broker: GroupsPort, request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
+    if not may_on_group(broker, context, Operation.READ, request.group_id):
+        return _refused_response(request, context, ErrorCode.GROUP_AUTHORIZATION_FAILED, "")
     if not request.group_id:
         return _refused_response(request, context, ErrorCode.INVALID_GROUP_ID)
     version = context.api_version

@@ -1,6 +1,8 @@
 """LeaveGroup: removes members at once, without waiting for their session timeouts."""
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.commands import LeaveGroup, LeaveGroupResult, LeavingMember
+from tallystick.broker.handlers.authorization import may_on_group
 from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id, parse_member_id
 from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
@@ -17,6 +19,8 @@ from tallystick.protocol.messages.leave_group import (
 async def handle(
     broker: GroupsPort, request: LeaveGroupRequest, context: RequestContext
 ) -> LeaveGroupResponse:
+    if not may_on_group(broker, context, Operation.READ, request.group_id):
+        return LeaveGroupResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     single = context.api_version < 3  # KIP-345: from version 3 on several members leave in one request

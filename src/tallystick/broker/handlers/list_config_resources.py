@@ -1,5 +1,7 @@
 """ListConfigResources: lists the topics and the broker; no client metrics or group settings exist here."""
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import may_on_cluster
 from tallystick.broker.handlers.config_view import ConfigResourceType
 from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.server.request_context import RequestContext
@@ -14,6 +16,8 @@ from tallystick.protocol.messages.list_config_resources import (
 def handle(
     broker: TopicsPort, request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
+    if not may_on_cluster(broker, context, Operation.DESCRIBE_CONFIGS):
+        return ListConfigResourcesResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     # Version 0 lists client metrics only (KIP-714), and there are none.
     wanted = set(request.resource_types) or set(ConfigResourceType)
     if context.api_version == 0:

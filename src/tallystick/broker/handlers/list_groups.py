@@ -1,6 +1,8 @@
 """ListGroups: lists the groups, filtered by state (KIP-518) and type (KIP-848) on request."""
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.queries import GROUP_TYPE, list_groups
+from tallystick.broker.handlers.authorization import may_on_cluster, may_on_group
 from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
 from tallystick.broker.server.request_context import RequestContext
@@ -15,6 +17,12 @@ def handle(
     if isinstance(groups, Reject):
         return ListGroupsResponse(error_code=groups.code)
     listed = list_groups(groups, frozenset(request.states_filter), frozenset(request.types_filter))
+    if not may_on_cluster(broker, context, Operation.DESCRIBE, log_denied=False):
+        listed = tuple(
+            group
+            for group in listed
+            if may_on_group(broker, context, Operation.DESCRIBE, group.group_id, log_denied=False)
+        )
     return SlicedListResponse(
         lambda found: ListGroupsResponse(groups=found),
         tuple(listed),

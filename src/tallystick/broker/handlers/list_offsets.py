@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import make_topic_check
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicResponse
@@ -43,7 +45,11 @@ async def handle(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
 
+    may_describe = make_topic_check(broker, context, Operation.DESCRIBE)
+
     def answer(name: str, wanted: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        if not may_describe(name):
+            return _refused_response(wanted.partition_index, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         # As in Kafka, a partition that is named twice gets an error instead of two answers.
         if (name, wanted.partition_index) in twice:
             return _refused_response(wanted.partition_index, ErrorCode.INVALID_REQUEST)

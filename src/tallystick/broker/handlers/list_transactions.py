@@ -71,7 +71,10 @@ async def handle(
                 if not pattern.matches(entry.transactional_id):
                     continue
             if broker.authorizer.allows(
-                context, Operation.DESCRIBE, transactional_id_resource(entry.transactional_id)
+                context,
+                Operation.DESCRIBE,
+                transactional_id_resource(entry.transactional_id),
+                log_denied=False,
             ):
                 listed.append(_list_entry(entry))
     except BadPattern:

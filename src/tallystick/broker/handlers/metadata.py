@@ -7,6 +7,14 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import (
+    NameCheck,
+    find_cluster_operations,
+    find_topic_operations,
+    make_topic_check,
+    make_topic_check_or_cluster,
+)
 from tallystick.broker.handlers.ports import MetadataPort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, SlicedListResponse
 from tallystick.broker.metadata.store import Topic
@@ -14,6 +22,7 @@ from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TopicSpec, chec
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.value import Value
 from tallystick.protocol.messages.metadata import (
     MetadataRequest,
     MetadataRequestTopic,
@@ -24,13 +33,9 @@ from tallystick.protocol.messages.metadata import (
 )
 from tallystick.protocol.primitives import NIL
 
-# KIP-430, without an authorizer all operations, as bits. Topics: READ WRITE CREATE DELETE ALTER DESCRIBE
-# DESCRIBE_CONFIGS ALTER_CONFIGS. Cluster: CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS
-# ALTER_CONFIGS IDEMPOTENT_WRITE.
 OPERATIONS_NOT_REQUESTED: Final = -(2**31)
 IDS_SINCE: Final = 12  # KIP-516: versions 10 and 11 have the field, but do not accept ids
-TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
-CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
+_DENIED: Final = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 def handle(
@@ -39,23 +44,43 @@ def handle(
     """Answer at once unless a topic has to be created."""
     # Version 0 has no null: an empty list stands for all topics.
     if request.topics is None or (context.api_version == 0 and not request.topics):
-        every = [MetadataRequestTopic(topic_id=NIL, name=name) for name in broker.topics.list_names()]
-        return _list_topics(broker, context, request, every)
+        # The sender named none of them: what he may not describe is left out.
+        rights = _MetadataRights.check(broker, context, log_denied=False)
+        names = (name for name in broker.topics.list_names() if rights.may_describe(name))
+        every = [MetadataRequestTopic(topic_id=NIL, name=name) for name in names]
+        return _list_topics(broker, request, every, rights)
     wanted = _deduplicate(request.topics)
     if context.api_version < IDS_SINCE and any(t.name is None or t.topic_id != NIL for t in wanted):
         return SlicedListResponse(
             partial(_build_response, broker, context, request), wanted, _refuse_without_id
         )
+    rights = _MetadataRights.check(broker, context)
     missing = [
         topic.name
         for topic in wanted
-        if topic.topic_id == NIL and broker.topics.find(topic.name or "") is None
+        if topic.topic_id == NIL
+        and broker.topics.find(topic.name or "") is None
+        and rights.may_describe(topic.name or "")
     ]
     # Requests before version 4 cannot forbid it.
     may_create = request.allow_auto_topic_creation or context.api_version < 4
     if missing and may_create and broker.config.auto_create_topics_enable:
-        return _create_then_answer(broker, context, request, wanted)
-    return _list_topics(broker, context, request, wanted)
+        return _create_then_answer(broker, request, wanted, rights)
+    return _list_topics(broker, request, wanted, rights)
+
+
+class _MetadataRights(Value):
+    """Rights of the sender of one request."""
+
+    context: RequestContext
+    may_describe: NameCheck
+
+    @classmethod
+    def check(
+        cls, broker: MetadataPort, context: RequestContext, *, log_denied: bool = True
+    ) -> "_MetadataRights":
+        """Return the rights to topics; `log_denied` as in Authorizer.allows."""
+        return cls(context, make_topic_check(broker, context, Operation.DESCRIBE, log_denied=log_denied))
 
 
 def _deduplicate(wanted: Sequence[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
@@ -64,14 +89,20 @@ def _deduplicate(wanted: Sequence[MetadataRequestTopic]) -> list[MetadataRequest
 
 async def _create_then_answer(
     broker: MetadataPort,
-    context: RequestContext,
     request: MetadataRequest,
     wanted: Sequence[MetadataRequestTopic],
+    rights: _MetadataRights,
 ) -> SlicedListResponse:
     refused: dict[str, Reject] = {}
+    may_create = make_topic_check_or_cluster(broker, rights.context, Operation.CREATE)
     for number, topic in enumerate(wanted, 1):
         name = topic.name or ""
-        if topic.topic_id == NIL and broker.topics.find(name) is None and name not in INTERNAL_TOPICS:
+        is_missing = topic.topic_id == NIL and broker.topics.find(name) is None
+        if is_missing and not rights.may_describe(name):
+            continue
+        if is_missing and not may_create(name):
+            refused[name] = Reject(_DENIED, "Topic authorization failed.")
+        elif is_missing and name not in INTERNAL_TOPICS:
             made = await broker.topic_controller.create_if_absent(
                 TopicSpec(name, broker.config.num_partitions)
             )
@@ -79,39 +110,44 @@ async def _create_then_answer(
                 refused[name] = made
         if number % SLICE_ENTRIES == 0:
             await asyncio.sleep(0)  # yield to other connections
-    return _list_topics(broker, context, request, wanted, refused)
+    return _list_topics(broker, request, wanted, rights, refused)
 
 
 def _list_topics(
     broker: MetadataPort,
-    context: RequestContext,
     request: MetadataRequest,
     wanted: Sequence[MetadataRequestTopic],
+    rights: _MetadataRights,
     refused: Mapping[str, Reject] = MappingProxyType({}),
 ) -> SlicedListResponse:
     def answer(topic: MetadataRequestTopic) -> MetadataResponseTopic:
         why = refused.get(topic.name or "") if topic.topic_id == NIL else None
         if why is not None and broker.topics.find(topic.name or "") is None:
             return MetadataResponseTopic(error_code=why.code, name=topic.name or "")
-        return _find_topic(broker, topic, request)
+        return _find_topic(broker, topic, request, rights)
 
-    return SlicedListResponse(partial(_build_response, broker, context, request), wanted, answer)
+    respond = partial(_build_response, broker, rights.context, request)
+    return SlicedListResponse(respond, wanted, answer)
 
 
 def _find_topic(
-    broker: MetadataPort, wanted: MetadataRequestTopic, request: MetadataRequest
+    broker: MetadataPort, wanted: MetadataRequestTopic, request: MetadataRequest, rights: _MetadataRights
 ) -> MetadataResponseTopic:
     if wanted.topic_id != NIL:
         topic = broker.topics.find_by_id(wanted.topic_id)
+        if topic is not None and not rights.may_describe(topic.name):
+            return _unknown_topic(_DENIED, None, wanted.topic_id)
         code = ErrorCode.UNKNOWN_TOPIC_ID
     else:
         name = wanted.name or ""
+        if not rights.may_describe(name):
+            return _unknown_topic(_DENIED, name, NIL)
         topic = broker.topics.find(name)
         refused = check_topic_name(name)
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code
     if topic is None:
         return _unknown_topic(code, wanted.name, wanted.topic_id)
-    return describe_topic(broker, topic, request)
+    return describe_topic(broker, topic, request, rights.context)
 
 
 def _refuse_without_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
@@ -126,7 +162,9 @@ def _unknown_topic(code: ErrorCode, name: str | None, topic_id: uuid.UUID) -> Me
     return MetadataResponseTopic(error_code=code, name=name, topic_id=topic_id)
 
 
-def describe_topic(broker: MetadataPort, topic: Topic, request: MetadataRequest) -> MetadataResponseTopic:
+def describe_topic(
+    broker: MetadataPort, topic: Topic, request: MetadataRequest, context: RequestContext
+) -> MetadataResponseTopic:
     """Describe a topic with all its partitions."""
     node = broker.config.node_id
     return MetadataResponseTopic(
@@ -144,7 +182,9 @@ def describe_topic(broker: MetadataPort, topic: Topic, request: MetadataRequest)
             for index, partition in enumerate(broker.topics.list_partitions_of(topic.name))
         ),
         topic_authorized_operations=(
-            TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_NOT_REQUESTED
+            find_topic_operations(broker, context, topic.name)
+            if request.include_topic_authorized_operations
+            else OPERATIONS_NOT_REQUESTED
         ),
     )
 
@@ -166,6 +206,8 @@ def _build_response(
         controller_id=node,
         topics=tuple(topics),
         cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_REQUESTED
+            find_cluster_operations(broker, context)
+            if request.include_cluster_authorized_operations
+            else OPERATIONS_NOT_REQUESTED
         ),
     )

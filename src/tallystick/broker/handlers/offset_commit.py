@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.commands import CommitOffsets, OffsetToCommit
+from tallystick.broker.handlers.authorization import make_topic_check, may_on_group
 from tallystick.broker.handlers.committing import OffsetCommitPlan
 from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
 from tallystick.broker.handlers.ports import OffsetsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
 from tallystick.broker.server.request_context import RequestContext
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -23,9 +26,15 @@ async def handle(
     broker: OffsetsPort, request: OffsetCommitRequest, context: RequestContext
 ) -> OffsetCommitResponse:
     """Refuse unknown partitions one by one, and commit the others by one command."""
-    commit = await OffsetCommitPlan.build(
-        broker.topics, request.topics, by_id=context.api_version >= TOPIC_IDS_SINCE
-    )
+    if may_on_group(broker, context, Operation.READ, request.group_id):
+        commit = await OffsetCommitPlan.build(
+            broker.topics,
+            request.topics,
+            by_id=context.api_version >= TOPIC_IDS_SINCE,
+            may_read=make_topic_check(broker, context, Operation.READ),
+        )
+    else:
+        commit = OffsetCommitPlan.refuse_all(request.topics, ErrorCode.GROUP_AUTHORIZATION_FAILED)
     answer = None
     if commit.offsets:
         command = _make_command(request, context, commit.offsets)

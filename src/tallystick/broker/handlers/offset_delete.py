@@ -3,7 +3,9 @@
 Pending offsets of open transactions are refused (ADR 0023).
 """
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.commands import DeleteOffsets, OffsetPartitionErrors
+from tallystick.broker.handlers.authorization import make_topic_check, may_on_group
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.group_wire import get_error_code, log_blocking_transactions
 from tallystick.broker.handlers.ports import DeletionPort
@@ -23,15 +25,20 @@ from tallystick.protocol.messages.offset_delete import (
 async def handle(
     broker: DeletionPort, request: OffsetDeleteRequest, context: RequestContext
 ) -> OffsetDeleteResponse | SlicedTopicResponse:
+    if not may_on_group(broker, context, Operation.DELETE, request.group_id):
+        return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     named = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
+    may_read = make_topic_check(broker, context, Operation.READ)
     pacer, known = LoopYielder(), list[TopicPartition]()
     for topic, partitions in named.items():
         for partition in partitions:
             await pacer.count_entry()
+            if not may_read(topic):
+                continue
             if broker.topics.find_partition(topic, partition.partition_index) is not None:
                 known.append(TopicPartition(topic, partition.partition_index))
     group_id = GroupId(request.group_id)
@@ -48,6 +55,10 @@ async def handle(
 
     def row(topic: str, partition: OffsetDeleteRequestPartition) -> OffsetDeleteResponsePartition:
         index = partition.partition_index
+        if not may_read(topic):
+            return OffsetDeleteResponsePartition(
+                partition_index=index, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            )
         code = codes.get(TopicPartition(topic, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return OffsetDeleteResponsePartition(partition_index=index, error_code=code)
 

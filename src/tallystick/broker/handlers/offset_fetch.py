@@ -3,12 +3,15 @@
 from collections.abc import Iterable
 from uuid import UUID
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.model import ClassicGroup
 from tallystick.broker.group.machine.queries import find_committed_offset, list_committed_offsets
+from tallystick.broker.handlers.authorization import NameCheck, make_topic_check, may_on_group
 from tallystick.broker.handlers.deduplicate import group_distinct, identity_key
 from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
 from tallystick.broker.handlers.ports import OffsetsPort
 from tallystick.broker.handlers.sliced_response import LoopYielder, collect_in_slices
+from tallystick.broker.metadata.store import Topic
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -33,6 +36,7 @@ class _GroupOffsetsReader(Value):
     group: ClassicGroup | None
     require_stable: bool
     by_id: bool
+    may_describe: NameCheck
 
     def read_partition(self, topic: str, topic_id: UUID | None, index: int) -> OffsetFetchResponsePartition:
         found = find_committed_offset(
@@ -60,7 +64,10 @@ class _GroupOffsetsReader(Value):
         for (asked_name, asked_id), indexes in named.items():
             await pacer.count_entry()
             found = find_topic(self.broker.topics, asked_name, asked_id, by_id=self.by_id)
-            if self.by_id and isinstance(found, ErrorCode):
+            denied = self._check_right(asked_name, found)
+            if denied is not None:
+                rows = await _collect_paced((missing_offset(index, denied) for index in indexes), pacer)
+            elif self.by_id and isinstance(found, ErrorCode):
                 rows = await _collect_paced((missing_offset(index, found) for index in indexes), pacer)
             else:
                 # An offset may outlive its topic's metadata for a moment; it is found by name.
@@ -72,11 +79,20 @@ class _GroupOffsetsReader(Value):
             answered.append(OffsetFetchResponseTopic(name=asked_name, topic_id=asked_id, partitions=rows))
         return tuple(answered)
 
+    def _check_right(self, name: str, found: Topic | ErrorCode) -> ErrorCode | None:
+        """Return the code of a denial; one by name comes before whether the topic exists."""
+        if isinstance(found, ErrorCode) and self.by_id:
+            return None
+        allowed = self.may_describe(name if isinstance(found, ErrorCode) else found.name)
+        return None if allowed else ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
     def read_all(self) -> Iterable[OffsetFetchResponseTopic]:
         by_topic: dict[str, list[int]] = {}
         for partition in list_committed_offsets(self.group):
             by_topic.setdefault(partition.topic, []).append(partition.partition)
         for name, indexes in by_topic.items():
+            if not self.may_describe(name):
+                continue
             topic = self.broker.topics.find(name)
             if topic is None and self.by_id:
                 continue  # the response cannot name a topic without an id
@@ -140,12 +156,17 @@ async def _fetch_group(
     pacer: LoopYielder,
 ) -> OffsetFetchResponseGroup:
     group_id = GroupId(wanted.group_id)
+    if not may_on_group(broker, context, Operation.DESCRIBE, group_id):
+        denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
+        return OffsetFetchResponseGroup(group_id=group_id, error_code=denied)
     # KIP-447: a stable read sees every commit that was accepted before it.
     stable = request.require_stable
     group = await broker.groups.get_settled_group(group_id) if stable else broker.groups.get_group(group_id)
     if isinstance(group, Reject):
         return OffsetFetchResponseGroup(group_id=group_id, error_code=group.code)
-    read = _GroupOffsetsReader(broker, group, stable, context.api_version >= 10)
+    named = wanted.topics is not None
+    may_describe = make_topic_check(broker, context, Operation.DESCRIBE, log_denied=named)
+    read = _GroupOffsetsReader(broker, group, stable, context.api_version >= 10, may_describe)
     topics = await (
         collect_in_slices(read.read_all())
         if wanted.topics is None

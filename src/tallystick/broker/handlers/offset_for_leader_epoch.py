@@ -1,5 +1,7 @@
 """OffsetForLeaderEpoch: returns the end offset of a leader epoch, for log truncation detection (KIP-320)."""
 
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import make_topic_check_or_cluster
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
@@ -19,13 +21,23 @@ from tallystick.protocol.messages.offset_for_leader_epoch import (
 async def handle(
     broker: TopicsPort, request: OffsetForLeaderEpochRequest, context: RequestContext
 ) -> SlicedTopicResponse:
+    # Other brokers need CLUSTER_ACTION, and nothing else.
+    may_describe = make_topic_check_or_cluster(
+        broker, context, Operation.DESCRIBE, on_cluster=Operation.CLUSTER_ACTION
+    )
+
+    def answer(name: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+        if not may_describe(name):
+            return EpochEndOffset(partition=wanted.partition, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return _find_epoch_end(broker, name, wanted)
+
     return SlicedTopicResponse(
         lambda topics: OffsetForLeaderEpochResponse(topics=topics),
         lambda name, partitions: OffsetForLeaderTopicResult(topic=name, partitions=partitions),
         await group_distinct(
             ((topic.topic, topic.partitions) for topic in request.topics), lambda p: p.partition
         ),
-        lambda name, wanted: _find_epoch_end(broker, name, wanted),
+        answer,
     )
 
 

@@ -4,6 +4,10 @@ The present assignment, to this broker, is accepted, and no other: tools that ba
 assignment, most of it unchanged. None is ever under way; kafka-topics asks for them before it describes.
 """
 
+from typing import Final
+
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import may_on_cluster
 from tallystick.broker.handlers.deduplicate import group_distinct
 from tallystick.broker.handlers.ports import TopicsPort
 from tallystick.broker.handlers.sliced_response import SlicedTopicResponse
@@ -22,11 +26,17 @@ from tallystick.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsResponse,
 )
 
+_NOT_AUTHORIZED: Final = Reject(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+
 
 async def alter(
     broker: TopicsPort, request: AlterPartitionReassignmentsRequest, context: RequestContext
-) -> SlicedTopicResponse:
+) -> AlterPartitionReassignmentsResponse | SlicedTopicResponse:
     """Answer AlterPartitionReassignments."""
+    if not may_on_cluster(broker, context, Operation.ALTER):
+        return AlterPartitionReassignmentsResponse(
+            error_code=_NOT_AUTHORIZED.code, error_message=_NOT_AUTHORIZED.reason
+        )
     return SlicedTopicResponse(
         lambda responses: AlterPartitionReassignmentsResponse(
             allow_replication_factor_change=request.allow_replication_factor_change, responses=responses
@@ -43,6 +53,10 @@ def list_under_way(
     broker: TopicsPort, request: ListPartitionReassignmentsRequest, context: RequestContext
 ) -> ListPartitionReassignmentsResponse:
     """Answer ListPartitionReassignments."""
+    if not may_on_cluster(broker, context, Operation.DESCRIBE):
+        return ListPartitionReassignmentsResponse(
+            error_code=_NOT_AUTHORIZED.code, error_message=_NOT_AUTHORIZED.reason
+        )
     return ListPartitionReassignmentsResponse()
 
 

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from tallystick.broker.handlers.dispatch import ResponseBody
 from tallystick.broker.handlers.ports import ProducePort
+from tallystick.broker.handlers.produce_rights import TOPIC_ID_SINCE, DeniedRecords, withhold_denied
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.transactional_produce import (
     UNVERIFIED,
@@ -52,7 +53,6 @@ from tallystick.storage.validation import may_be_slow, needs_prevalidation, prev
 
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
-TOPIC_ID_SINCE: Final = 13  # KIP-516
 # Bounds of the time that a batch waits for the coordinator, which is the request's timeout. A timeout of 0 is
 # meant for other replicas, and there are none.
 VERIFICATION_S_MIN: Final = 1.0
@@ -84,9 +84,11 @@ def handle(
         # Unreadable, or too large for the event loop.
         return ExclusiveResponse(_decode_in_thread(broker, memoryview(bytes(body)), context))
     _check_partition_count(broker, request)
+    if broker.authorizer.is_configured:
+        request = withhold_denied(broker, request, context)
     if _needs_validation_thread(broker, request, context.api_version):
         # The records are views of a buffer that is about to be reused.
-        request = decode(ProduceRequest, bytes(body), context.api_version)
+        request = _copy_request(request)
         return ExclusiveResponse(_serve_prevalidated(broker, request, context, len(body)))
     return _serve(broker, request, context)
 
@@ -101,6 +103,8 @@ async def _decode_in_thread(broker: ProducePort, body: memoryview, context: Requ
         async with broker.decode_lock:
             request = await asyncio.to_thread(decode, ProduceRequest, body, context.api_version, room=room)
     _check_partition_count(broker, request)
+    if broker.authorizer.is_configured:
+        request = withhold_denied(broker, request, context)
     return await _serve_prevalidated(broker, request, context, len(body))
 
 
@@ -224,8 +228,7 @@ def _serve(
         )
     repeated = _find_repeated(topics)
     if sum(len(parts) for _, parts in topics) > PARTITIONS_BEFORE_YIELD:
-        copied = _replace_batches(request, ([_copy_records(part) for part in parts] for _, parts in topics))
-        return ExclusiveResponse(_serve_many(broker, copied, repeated, context))
+        return ExclusiveResponse(_serve_many(broker, _copy_request(request), repeated, context))
     answer: _TopicStatuses = [
         (
             topic,
@@ -236,8 +239,14 @@ def _serve(
     return _append_transactional(broker, request, answer, context)
 
 
-def _copy_records(part: PartitionProduceData) -> PartitionProduceData:
+def _copy_request(request: ProduceRequest) -> ProduceRequest:
     """Copy the records, because the request's buffer is going to be reused."""
+    return _replace_batches(
+        request, ([_copy_records(part) for part in topic.partition_data] for topic in request.topic_data)
+    )
+
+
+def _copy_records(part: PartitionProduceData) -> PartitionProduceData:
     return replace(part, records=bytes(part.records)) if isinstance(part.records, memoryview) else part
 
 
@@ -333,6 +342,8 @@ def _append(
     context: RequestContext,
 ) -> ProducePartitionStatus:
     index, records = part.index, part.records
+    if isinstance(records, DeniedRecords):
+        return ProducePartitionStatus(index, None, records.reject)
     partition = _find_partition(broker, topic, index)
     if isinstance(partition, Reject):
         return ProducePartitionStatus(index, None, partition)

@@ -1,6 +1,8 @@
 """SyncGroup: stores the leader's assignment, and returns each member its own."""
 
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.machine.commands import SyncGroup, SyncGroupResult
+from tallystick.broker.handlers.authorization import may_on_group
 from tallystick.broker.handlers.group_wire import get_error_code, parse_instance_id
 from tallystick.broker.handlers.ports import GroupsPort
 from tallystick.broker.server.request_context import RequestContext
@@ -10,12 +12,9 @@ from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupR
 
 
 async def handle(broker: GroupsPort, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
-    if not request.group_id:
-        return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID, assignment=b"")
-    names_protocol = request.protocol_type is not None and request.protocol_name is not None
-    if context.api_version >= 5 and not names_protocol:
-        # KIP-559: from version 5 on the member sends the protocol that it expects.
-        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
+    refused = _check_request(broker, request, context)
+    if refused is not None:
+        return SyncGroupResponse(error_code=refused, assignment=b"")
     command = SyncGroup(
         member_id=MemberId(request.member_id),
         instance_id=parse_instance_id(request.group_instance_id),
@@ -33,3 +32,16 @@ async def handle(broker: GroupsPort, request: SyncGroupRequest, context: Request
             assignment=answer.assignment,
         )
     return SyncGroupResponse(error_code=get_error_code(answer), assignment=b"")
+
+
+def _check_request(
+    broker: GroupsPort, request: SyncGroupRequest, context: RequestContext
+) -> ErrorCode | None:
+    """Check the form and the right. Source: KafkaApis.handleSyncGroupRequest, which has this order."""
+    names_protocol = request.protocol_type is not None and request.protocol_name is not None
+    if request.group_id and context.api_version >= 5 and not names_protocol:
+        # KIP-559: from version 5 on the member sends the protocol that it expects.
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if not may_on_group(broker, context, Operation.READ, request.group_id):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    return None if request.group_id else ErrorCode.INVALID_GROUP_ID

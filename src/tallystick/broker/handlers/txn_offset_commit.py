@@ -12,13 +12,13 @@ from typing import Final
 from tallystick.broker.authorizer.authorizer import (
     Operation,
     group_resource,
-    topic_resource,
     transactional_id_resource,
 )
 from tallystick.broker.group.codec import build_batch_header
 from tallystick.broker.group.machine.commands import CommitTxnOffsets, GroupAnswer, OffsetToCommit
 from tallystick.broker.handlers import verification
-from tallystick.broker.handlers.committing import OffsetCommitPlan, RowIndex
+from tallystick.broker.handlers.authorization import make_topic_check
+from tallystick.broker.handlers.committing import OffsetCommitPlan
 from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
 from tallystick.broker.handlers.ports import TxnOffsetsPort
 from tallystick.broker.handlers.sliced_response import collect_in_slices
@@ -59,14 +59,12 @@ async def handle(
     version = context.api_version
     forbidden = _check_authorized(broker, request, context)
     if forbidden is not None:
-        return await _build_response(
-            request, OffsetCommitPlan(dict.fromkeys(_list_rows(request), forbidden), {}, {}), None
-        )
+        return await _build_response(request, OffsetCommitPlan.refuse_all(request.topics, forbidden), None)
     commit = await OffsetCommitPlan.build(
         broker.topics,
         request.topics,
         by_id=version >= TOPIC_IDS_SINCE,
-        may_read=lambda name: broker.authorizer.allows(context, Operation.READ, topic_resource(name)),
+        may_read=make_topic_check(broker, context, Operation.READ),
     )
     answer = await _commit(broker, request, version, commit.offsets) if commit.offsets else None
     if (
@@ -131,12 +129,6 @@ async def _commit(
     )
     replaced = partial(verification.check_not_replaced, broker, header)
     return await broker.groups.commit_transactional(group_id, command, guard, replaced)
-
-
-def _list_rows(request: TxnOffsetCommitRequest) -> list[RowIndex]:
-    return [
-        (row, column) for row, asked in enumerate(request.topics) for column in range(len(asked.partitions))
-    ]
 
 
 async def _build_response(

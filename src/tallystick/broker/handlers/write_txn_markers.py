@@ -18,7 +18,8 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.handlers.authorization import may_on_cluster
 from tallystick.broker.handlers.ports import TxnMarkersPort
 from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.partition import Partition
@@ -117,9 +118,8 @@ def _has_partition(broker: TxnMarkersPort, partition: TopicPartition) -> bool:
 
 
 def _is_authorized(broker: TxnMarkersPort, context: RequestContext) -> bool:
-    return any(
-        broker.authorizer.allows(context, operation, CLUSTER_RESOURCE)
-        for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
+    return may_on_cluster(broker, context, Operation.ALTER, log_denied=False) or may_on_cluster(
+        broker, context, Operation.CLUSTER_ACTION
     )
 
 

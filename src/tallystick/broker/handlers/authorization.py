@@ -1,0 +1,95 @@
+"""Rights of one request: what several handlers ask the authorizer in the same way.
+
+Which right each API needs, which code a denial has and where in the answer it stands is Kafka's, API by API.
+Two rules hold for all:
+
+* the right to a name is checked before its existence: who may not describe a topic must not learn of it;
+* what the sender named is answered with an error, what he did not name is left out without a trace.
+
+Source: AuthHelper, KafkaApis, ControllerApis.
+"""
+
+from collections.abc import Callable
+
+from tallystick.broker.authorizer.authorizer import (
+    CLUSTER_RESOURCE,
+    Operation,
+    group_resource,
+    topic_resource,
+)
+from tallystick.broker.handlers.ports import HasAuthorizer
+from tallystick.broker.server.request_context import RequestContext
+
+NameCheck = Callable[[str], bool]
+
+
+def make_topic_check(
+    broker: HasAuthorizer, context: RequestContext, operation: Operation, *, log_denied: bool = True
+) -> NameCheck:
+    """Return a function that tells whether the sender may perform the operation on a topic.
+
+    It asks the authorizer once for each topic, however many partitions the request names.
+    """
+    authorizer = broker.authorizer
+    if not authorizer.is_configured:
+        return _allow
+    answers: dict[str, bool] = {}
+
+    def check(name: str) -> bool:
+        allowed = answers.get(name)
+        if allowed is None:
+            allowed = authorizer.allows(context, operation, topic_resource(name), log_denied=log_denied)
+            answers[name] = allowed
+        return allowed
+
+    return check
+
+
+def make_topic_check_or_cluster(
+    broker: HasAuthorizer, context: RequestContext, operation: Operation, on_cluster: Operation | None = None
+) -> NameCheck:
+    """Return such a function for an operation that a right on the cluster grants on every topic.
+
+    Args:
+        on_cluster: the operation on the cluster; None if it is the same.
+    """
+    if not broker.authorizer.is_configured:
+        return _allow
+    if may_on_cluster(broker, context, on_cluster or operation, log_denied=False):
+        return _allow
+    return make_topic_check(broker, context, operation)
+
+
+def may_on_cluster(
+    broker: HasAuthorizer, context: RequestContext, operation: Operation, *, log_denied: bool = True
+) -> bool:
+    """Return whether the sender may perform the operation on the cluster."""
+    return broker.authorizer.allows(context, operation, CLUSTER_RESOURCE, log_denied=log_denied)
+
+
+def may_on_group(
+    broker: HasAuthorizer,
+    context: RequestContext,
+    operation: Operation,
+    group_id: str,
+    *,
+    log_denied: bool = True,
+) -> bool:
+    """Return whether the sender may perform the operation on a group."""
+    return broker.authorizer.allows(context, operation, group_resource(group_id), log_denied=log_denied)
+
+
+def find_cluster_operations(broker: HasAuthorizer, context: RequestContext) -> int:
+    """Return the bits of what the sender may do to the cluster; 0 if it may not describe it (KIP-430)."""
+    if not may_on_cluster(broker, context, Operation.DESCRIBE):
+        return 0
+    return broker.authorizer.find_authorized_operations(context, CLUSTER_RESOURCE)
+
+
+def find_topic_operations(broker: HasAuthorizer, context: RequestContext, name: str) -> int:
+    """Return the bits of what the sender may do to a topic (KIP-430)."""
+    return broker.authorizer.find_authorized_operations(context, topic_resource(name))
+
+
+def _allow(name: str) -> bool:
+    return True

@@ -1,0 +1,95 @@
+"""Rights of a Produce request, where the broker has an authorizer.
+
+Transactional records need WRITE on the transactional id: without it every partition of the request is
+refused, transactional or not. Then each topic needs WRITE. Denied records leave the request before anything
+looks at their topic or validates them: the answer does not depend on whether the partition exists.
+
+Source: KafkaApis.handleProduceRequest.
+"""
+
+from typing import Final, Self
+
+from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
+from tallystick.broker.handlers.authorization import make_topic_check
+from tallystick.broker.handlers.ports import ProducePort
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.value import replace
+from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+TOPIC_ID_SINCE: Final = 13  # KIP-516
+# Position in a batch of format 2 of the byte with the transactional bit: the lower one of the attributes.
+_ATTRIBUTES_AT: Final = 22
+_TRANSACTIONAL_BIT: Final = 0x10
+
+_TOPIC_NOT_AUTHORIZED: Final = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
+_ID_NOT_AUTHORIZED: Final = Reject(
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Transactional Id authorization failed."
+)
+
+
+class DeniedRecords(bytes):
+    """The reason of a denial, in the place of the records."""
+
+    def __new__(cls, why: Reject) -> Self:
+        made = super().__new__(cls)
+        made.reject = why
+        return made
+
+    reject: Reject
+
+
+_DENIED_BY_ID: Final = DeniedRecords(_ID_NOT_AUTHORIZED)
+_DENIED_BY_TOPIC: Final = DeniedRecords(_TOPIC_NOT_AUTHORIZED)
+
+
+def withhold_denied(broker: ProducePort, request: ProduceRequest, context: RequestContext) -> ProduceRequest:
+    """Return the request with DeniedRecords where the sender may not write."""
+    if _has_transactional_records(request) and not _may_write_as(broker, request, context):
+        topics = tuple(_withhold(topic, _DENIED_BY_ID) for topic in request.topic_data)
+        return replace(request, topic_data=topics)
+    may_write = make_topic_check(broker, context, Operation.WRITE)
+    by_id = context.api_version >= TOPIC_ID_SINCE
+
+    def is_denied(topic: TopicProduceData) -> bool:
+        if not by_id:
+            return not may_write(topic.name)
+        known = broker.topics.find_by_id(topic.topic_id)
+        # An unknown id is answered as such; it reveals nothing.
+        return known is not None and not may_write(known.name)
+
+    denied = [is_denied(topic) for topic in request.topic_data]
+    if not any(denied):
+        return request
+    topics = tuple(
+        _withhold(topic, _DENIED_BY_TOPIC) if refused else topic
+        for topic, refused in zip(request.topic_data, denied, strict=True)
+    )
+    return replace(request, topic_data=topics)
+
+
+def _has_transactional_records(request: ProduceRequest) -> bool:
+    return any(_is_transactional(part) for topic in request.topic_data for part in topic.partition_data)
+
+
+def _is_transactional(part: PartitionProduceData) -> bool:
+    records = part.records
+    return (
+        records is not None
+        and len(records) > _ATTRIBUTES_AT
+        and bool(records[_ATTRIBUTES_AT] & _TRANSACTIONAL_BIT)
+    )
+
+
+def _may_write_as(broker: ProducePort, request: ProduceRequest, context: RequestContext) -> bool:
+    name = request.transactional_id
+    return name is not None and broker.authorizer.allows(
+        context, Operation.WRITE, transactional_id_resource(name)
+    )
+
+
+def _withhold(topic: TopicProduceData, reason: DeniedRecords) -> TopicProduceData:
+    return replace(
+        topic, partition_data=tuple(replace(part, records=reason) for part in topic.partition_data)
+    )
