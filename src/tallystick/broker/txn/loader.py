@@ -1,7 +1,6 @@
 """Loading of the transaction log, at a start and after a loss, and its comparison with the partitions."""
 
 import asyncio
-import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -84,14 +83,8 @@ class TransactionLogLoader:
     async def _load(self, indexes: Sequence[int]) -> None:
         partitions = self._runtime.reloader
         async with self._comparison_lock:  # partitions read back meanwhile are compared after these
-            collects = gc.isenabled()
-            gc.disable()  # loading creates many objects and no garbage; collections would only cost time
-            try:
-                for index in indexes:
-                    await partitions.load(index)
-            finally:
-                if collects:
-                    gc.enable()
+            for index in indexes:
+                await partitions.load(index)
             await self._compare([index for index in indexes if not partitions.is_lost(index)])
             self.loading_task = None
         for entry in self._entries.list_by_partitions(set(indexes) - self._uncompared_partitions):

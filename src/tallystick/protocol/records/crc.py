@@ -1,7 +1,7 @@
 """CRC-32C, the checksum of record batches, snapshots and our own files.
 
 Importing the package `crc32c` takes 35 ms, because it looks up its own version and prepares a command line.
-That is a quarter of the broker's start budget, so its extension module is loaded without them.
+That is a tenth of a start, so its extension module is loaded without them (docs/notes/performance.md).
 """
 
 from collections.abc import Callable

@@ -43,7 +43,9 @@ def find_faults(
 def is_readable(buf: Buffer, at: int, header: BatchHeader) -> bool:
     """Return whether native code can parse every record of an uncompressed batch.
 
-    If not, `find_faults` raises the reason. Cost: half a microsecond, plus ten nanoseconds per record.
+    If not, `find_faults` raises the reason. It names faults, too, which makes the validation of a batch a
+    sixth to a third longer (docs/notes/performance.md).
+    Cost: half a microsecond, plus ten nanoseconds per record.
     """
     section = bytes(memoryview(buf)[at + HEADER_SIZE : at + header.size_bytes])
     return (
