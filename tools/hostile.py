@@ -30,7 +30,7 @@ from tallystick.protocol.messages.offset_commit import (
 )
 from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.protocol.wire import BYTES, RECORDS, STRING, ArrayType, FieldSpec, ScalarType, struct_spec
+from tallystick.protocol.wire import BYTES, RECORDS, STRING, ArrayType, FieldSpec, ScalarType, get_struct_spec
 from tallystick.protocol.wire import UUID as UUID_KIND
 from tallystick.testing import EmbeddedBroker
 
@@ -77,10 +77,10 @@ class _Maker:
     def struct(self, cls: type, depth: int) -> Any:
         fields = {
             f.name: self._field(f, depth)
-            for f in struct_spec(cls).fields
+            for f in get_struct_spec(cls).fields
             if self._version in f.wire.versions and f.wire.tag is None
         }
-        for f in struct_spec(cls).fields:
+        for f in get_struct_spec(cls).fields:
             if f.required:
                 fields.setdefault(f.name, _zero(f))
         return cls(**fields)
@@ -94,7 +94,7 @@ class _Maker:
     def _length(self, kind: ArrayType, depth: int) -> int:
         nested = not isinstance(kind.element, ScalarType) and any(
             isinstance(f.wire.kind, ArrayType) and self._version in f.wire.versions
-            for f in struct_spec(kind.element).fields
+            for f in get_struct_spec(kind.element).fields
         )
         is_long = not nested if self._shape.deep else depth == 0
         if not is_long:
@@ -205,7 +205,7 @@ def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> byte
         correlation_id=correlation_id,
         client_id="hostile",
     )
-    data = encode(header, spec.request_header_version(version)) + body
+    data = encode(header, spec.get_request_header_version(version)) + body
     return struct.pack(">i", len(data)) + data
 
 

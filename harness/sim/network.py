@@ -87,7 +87,7 @@ class SimNetwork:
             correlation_id=self._correlation,
             client_id=caller,
         )
-        frame = encode(header, spec.request_header_version(version)) + encode(request, version)
+        frame = encode(header, spec.get_request_header_version(version)) + encode(request, version)
         reply: asyncio.Future[R] = self._clients.create_future()
         sent = _RequestInFlight(
             caller=caller, spec=spec, version=version, request=request, frame=frame, reply=reply
@@ -165,7 +165,7 @@ class SimNetwork:
         frame = b"".join(answer)
         self.digest = crc32(frame, self.digest)
         spec, version = sent.spec, sent.version
-        _, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version), 4)
+        _, at = decode_prefix(ResponseHeader, frame, spec.get_response_header_version(version), 4)
         response: object = decode_prefix(spec.response, frame, version, at)[0]
         if self.log_line is not None:
             self.log_line(f"{sent.caller} is answered: {response!r}")

@@ -17,12 +17,13 @@ from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.storage.log_dir import random_id
+from tallystick.storage.log_dir import make_random_id
 
 T = TypeVar("T")
 
 
 def topic(name: str, **configs: str) -> Topic:
-    return Topic(name, random_id(), 3, configs)
+    return Topic(name, make_random_id(), 3, configs)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class Wire:
             request_api_key=key, request_api_version=version, correlation_id=self.sent, client_id="test"
         )
         body = (
-            encode(header, API_SPECS[key].request_header_version(version))
+            encode(header, API_SPECS[key].get_request_header_version(version))
             + encode(request, version)
             + garbage
         )
@@ -118,7 +118,7 @@ class Wire:
         (size,) = struct.unpack(">i", self.exactly(4))
         frame = self.exactly(size)
         spec = next(spec for spec in API_SPECS.values() if spec.response is cls)
-        header, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version))
+        header, at = decode_prefix(ResponseHeader, frame, spec.get_response_header_version(version))
         self.correlation_id = header.correlation_id
         return decode(cls, frame[at:], version)
 

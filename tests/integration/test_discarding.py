@@ -14,7 +14,7 @@ from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage import fs
 from tallystick.storage.log import Log
-from tallystick.storage.log_dir import random_id
+from tallystick.storage.log_dir import make_random_id
 from tallystick.storage.log_start import delete_oldest_segments
 from tallystick.testing import FakeClock
 
@@ -40,7 +40,9 @@ async def start(path: Path, delay_ms: int) -> tuple[DataDirectory, MetadataStore
     config = BrokerConfig.parse({"log.segment.delete.delay.ms": str(delay_ms), "log.reserve.bytes": "0"})
     directory = DataDirectory(path, config, FakeClock(NOW), failed)
     store = directory.open()
-    topic = next(iter(store.load_topics()), None) or Topic("t", random_id(), 1, {"segment.bytes": "1048576"})
+    topic = next(iter(store.load_topics()), None) or Topic(
+        "t", make_random_id(), 1, {"segment.bytes": "1048576"}
+    )
     log = directory.open_partition(topic, 0, config.make_topic_config(topic.configs)).log
     if not store.load_topics():
         store.create_topics([topic])
@@ -99,7 +101,7 @@ def test_the_loop_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     async def run() -> None:
         directory, store, _ = await start(tmp_path, 0)
-        topic = Topic("u", random_id(), 1, {})
+        topic = Topic("u", make_random_id(), 1, {})
         monkeypatch.setattr(fs.RealFileSystem, "sync_dir", noted)
         partition = await directory.create_partition(topic, 0, BrokerConfig.parse({}).make_topic_config({}))
         assert partition.log.log_end_offset == 0

@@ -148,7 +148,7 @@ def test_what_no_coordinator_knows_is_listed_and_left_alone(
         other.completed()
         other.write(TOPIC, 0, "b")
         before.lose(producer, (STATE, 0))
-        assert said(capfd, "hanging transaction, no coordinator will end it: orders-0 from offset 2")
+        assert said(capfd, "hanging transaction, which no coordinator will end: orders-0 from offset 2")
         assert is_open(broker, 0)
         assert values(broker) == [["a"], []]
 
@@ -185,7 +185,9 @@ def test_what_is_gone_below_a_commit_is_said_by_offset(
     producer.completed()
     before.lose(producer, (TOPIC, 0))
     assert said(
-        capfd, "orders-0: offsets 0 to 2 are gone, below the end of transactions that were committed: 'pay-7'"
+        capfd,
+        "orders-0: offsets 0 to 2 were lost, and with them records of committed transactions; write them again"
+        " or restore a backup. Transactional ids: 'pay-7'",
     )
     assert values(broker) == [[], ["d"]]
 

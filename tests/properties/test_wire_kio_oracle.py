@@ -25,7 +25,7 @@ from wire_values import UNTOUCHED, is_private, random_value, values
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS, ApiSpec
 from tallystick.protocol.primitives import NIL
-from tallystick.protocol.wire import UUID, ArrayType, FieldSpec, ScalarType, struct_spec
+from tallystick.protocol.wire import UUID, ArrayType, FieldSpec, ScalarType, get_struct_spec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
@@ -61,7 +61,7 @@ def kio_name(f: FieldSpec, theirs: Any) -> str:
 
 def narrow_fields(ours: type, theirs: Any, version: int, found: dict[int, str]) -> dict[int, str]:
     """Our fields, by identity, with kio's name of their narrower type."""
-    for f in struct_spec(ours).fields:
+    for f in get_struct_spec(ours).fields:
         if version not in f.wire.versions or is_private(f):
             continue
         field = theirs.__dataclass_fields__[kio_name(f, theirs)]
@@ -82,7 +82,7 @@ def nested_class(annotation: Any) -> Any:
 
 def from_kio(ours: type, value: Any, version: int) -> Any:
     """kio's value as ours."""
-    fields = struct_spec(ours).fields
+    fields = get_struct_spec(ours).fields
     present = [f for f in fields if version in f.wire.versions and not is_private(f)]
     converted = {
         f.name: plain(f.wire.kind, getattr(value, kio_name(f, type(value))), version) for f in present

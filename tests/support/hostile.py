@@ -28,7 +28,7 @@ from tallystick.protocol.records import (
     encode_batch,
 )
 from tallystick.protocol.records.batch import ATTRIBUTES_AT, CRC_AT
-from tallystick.protocol.wire import ArrayType, ScalarType, all_messages, message_spec, struct_spec
+from tallystick.protocol.wire import ArrayType, ScalarType, get_message_spec, get_struct_spec, list_messages
 
 # Numbers at some boundary: sizes, signs, nulls, the ends of varint lengths.
 SPECIAL = (0, 1, 2, 0x7F, 0x80, 0xFF, 0xFE)
@@ -49,11 +49,11 @@ def message_classes() -> tuple[type, ...]:
     """Return every declared message, after importing the modules that declare them."""
     for module in iter_modules(messages.__path__):
         import_module(f"{messages.__name__}.{module.name}")
-    return all_messages()
+    return list_messages()
 
 
 def versions_of(cls: type) -> range:
-    spec = message_spec(cls).versions
+    spec = get_message_spec(cls).versions
     assert spec.last is not None
     return range(spec.first, spec.last + 1)
 
@@ -176,14 +176,14 @@ class Bomb:
 
 
 def bombs(cls: type, version: int) -> Iterator[Bomb]:
-    cost = _SizeBounds(version, version in message_spec(cls).flexible)
+    cost = _SizeBounds(version, version in get_message_spec(cls).flexible)
     for path, kind in arrays(cls, version):
         yield Bomb(cls, version, path, smallest_of(kind, version), cost.compute_charge(kind))
 
 
 def arrays(cls: type, version: int) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the path to every array, and the type of its elements."""
-    for f in struct_spec(cls).fields:
+    for f in get_struct_spec(cls).fields:
         kind = f.wire.kind
         if version not in f.wire.versions or isinstance(kind, ScalarType):
             continue
@@ -200,7 +200,7 @@ def with_array(value: Any, version: int, path: tuple[str, ...], items: tuple[obj
     name, *rest = path
     if not rest:
         return replace(value, **{name: items})
-    f = next(f for f in struct_spec(type(value)).fields if f.name == name)
+    f = next(f for f in get_struct_spec(type(value)).fields if f.name == name)
     if isinstance(f.wire.kind, ArrayType):
         inner = with_array(smallest_of(f.wire.kind.element, version), version, tuple(rest), items)
         return replace(value, **{name: (inner,)})
@@ -210,7 +210,7 @@ def with_array(value: Any, version: int, path: tuple[str, ...], items: tuple[obj
 
 def smallest(cls: type, version: int) -> Any:
     chosen = {}
-    for f in struct_spec(cls).fields:
+    for f in get_struct_spec(cls).fields:
         absent = version not in f.wire.versions or f.is_tagged(version)
         null = version in f.wire.nullable
         chosen[f.name] = f.default if absent else None if null else smallest_of(f.wire.kind, version)

@@ -48,13 +48,13 @@ class RawConnection:
             correlation_id=self._sent,
             client_id="raw",
         )
-        body = encode(header, spec.request_header_version(version)) + encode(request, version)
+        body = encode(header, spec.get_request_header_version(version)) + encode(request, version)
         return struct.pack(">i", len(body)) + body
 
     def _answer(self, spec: ApiSpec, cls: type[R], version: int, number: int) -> R:
         (size,) = struct.unpack(">i", self._exactly(4))
         frame = self._exactly(size)
-        answered, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version))
+        answered, at = decode_prefix(ResponseHeader, frame, spec.get_response_header_version(version))
         assert answered.correlation_id == number
         return decode(cls, frame[at:], version)
 

@@ -107,7 +107,7 @@ class ScriptedBroker:
         key, version = ApiKey(int.from_bytes(frame[:2], "big")), int.from_bytes(frame[2:4], "big")
         spec = API_SPECS[key]
         known = version in spec
-        header, at = decode_prefix(RequestHeader, frame, spec.request_header_version(version))
+        header, at = decode_prefix(RequestHeader, frame, spec.get_request_header_version(version))
         request = decode(spec.request, memoryview(frame)[at:], version) if known else None
         seen = Seen(key, version, request, number)
         self.seen.append(seen)
@@ -127,7 +127,7 @@ class ScriptedBroker:
         spec = API_SPECS[key]
         if key is ApiKey.API_VERSIONS and getattr(answer, "error_code", 0):
             version = 0
-        tags = b"\0" if spec.response_header_version(version) else b""
+        tags = b"\0" if spec.get_response_header_version(version) else b""
         body = correlation_id.to_bytes(4, "big") + tags + encode(answer, version)
         return len(body).to_bytes(4, "big") + body
 

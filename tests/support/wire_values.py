@@ -23,7 +23,7 @@ from tallystick.protocol.wire import (
     FieldSpec,
     ScalarType,
     WireType,
-    struct_spec,
+    get_struct_spec,
 )
 
 _TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -57,10 +57,10 @@ def values(
     """Draw instances of `cls` whose fields outside `version` hold only defaults."""
     fields = {
         f.name: field_values(f, version, override, depth)
-        for f in struct_spec(cls).fields
+        for f in get_struct_spec(cls).fields
         if version in f.wire.versions
     }
-    rest = {f.name: f.default for f in struct_spec(cls).fields if f.name not in fields}
+    rest = {f.name: f.default for f in get_struct_spec(cls).fields if f.name not in fields}
     return st.fixed_dictionaries(fields).map(lambda drawn: cls(**drawn, **rest))
 
 
@@ -100,7 +100,7 @@ def random_value(
 ) -> object:
     """Return an instance from a seeded generator, for bulk, where Hypothesis would be too slow."""
     chosen = {}
-    for f in struct_spec(cls).fields:
+    for f in get_struct_spec(cls).fields:
         if version not in f.wire.versions:
             chosen[f.name] = f.default
         elif version in f.wire.nullable and rng.random() < 0.3:

@@ -51,7 +51,7 @@ def frame(request: object, version: int) -> bytes:
     header = RequestHeader(
         request_api_key=spec.key, request_api_version=version, correlation_id=1, client_id="bench"
     )
-    return encode(header, spec.request_header_version(version)) + encode(request, version)
+    return encode(header, spec.get_request_header_version(version)) + encode(request, version)
 
 
 def produce(identity: ProducerIdAndEpoch, sequence: int) -> ProduceRequest:

@@ -68,7 +68,7 @@ class Raw:
             correlation_id=self._sent,
             client_id="bench",
         )
-        body = encode(header, spec.request_header_version(version)) + encode(request, version)
+        body = encode(header, spec.get_request_header_version(version)) + encode(request, version)
         self._writer.write(struct.pack(">i", len(body)) + body)
         (size,) = struct.unpack(">i", await self._reader.readexactly(4))
         return await self._reader.readexactly(size)
@@ -79,7 +79,7 @@ class Raw:
 
         Our decoder takes longer than some brokers, so measure time without it.
         """
-        _, at = decode_prefix(ResponseHeader, frame, spec_of(request).response_header_version(version))
+        _, at = decode_prefix(ResponseHeader, frame, spec_of(request).get_response_header_version(version))
         return decode(answer, memoryview(frame)[at:], version)
 
 

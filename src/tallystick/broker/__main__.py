@@ -16,7 +16,7 @@ from tallystick.kernel.errors import TallystickError
 
 
 def main() -> int:
-    given: dict[str, str] = json.loads(sys.stdin.buffer.readline())
+    settings: dict[str, str] = json.loads(sys.stdin.buffer.readline())
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def ready(service: Service) -> None:
@@ -27,7 +27,7 @@ def main() -> int:
         print(json.dumps(answer), flush=True)
 
     try:
-        return run(BrokerConfig.parse(given), ready)
+        return run(BrokerConfig.parse(settings), ready)
     except (TallystickError, OSError) as exc:
         print(json.dumps({"error": str(exc)}), flush=True)
         return 1

@@ -154,7 +154,7 @@ class Broker:
             self.generate_producer_id,
             self._get_txn_settings,
             self.clock,
-            forced=self.metrics.count_forced_outcome,
+            on_forced_outcome=self.metrics.count_forced_outcome,
         )
 
     def _open_authorizer(self) -> None:
@@ -195,7 +195,7 @@ class Broker:
     def fail(self, cause: Exception) -> None:
         """Report that the disk failed. Nothing more is acknowledged, and the process ends [PRT-2]."""
         if self.failure is None:
-            _log.critical("the data directory is offline, ending: %s", cause)
+            _log.critical("the data directory failed, so the broker stops: %s", cause)
             self.failure = cause
             for partition in self.topics.list_partitions():
                 partition.fail(cause)
@@ -213,7 +213,7 @@ class Broker:
         return MappingProxyType(self._dynamic_configs)
 
     def _build_effective_config(self, dynamic: Mapping[str, Mapping[str, str]]) -> BrokerConfig:
-        layers: dict[str, str] = dict(self.static_config.given)
+        layers: dict[str, str] = dict(self.static_config.originals)
         for broker in ("", str(self.static_config.node_id)):
             layers.update(dynamic.get(broker, {}))
         config = BrokerConfig.parse(layers)
@@ -250,14 +250,14 @@ class Broker:
     def _get_txn_settings(self) -> TxnSettings:
         """Return the current settings; called at every decision, therefore cached."""
         version = self.transaction_version
-        known = self._cached_txn_settings
-        if known is None or known[0] is not self.config or known[1] != version:
-            known = self._cached_txn_settings = (
+        cached = self._cached_txn_settings
+        if cached is None or cached[0] is not self.config or cached[1] != version:
+            cached = self._cached_txn_settings = (
                 self.config,
                 version,
                 make_txn_settings(self.config, version),
             )
-        return known[2]
+        return cached[2]
 
     # ------------------------------------------------------------------------- others
 
@@ -269,9 +269,9 @@ class Broker:
     @asynccontextmanager
     async def _gate_downgrade(self, level: int) -> AsyncIterator[Reject | None]:
         """Pause transactions while their level goes down; yield a reason to refuse that, if there is one."""
-        async with self.transactions.pause_commands() as refused:
+        async with self.transactions.pause_commands() as refusal:
             entries = self.transactions.list_entries()
-            yield refused or (
+            yield refusal or (
                 entries if isinstance(entries, Reject) else check_version_downgrade(entries, level)
             )
 
@@ -285,7 +285,7 @@ class Broker:
                 )
                 producer_id = self.producer_id_block.claim_next()
         if producer_id is None:
-            raise TallystickError("a block of producer ids was empty")
+            raise TallystickError("the metadata store returned an empty block of producer ids")
         return producer_id
 
 

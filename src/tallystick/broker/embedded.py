@@ -62,9 +62,9 @@ class EmbeddedBroker:
             config: settings by Kafka's dotted names.
             settings: the same with underscores: `num_partitions=3`.
         """
-        named = {name.replace("_", "."): value for name, value in settings.items()}
-        given = {**(config or {}), **named}
-        self._config_texts = DEFAULTS | {name: _format_setting(value) for name, value in given.items()}
+        keyword_settings = {name.replace("_", "."): value for name, value in settings.items()}
+        texts = {**(config or {}), **keyword_settings}
+        self._config_texts = DEFAULTS | {name: _format_setting(value) for name, value in texts.items()}
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="tallystick-"))
         self._config_texts["log.dirs"] = str(self.data_dir)
@@ -92,14 +92,14 @@ class EmbeddedBroker:
         if self._runner is None:
             BrokerConfig.parse(self._config_texts)
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            running = (
+            runner = (
                 _ThreadBroker(self._config_texts)
                 if self._in_process
                 else _ChildProcessBroker(self._config_texts)
             )
-            self._address = running.address
-            self._runner = running
-            self._config_texts["listeners"] = running.listeners
+            self._address = runner.address
+            self._runner = runner
+            self._config_texts["listeners"] = runner.listeners
         return self
 
     def stop(self) -> int:
@@ -112,7 +112,7 @@ class EmbeddedBroker:
     def kill(self) -> None:
         """Send SIGKILL, to simulate a crash. The data stays for `start`."""
         if not isinstance(self._runner, _ChildProcessBroker):
-            raise TallystickError("only a broker in a child process can be killed")
+            raise TallystickError("only a broker in a child process can be killed; this one runs in a thread")
         self._runner.kill()
         self._runner = None
 
@@ -122,8 +122,8 @@ class EmbeddedBroker:
         return self.start()
 
     def _stop_runner(self) -> int:
-        running, self._runner = self._runner, None
-        return 0 if running is None else running.stop()
+        runner, self._runner = self._runner, None
+        return 0 if runner is None else runner.stop()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -139,7 +139,7 @@ class _ChildProcessBroker:
 
     address: str
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    def __init__(self, settings: Mapping[str, str]) -> None:
         # Ctrl-C at a terminal must reach only the program, which stops its clients before its broker.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tallystick.broker"],
@@ -149,10 +149,10 @@ class _ChildProcessBroker:
         )
         self._stdin = require(self._process.stdin, "it is a pipe")
         self._stdout = require(self._process.stdout, "it is a pipe")
-        self._stdin.write(json.dumps(dict(given)).encode() + b"\n")
+        self._stdin.write(json.dumps(dict(settings)).encode() + b"\n")
         self._stdin.flush()
         line = self._stdout.readline()
-        answer = json.loads(line) if line else {"error": "it ended without a word"}
+        answer = json.loads(line) if line else {"error": "the broker process ended without an error message"}
         if "error" in answer:
             self.kill()
             raise BrokerDidNotStart(answer["error"])
@@ -190,8 +190,8 @@ class _ChildProcessBroker:
 class _ThreadBroker:
     """The broker on a loop in a daemon thread."""
 
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._config = BrokerConfig.parse(given)
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._config = BrokerConfig.parse(settings)
         self._start_future: Future[tuple[asyncio.AbstractEventLoop, Service]] = Future()
         self._exit_code = 0
         self._thread = threading.Thread(target=self._run, name="tallystick-broker", daemon=True)
@@ -208,7 +208,7 @@ class _ThreadBroker:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        failure: BaseException = TallystickError("it ended without a word")
+        failure: BaseException = TallystickError("the broker process ended without an error message")
         try:
             self._exit_code = asyncio.run(serve(self._config, self._on_started))
         except Exception as exc:

@@ -216,10 +216,10 @@ def _make_descriptor_budget() -> DescriptorBudget:
 def _raise_open_files_limit() -> None:
     """Raise the soft limit of open files as far as allowed: a shell's 1,024 may be too few for partitions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES_TARGET if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_TARGET)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = _OPEN_FILES_TARGET if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES_TARGET)
+    if soft != resource.RLIM_INFINITY and soft < target:
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def keep_freed_memory() -> bool:

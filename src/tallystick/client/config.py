@@ -37,9 +37,9 @@ from tallystick.kernel.settings import (
     BadConfig,
     SettingType,
     describe_unknown,
+    list_settings,
     parse_values,
     setting,
-    settings_of,
 )
 from tallystick.kernel.value import Value
 
@@ -479,13 +479,13 @@ def is_client_setting(name: str) -> bool:
     )
 
 
-_SHARED_SETTINGS: Final = settings_of(ClientConfig)
+_SHARED_SETTINGS: Final = list_settings(ClientConfig)
 CLIENT_SETTINGS: Final = {**_SHARED_SETTINGS, **SECURITY_SETTINGS}
 """Settings that every client has, those of its security among them."""
 ROLE_SETTINGS: Final = {
-    "producer": settings_of(ProducerConfig),
-    "consumer": settings_of(ConsumerConfig),
-    "admin": settings_of(AdminConfig),
+    "producer": list_settings(ProducerConfig),
+    "consumer": list_settings(ConsumerConfig),
+    "admin": list_settings(AdminConfig),
 }
 
 

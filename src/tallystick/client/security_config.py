@@ -9,16 +9,16 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from tallystick.kernel.settings import parse_values, settings_of
+from tallystick.kernel.settings import list_settings, parse_values
 from tallystick.kernel.value import Value
 from tallystick.security.sasl.settings import SaslSettings
 from tallystick.security.tls.settings import TlsSettings
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 TLS_SETTINGS: Final = {
-    name: made for name, made in settings_of(TlsSettings).items() if name != "ssl.client.auth"
+    name: made for name, made in list_settings(TlsSettings).items() if name != "ssl.client.auth"
 }
-SASL_SETTINGS: Final = settings_of(SaslSettings)
+SASL_SETTINGS: Final = list_settings(SaslSettings)
 SECURITY_SETTINGS: Final = {**TLS_SETTINGS, **SASL_SETTINGS}
 OBJECT_SETTINGS: Final[Mapping[str, str]] = {
     "oauth_cb": "a function that returns a token and when it expires, in seconds since 1970",

@@ -76,5 +76,5 @@ def shorten(text: str) -> str:
     """Leave out the middle of a text that is longer than `REASON_LENGTH_MAX`."""
     if len(text) <= REASON_LENGTH_MAX:
         return text
-    kept = REASON_LENGTH_MAX // 2
-    return f"{text[:kept]} [{len(text) - 2 * kept} characters left out] {text[-kept:]}"
+    length = REASON_LENGTH_MAX // 2
+    return f"{text[:length]} [{len(text) - 2 * length} characters left out] {text[-length:]}"

@@ -117,20 +117,22 @@ class Setting(Value, kw_only=True):
             word = "any of" if self.kind is SettingType.LIST else "one of"
             return f"{word} {', '.join(self.choices)}"
         if self.kind in (SettingType.INT, SettingType.LONG, SettingType.DOUBLE):
-            span = f"{self.kind.name.lower()}, {_format_number(self.low)} to {_format_number(self._high())}"
+            span = (
+                f"{self.kind.name.lower()}, {_format_number(self.low)} to {_format_number(self._get_high())}"
+            )
             return span if not self.none else f"{span}, or {self.none} for none"
         return self.kind.name.lower()
 
-    def _high(self) -> float | None:
+    def _get_high(self) -> float | None:
         return self.high if self.high is not None else _BOUNDS.get(self.kind)
 
     def _parse_bool(self, text: str) -> bool:
         if text.lower() not in ("true", "false"):
-            raise ValueError(f"{text!r} is not true or false")
+            raise ValueError(f"{text!r} is not {self.describe_allowed()}")
         return text.lower() == "true"
 
     def _check_bounds(self, text: str, value: float | None) -> float:
-        high = self._high()
+        high = self._get_high()
         too_low = value is not None and self.low is not None and value < self.low
         too_high = value is not None and high is not None and value > high
         if value is None or too_low or too_high:
@@ -149,14 +151,14 @@ def setting(default: T, doc: str, **more: object) -> T:
     The kind follows from the default unless given: bool, int (LONG unless kind=INT), float, str, tuple.
     """
     kind = more.pop("kind", None) or _infer_type(default)
-    made = Setting(kind=cast(SettingType, kind), default=default, doc=doc, **more)  # type: ignore[arg-type]
-    made_field: T = field(default=default, metadata={_META: made})
-    return made_field
+    spec = Setting(kind=cast(SettingType, kind), default=default, doc=doc, **more)  # type: ignore[arg-type]
+    field_: T = field(default=default, metadata={_META: spec})
+    return field_
 
 
-def settings_of(cls: type) -> dict[str, Setting]:
+def list_settings(cls: type) -> dict[str, Setting]:
     """Return the settings of a configuration class by dotted name, in order of declaration."""
-    return {made.name: made for _, made in _collect_settings(cls)}
+    return {spec.name: spec for _, spec in _collect_settings(cls)}
 
 
 def build_config(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
@@ -167,34 +169,34 @@ def build_config(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
     """
     values, problems = parse_values(cls, texts)
     if not problems:
-        built = cls(**{**more, **values})
-        rules = getattr(built, "problems", None)
+        config = cls(**{**more, **values})
+        rules = getattr(config, "problems", None)
         problems = list(rules()) if rules is not None else []
         if not problems:
-            return built
+            return config
     raise BadConfig("\n".join(problems))
 
 
 def parse_values(cls: type, texts: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     """Parse `texts` into values by attribute of `cls`, and list every bad value and unknown name."""
-    declared = {made.name: (attribute, made) for attribute, made in _collect_settings(cls)}
+    settings = {spec.name: (attribute, spec) for attribute, spec in _collect_settings(cls)}
     values: dict[str, object] = {}
     problems = []
     for name, text in texts.items():
-        if name not in declared:
-            problems.append(describe_unknown(name, declared))
+        if name not in settings:
+            problems.append(describe_unknown(name, settings))
             continue
-        attribute, made = declared[name]
+        attribute, spec = settings[name]
         try:
-            values[attribute] = made.parse(text)
+            values[attribute] = spec.parse(text)
         except ValueError as exc:
             problems.append(f"{name}: {exc}")
     return values, problems
 
 
-def describe_unknown(name: str, known: Mapping[str, object]) -> str:
+def describe_unknown(name: str, names: Mapping[str, object]) -> str:
     """Return the message for an undeclared name, with the most similar declared one."""
-    near = _lazy.load("difflib").get_close_matches(name, known, n=1, cutoff=0.6)
+    near = _lazy.load("difflib").get_close_matches(name, names, n=1, cutoff=0.6)
     return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
@@ -205,7 +207,7 @@ def read_properties(text: str, source: str) -> dict[str, str]:
     """
     values: dict[str, str] = {}
     problems = []
-    for number, line in _logical_lines(text):
+    for number, line in _iter_logical_lines(text):
         at = min((i for i in (line.find("="), line.find(":")) if i >= 0), default=-1)
         name = line[:at].strip()
         if at < 1 or not name:
@@ -214,7 +216,7 @@ def read_properties(text: str, source: str) -> dict[str, str]:
                 f"{source}:{number}: not name=value; a value on several lines needs a \\ at their ends"
             )
         elif name in values:
-            problems.append(f"{source}:{number}: {name} is given twice")
+            problems.append(f"{source}:{number}: {name} is set twice; keep one of the lines")
         else:
             values[name] = line[at + 1 :].strip()
     if problems:
@@ -222,20 +224,20 @@ def read_properties(text: str, source: str) -> dict[str, str]:
     return values
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    started, pending = 0, ""
+def _iter_logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    first, pending = 0, ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if not pending and (not line or line[0] in "#!"):
             continue
-        started = started if pending else number
+        first = first if pending else number
         if line.endswith("\\"):
             pending += line[:-1]
             continue
-        yield started, pending + line
+        yield first, pending + line
         pending = ""
     if pending:
-        yield started, pending
+        yield first, pending
 
 
 def _collect_settings(cls: type) -> tuple[tuple[str, Setting], ...]:

@@ -105,7 +105,7 @@ from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupR
 from tallystick.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from tallystick.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from tallystick.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-from tallystick.protocol.wire import Versions, message_spec
+from tallystick.protocol.wire import Versions, get_message_spec
 
 
 class ApiKey(IntEnum):
@@ -182,11 +182,11 @@ class ApiSpec(Value, kw_only=True):
     def is_flexible(self, version: int) -> bool:
         return self.flexible_since is not None and version >= self.flexible_since
 
-    def request_header_version(self, version: int) -> int:
+    def get_request_header_version(self, version: int) -> int:
         """Return 2 for flexible versions, else 1. Also right for versions newer than ours."""
         return 2 if self.is_flexible(version) else 1
 
-    def response_header_version(self, version: int) -> int:
+    def get_response_header_version(self, version: int) -> int:
         """Return 1 for flexible versions, else 0; always 0 for ApiVersions [WIRE-3].
 
         KIP-511: a client that does not know the broker's versions yet must be able to read the response to an
@@ -206,22 +206,25 @@ class ApiSpec(Value, kw_only=True):
 
 
 def _make_spec(request: type, response: type) -> ApiSpec:
-    asked, answered = message_spec(request), message_spec(response)
+    request_spec, response_spec = get_message_spec(request), get_message_spec(response)
     name = request.__name__.removesuffix("Request")
     check(response.__name__ == f"{name}Response", f"{name}: paired with {response.__name__}")
-    for what in ("api_key", "versions", "flexible"):
-        check(getattr(asked, what) == getattr(answered, what), f"{name}: two different values of {what}")
-    last = asked.versions.last
-    if asked.api_key is None or last is None:
+    for attribute in ("api_key", "versions", "flexible"):
+        check(
+            getattr(request_spec, attribute) == getattr(response_spec, attribute),
+            f"{name}: two different values of {attribute}",
+        )
+    last = request_spec.versions.last
+    if request_spec.api_key is None or last is None:
         raise TypeError(f"{name}: a request has a key and a last version")
     return ApiSpec(
-        key=ApiKey(asked.api_key),
+        key=ApiKey(request_spec.api_key),
         name=name,
         request=request,
         response=response,
-        min_version=asked.versions.first,
+        min_version=request_spec.versions.first,
         max_version=last,
-        flexible_since=asked.flexible.first if asked.flexible.last is None else None,
+        flexible_since=request_spec.flexible.first if request_spec.flexible.last is None else None,
     )
 
 

@@ -49,7 +49,9 @@ def decode(cls: type[M], buf: Buffer, version: int, *, room: int = DECODE_MEMORY
     message: M
     message, end = get_decoder(cls, version)(view, 0, room)
     if end != len(view):
-        raise DecodeError(f"{cls.__name__} v{version}: {len(view) - end} bytes left over of {len(view)}")
+        raise DecodeError(
+            f"{cls.__name__} v{version}: {len(view) - end} of {len(view)} bytes left over after the message"
+        )
     return message
 
 

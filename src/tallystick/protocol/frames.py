@@ -161,15 +161,15 @@ class ReceiveBuffer:
         frame = self.next_frame()
         if frame is None:
             return None
-        taken = bytes(frame) if self._large is None else self._large
+        body = bytes(frame) if self._large is None else self._large
         self.consume()
-        return taken
+        return body
 
     def _begin_large(self, size: int, received: memoryview) -> None:
         # At least the small buffer's size: what has arrived must fit.
-        allocated = min(size, max(self._memory.admit(size, received), len(self._buffer)))
-        self._large = bytearray(allocated)
-        self._memory.resize(allocated)
+        capacity = min(size, max(self._memory.admit(size, received), len(self._buffer)))
+        self._large = bytearray(capacity)
+        self._memory.resize(capacity)
         self._large[: len(received)] = received
         self._large_filled, self._large_size = len(received), size
         self._start = self._end = 0

@@ -38,7 +38,9 @@ def read_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value | byte << 14, at + 3
     except IndexError:
-        raise DecodeError(f"varint at byte {at} does not end within the {len(buf)} bytes there are") from None
+        raise DecodeError(
+            f"varint at byte {at} does not end within the {len(buf)} bytes of the frame"
+        ) from None
     return _read_long_uvarint(buf, at)
 
 
@@ -49,11 +51,11 @@ def _read_long_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value > UINT32_MAX:
-                raise DecodeError(f"varint at byte {at} is {value}, above {UINT32_MAX}")
+                raise DecodeError(f"varint at byte {at} is {value}; at most {UINT32_MAX} is allowed")
             return value, position + 1
         shift += 7
     raise DecodeError(
-        f"varint at byte {at} does not end within {_VARINT_BYTES_MAX} bytes or the frame's {len(buf)}"
+        f"varint at byte {at} does not end within {_VARINT_BYTES_MAX} bytes or the frame of {len(buf)}"
     )
 
 
@@ -74,7 +76,7 @@ def make_uuid(raw: bytes) -> UUID:
     value = int.from_bytes(raw, "big")
     if value == 0:
         return NIL
-    made = UUID.__new__(UUID)
-    _set_attribute(made, "int", value)
-    _set_attribute(made, "is_safe", _UNKNOWN_SAFETY)
-    return made
+    uuid = UUID.__new__(UUID)
+    _set_attribute(uuid, "int", value)
+    _set_attribute(uuid, "is_safe", _UNKNOWN_SAFETY)
+    return uuid

@@ -183,12 +183,12 @@ _STRUCTS: Final[dict[type, StructSpec]] = {}
 _MESSAGES: Final[dict[type, MessageSpec]] = {}
 
 
-def struct_spec(cls: type) -> StructSpec:
+def get_struct_spec(cls: type) -> StructSpec:
     """Return the declaration of a @struct or @message class."""
     return _STRUCTS[cls]
 
 
-def message_spec(cls: type) -> MessageSpec:
+def get_message_spec(cls: type) -> MessageSpec:
     """Return the declaration of a @message class."""
     try:
         return _MESSAGES[cls]
@@ -196,7 +196,7 @@ def message_spec(cls: type) -> MessageSpec:
         raise TypeError(f"{cls.__qualname__} is not declared with @message") from None
 
 
-def all_messages() -> tuple[type, ...]:
+def list_messages() -> tuple[type, ...]:
     """Return every message class imported so far, in order of declaration."""
     return tuple(_MESSAGES)
 
@@ -220,11 +220,11 @@ def message(
     """
 
     def declare(cls: type[T]) -> type[T]:
-        made = _declare_struct(cls)
-        _MESSAGES[made] = MessageSpec(
-            _STRUCTS[made], api_key, Versions.parse(versions), Versions.parse(flexible or "none")
+        struct_class = _declare_struct(cls)
+        _MESSAGES[struct_class] = MessageSpec(
+            _STRUCTS[struct_class], api_key, Versions.parse(versions), Versions.parse(flexible or "none")
         )
-        return made
+        return struct_class
 
     return declare
 
@@ -262,9 +262,9 @@ def _declare_struct(cls: type[T]) -> type[T]:
 
 
 def _make_field_spec(cls: type, name: str, default: object) -> FieldSpec:
-    declared = [part for part in get_args(cls.__annotations__[name])[1:] if isinstance(part, FieldWire)]
-    check(len(declared) == 1, f"{cls.__qualname__}.{name}: wants Annotated[..., wire(...)]")
-    field_wire = declared[0]
+    wires = [part for part in get_args(cls.__annotations__[name])[1:] if isinstance(part, FieldWire)]
+    check(len(wires) == 1, f"{cls.__qualname__}.{name}: wants Annotated[..., wire(...)]")
+    field_wire = wires[0]
     required = default is _REQUIRED
     return FieldSpec(name, field_wire, _make_zero(field_wire.kind) if required else default, required)
 

@@ -119,8 +119,8 @@ def _parse_checkpoint(text: str, file: str, parse: Callable[[str], E | None]) ->
         raise MalformedFile(file, 0, f"version {CHECKPOINT_VERSION}", repr(lines[0] if lines else ""))
     count = _parse_number(lines[1], INT32_MAX) if len(lines) > 1 else None
     if count is None or count != len(lines) - 2:
-        found = f"{lines[1]!r} and {len(lines) - 2} lines" if len(lines) > 1 else "nothing"
-        raise MalformedFile(file, 1, "the number of lines that follow", found)
+        actual = f"{lines[1]!r} and {len(lines) - 2} lines" if len(lines) > 1 else "nothing"
+        raise MalformedFile(file, 1, "the number of lines that follow", actual)
     entries = []
     for number, line in enumerate(lines[2:], start=2):
         entry = parse(line)
@@ -171,29 +171,29 @@ def parse_meta_properties(text: str, file: str = "meta.properties") -> MetaPrope
 
     Raises: MalformedFile.
     """
-    found = _parse_properties(text)
-    if found.get("version") != str(META_PROPERTIES_VERSION):
-        raise MalformedFile(file, 0, f"version={META_PROPERTIES_VERSION}", str(found.get("version")))
-    node_id = _parse_number(found.get("node.id", ""), INT32_MAX)
+    properties = _parse_properties(text)
+    if properties.get("version") != str(META_PROPERTIES_VERSION):
+        raise MalformedFile(file, 0, f"version={META_PROPERTIES_VERSION}", str(properties.get("version")))
+    node_id = _parse_number(properties.get("node.id", ""), INT32_MAX)
     if node_id is None:
-        raise MalformedFile(file, 0, "node.id=<number>", str(found.get("node.id")))
-    directory_id = parse_uuid(found.get("directory.id", ""))
+        raise MalformedFile(file, 0, "node.id=<number>", str(properties.get("node.id")))
+    directory_id = parse_uuid(properties.get("directory.id", ""))
     if directory_id is None:
-        raise MalformedFile(file, 0, "directory.id=<id>", str(found.get("directory.id")))
-    if not found.get("cluster.id"):
-        raise MalformedFile(file, 0, "cluster.id=<id>", str(found.get("cluster.id")))
-    return MetaProperties(cluster_id=found["cluster.id"], node_id=node_id, directory_id=directory_id)
+        raise MalformedFile(file, 0, "directory.id=<id>", str(properties.get("directory.id")))
+    if not properties.get("cluster.id"):
+        raise MalformedFile(file, 0, "cluster.id=<id>", str(properties.get("cluster.id")))
+    return MetaProperties(cluster_id=properties["cluster.id"], node_id=node_id, directory_id=directory_id)
 
 
 def _parse_properties(text: str) -> dict[str, str]:
     """Parse the subset of Java's properties format in use here: comments, `=` or `:`, escapes."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for line in text.splitlines():
         match = _PROPERTY.fullmatch(line)
         if match is None or match[1].startswith(("#", "!")):
             continue
-        found[_unescape(match[1])] = _unescape(match[2])
-    return found
+        properties[_unescape(match[1])] = _unescape(match[2])
+    return properties
 
 
 def _unescape(text: str) -> str:

@@ -30,13 +30,25 @@ class StorageFailure(TallystickError):
 class DiskFull(StorageFailure):
     """The disk has no room for these bytes. Nothing was appended; reads still work."""
 
+    def __str__(self) -> str:
+        return f"{super().__str__()}. Nothing was changed; free space on this disk"
+
 
 class OutOfDescriptors(DiskFull):
     """The process ran out of file descriptors or memory. Nothing was done, and the disk is sound."""
 
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}. Nothing was changed; raise the limit of open files or of memory"
+
 
 class LogOffline(StorageFailure):
     """A sync or repair failed, so the file's state is unknown: its data directory is finished [LOG-4]."""
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}. Batches that were not synced may be lost; check the disk and start the"
+            " broker again"
+        )
 
 
 class File(Protocol):
@@ -174,9 +186,9 @@ def is_transient(error: OSError) -> bool:
     return is_disk_full(error) or is_process_exhausted(error)
 
 
-def make_disk_full(path: str, what: str, error: OSError) -> DiskFull:
+def make_disk_full(path: str, operation: str, error: OSError) -> DiskFull:
     """Return the exception to raise for a passing error."""
-    return (DiskFull if is_disk_full(error) else OutOfDescriptors)(path, f"{what}: {error}")
+    return (DiskFull if is_disk_full(error) else OutOfDescriptors)(path, f"{operation}: {error}")
 
 
 def is_disk_failure(error: BaseException) -> bool:
@@ -219,18 +231,18 @@ class RealFile:
         total = 0
         for buffer in buffers:
             total += len(buffer)
-        written = self._writev(self._fd, buffers) if len(buffers) <= _IOV_MAX else 0
-        if written != total:
-            self._write_rest(buffers, written)
+        bytes_written = self._writev(self._fd, buffers) if len(buffers) <= _IOV_MAX else 0
+        if bytes_written != total:
+            self._write_rest(buffers, bytes_written)
         return total
 
-    def _write_rest(self, buffers: Sequence[Buffer], written: int) -> None:
+    def _write_rest(self, buffers: Sequence[Buffer], bytes_written: int) -> None:
         # A short write is no error: a signal, or a disk that fills up. The next write tells which.
-        rest = memoryview(b"".join(buffers))[written:]
+        rest = memoryview(b"".join(buffers))[bytes_written:]
         while rest:
             count = self._writev(self._fd, [rest])
             if count == 0:
-                raise OSError(errno.EIO, "a write took no bytes", self.path)
+                raise OSError(errno.EIO, "a write wrote no bytes", self.path)
             rest = rest[count:]
 
     def pread(self, size: int, at: int) -> bytes:

@@ -59,22 +59,22 @@ class GroupCommit:
             self._thread.join()
 
     def _run(self) -> None:
-        stopping = False
-        while not stopping:
-            logs, stopping = self._collect_round()
+        should_stop = False
+        while not should_stop:
+            logs, should_stop = self._collect_round()
             self.round_count += 1
             self._sync_all(logs)
         self._helpers.shutdown()
 
     def _collect_round(self) -> tuple[list[Log], bool]:
         """Return the logs of the next round and whether it is the last. Blocks until there is a request."""
-        logs, stopping = dict.fromkeys(self._retry_queue), False
+        logs, should_stop = dict.fromkeys(self._retry_queue), False
         self._retry_queue.clear()
         try:
             request = self._requests.get(timeout=RETRY_S if logs else None)
             while True:
                 if request is None:
-                    stopping = True
+                    should_stop = True
                 else:
                     logs[request] = None
                 if self._requests.empty():
@@ -82,16 +82,16 @@ class GroupCommit:
                 request = self._requests.get()
         except Empty:
             pass
-        return list(logs), stopping
+        return list(logs), should_stop
 
     def _sync_all(self, logs: list[Log]) -> None:
         """Sync all logs of one round and wait for them, so that two threads never sync the same log."""
         own = 1 if len(logs) >= HELPED_LOGS_MIN else len(logs)
-        helped = [self._helpers.submit(self._sync, log) for log in logs[own:]]
+        futures = [self._helpers.submit(self._sync, log) for log in logs[own:]]
         for log in logs[:own]:
             self._sync(log)
-        for done in helped:
-            done.result()
+        for future in futures:
+            future.result()
 
     def _sync(self, log: Log) -> None:
         if id(log) in self._failed_logs:
@@ -107,6 +107,6 @@ class GroupCommit:
         except Exception as exc:
             # A bug of ours. If this thread died, every producer would wait for ever without an answer.
             self._failed_logs.add(id(log))
-            self._notify_failure(log, log.take_offline(f"a sync went wrong: {exc!r}"))
+            self._notify_failure(log, log.take_offline(f"a sync failed unexpectedly: {exc!r}"))
         else:
             self._notify(log, end)

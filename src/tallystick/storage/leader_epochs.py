@@ -72,8 +72,8 @@ class LeaderEpochCache:
         after = bisect_right(self._starts, epoch, key=_get_epoch)
         if after == len(self._starts):
             return EpochEnd(epoch, log_end_offset)
-        found = self._starts[after - 1].epoch if after else epoch
-        return EpochEnd(found, self._starts[after].start_offset)
+        floor_epoch = self._starts[after - 1].epoch if after else epoch
+        return EpochEnd(floor_epoch, self._starts[after].start_offset)
 
     def find_epoch(self, offset: int) -> int | None:
         """Return the epoch that wrote the record at `offset`; None below the first one known."""

@@ -134,7 +134,7 @@ class Log:
         topic_partition: TopicPartition,
         config: LogConfig,
         hooks: LogHooks,
-        loaded: LoadedLog,
+        loaded_log: LoadedLog,
     ) -> None:
         """Take over a log whose content is on disk."""
         self.files = files
@@ -143,16 +143,16 @@ class Log:
         self.topic_partition = topic_partition
         self.config = config
         self.hooks = hooks
-        self.active_segment = loaded.active_segment
-        self.producer_state_manager = loaded.producer_state_manager
-        self.leader_epochs = loaded.leader_epochs
-        start, end = loaded.log_start_offset, loaded.log_end_offset
-        self.reader = LogReader(self.directory, config, loaded.producer_state_manager, start, end)
-        self.replace_closed_segments(loaded.closed_segments)
+        self.active_segment = loaded_log.active_segment
+        self.producer_state_manager = loaded_log.producer_state_manager
+        self.leader_epochs = loaded_log.leader_epochs
+        start, end = loaded_log.log_start_offset, loaded_log.log_end_offset
+        self.reader = LogReader(self.directory, config, loaded_log.producer_state_manager, start, end)
+        self.replace_closed_segments(loaded_log.closed_segments)
         self.recovery_point = end
         # Closed segments whose files are not all synced.
         self.unsynced_closed_segments: list[ClosedSegment] = []
-        self.is_directory_unsynced = loaded.is_directory_unsynced
+        self.is_directory_unsynced = loaded_log.is_directory_unsynced
         self.sync_lock = threading.Lock()  # held while files are synced, closed or removed [LOG-5]
         self._is_closed = False
         # (offset, segment, position) of the log end: one value, so that the loop and the syncing thread never
@@ -213,11 +213,13 @@ class Log:
         """
         if self.files.failure is not None:
             raise self.files.failure
-        walked = isinstance(batches, PrevalidatedBatch)
-        checked = check_batches(bytearray(batches), self.config, origin, now_ms, walked=walked)
-        if isinstance(checked, Reject):
-            return checked
-        data, headers = checked
+        is_prevalidated = isinstance(batches, PrevalidatedBatch)
+        validated = check_batches(
+            bytearray(batches), self.config, origin, now_ms, is_prevalidated=is_prevalidated
+        )
+        if isinstance(validated, Reject):
+            return validated
+        data, headers = validated
         answer = self._check_producer(data, headers[0][1], origin, guard)
         if answer is not None:
             return answer
@@ -240,9 +242,11 @@ class Log:
         except StorageFailure:
             raise
         except Exception as exc:  # the file may be ahead of memory: the next batch would reuse its offsets
-            raise self.take_offline(f"a batch that may be written cannot be taken in: {exc!r}") from exc
-        stamped = bool(self.config.message_timestamp_type)
-        timestamp_ms = now_ms if stamped else -1
+            raise self.take_offline(
+                f"a batch may be in the file, but the state after it could not be updated: {exc!r}"
+            ) from exc
+        is_log_append_time = bool(self.config.message_timestamp_type)
+        timestamp_ms = now_ms if is_log_append_time else -1
         return AppendResult(first, Offset(next_offset - 1), timestamp_ms, self.reader.log_start_offset)
 
     def _set_log_end(self, offset: Offset) -> None:
@@ -267,9 +271,9 @@ class Log:
             return verdict if isinstance(verdict, Reject) else None
         check = self.producer_state_manager.check_batch(header, origin, guard.verification)
         if isinstance(check, DuplicateBatch):
-            stamped = check.timestamp_ms if self.config.message_timestamp_type else -1
+            log_append_time_ms = check.timestamp_ms if self.config.message_timestamp_type else -1
             base, last = Offset(check.base_offset), Offset(check.last_offset)
-            return AppendResult(base, last, stamped, self.log_start_offset, duplicate=True)
+            return AppendResult(base, last, log_append_time_ms, self.log_start_offset, duplicate=True)
         return check if isinstance(check, Reject) else None
 
     def _write(
@@ -282,7 +286,7 @@ class Log:
         internal: bool,
     ) -> None:
         if not self.hooks.space_guard.may_write(len(data), internal):
-            raise DiskFull(self.directory, f"no room for {len(data)} bytes beside the reserve")
+            raise DiskFull(self.directory, f"no room for {len(data)} bytes, apart from the disk reserve")
         try:
             self._roll_and_write(data, headers, last_offset, now_ms)
         except DiskFull as full:
@@ -291,14 +295,14 @@ class Log:
             try:
                 self.hooks.space_guard.release(len(data))
             except OSError as exc:
-                raise self.take_offline(f"the reserve cannot be given back: {exc}") from exc
+                raise self.take_offline(f"the disk reserve cannot be released: {exc}") from exc
             self._roll_and_write(data, headers, last_offset, now_ms)
 
     def _roll_and_write(
         self, data: bytearray, headers: list[tuple[int, BatchHeader]], last_offset: int, now_ms: int
     ) -> None:
         config, active, end = self.config, self.active_segment, self.reader.log_end_offset
-        # LogSegment.timeWaitedForRoll: the age is the new batch's timestamp less the segment's first one.
+        # KIP-33, LogSegment.timeWaitedForRoll: the age is the new batch's timestamp less the segment's first.
         since = active.rolling_timestamp
         age = 0 if since is None else headers[-1][1].max_timestamp - since
         if (age > config.roll_ms and active.size) or (
@@ -316,7 +320,9 @@ class Log:
         try:
             active.undo_append()
         except OSError as exc:
-            raise self.take_offline(f"a write failed ({cause}), and so did taking it back ({exc})") from exc
+            raise self.take_offline(
+                f"a write failed ({cause}), and its bytes cannot be removed ({exc})"
+            ) from exc
         if is_transient(cause):
             raise make_disk_full(self.directory, "a write failed", cause) from cause
         raise StorageFailure(self.directory, f"a write failed: {cause}") from cause
@@ -336,15 +342,15 @@ class Log:
         for at, header in headers:
             if header.producer_id >= 0:
                 batch = data if at == 0 else data[at:]
-                aborted = update_producers(
+                aborted_txn = update_producers(
                     self.producer_state_manager,
                     header,
                     batch,
                     offset,
                     transaction_version=transaction_version,
                 )
-                if aborted is not None:
-                    self.files.save_aborted_txn(self.active_segment.reader.transaction_index, aborted)
+                if aborted_txn is not None:
+                    self.files.save_aborted_txn(self.active_segment.reader.transaction_index, aborted_txn)
             offset += header.last_offset_delta + 1
 
     def begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
@@ -362,48 +368,48 @@ class Log:
             requested.
         Raises: DiskFull, StorageFailure, LogOffline.
         """
-        closing = self.active_segment
-        if not closing.size:
+        last_segment = self.active_segment
+        if not last_segment.size:
             return
         try:
             self.files.save_snapshot(self.producer_state_manager, self.log_end_offset)
             if self.config.flush_policy == "ack":
-                self._sync_closing(closing)
+                self._sync_closing(last_segment)
             new = self.make_segment_reader(self.log_end_offset)
             try:
                 segment = ActiveSegment.create(new)
-                closed = closing.roll()
+                closed_segment = last_segment.roll()
             except OSError:
                 # The segment kept in use may grow past the new file's base offset, so the file must go.
                 ClosedSegment(new, 0).remove()
                 raise
         except OSError as exc:
             if is_transient(exc):
-                raise make_disk_full(self.directory, "no room for another segment", exc) from exc
-            raise self.take_offline(f"cannot start another segment: {exc}") from exc
+                raise make_disk_full(self.directory, "no room for a new segment", exc) from exc
+            raise self.take_offline(f"a new segment cannot be started: {exc}") from exc
         with self.sync_lock:
-            self.unsynced_closed_segments.append(closed)
+            self.unsynced_closed_segments.append(closed_segment)
             self.is_directory_unsynced = True
-        self.closed_segments.append(closed)
+        self.closed_segments.append(closed_segment)
         self.active_segment = segment
         self.reader.add_segment(segment.reader)
         self._set_log_end(self.log_end_offset)
         self.hooks.request_sync(self)
 
-    def _sync_closing(self, closing: ActiveSegment) -> None:
+    def _sync_closing(self, last_segment: ActiveSegment) -> None:
         with self.sync_lock:  # also waits for the other thread's sync of this segment
             try:
                 if self.is_directory_unsynced:
                     self.is_directory_unsynced = False
                     self.fs.sync_dir(self.directory)
-                closing.flush()
+                last_segment.flush()
             except OSError as exc:
                 if is_out_of_descriptors(exc):
                     self.is_directory_unsynced = True
                     raise
                 raise self.take_offline(f"a sync failed: {exc}") from exc
             if not self.is_directory_unsynced and not self.unsynced_closed_segments:
-                self.reader.mark_synced(self.log_end_offset, closing.reader.records, closing.size)
+                self.reader.mark_synced(self.log_end_offset, last_segment.reader.records, last_segment.size)
 
     def make_segment_reader(self, base_offset: int) -> SegmentReader:
         """Make the reader of a segment of this log, without touching a file."""
@@ -423,20 +429,20 @@ class Log:
             if self._is_closed:
                 return self.reader.synced_end  # requested before the close; the directory may be gone
             end, active, position = self._tail
-            closed = list(self.unsynced_closed_segments)
+            closed_segments = list(self.unsynced_closed_segments)
             try:
                 if self.is_directory_unsynced:
                     self.is_directory_unsynced = False
                     self.fs.sync_dir(self.directory)
-                for segment in closed:
+                for segment in closed_segments:
                     segment.sync()
                 active.flush()
             except OSError as exc:
                 if is_out_of_descriptors(exc):
                     self.is_directory_unsynced = True
-                    raise make_disk_full(self.directory, "no descriptor to sync with", exc) from exc
+                    raise make_disk_full(self.directory, "a file cannot be opened to sync it", exc) from exc
                 raise self.take_offline(f"a sync failed: {exc}") from exc
-            del self.unsynced_closed_segments[: len(closed)]
+            del self.unsynced_closed_segments[: len(closed_segments)]
             self.reader.mark_synced(end, active.reader.records, position)
             self.recovery_point = end
             return end
@@ -478,5 +484,5 @@ class Log:
             self.is_directory_unsynced = True
             self.unsynced_closed_segments.append(ClosedSegment(active.reader, active.size))
         except OSError as exc:
-            raise self.take_offline(f"cannot be closed cleanly: {exc}") from exc
+            raise self.take_offline(f"the log cannot be closed cleanly: {exc}") from exc
         self.sync()

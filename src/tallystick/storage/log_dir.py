@@ -51,7 +51,7 @@ class ForeignDirectory(StorageFailure):
     """The directory belongs to another cluster, or a partition in it to another topic of that name."""
 
 
-def random_id(new_uuid: Callable[[], UUID] = uuid4) -> UUID:
+def make_random_id(new_uuid: Callable[[], UUID] = uuid4) -> UUID:
     """Return a random id whose text does not begin with a dash, which Kafka's tools take for an option."""
     while True:
         topic_id = new_uuid()
@@ -112,7 +112,7 @@ class LogDir:
             discard_files=options.discard_files,
         )
         self._checkpoints = checkpoints
-        self._unopened: set[TopicPartition] = set()
+        self._unopened_partitions: set[TopicPartition] = set()
         self._topic_ids: dict[TopicPartition, UUID] = {}  # of open logs
         self._pending_removals: set[str] = set()  # renamed directories whose files may still exist
 
@@ -125,7 +125,9 @@ class LogDir:
         make_directory(fs, directory)
         lock = fs.lock(f"{directory}/{LOCK_FILE}")
         if lock is None:
-            raise DirectoryInUse(directory, "another process uses this data directory")
+            raise DirectoryInUse(
+                directory, "another process uses this data directory; stop it, or choose another directory"
+            )
         try:
             meta = _load_meta_properties(fs, directory, options)
             checkpoints = OffsetCheckpoints(fs, directory, options.space_guard)
@@ -146,8 +148,8 @@ class LogDir:
             elif name.endswith(_DELETE_DIR_SUFFIX):
                 self._pending_removals.add(path)
             elif (topic_partition := parse_directory_name(name)) is not None:
-                self._unopened.add(topic_partition)
-        self._checkpoints.retain(self._unopened)
+                self._unopened_partitions.add(topic_partition)
+        self._checkpoints.retain(self._unopened_partitions)
         mark = f"{directory}/{CLEAN_SHUTDOWN_FILE}"
         self.had_clean_shutdown = fs.exists(mark)
         if self.had_clean_shutdown:
@@ -163,7 +165,7 @@ class LogDir:
 
     def list_partitions(self) -> tuple[TopicPartition, ...]:
         """Return every partition with a directory here, opened or not."""
-        return tuple(sorted(self._unopened | set(self.logs)))
+        return tuple(sorted(self._unopened_partitions | set(self.logs)))
 
     def get_or_create(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
         """Return the partition's log, opening and repairing or creating it if needed.
@@ -176,12 +178,12 @@ class LogDir:
         if log is not None:
             _check_owner(path, self._topic_ids.get(topic_partition, topic_id), topic_id)
             return log
-        if topic_partition in self._unopened:
+        if topic_partition in self._unopened_partitions:
             self._check_topic_id(path, topic_id)
-            ended = self._get_prior_shutdown(topic_partition)
-            log, report = open_log(self.fs, path, topic_partition, config, self._hooks, ended)
+            prior_shutdown = self._get_prior_shutdown(topic_partition)
+            log, report = open_log(self.fs, path, topic_partition, config, self._hooks, prior_shutdown)
             self.reports.append((topic_partition, report))
-            self._unopened.discard(topic_partition)
+            self._unopened_partitions.discard(topic_partition)
         else:
             log = self.create_log(topic_partition, config, topic_id)
         self.add_log(log, topic_id)
@@ -189,7 +191,7 @@ class LogDir:
 
     def is_new(self, topic_partition: TopicPartition) -> bool:
         """Return whether this directory has no such partition."""
-        return topic_partition not in self.logs and topic_partition not in self._unopened
+        return topic_partition not in self.logs and topic_partition not in self._unopened_partitions
 
     def create_log(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
         """Create the log of a new partition, not visible before `add_log`. Blocks; any thread.
@@ -233,7 +235,7 @@ class LogDir:
         """Return the partitions of another topic of the same name. Raises: MalformedFile, OSError."""
         return tuple(
             each
-            for each in (*self._unopened, *self.logs)
+            for each in (*self._unopened_partitions, *self.logs)
             if each.topic == topic
             and (self._topic_ids.get(each) or self._read_topic_id(f"{self.directory}/{each}") or topic_id)
             != topic_id
@@ -244,15 +246,15 @@ class LogDir:
 
         Raises: MalformedFile, OSError.
         """
-        transferred = []
-        for each in sorted(self._unopened):
+        partitions = []
+        for each in sorted(self._unopened_partitions):
             path = f"{self.directory}/{each}"
             if each.topic == topic and self._read_topic_id(path) == topic_id:
                 replace_file(
                     self.fs, f"{path}/{PARTITION_METADATA_FILE}", format_partition_metadata(to).encode()
                 )
-                transferred.append(each)
-        return tuple(transferred)
+                partitions.append(each)
+        return tuple(partitions)
 
     # -- deleting -------------------------------------------------------------------------------------------
 
@@ -269,7 +271,7 @@ class LogDir:
         """Close the log of a partition that is about to be given up."""
         log = self.logs.pop(topic_partition, None)
         self._topic_ids.pop(topic_partition, None)
-        self._unopened.discard(topic_partition)
+        self._unopened_partitions.discard(topic_partition)
         if log is not None:
             with suppress(OSError):  # it will not be read again, and nothing in it needs to be synced
                 log.close(clean=False)
@@ -281,19 +283,19 @@ class LogDir:
             reused, whatever crashes. After a failure, a second call completes the work.
         Blocks; any thread. Raises: MalformedFile, OSError.
         """
-        kept: set[TopicPartition] = set()
+        retained: set[TopicPartition] = set()
         for name in self.fs.listdir(self.directory):
             each, path = parse_directory_name(name), f"{self.directory}/{name}"
             if each is None or each.topic != topic or not self.fs.is_dir(path):
                 continue
             if self._read_topic_id(path) not in (None, topic_id):
-                kept.add(each)
+                retained.add(each)
                 continue
-            given_up = f"{self.directory}/{uuid4().hex}{_DELETE_DIR_SUFFIX}"
-            self.fs.rename(path, given_up)
-            self._pending_removals.add(given_up)
+            renamed_path = f"{self.directory}/{uuid4().hex}{_DELETE_DIR_SUFFIX}"
+            self.fs.rename(path, renamed_path)
+            self._pending_removals.add(renamed_path)
         self.fs.sync_dir(self.directory)
-        self._checkpoints.forget_topic(topic, kept)
+        self._checkpoints.forget_topic(topic, retained)
 
     @property
     def has_pending_removals(self) -> bool:
@@ -334,11 +336,11 @@ class LogDir:
         """
         try:
             self._recover_unopened()
-            failed = [log for log in self.logs.values() if log.failure is not None]
+            failed_logs = [log for log in self.logs.values() if log.failure is not None]
             for log in self.logs.values():
                 log.close(clean=log.failure is None)
             self.checkpoint()
-            if not failed and (self.had_clean_shutdown or not self._unopened):
+            if not failed_logs and (self.had_clean_shutdown or not self._unopened_partitions):
                 replace_file(
                     self.fs, f"{self.directory}/{CLEAN_SHUTDOWN_FILE}", b'{"version":0,"brokerEpoch":-1}'
                 )
@@ -346,7 +348,7 @@ class LogDir:
             self._lock.release()
 
     def _recover_unopened(self) -> None:
-        for topic_partition in () if self.had_clean_shutdown else sorted(self._unopened):
+        for topic_partition in () if self.had_clean_shutdown else sorted(self._unopened_partitions):
             path = f"{self.directory}/{topic_partition}"
             try:
                 log, report = open_log(
@@ -361,7 +363,7 @@ class LogDir:
                 continue
             self.logs[topic_partition] = log
             self.reports.append((topic_partition, report))
-            self._unopened.discard(topic_partition)
+            self._unopened_partitions.discard(topic_partition)
 
     def _get_prior_shutdown(self, topic_partition: TopicPartition) -> PriorShutdown:
         return PriorShutdown(
@@ -383,12 +385,18 @@ def _load_meta_properties(fs: FileSystem, directory: str, options: DirectoryOpti
         meta = parse_meta_properties(fs.read_bytes(path).decode(), path)
         if options.cluster_id is not None and meta.cluster_id != options.cluster_id:
             raise ForeignDirectory(
-                path, f"belongs to cluster {meta.cluster_id}, this is cluster {options.cluster_id}"
+                path,
+                f"belongs to cluster {meta.cluster_id}, not to cluster {options.cluster_id}; nothing was"
+                " changed. Correct cluster.id or log.dirs",
             )
         if meta.node_id != options.node_id:
-            raise ForeignDirectory(path, f"belongs to node {meta.node_id}, this is node {options.node_id}")
+            raise ForeignDirectory(
+                path,
+                f"belongs to node {meta.node_id}, not to node {options.node_id}; nothing was changed."
+                " Correct node.id or log.dirs",
+            )
         return meta
-    cluster_id = options.cluster_id or format_uuid(random_id())
+    cluster_id = options.cluster_id or format_uuid(make_random_id())
     meta = MetaProperties(cluster_id=cluster_id, node_id=options.node_id, directory_id=uuid4())
     replace_file(fs, path, format_meta_properties(meta).encode())
     return meta
@@ -403,7 +411,9 @@ def _remove_tree(fs: FileSystem, path: str) -> None:
 def _check_owner(path: str, owner: UUID, topic_id: UUID) -> None:
     if owner != topic_id:
         raise ForeignDirectory(
-            path, f"belongs to topic id {format_uuid(owner)}, not {format_uuid(topic_id)}: move it away"
+            path,
+            f"belongs to topic id {format_uuid(owner)}, not to {format_uuid(topic_id)}; nothing was changed."
+            " Move it out of the data directory",
         )
 
 

@@ -62,7 +62,7 @@ def create_log(
     """Create an empty log. Order: its names are on disk after the first `sync`. Raises OSError."""
     fs.mkdir(directory)
     files = LogFiles(fs, directory, hooks.space_guard, hooks.segment_cache, hooks.on_offline)
-    loaded = LoadedLog(
+    loaded_log = LoadedLog(
         active_segment=ActiveSegment.create(files.make_segment_reader(0, config.index_interval_bytes)),
         log_start_offset=Offset(0),
         log_end_offset=Offset(0),
@@ -70,7 +70,7 @@ def create_log(
         leader_epochs=LeaderEpochCache(),
         is_directory_unsynced=True,
     )
-    return Log(files, topic_partition, config, hooks, loaded)
+    return Log(files, topic_partition, config, hooks, loaded_log)
 
 
 def open_log(
@@ -79,7 +79,7 @@ def open_log(
     topic_partition: TopicPartition,
     config: LogConfig,
     hooks: LogHooks,
-    ended: PriorShutdown,
+    prior_shutdown: PriorShutdown,
 ) -> tuple[Log, RecoveryReport]:
     """Open an existing log and repair it where that is safe.
 
@@ -87,8 +87,8 @@ def open_log(
     Raises: CorruptLog with file, position, expected and found; OSError.
     """
     files = LogFiles(fs, directory, hooks.space_guard, hooks.segment_cache, hooks.on_offline)
-    loaded, report = _LogLoader(files, config, ended).load()
-    return Log(files, topic_partition, config, hooks, loaded), report
+    loaded_log, report = _LogLoader(files, config, prior_shutdown).load()
+    return Log(files, topic_partition, config, hooks, loaded_log), report
 
 
 class _LogLoader:
@@ -125,7 +125,7 @@ class _LogLoader:
             self._sync_all()
         self.producers.finish_replay()
         start = max(self.prior_shutdown.log_start_offset, self.segments[0].base_offset)
-        loaded = LoadedLog(
+        loaded_log = LoadedLog(
             closed_segments=self.segments[:-1],
             active_segment=active,
             log_start_offset=Offset(start),
@@ -136,10 +136,10 @@ class _LogLoader:
         report = RecoveryReport(
             was_clean=clean, scanned_bytes=self.scanned_bytes, repairs=tuple(self.repairs)
         )
-        return loaded, report
+        return loaded_log, report
 
-    def _record_repair(self, name: str, done: str) -> None:
-        self.repairs.append(Repair(self.files.make_path(name), done))
+    def _record_repair(self, name: str, action: str) -> None:
+        self.repairs.append(Repair(self.files.make_path(name), action))
 
     def _make_reader(self, base_offset: int) -> SegmentReader:
         return self.files.make_segment_reader(base_offset, self.config.index_interval_bytes)
@@ -149,37 +149,34 @@ class _LogLoader:
     def _remove_leftovers(self) -> None:
         fs, directory = self.fs, self.files.directory
         names = fs.listdir(directory)
-        parsed = {name: found for name in names if (found := parse_file_name(name)) is not None}
-        cleaned = frozenset(f.base_offset for f in parsed.values() if f.state == naming.CLEANED_SUFFIX)
+        files = {name: file for name in names if (file := parse_file_name(name)) is not None}
+        cleaned_offsets = frozenset(f.base_offset for f in files.values() if f.state == naming.CLEANED_SUFFIX)
         swaps: list[str] = []
-        doomed: list[str] = [name for name in names if name.endswith(".tmp")]
-        logs = {f.base_offset for f in parsed.values() if f.suffix == naming.LOG_SUFFIX}
-        for name, found in parsed.items():
-            match found.state:
+        removals: list[str] = [name for name in names if name.endswith(".tmp")]
+        logs = {f.base_offset for f in files.values() if f.suffix == naming.LOG_SUFFIX}
+        for name, file in files.items():
+            match file.state:
                 case naming.DELETED_SUFFIX:
                     leftover = LeftoverFile.DELETED
                 case naming.CLEANED_SUFFIX:
                     leftover = LeftoverFile.CLEANED
                 case naming.SWAP_SUFFIX:
-                    leftover = classify_swap_file(found.base_offset, cleaned)
+                    leftover = classify_swap_file(file.base_offset, cleaned_offsets)
                 case _:
-                    if (
-                        found.suffix in (naming.LOG_SUFFIX, naming.SNAPSHOT_SUFFIX)
-                        or found.base_offset in logs
-                    ):
+                    if file.suffix in (naming.LOG_SUFFIX, naming.SNAPSHOT_SUFFIX) or file.base_offset in logs:
                         continue
                     leftover = LeftoverFile.ORPHAN_INDEX
             if LEFTOVER_ACTIONS[leftover] is LeftoverAction.RENAME:
                 swaps.append(name)
             else:
-                doomed.append(name)
+                removals.append(name)
         # A .cleaned file marks the .swap files beside it as an incomplete set, so it is removed after them.
-        unfinished = [name for name in doomed if name.endswith(naming.SWAP_SUFFIX)]
-        for batch in (unfinished, [name for name in doomed if name not in unfinished]):
+        swap_removals = [name for name in removals if name.endswith(naming.SWAP_SUFFIX)]
+        for batch in (swap_removals, [name for name in removals if name not in swap_removals]):
             for name in batch:
                 fs.remove(f"{directory}/{name}")
                 if not name.endswith(naming.DELETED_SUFFIX):  # these were only waiting for removal
-                    self._record_repair(name, "left by an interrupted operation, removed")
+                    self._record_repair(name, "removed; an interrupted operation had left it")
             if batch:
                 fs.sync_dir(directory)
         if swaps:
@@ -191,19 +188,21 @@ class _LogLoader:
         fs, directory = self.fs, self.files.directory
         lowest, end = None, 0
         for name in swaps:
-            found = parse_file_name(name)
-            if found is not None and found.suffix == naming.LOG_SUFFIX:
-                lowest = found.base_offset if lowest is None else min(lowest, found.base_offset)
-                end = max(end, self._find_end_offset(f"{directory}/{name}", found.base_offset))
+            file = parse_file_name(name)
+            if file is not None and file.suffix == naming.LOG_SUFFIX:
+                lowest = file.base_offset if lowest is None else min(lowest, file.base_offset)
+                end = max(end, self._find_end_offset(f"{directory}/{name}", file.base_offset))
         for name in fs.listdir(directory):
-            found = parse_file_name(name)
-            covered = found and not found.state and found.suffix in naming.SEGMENT_SUFFIXES
-            if covered and found and lowest is not None and lowest <= found.base_offset < end:
+            file = parse_file_name(name)
+            is_segment_file = file and not file.state and file.suffix in naming.SEGMENT_SUFFIXES
+            if is_segment_file and file and lowest is not None and lowest <= file.base_offset < end:
                 fs.remove(f"{directory}/{name}")
         fs.sync_dir(directory)  # else a crash may show a new name beside a segment it covers
         for name in swaps:
             fs.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(naming.SWAP_SUFFIX)}")
-            self._record_repair(name, "a compacted file, swapped in")
+            self._record_repair(
+                name, "renamed; the broker had stopped while a compaction was replacing segments"
+            )
 
     def _find_end_offset(self, path: str, base_offset: int) -> int:
         file = self.fs.open_read(path)
@@ -216,15 +215,15 @@ class _LogLoader:
             file.close()
 
     def _list_segments(self) -> list[ClosedSegment]:
-        parsed = map(parse_file_name, self.fs.listdir(self.files.directory))
-        bases = sorted(f.base_offset for f in parsed if f and f.suffix == naming.LOG_SUFFIX and not f.state)
+        files = map(parse_file_name, self.fs.listdir(self.files.directory))
+        bases = sorted(f.base_offset for f in files if f and f.suffix == naming.LOG_SUFFIX and not f.state)
         segments = []
-        for base, following in pairwise([*bases, INT64_MAX]):
+        for base, next_base in pairwise([*bases, INT64_MAX]):
             reader = self._make_reader(base)
-            if following <= self.prior_shutdown.log_start_offset:
+            if next_base <= self.prior_shutdown.log_start_offset:
                 ClosedSegment(reader, 0).remove()
                 self._record_repair(
-                    make_file_name(base, naming.LOG_SUFFIX), "is below the log start offset, removed"
+                    make_file_name(base, naming.LOG_SUFFIX), "removed; it lies below the log start offset"
                 )
                 continue
             size = self.fs.size(reader.files.make_path(naming.LOG_SUFFIX))
@@ -242,7 +241,7 @@ class _LogLoader:
         try:
             return LeaderEpochCache(parse_epochs(self.fs.read_bytes(path).decode(), path))
         except (MalformedFile, UnicodeDecodeError):
-            self._record_repair(LEADER_EPOCH_FILE, "unreadable, made again from the log")
+            self._record_repair(LEADER_EPOCH_FILE, "unreadable; rebuilt from the log")
             return LeaderEpochCache()
 
     # -- after a clean stop ---------------------------------------------------------------------------------
@@ -258,17 +257,22 @@ class _LogLoader:
                 end, next_offset = position + size, last_offset + 1
         if end != reader.size:
             self._record_repair(
-                make_file_name(reader.base_offset, naming.LOG_SUFFIX), "does not end with a whole batch"
+                make_file_name(reader.base_offset, naming.LOG_SUFFIX),
+                "does not end with a whole batch; the log is scanned",
             )
             return None
         if next_offset < self.prior_shutdown.recovery_point:
             self._record_repair(
-                "", f"ends at {next_offset}, below the recovery point {self.prior_shutdown.recovery_point}"
+                "",
+                f"ends at {next_offset}, below the recovery point {self.prior_shutdown.recovery_point}; it"
+                " is scanned",
             )
             return None
         states = self._load_snapshot(next_offset)
         if states is None:
-            self._record_repair(make_file_name(next_offset, naming.SNAPSHOT_SUFFIX), "missing or damaged")
+            self._record_repair(
+                make_file_name(next_offset, naming.SNAPSHOT_SUFFIX), "missing or damaged; the log is scanned"
+            )
             return None
         self.producers = states
         self._restore_cached_batches(states, self.segments, next_offset)
@@ -282,16 +286,16 @@ class _LogLoader:
         if not states.active_producers:
             return
         headers: list[BatchHeader] = []
-        left = _RESTORE_INDEX_ENTRIES
+        budget = _RESTORE_INDEX_ENTRIES
         for segment in (closed.reader for closed in reversed(segments)):
-            if left <= 0:
+            if budget <= 0:
                 break
             if segment.base_offset < offset:
                 end, positions = segment.find_position(offset), segment.index.positions
                 slot = bisect_left(positions, end)
-                start = positions[slot - left] if slot >= left else 0
+                start = positions[slot - budget] if slot >= budget else 0
                 headers = [*self._read_headers(segment, start, end), *headers]
-                left -= slot + 1
+                budget -= slot + 1
         states.restore_cached_batches(headers)
 
     def _read_headers(self, segment: SegmentReader, position: int, end: int) -> list[BatchHeader]:
@@ -308,9 +312,9 @@ class _LogLoader:
             for f in map(parse_file_name, self.fs.listdir(self.files.directory))
             if f and f.suffix == naming.SNAPSHOT_SUFFIX
         ]
-        kept = {segment.base_offset for segment in self.segments} | {max(offsets, default=0)}
+        needed_offsets = {segment.base_offset for segment in self.segments} | {max(offsets, default=0)}
         for offset in offsets:
-            if offset not in kept:
+            if offset not in needed_offsets:
                 self.fs.remove(self.files.make_path(make_file_name(offset, naming.SNAPSHOT_SUFFIX)))
 
     def _load_snapshot(self, offset: int) -> ProducerStateManager | None:
@@ -349,13 +353,13 @@ class _LogLoader:
         """
         offsets = []
         for name in self.fs.listdir(self.files.directory):
-            parsed = parse_file_name(name)
-            if parsed is None or parsed.suffix != naming.SNAPSHOT_SUFFIX:
+            file = parse_file_name(name)
+            if file is None or file.suffix != naming.SNAPSHOT_SUFFIX:
                 continue
-            if parsed.base_offset > offset:
+            if file.base_offset > offset:
                 self.fs.remove(self.files.make_path(name))  # the scan writes it again
             else:
-                offsets.append(parsed.base_offset)
+                offsets.append(file.base_offset)
         start = 0
         for snapshot in sorted(offsets, reverse=True):
             states = self._load_snapshot(snapshot)
@@ -364,7 +368,7 @@ class _LogLoader:
                 self._restore_cached_batches(states, before, snapshot)
                 break
             self._record_repair(
-                make_file_name(snapshot, naming.SNAPSHOT_SUFFIX), "damaged, an older one is used"
+                make_file_name(snapshot, naming.SNAPSHOT_SUFFIX), "damaged; an older one is used"
             )
         for segment in (closed.reader for closed in before):
             self._save_snapshot_at(segment.base_offset, start)
@@ -383,12 +387,12 @@ class _LogLoader:
             header = read_header(data)
             if header.producer_id < 0:
                 return
-            aborted = update_producers(self.producers, header, data, header.base_offset)
-            if aborted is not None and find_aborted:
-                self.files.save_aborted_txn(segment.transaction_index, aborted)
+            aborted_txn = update_producers(self.producers, header, data, header.base_offset)
+            if aborted_txn is not None and find_aborted:
+                self.files.save_aborted_txn(segment.transaction_index, aborted_txn)
         except RecordsError as exc:
             path = segment.files.make_path(naming.LOG_SUFFIX)
-            raise CorruptLog(path, exc.at, "a batch that can be read", exc.reason) from exc
+            raise CorruptLog(path, exc.at, "a readable batch", exc.reason) from exc
 
     def _recover_segment(self, slot: int) -> None:
         segment = self.segments[slot]
@@ -413,50 +417,50 @@ class _LogLoader:
         reader.files.sync_indexes()
 
     def _repair_segment(self, slot: int, scanner: SegmentScanner, size: int) -> None:
-        """Act on the verdict for the first invalid batch."""
-        bad = scanner.fault
+        """Take the recovery action for the first invalid batch."""
+        fault = scanner.fault
         segment, later = self.segments[slot], self.segments[slot + 1 :]
-        if bad is None and later and COMPACT not in self.config.cleanup_policy:
-            bad = _find_missing_end(scanner, later[0].base_offset)
-        finding = classify_scan(
+        if fault is None and later and COMPACT not in self.config.cleanup_policy:
+            fault = _find_missing_end(scanner, later[0].base_offset)
+        condition = classify_scan(
             SegmentScan(
-                has_invalid_batch=bad is not None,
+                has_invalid_batch=fault is not None,
                 is_end_below_recovery_point=not later
                 and scanner.next_offset < self.prior_shutdown.recovery_point,
-                is_below_recovery_point=bad is not None
-                and bad.next_offset < self.prior_shutdown.recovery_point,
-                has_valid_batch_after=bad is not None and bad.valid_after is not None,
+                is_below_recovery_point=fault is not None
+                and fault.next_offset < self.prior_shutdown.recovery_point,
+                has_valid_batch_after=fault is not None and fault.valid_after is not None,
                 has_later_data=any(other.reader.size for other in later),
                 are_rolls_synced=self.config.flush_policy == "ack",
             )
         )
-        verdict = RECOVERY_ACTIONS[finding]
-        if verdict is SegmentRecoveryAction.KEEP:
+        action = RECOVERY_ACTIONS[condition]
+        if action is SegmentRecoveryAction.KEEP:
             return
         path, name = (
             segment.reader.files.make_path(naming.LOG_SUFFIX),
             make_file_name(segment.base_offset, naming.LOG_SUFFIX),
         )
-        if bad is None:
-            expected = f"records up to offset {self.prior_shutdown.recovery_point}, which were synced"
+        if fault is None:
+            expected = f"synced records up to offset {self.prior_shutdown.recovery_point}"
             raise CorruptLog(path, size, expected, f"the end, at offset {scanner.next_offset}")
-        if verdict is SegmentRecoveryAction.REFUSE:
-            raise CorruptLog(path, bad.position, bad.expected, bad.found)
-        what = f"{verdict.value} at byte {bad.position}, {size - bad.position} bytes: {bad.found}"
-        if verdict is SegmentRecoveryAction.TRUNCATE_AND_SET_ASIDE:
-            aside = f"{path}{naming.CUT_SUFFIX}{bad.position}"
-            self._copy_tail(segment.reader, bad.position, aside)
-            what += f"; see {aside}"
+        if action is SegmentRecoveryAction.REFUSE:
+            raise CorruptLog(path, fault.position, fault.expected, fault.found)
+        description = f"{action.value} at byte {fault.position}, {size - fault.position} bytes: {fault.found}"
+        if action is SegmentRecoveryAction.TRUNCATE_AND_SET_ASIDE:
+            aside = f"{path}{naming.CUT_SUFFIX}{fault.position}"
+            self._copy_tail(segment.reader, fault.position, aside)
+            description += f"; see {aside}"
         for other in later:
             if other.reader.size:
                 other_path = other.reader.files.make_path(naming.LOG_SUFFIX)
                 self.fs.rename(other_path, f"{other_path}{naming.CUT_SUFFIX}0")
                 other_name = make_file_name(other.base_offset, naming.LOG_SUFFIX)
-                self._record_repair(other_name, "lies behind a hole, set aside")
+                self._record_repair(other_name, "renamed; it lies behind a hole in the log")
             other.remove()
         self.fs.sync_dir(self.files.directory)
-        segment.truncate_to(bad.position)
-        self._record_repair(name, what)
+        segment.truncate_to(fault.position)
+        self._record_repair(name, description)
         del self.segments[slot + 1 :]
 
     def _remove_empty_segments(self, slot: int) -> None:
@@ -466,12 +470,12 @@ class _LogLoader:
         may keep the file's name. A lookup of an offset above that name would find an empty segment.
         """
         while slot + 1 < len(self.segments):
-            following = self.segments[slot + 1]
-            if following.reader.size or following.base_offset >= self.log_end_offset:
+            next_segment = self.segments[slot + 1]
+            if next_segment.reader.size or next_segment.base_offset >= self.log_end_offset:
                 return
-            following.remove()
-            name = make_file_name(following.base_offset, naming.LOG_SUFFIX)
-            self._record_repair(name, "is empty and begins before the one before it ends, removed")
+            next_segment.remove()
+            name = make_file_name(next_segment.base_offset, naming.LOG_SUFFIX)
+            self._record_repair(name, "removed; it is empty and begins before the previous segment ends")
             del self.segments[slot + 1]
 
     def _copy_tail(self, segment: SegmentReader, position: int, target: str) -> None:
@@ -494,7 +498,9 @@ class _LogLoader:
         end, start = self.log_end_offset, self.prior_shutdown.log_start_offset
         if end >= start:
             return active
-        self._record_repair("", f"ends at {end}, below its start {start}; begins anew there")
+        self._record_repair(
+            "", f"ends at {end}, below its start {start}; all its records were deleted, and it restarts there"
+        )
         for segment in self.segments:
             segment.remove()
         active = ActiveSegment.create(self._make_reader(start))
@@ -513,16 +519,16 @@ class _LogLoader:
         self.fs.sync_dir(self.files.directory)
 
 
-def _find_missing_end(scanner: SegmentScanner, following: int) -> ScanFault | None:
+def _find_missing_end(scanner: SegmentScanner, next_base: int) -> ScanFault | None:
     """Return missing batches between a segment's end and the next one's start as a fault, if any.
 
     Not checked for compacted logs: cleaning leaves such gaps, though ours keeps the last batch [CLN-2].
     """
-    if scanner.next_offset >= following:
+    if scanner.next_offset >= next_base:
         return None
     return ScanFault(
         position=scanner.valid_end,
-        expected=f"records up to offset {following}, where the next segment begins",
+        expected=f"records up to offset {next_base}, where the next segment begins",
         found=f"the end, at offset {scanner.next_offset}",
         next_offset=scanner.next_offset,
         valid_after=None,

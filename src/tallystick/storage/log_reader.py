@@ -50,19 +50,19 @@ class LogReader:
         self._read_positions: dict[int, tuple[SegmentReader, int]] = {}
         # (offset, file, position) of the synced end: one value, so that the loop and the syncing thread never
         # see half of the other's change.
-        self._synced: tuple[Offset, FileRecords | None, int] = (Offset(0), None, 0)
+        self._synced_position: tuple[Offset, FileRecords | None, int] = (Offset(0), None, 0)
 
     # -- limits ----------------------------------------------------------------------------------------
 
     @property
     def synced_end(self) -> Offset:
         """The offset below which every record is on disk."""
-        return self._synced[0]
+        return self._synced_position[0]
 
     @property
     def high_watermark(self) -> Offset:
         """The offset at and above which readers see nothing [LOG-1]."""
-        return self._synced[0] if self.config.flush_policy == "ack" else self.log_end_offset
+        return self._synced_position[0] if self.config.flush_policy == "ack" else self.log_end_offset
 
     @property
     def first_unstable_offset(self) -> Offset | None:
@@ -73,6 +73,8 @@ class LogReader:
     @property
     def last_stable_offset(self) -> Offset:
         """The offset below which every transaction is decided [LOG-2]; never below the log start."""
+        # KIP-98: read_committed consumers read up to the first record of an open transaction. A transaction
+        # decided above the high watermark counts as open, because its marker is not visible yet.
         unstable, high_watermark = self.first_unstable_offset, self.high_watermark
         if unstable is None or unstable > high_watermark:
             return high_watermark
@@ -80,8 +82,8 @@ class LogReader:
 
     def mark_synced(self, end: Offset, records: FileRecords, position: int) -> None:
         """Advance the synced end, which is at `position` of a segment's file. Any thread."""
-        if end > self._synced[0]:
-            self._synced = (end, records, position)
+        if end > self._synced_position[0]:
+            self._synced_position = (end, records, position)
 
     # -- segments --------------------------------------------------------------------------------------
 
@@ -111,7 +113,8 @@ class LogReader:
         if not self.log_start_offset <= offset <= self.log_end_offset:
             return Reject(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
-                f"offset {offset}, the log has {self.log_start_offset} to {self.log_end_offset}",
+                f"offset {offset} is not in the log, which has {self.log_start_offset} to"
+                f" {self.log_end_offset}",
             )
         if offset >= upper:
             return ReadResult(_EMPTY)
@@ -121,9 +124,12 @@ class LogReader:
             raise StorageFailure(self._directory, f"a read failed: {exc}") from exc
 
     def _read(self, offset: int, max_bytes: int, upper: int, min_one: bool) -> bytes:
-        known = self._read_positions.pop(offset, None)
-        slot = bisect_right(self._base_offsets, known[0].base_offset if known else offset) - 1
-        segment, at = known or (self.segments[max(0, slot)], -1)
+        cached_position = self._read_positions.pop(offset, None)
+        slot = (
+            bisect_right(self._base_offsets, cached_position[0].base_offset if cached_position else offset)
+            - 1
+        )
+        segment, at = cached_position or (self.segments[max(0, slot)], -1)
         slot = max(0, slot)
         while True:
             if at < 0:
@@ -142,7 +148,7 @@ class LogReader:
             slot + 1 < len(self._base_offsets) and upper >= self._base_offsets[slot + 1]
         ):
             return segment.records.size
-        end, records, position = self._synced
+        end, records, position = self._synced_position
         if upper == end and records is segment.records:
             return position
         return segment.find_position(upper)

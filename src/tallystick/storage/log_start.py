@@ -23,14 +23,16 @@ def delete_records_before(log: Log, offset: Offset) -> Reject | None:
     """
     if log.failure is not None:
         raise log.failure
+    # KIP-107: records are deleted up to the high watermark, never above it.
     if not 0 <= offset <= log.reader.high_watermark:
         return Reject(
             ErrorCode.OFFSET_OUT_OF_RANGE,
-            f"records before {offset} cannot be deleted, the high watermark is {log.reader.high_watermark}",
+            f"records before {offset} cannot be deleted: the high watermark is {log.reader.high_watermark};"
+            " nothing was deleted",
         )
     if offset > log.log_start_offset:
         bases = [segment.base_offset for segment in log.segments]
-        count = sum(following <= offset for following in bases[1:])
+        count = sum(next_base <= offset for next_base in bases[1:])
         _sync_first_snapshot(log, count)
         _move_start(log, offset)
         _remove_segments(log, count)
@@ -61,14 +63,14 @@ def _sync_first_snapshot(log: Log, count: int) -> None:
         file = log.fs.open_append(path)
     except OSError as exc:
         if is_transient(exc):
-            raise make_disk_full(log.directory, "no descriptor to sync a snapshot with", exc) from exc
+            raise make_disk_full(log.directory, "a snapshot cannot be opened to sync it", exc) from exc
         raise StorageFailure(log.directory, f"a snapshot cannot be opened: {exc}") from exc
     try:
         file.sync()
         log.fs.sync_dir(log.directory)
     except OSError as exc:
         if is_out_of_descriptors(exc):
-            raise make_disk_full(log.directory, "no descriptor to sync with", exc) from exc
+            raise make_disk_full(log.directory, "a file cannot be opened to sync it", exc) from exc
         raise log.take_offline(f"a sync failed: {exc}") from exc
     finally:
         file.close()
@@ -92,20 +94,20 @@ def _move_start(log: Log, offset: Offset) -> None:
 def _remove_segments(log: Log, count: int) -> None:
     if not count:
         return
-    doomed = log.closed_segments[:count]
+    segments = log.closed_segments[:count]
     log.replace_closed_segments(log.closed_segments[count:])
     first = log.segments[0].base_offset
     try:
         with log.sync_lock:
             log.unsynced_closed_segments = [
-                segment for segment in log.unsynced_closed_segments if segment not in doomed
+                segment for segment in log.unsynced_closed_segments if segment not in segments
             ]
-            discarded = [path for segment in doomed for path in segment.rename_to_deleted()]
+            paths = [path for segment in segments for path in segment.rename_to_deleted()]
             for name in log.fs.listdir(log.directory):
-                parsed = parse_file_name(name)
-                if parsed and parsed.suffix == SNAPSHOT_SUFFIX and parsed.base_offset < first:
+                file = parse_file_name(name)
+                if file and file.suffix == SNAPSHOT_SUFFIX and file.base_offset < first:
                     log.fs.remove(f"{log.directory}/{name}")
             log.is_directory_unsynced = True
-        log.hooks.discard_files(log, discarded)
+        log.hooks.discard_files(log, paths)
     except OSError as exc:
         raise log.take_offline(f"segments cannot be deleted: {exc}") from exc

@@ -47,14 +47,14 @@ class OffsetCheckpoints:
     def retain(self, partitions: Collection[TopicPartition]) -> None:
         """Forget all other partitions, in memory: they were deleted."""
         for offsets in (self.recovery_points, self.log_starts, self.cleaner_offsets):
-            for gone in offsets.keys() - partitions:
-                del offsets[gone]
+            for topic_partition in offsets.keys() - partitions:
+                del offsets[topic_partition]
 
-    def forget_topic(self, topic: str, kept: Collection[TopicPartition]) -> None:
-        """Forget a deleted topic's partitions, apart from those kept, and write the files. Raises OSError."""
+    def forget_topic(self, topic: str, retained: Collection[TopicPartition]) -> None:
+        """Forget a deleted topic's partitions except `retained` ones; write the files. Raises OSError."""
         with self._lock:
             for offsets in (self.recovery_points, self.log_starts, self.cleaner_offsets):
-                for each in [each for each in offsets if each.topic == topic and each not in kept]:
+                for each in [each for each in offsets if each.topic == topic and each not in retained]:
                     offsets.pop(each, None)
             # Before the name is reused: the old log's recovery point would make the new log look corrupt.
             self._save(RECOVERY_POINT_FILE, self.recovery_points)

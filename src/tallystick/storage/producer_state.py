@@ -211,8 +211,8 @@ class ProducerStateManager:
     def first_unstable_offset(self) -> int | None:
         """First offset of a transaction that is open, or decided at or above the high watermark [PRD-4]."""
         if self._ongoing_txns:
-            undecided = next(iter(self._ongoing_txns))
-            return min(undecided, self._unreplicated_txns[0][1]) if self._unreplicated_txns else undecided
+            oldest = next(iter(self._ongoing_txns))
+            return min(oldest, self._unreplicated_txns[0][1]) if self._unreplicated_txns else oldest
         return self._unreplicated_txns[0][1] if self._unreplicated_txns else None
 
     @property
@@ -259,43 +259,41 @@ class ProducerStateManager:
         origin: AppendOrigin,
         verification: VerificationStateEntry | None,
     ) -> Accepted | DuplicateBatch | Reject:
+        # KIP-98: a retry of an appended batch gets its first offsets, so that a lost response does no harm.
         if origin is AppendOrigin.CLIENT and state is not None:
             duplicate = _find_duplicate(header, state)
             if duplicate is not None:
                 return duplicate
         if state is not None and header.producer_epoch < state.epoch:
-            # KAFKA-10687: producers get 47 (INVALID_PRODUCER_EPOCH) instead of 90 (PRODUCER_FENCED), so
-            # that they may abort and continue.
-            return Reject(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {header.producer_id} writes with epoch {header.producer_epoch},"
-                f" epoch {state.epoch} was seen here",
-            )
-        transactional = header.is_transactional
+            # KIP-98 fences older epochs. KAFKA-10687: producers get 47 (INVALID_PRODUCER_EPOCH) instead of 90
+            # (PRODUCER_FENCED), so that they may abort and continue.
+            return _reject_old_epoch(header, state)
+        is_transactional = header.is_transactional
         in_transaction = state is not None and state.current_txn_first_offset is not None
-        current = in_transaction and state is not None and state.epoch == header.producer_epoch
-        expected = self._verifications.get(header.producer_id)
-        asked = self.verification_required or verification is not None
-        verified = verification is not None and verification is expected
+        is_current = in_transaction and state is not None and state.epoch == header.producer_epoch
+        pending = self._verifications.get(header.producer_id)
+        needs_verification = self.verification_required or verification is not None
+        is_verified = verification is not None and verification is pending
         # KIP-890 part 1: the first batch of a transaction must be verified with the coordinator.
-        if asked and transactional and not current and not verified:
+        if needs_verification and is_transactional and not is_current and not is_verified:
             return Reject(
                 ErrorCode.INVALID_TXN_STATE,
-                f"producer {header.producer_id} has no transaction open here at epoch"
-                f" {header.producer_epoch}, and this batch was not verified to start one",
+                f"producer {header.producer_id} has no open transaction with epoch {header.producer_epoch}"
+                " here, and the coordinator has not verified this batch; nothing was appended. Abort the"
+                " transaction",
             )
         if origin is AppendOrigin.CLIENT:
-            out_of_order = _check_sequence(header, state, expected)
+            out_of_order = _check_sequence(header, state, pending)
             if out_of_order is not None:
                 return out_of_order
-        if in_transaction and state is not None and transactional and not current:
+        if in_transaction and state is not None and is_transactional and not is_current:
             return _reject_unfinished_txn(state, header.producer_epoch)
         # ProducerAppendInfo: an open transaction admits no non-transactional batch.
-        if in_transaction and not transactional:
+        if in_transaction and not is_transactional:
             return Reject(
                 ErrorCode.INVALID_TXN_STATE,
-                f"producer {header.producer_id} has a transaction open here"
-                " and sent a batch that is not part of it",
+                f"producer {header.producer_id} has an open transaction in this partition and sent a batch"
+                " outside of it; nothing was appended. End the transaction first",
             )
         return ACCEPTED
 
@@ -355,6 +353,7 @@ class ProducerStateManager:
         state = self._producers.get(header.producer_id)
         if txn_start_offset is not None:
             return _check_guarded_marker(header, state, txn_start_offset)
+        # KIP-98: a coordinator may end a transaction whose producer never wrote to this partition.
         if state is None:
             return ACCEPTED
         epoch = header.producer_epoch
@@ -366,15 +365,16 @@ class ProducerStateManager:
         if epoch < state.epoch or (epoch == state.epoch and not same_is_fine):
             return Reject(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"marker of producer {header.producer_id} has epoch {epoch}, epoch {state.epoch} was seen"
-                f" here, transaction version is {transaction_version}",
+                f"the marker of producer {header.producer_id} has epoch {epoch}, but this partition has"
+                f" epoch {state.epoch} (transaction version {transaction_version}); it was not written",
             )
-        # ProducerAppendInfo.checkCoordinatorEpoch.
+        # KIP-98, ProducerAppendInfo.checkCoordinatorEpoch: a replaced coordinator writes no marker.
         if state.coordinator_epoch is not None and marker.coordinator_epoch < state.coordinator_epoch:
             return Reject(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-                f"marker of producer {header.producer_id} has coordinator epoch"
-                f" {marker.coordinator_epoch}, {state.coordinator_epoch} was seen here",
+                f"a marker of producer {header.producer_id} has coordinator epoch"
+                f" {marker.coordinator_epoch}, but this partition has {state.coordinator_epoch}; it was not"
+                " written",
             )
         return ACCEPTED
 
@@ -400,11 +400,13 @@ class ProducerStateManager:
             state = self._producers[producer_id] = ProducerStateEntry(producer_id, header.producer_epoch)
         elif state.epoch != header.producer_epoch:
             _begin_epoch(state, header.producer_epoch)
-        if marker.coordinator_epoch >= 0:
+        if marker.coordinator_epoch >= 0:  # -1: an operator's abort (KIP-664) comes from no coordinator
             state.coordinator_epoch = marker.coordinator_epoch
         state.last_timestamp_ms = timestamp_ms
-        asked = self._verifications.get(producer_id)
-        if asked is not None and not asked.is_after_marker(header.producer_epoch, transaction_version):
+        verification = self._verifications.get(producer_id)
+        if verification is not None and not verification.is_after_marker(
+            header.producer_epoch, transaction_version
+        ):
             del self._verifications[producer_id]
         first_offset, state.current_txn_first_offset = state.current_txn_first_offset, None
         if first_offset is None:
@@ -413,20 +415,20 @@ class ProducerStateManager:
         while self._unreplicated_txns and self._unreplicated_txns[-1][1] > first_offset:
             self._unreplicated_txns.pop()
         self._unreplicated_txns.append((offset, first_offset))
-        undecided = self.first_undecided_offset
+        first_undecided = self.first_undecided_offset
         return CompletedTxn(
             producer_id=producer_id,
             first_offset=first_offset,
             last_offset=offset,
-            last_stable_offset=offset + 1 if undecided is None else undecided,
+            last_stable_offset=offset + 1 if first_undecided is None else first_undecided,
             is_aborted=marker.control_type is ControlType.ABORT,
         )
 
     def on_high_watermark_updated(self, high_watermark: int) -> None:
         """Forget decided transactions whose marker is now below the high watermark."""
-        decided = self._unreplicated_txns
-        while decided and decided[0][0] < high_watermark:
-            decided.popleft()
+        unreplicated = self._unreplicated_txns
+        while unreplicated and unreplicated[0][0] < high_watermark:
+            unreplicated.popleft()
 
     # -- verification ---------------------------------------------------------------------------------
 
@@ -443,18 +445,16 @@ class ProducerStateManager:
         producer_id, epoch = header.producer_id, header.producer_epoch
         state = self._producers.get(producer_id)
         if state is not None and epoch < state.epoch:
-            return Reject(
-                ErrorCode.INVALID_PRODUCER_EPOCH,
-                f"producer {producer_id} starts with epoch {epoch}, epoch {state.epoch} was seen here",
-            )
+            return _reject_old_epoch(header, state)
+        # KIP-890 part 1: only the first batch of a transaction in a partition is verified.
         if state is not None and state.current_txn_first_offset is not None and epoch == state.epoch:
             return None
-        found = self._verifications.get(producer_id)
-        if found is None:
-            found = VerificationStateEntry(header.base_sequence, epoch, supports_epoch_bump, now_ms)
-            self._verifications[producer_id] = found
-        found.update_lowest_sequence(header.base_sequence, epoch)
-        return found
+        verification = self._verifications.get(producer_id)
+        if verification is None:
+            verification = VerificationStateEntry(header.base_sequence, epoch, supports_epoch_bump, now_ms)
+            self._verifications[producer_id] = verification
+        verification.update_lowest_sequence(header.base_sequence, epoch)
+        return verification
 
     def drop_verification(self, producer_id: int, verification: VerificationStateEntry) -> None:
         """Drop one request's claim to a verification that the coordinator refused for an unknown producer.
@@ -489,8 +489,8 @@ class ProducerStateManager:
         ]
         for producer_id in idle:
             del self._producers[producer_id]
-        asked = self._verifications.items()
-        for producer_id in [pid for pid, found in asked if now_ms - found.started_ms >= expiration_ms]:
+        verifications = self._verifications.items()
+        for producer_id in [pid for pid, each in verifications if now_ms - each.started_ms >= expiration_ms]:
             del self._verifications[producer_id]
         return len(idle)
 
@@ -509,19 +509,19 @@ class ProducerStateManager:
     ) -> "ProducerStateManager":
         """Restore the state from a snapshot; the log from the snapshot's offset on is then applied to it."""
         states = cls(verification_required=verification_required)
-        opened: list[tuple[int, int]] = []
+        ongoing_txns: list[tuple[int, int]] = []
         for entry in entries:
             state = ProducerStateEntry(entry.producer_id, entry.epoch)
             if entry.last_batch is not None:
                 state.batches.append(entry.last_batch)
-                state.next_sequence = _next_sequence(entry.last_batch)
+                state.next_sequence = _get_next_sequence(entry.last_batch)
             state.last_timestamp_ms = entry.last_timestamp_ms
             state.coordinator_epoch = entry.coordinator_epoch
             state.current_txn_first_offset = entry.current_txn_first_offset
             states._producers[entry.producer_id] = state
             if entry.current_txn_first_offset is not None:
-                opened.append((entry.current_txn_first_offset, entry.producer_id))
-        states._ongoing_txns = OrderedDict(sorted(opened))
+                ongoing_txns.append((entry.current_txn_first_offset, entry.producer_id))
+        states._ongoing_txns = OrderedDict(sorted(ongoing_txns))
         return states
 
     def restore_cached_batches(self, headers: Iterable[BatchHeader]) -> None:
@@ -541,12 +541,12 @@ class ProducerStateManager:
                 continue
             if not state.batches or header.base_offset >= state.batches[0].first_offset:
                 continue
-            found = earlier.setdefault(header.producer_id, deque(maxlen=PRODUCER_BATCHES_CACHED - 1))
-            found.append(_make_cached_batch(header, header.base_offset, header.max_timestamp))
-        for producer_id, found in earlier.items():
+            cached = earlier.setdefault(header.producer_id, deque(maxlen=PRODUCER_BATCHES_CACHED - 1))
+            cached.append(_make_cached_batch(header, header.base_offset, header.max_timestamp))
+        for producer_id, cached in earlier.items():
             batches = self._producers[producer_id].batches
-            for batch in reversed(found):
-                in_order = batches[0].first_sequence == _next_sequence(batch)
+            for batch in reversed(cached):
+                in_order = batches[0].first_sequence == _get_next_sequence(batch)
                 if len(batches) == PRODUCER_BATCHES_CACHED or not in_order:
                     break
                 batches.insert(0, batch)
@@ -567,10 +567,10 @@ def update_producers(
     marker = read_marker(data)
     if marker is None:
         return None
-    done = states.apply_marker(
+    txn = states.apply_marker(
         header, marker, offset, header.max_timestamp, transaction_version=transaction_version
     )
-    return done.to_aborted_txn() if done is not None and done.is_aborted else None
+    return txn.to_aborted_txn() if txn is not None and txn.is_aborted else None
 
 
 def _make_cached_batch(header: BatchHeader, base_offset: int, timestamp_ms: int) -> CachedBatch:
@@ -582,7 +582,7 @@ def _make_cached_batch(header: BatchHeader, base_offset: int, timestamp_ms: int)
     return CachedBatch(first_sequence, last_sequence, base_offset, last_offset, timestamp_ms)
 
 
-def _next_sequence(batch: CachedBatch) -> int:
+def _get_next_sequence(batch: CachedBatch) -> int:
     return 0 if batch.last_sequence is None else (batch.last_sequence + 1) & INT32_MAX
 
 
@@ -601,19 +601,30 @@ def _check_guarded_marker(
     # exactly match the latest value." The coordinator epoch is not compared, since no
     # coordinator sent it.
     if state is None or state.current_txn_first_offset != txn_start_offset:
-        found = None if state is None else state.current_txn_first_offset
+        first_offset = None if state is None else state.current_txn_first_offset
         return Reject(
             ErrorCode.INVALID_TXN_STATE,
-            f"no transaction of producer {header.producer_id} begins at offset {txn_start_offset};"
-            f" {'none is open' if found is None else f'the open one begins at {found}'}",
+            f"producer {header.producer_id} has no transaction that begins at offset {txn_start_offset}:"
+            f" {'none is open' if first_offset is None else f'its open one begins at {first_offset}'};"
+            " nothing was aborted. List the hanging transactions again",
         )
     if header.producer_epoch != state.epoch:
         return Reject(
             ErrorCode.INVALID_PRODUCER_EPOCH,
             f"the transaction of producer {header.producer_id} at offset {txn_start_offset} has epoch"
-            f" {state.epoch}, not {header.producer_epoch}",
+            f" {state.epoch}, not {header.producer_epoch}; nothing was aborted. List the hanging"
+            " transactions again",
         )
     return ACCEPTED
+
+
+def _reject_old_epoch(header: BatchHeader, state: ProducerStateEntry) -> Reject:
+    return Reject(
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        f"producer {header.producer_id} writes with epoch {header.producer_epoch}, but this partition has"
+        f" epoch {state.epoch}; nothing was appended. Abort the transaction, or close this producer if"
+        " another one has its transactional id",
+    )
 
 
 def _reject_unfinished_txn(state: ProducerStateEntry, epoch: int) -> Reject:
@@ -624,8 +635,9 @@ def _reject_unfinished_txn(state: ProducerStateEntry, epoch: int) -> Reject:
     """
     return Reject(
         ErrorCode.INVALID_TXN_STATE,
-        f"producer {state.producer_id} writes with epoch {epoch}, and its transaction of epoch {state.epoch},"
-        f" open since offset {state.current_txn_first_offset}, has never been ended here",
+        f"producer {state.producer_id} writes with epoch {epoch}, but its transaction of epoch"
+        f" {state.epoch}, open since offset {state.current_txn_first_offset}, has no marker in this"
+        " partition; nothing was appended. An operator can abort it",
     )
 
 
@@ -639,15 +651,15 @@ def _find_duplicate(header: BatchHeader, state: ProducerStateEntry) -> Duplicate
         return None
     # Both sequence numbers must be equal: clients retry whole batches [PRD-2].
     first, last = header.base_sequence, header.last_sequence
-    known: Iterable[CachedBatch] = state.batches
+    batches: Iterable[CachedBatch] = state.batches
     if header.is_transactional:
         # Before transaction version 2 an epoch has many transactions. A client that missed the response and
         # aborted may reuse sequence numbers of the ended transaction for other records. Answered as
         # duplicates, they would be lost silently, as on Apache Kafka. Stricter on purpose, see
         # docs/adr/0007 [PRD-9].
-        opened = state.current_txn_first_offset
-        known = () if opened is None else (each for each in known if each.first_offset >= opened)
-    for batch in known:
+        first_offset = state.current_txn_first_offset
+        batches = () if first_offset is None else (b for b in batches if b.first_offset >= first_offset)
+    for batch in batches:
         if batch.first_sequence == first and batch.last_sequence == last:
             return DuplicateBatch(batch.first_offset, batch.last_offset, batch.timestamp_ms)
     return None
@@ -660,16 +672,16 @@ def _check_sequence(
     if verification is not None:
         if verification.supports_epoch_bump and sequence != 0 and (state is None or not state.batches):
             # KAFKA-18202: a first sequence other than 0 means that an earlier batch was lost.
-            return _reject_out_of_order(header, "0, the first of this producer here")
+            return _reject_out_of_order(header, "0, its first in this partition")
         same_epoch = verification.epoch == header.producer_epoch
         if same_epoch and _is_before(verification.lowest_sequence, sequence):
-            return _reject_out_of_order(header, f"at most {verification.lowest_sequence}, seen before")
+            return _reject_out_of_order(header, f"at most {verification.lowest_sequence}, which came before")
     # KIP-360: without producer state any first sequence is accepted.
     if state is None:
         return None
     # ProducerAppendInfo.checkSequence: a new epoch begins at sequence 0.
     if header.producer_epoch != state.epoch:
-        return None if sequence == 0 else _reject_out_of_order(header, f"0, after epoch {state.epoch}")
+        return None if sequence == 0 else _reject_out_of_order(header, f"0, as epoch {state.epoch} has ended")
     return None if sequence == state.next_sequence else _reject_out_of_order(header, str(state.next_sequence))
 
 
@@ -677,5 +689,5 @@ def _reject_out_of_order(header: BatchHeader, expected: str) -> Reject:
     return Reject(
         ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
         f"producer {header.producer_id} at epoch {header.producer_epoch} sent sequence"
-        f" {header.base_sequence}, expected {expected}",
+        f" {header.base_sequence}, expected {expected}; nothing was appended",
     )

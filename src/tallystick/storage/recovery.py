@@ -32,12 +32,12 @@ class SegmentCondition(Enum):
 
 
 class SegmentRecoveryAction(Enum):
-    """The action for a finding."""
+    """The action for a condition."""
 
-    KEEP = "kept whole"
-    TRUNCATE = "cut the torn end off"
-    TRUNCATE_AND_SET_ASIDE = "cut at the hole, and kept what is behind it beside the log"
-    REFUSE = "refused: corruption"
+    KEEP = "kept"
+    TRUNCATE = "truncated the torn end"
+    TRUNCATE_AND_SET_ASIDE = "truncated at the hole, and copied what is behind it to a file beside the log"
+    REFUSE = "refused"
 
 
 # The reasons:
@@ -61,7 +61,7 @@ RECOVERY_ACTIONS: Final = {
 
 
 class SegmentScan(Value, kw_only=True):
-    """The facts about one scanned segment that determine its finding."""
+    """The facts about one scanned segment that determine its condition."""
 
     has_invalid_batch: bool
     is_end_below_recovery_point: bool
@@ -90,7 +90,11 @@ class CorruptLog(StorageFailure):
     """Synced bytes have changed or are missing. Attributes: file, position, expected, found."""
 
     def __init__(self, file: str, position: int, expected: str, found: str) -> None:
-        super().__init__(file, f"corrupt at byte {position}: expected {expected}, found {found}")
+        super().__init__(
+            file,
+            f"corrupt at byte {position}: expected {expected}, found {found}. Nothing was changed; restore"
+            " this partition from a backup, and check the disk",
+        )
         self.args = (file, position, expected, found)
         self.file, self.position, self.expected, self.found = file, position, expected, found
 

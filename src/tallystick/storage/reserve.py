@@ -51,7 +51,7 @@ class DiskReserve:
         self._path = f"{directory}/{RESERVE_FILE}"
         self._size_bytes = size_bytes
         self._chunk_bytes = chunk_bytes
-        self._resizing = threading.Lock()
+        self._resize_lock = threading.Lock()
         self.reserved_bytes = fs.size(self._path) if fs.exists(self._path) else 0
 
     @property
@@ -73,7 +73,7 @@ class DiskReserve:
 
     def release(self, size: int) -> None:
         """Release room for `size` bytes, in whole pieces, as far as any are left. Raises OSError."""
-        with self._resizing:
+        with self._resize_lock:
             if self.reserved_bytes:
                 pieces = -(-size // self._chunk_bytes)
                 self._resize(max(0, self.reserved_bytes - pieces * self._chunk_bytes))
@@ -89,24 +89,24 @@ class DiskReserve:
         The extra piece keeps it from taking the room that the next internal append would ask back.
         Called at the start and periodically. Raises OSError, other than for a full disk.
         """
-        with self._resizing:
+        with self._resize_lock:
             return self._restore()
 
     def _restore(self) -> bool:
-        missing = self._size_bytes - self.reserved_bytes
-        if missing <= 0:
-            if missing:
+        missing_bytes = self._size_bytes - self.reserved_bytes
+        if missing_bytes <= 0:
+            if missing_bytes:
                 self._resize(self._size_bytes)  # the setting was lowered
             return True
-        if self._fs.free_bytes(self._directory) < missing + self._chunk_bytes:
+        if self._fs.free_bytes(self._directory) < missing_bytes + self._chunk_bytes:
             return False
-        held = self.reserved_bytes
+        size_before = self.reserved_bytes
         try:
             self._resize(self._size_bytes)
         except OSError as exc:
             if not is_disk_full(exc):
                 raise
-            self._resize(held)
+            self._resize(size_before)
         return self.is_whole
 
     def _resize(self, size_bytes: int) -> None:

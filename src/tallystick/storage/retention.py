@@ -87,24 +87,26 @@ def plan_retention(
 
 def _mark_last(segments: Iterable[SegmentInfo]) -> Iterator[tuple[SegmentInfo, bool]]:
     """Yield each segment, and whether it is the last: this takes one more than was yielded."""
-    remaining = iter(segments)
-    segment = next(remaining, None)
+    rest = iter(segments)
+    segment = next(rest, None)
     while segment is not None:
-        following = next(remaining, None)
-        yield segment, following is None
-        segment = following
+        next_segment = next(rest, None)
+        yield segment, next_segment is None
+        segment = next_segment
 
 
 def _find_delete_reason(
     segment: SegmentInfo, limits: RetentionLimits, log_start_offset: int, excess: int, now_ms: int
 ) -> str | None:
+    # KIP-107: what DeleteRecords left below the log start goes under any cleanup.policy.
     if segment.next_offset <= log_start_offset:
-        return f"it ends at {segment.next_offset}, the log starts at {log_start_offset}"
+        return f"it ends at {segment.next_offset}, and the log starts at {log_start_offset}"
     if not limits.may_delete:
         return None
+    # UnifiedLog.deleteRetentionSizeBreachedSegments: size never takes the log below retention.bytes.
     if limits.retention_bytes is not None and 0 <= segment.size_bytes <= excess:
         return f"the log has {excess} bytes more than retention.bytes={limits.retention_bytes}"
     newest = segment.largest_timestamp_ms
     if limits.retention_ms is not None and newest is not None and now_ms - newest > limits.retention_ms:
-        return f"its newest record is {now_ms - newest} ms old, retention.ms={limits.retention_ms}"
+        return f"its newest record is {now_ms - newest} ms old, and retention.ms={limits.retention_ms}"
     return None

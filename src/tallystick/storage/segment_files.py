@@ -235,11 +235,15 @@ class SegmentIndexes:
 
     def write(self) -> None:
         """Write the entries that are not in the files yet. Raises OSError."""
-        written = self._offset_entries_written
-        self._write(INDEX_SUFFIX, written * OFFSET_ENTRY_SIZE, self.offsets.encode_from(written))
+        first_unwritten = self._offset_entries_written
+        self._write(
+            INDEX_SUFFIX, first_unwritten * OFFSET_ENTRY_SIZE, self.offsets.encode_from(first_unwritten)
+        )
         self._offset_entries_written = len(self.offsets)
-        written = self._time_entries_written
-        self._write(TIME_INDEX_SUFFIX, written * TIME_ENTRY_SIZE, self.times.encode_from(written))
+        first_unwritten = self._time_entries_written
+        self._write(
+            TIME_INDEX_SUFFIX, first_unwritten * TIME_ENTRY_SIZE, self.times.encode_from(first_unwritten)
+        )
         self._time_entries_written = len(self.times)
 
     def _write(self, suffix: str, expected_size: int, data: bytes) -> None:

@@ -94,9 +94,9 @@ class SegmentScanner:
         chunk = memoryview(self._read(SCAN_BYTES, start))
         while self.valid_end < self._size:
             at = self.valid_end - start
-            if needed := self._count_missing_bytes(chunk, at):
+            if byte_count := self._count_missing_bytes(chunk, at):
                 start = self.valid_end
-                chunk, at = memoryview(self._read(max(needed, SCAN_BYTES), start)), 0
+                chunk, at = memoryview(self._read(max(byte_count, SCAN_BYTES), start)), 0
             try:
                 header = check_batch(chunk, at)
                 self._check_offsets(header)
@@ -111,18 +111,18 @@ class SegmentScanner:
     def _count_missing_bytes(self, chunk: memoryview, at: int) -> int:
         """Return how many bytes to read if `chunk` does not hold the whole batch; 0 if it does."""
         have = len(chunk) - at
-        left = self._size - self.valid_end
-        if have < min(HEADER_SIZE, left):
-            return left if left < HEADER_SIZE else SCAN_BYTES
+        bytes_left = self._size - self.valid_end
+        if have < min(HEADER_SIZE, bytes_left):
+            return bytes_left if bytes_left < HEADER_SIZE else SCAN_BYTES
         if have < HEADER_SIZE:
             return 0
         length = int.from_bytes(chunk[at + 8 : at + 12], "big", signed=True) + LOG_OVERHEAD
-        return length if have < length <= left else 0
+        return length if have < length <= bytes_left else 0
 
     def _check_offsets(self, header: BatchHeader) -> None:
         if header.base_offset < self.next_offset:
             raise RecordsError(
-                f"base offset is {header.base_offset}, at least {self.next_offset} was expected",
+                f"base offset is {header.base_offset}, expected at least {self.next_offset}",
                 self.valid_end,
             )
 

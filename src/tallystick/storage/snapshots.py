@@ -57,11 +57,11 @@ class ProducerSnapshotEntry(Value, kw_only=True):
 
 def encode_snapshot(entries: Iterable[ProducerSnapshotEntry]) -> bytes:
     """Encode a `.snapshot` file."""
-    packed = [_pack(entry) for entry in entries]
-    body = b"".join(packed)
-    count = _HEADER.pack(SNAPSHOT_VERSION, 0, len(packed))[_CRC_COVERS_FROM:]
+    packed_entries = [_pack(entry) for entry in entries]
+    body = b"".join(packed_entries)
+    count = _HEADER.pack(SNAPSHOT_VERSION, 0, len(packed_entries))[_CRC_COVERS_FROM:]
     crc = crc32c(body, crc32c(count))
-    return _HEADER.pack(SNAPSHOT_VERSION, crc, len(packed)) + body
+    return _HEADER.pack(SNAPSHOT_VERSION, crc, len(packed_entries)) + body
 
 
 def decode_snapshot(data: bytes, file: str = "producer snapshot") -> tuple[ProducerSnapshotEntry, ...]:
@@ -102,10 +102,10 @@ def _unpack(fields: tuple[int, ...]) -> ProducerSnapshotEntry:
     batch = None
     if last_offset >= 0:
         # Sequence numbers may wrap within a batch: the first is then the larger one [PRD-3].
-        numbered = last_sequence >= 0
+        has_sequence = last_sequence >= 0
         batch = CachedBatch(
-            (last_sequence - delta) & INT32_MAX if numbered else None,
-            last_sequence if numbered else None,
+            (last_sequence - delta) & INT32_MAX if has_sequence else None,
+            last_sequence if has_sequence else None,
             last_offset - delta,
             last_offset,
             timestamp_ms,

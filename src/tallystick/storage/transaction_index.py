@@ -90,9 +90,9 @@ class TransactionIndex:
 
     def truncate(self, offset: int) -> int:
         """Forget markers at `offset` and above; return the number of bytes the file keeps."""
-        kept = bisect_left(self._txns, offset, key=_get_marker_offset)
-        del self._txns[kept:]
-        return kept * ABORTED_ENTRY_SIZE
+        count = bisect_left(self._txns, offset, key=_get_marker_offset)
+        del self._txns[count:]
+        return count * ABORTED_ENTRY_SIZE
 
     def find_overlapping(self, lo: int, hi: int) -> tuple[list[AbortedTxn], bool]:
         """Return transactions with a record in [lo, hi), and whether later segments need no search.
@@ -103,14 +103,14 @@ class TransactionIndex:
         Source: TransactionIndex.collectAbortedTxns; KAFKA-17801 for the upper bound.
         Cost: logarithmic, plus the entries from the first marker in the range on.
         """
-        found: list[AbortedTxn] = []
+        txns: list[AbortedTxn] = []
         for at in range(bisect_left(self._txns, lo, key=_get_marker_offset), len(self._txns)):
             txn = self._txns[at]
             if txn.first_offset < hi:
-                found.append(txn)
+                txns.append(txn)
             if txn.last_stable_offset >= hi:
-                return found, True
-        return found, False
+                return txns, True
+        return txns, False
 
 
 def collect_aborted_txns(indexes: Iterable[TransactionIndex], lo: int, hi: int) -> list[AbortedTxn]:
@@ -123,8 +123,8 @@ def collect_aborted_txns(indexes: Iterable[TransactionIndex], lo: int, hi: int) 
     """
     result: list[AbortedTxn] = []
     for index in indexes:
-        found, complete = index.find_overlapping(lo, hi)
-        result += found
+        txns, complete = index.find_overlapping(lo, hi)
+        result += txns
         if complete:
             break
     return result

@@ -75,7 +75,7 @@ class LogConfig(Value, kw_only=True):
     def __post_init__(self) -> None:
         if not PREFIX_BYTES_MIN <= self.segment_bytes <= INT32_MAX:
             raise ValueError(
-                f"segment.bytes is {self.segment_bytes}, it must be {PREFIX_BYTES_MIN} to {INT32_MAX}"
+                f"segment.bytes is {self.segment_bytes}; it must be {PREFIX_BYTES_MIN} to {INT32_MAX}"
             )
 
     @property
@@ -94,7 +94,7 @@ PREFIX_BYTES_MIN: Final = 14  # Kafka's own lower bound of segment.bytes
 CheckedBatches = tuple[bytearray, list[tuple[int, BatchHeader]]]
 
 
-# Larger batches are walked before the append; by codec, since ratios of decompression differ.
+# Larger batches are parsed before the append; by codec, since ratios of decompression differ.
 # None, gzip, snappy, lz4, zstd.
 _INLINE_BYTES_MAX: Final = (256 * KIB, 1 * KIB, 16 * KIB, 16 * KIB, 0)
 _INLINE_RECORDS_MAX: Final = 2_000
@@ -150,12 +150,12 @@ def prevalidate_batch(data: bytes | memoryview, config: LogConfig, now_ms: int) 
 
 
 def check_batches(
-    data: bytearray, config: LogConfig, origin: AppendOrigin, now_ms: int, *, walked: bool = False
+    data: bytearray, config: LogConfig, origin: AppendOrigin, now_ms: int, *, is_prevalidated: bool = False
 ) -> CheckedBatches | Reject:
     """Validate and adapt a private copy of the batches to append.
 
     Args:
-        walked: `prevalidate_batch` has validated the batch.
+        is_prevalidated: `prevalidate_batch` has validated the batch.
     Returns: the bytes to write (not `data` after a change of codec), and position and header of each batch;
         offsets and epoch are not patched yet.
     Rejects with CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP.
@@ -165,7 +165,7 @@ def check_batches(
     try:
         while at < end:
             header = check_batch(data, at)
-            refusal = _reject_batch(data, at, header, config, origin, now_ms, walked=walked)
+            refusal = _reject_batch(data, at, header, config, origin, now_ms, is_prevalidated=is_prevalidated)
             if refusal is not None:
                 return refusal
             if config.message_timestamp_type is TimestampType.LOG_APPEND_TIME and not header.is_control:
@@ -174,25 +174,31 @@ def check_batches(
             headers.append((at, header))
             at += header.batch_length + LOG_OVERHEAD
         if not headers:
-            return Reject(ErrorCode.CORRUPT_MESSAGE, "there is no batch to append")
-        if config.compression_type is not None and origin is AppendOrigin.CLIENT and not walked:
+            return Reject(ErrorCode.CORRUPT_MESSAGE, "the request has no batch to append")
+        if config.compression_type is not None and origin is AppendOrigin.CLIENT and not is_prevalidated:
             data, headers = _recompress(data, headers, config)
-            grown = max(header.size_bytes for _, header in headers)
-            if grown > config.max_message_bytes:
+            largest = max(header.size_bytes for _, header in headers)
+            if largest > config.max_message_bytes:
                 # As in Kafka: the limit applies to the stored batch, after recompression.
-                why = f"a batch of {grown} bytes in the topic's codec"
-                limit = f"max.message.bytes is {config.max_message_bytes}"
-                return Reject(ErrorCode.MESSAGE_TOO_LARGE, f"{why}, {limit}")
+                return Reject(
+                    ErrorCode.MESSAGE_TOO_LARGE,
+                    f"the batch has {largest} bytes in the topic's codec, but max.message.bytes is"
+                    f" {config.max_message_bytes}; nothing was appended. Send smaller batches or raise the"
+                    " limit",
+                )
     except RecordsError as exc:
         return Reject(exc.code, str(exc))
     if len(data) > config.segment_bytes and _has_size_limit(headers[0][1], origin):
         return Reject(
             ErrorCode.RECORD_LIST_TOO_LARGE,
-            f"{len(data)} bytes of batches, segment.bytes is {config.segment_bytes}",
+            f"the batches have {len(data)} bytes, but segment.bytes is {config.segment_bytes}; nothing was"
+            " appended. Send smaller batches or raise the limit",
         )
     if len(headers) > 1 and any(header.producer_id >= 0 for _, header in headers):
         return Reject(
-            ErrorCode.INVALID_RECORD, f"{len(headers)} batches of an idempotent producer in one append"
+            ErrorCode.INVALID_RECORD,
+            f"an idempotent producer sent {len(headers)} batches for one partition in one request; it may"
+            " send one",
         )
     return data, headers
 
@@ -205,7 +211,7 @@ def _reject_batch(
     origin: AppendOrigin,
     now_ms: int,
     *,
-    walked: bool = False,
+    is_prevalidated: bool = False,
 ) -> Reject | None:
     size = header.batch_length + LOG_OVERHEAD
     if origin is AppendOrigin.CLIENT:
@@ -213,44 +219,45 @@ def _reject_batch(
     if size > config.max_message_bytes and _has_size_limit(header, origin):
         return Reject(
             ErrorCode.MESSAGE_TOO_LARGE,
-            f"a batch of {size} bytes, max.message.bytes is {config.max_message_bytes}",
+            f"the batch has {size} bytes, but max.message.bytes is {config.max_message_bytes}; nothing was"
+            " appended. Send smaller batches or raise the limit",
         )
     # Records of a coordinator come from this broker and have keys.
     return (
         None
         if origin is not AppendOrigin.CLIENT
-        else _reject_records(data, at, header, config, now_ms, walked=walked)
+        else _reject_records(data, at, header, config, now_ms, is_prevalidated=is_prevalidated)
     )
 
 
 def _reject_records(
-    data: bytearray, at: int, header: BatchHeader, config: LogConfig, now_ms: int, *, walked: bool
+    data: bytearray, at: int, header: BatchHeader, config: LogConfig, now_ms: int, *, is_prevalidated: bool
 ) -> Reject | None:
     """Return the rejection of a client's batch for its records, naming the first few (KIP-467)."""
-    late = _reject_timestamp(header, config, now_ms)
-    if walked:
-        return late
-    keys_needed = COMPACT in config.cleanup_policy
+    rejection = _reject_timestamp(header, config, now_ms)
+    if is_prevalidated:
+        return rejection
+    requires_keys = COMPACT in config.cleanup_policy
     if (
-        late is None
-        and not keys_needed
+        rejection is None
+        and not requires_keys
         and (header.attributes & CODEC_MASK or native.scan is None or is_readable(data, at, header))
     ):
         return None
     earliest = max(now_ms - config.message_timestamp_before_max_ms, INT64_MIN)
     latest = min(now_ms + config.message_timestamp_after_max_ms, INT64_MAX)
     faults = find_faults(data, at, header, (earliest, latest))
-    if late is not None:
-        named = tuple(
+    if rejection is not None:
+        record_errors = tuple(
             (n, f"timestamp {time} is not within {earliest} to {latest}") for n, time in faults.bad_timestamps
         )
-        return Reject(late.code, late.reason, named)
-    if keys_needed and faults.missing_keys:
+        return Reject(rejection.code, rejection.reason, record_errors)
+    if requires_keys and faults.missing_keys:
         return Reject(
             ErrorCode.INVALID_RECORD,
-            f"{faults.missing_key_count} records have no key, the first is {faults.missing_keys[0]}; "
-            "the topic is compacted",
-            tuple((n, "no key; the topic is compacted") for n in faults.missing_keys),
+            f"{faults.missing_key_count} records have no key, first record {faults.missing_keys[0]}; nothing"
+            " was appended. Records of a compacted topic need a key",
+            tuple((n, "has no key; records of a compacted topic need one") for n in faults.missing_keys),
         )
     return None
 
@@ -265,7 +272,10 @@ def _has_size_limit(header: BatchHeader, origin: AppendOrigin) -> bool:
 
 def _reject_timestamp(header: BatchHeader, config: LogConfig, now_ms: int) -> Reject | None:
     if header.timestamp_type is TimestampType.LOG_APPEND_TIME:
-        return Reject(ErrorCode.INVALID_TIMESTAMP, "a producer may not set the log's append time")
+        return Reject(
+            ErrorCode.INVALID_TIMESTAMP,
+            "the batch has the timestamp type LogAppendTime, which only the broker may set",
+        )
     if config.message_timestamp_type is TimestampType.LOG_APPEND_TIME:
         return None
     base, greatest = header.base_timestamp, header.max_timestamp
@@ -275,8 +285,11 @@ def _reject_timestamp(header: BatchHeader, config: LogConfig, now_ms: int) -> Re
         return None
     for timestamp in (base, greatest):
         if limit := _describe_violation(timestamp, config, now_ms):
-            why = f"timestamp {timestamp}, the time is {now_ms}, {limit}"
-            return Reject(ErrorCode.INVALID_TIMESTAMP, why)
+            return Reject(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"timestamp {timestamp} is too far from the broker's time {now_ms}: {limit}; nothing was"
+                " appended",
+            )
     return None
 
 
@@ -295,11 +308,11 @@ def _recompress(data: bytearray, headers: list[tuple[int, BatchHeader]], config:
     codec = config.compression_type
     if codec is None or all(header.codec == codec for _, header in headers):
         return data, headers
-    packed, placed = bytearray(), []
+    recompressed, positions = bytearray(), []
     for at, header in headers:
-        placed.append(len(packed))
+        positions.append(len(recompressed))
         section = decompress_section(data, at, header)
         find_section_faults(section, header)
-        adapted = replace(header, attributes=header.attributes & ~CODEC_MASK | codec)
-        packed += build_batch(adapted, compress(codec, section, config.compression_level))
-    return packed, [(at, read_header(packed, at)) for at in placed]
+        stored_header = replace(header, attributes=header.attributes & ~CODEC_MASK | codec)
+        recompressed += build_batch(stored_header, compress(codec, section, config.compression_level))
+    return recompressed, [(at, read_header(recompressed, at)) for at in positions]

@@ -153,7 +153,7 @@ def test_a_replay_whose_read_is_refused_fails_instead_of_taking_a_part_for_the_w
         pieces = made.iter_batches(150)
         assert next(pieces)
         made.delete_records_before(Offset(8))
-        with pytest.raises(StorageFailure, match="the log has 8 to 10"):
+        with pytest.raises(StorageFailure, match="which has 8 to 10"):
             list(pieces)
         assert b"".join(made.iter_batches(150)), "what is read anew begins where the log does"
 

@@ -77,7 +77,7 @@ async def test_a_recovery_says_what_it_does(tmp_path: Path, caplog: pytest.LogCa
         desk.clock.advance(10_000)
         desk.files.open_partition(Topic(name="u", topic_id=UUID(int=6), partitions=1), 0, TopicConfig())
     assert [record.message for record in caplog.records] == [
-        "the last stop was not clean: 1 logs are read from where they were last synced",
+        "the last stop was not clean, so 1 logs are scanned from their recovery points",
         "recovery: 1 of 2 logs, 0 MB read",
     ]
     await desk.files.stop(clean=True)

@@ -21,7 +21,7 @@ from tallystick.protocol.messages.metadata import MetadataRequest, MetadataReque
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.log import AppendResult
-from tallystick.storage.log_dir import random_id
+from tallystick.storage.log_dir import make_random_id
 
 
 def failing_disk() -> tuple[FailingCalls, StorageEnvironment]:
@@ -211,7 +211,7 @@ async def test_what_an_earlier_version_gave_to_a_successor_is_kept() -> None:
         topic = desk.broker.topics.find("orders")
         assert topic is not None
         await stored(desk, lambda store: store.delete_topics([topic]))
-        await stored(desk, lambda store: store.create_topics([replace(topic, topic_id=random_id())]))
+        await stored(desk, lambda store: store.create_topics([replace(topic, topic_id=make_random_id())]))
     for _ in range(2):
         async with memory_broker(disk) as desk:
             assert value_at_start(desk, "orders", 0) == b"acknowledged"

@@ -36,7 +36,7 @@ from tallystick.protocol.messages.incremental_alter_configs import (
 from tallystick.protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tallystick.protocol.primitives import NIL
-from tallystick.storage.log_dir import random_id
+from tallystick.storage.log_dir import make_random_id
 
 SET, DELETE, APPEND = 0, 1, 2
 both = pytest.mark.parametrize("name", sorted(INTERNAL_TOPICS))
@@ -147,7 +147,7 @@ async def test_settings_of_an_earlier_version_do_no_harm(caplog: pytest.LogCaptu
     for _ in range(2):
         async with memory_broker(disk) as desk:
             await loaded(desk)
-            assert "settings of __transaction_state that take records away are ignored" in caplog.text
+            assert "settings of __transaction_state that would delete its records are ignored" in caplog.text
             topic = desk.broker.topics.find(TRANSACTION_STATE_TOPIC)
             assert topic is not None
             assert topic.configs == {"cleanup.policy": "compact", "segment.ms": "100"}
@@ -187,7 +187,7 @@ def test_what_the_transaction_log_has_lost_is_reported_after_a_clean_stop(
                 await made.broker.worker.run(lambda: store.delete_topics([topic]))
         async with memory_broker(disk) as desk:
             await loaded(desk)
-            assert "hanging transaction, no coordinator will end it: orders-0 from offset 0" in caplog.text
+            assert "hanging transaction, which no coordinator will end: orders-0 from offset 0" in caplog.text
             readings = [
                 reading for reading in read_gauges(make_gauge_sources(desk.broker)) if reading is not None
             ]
@@ -238,7 +238,7 @@ async def test_a_name_that_differs_in_a_dot_does_not_keep_it_from_being_made() -
         refused = await desk.broker.topic_controller.create(TopicSpec("__consumer.offsets", 1))
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.INVALID_TOPIC_EXCEPTION
-        store, named_alike = desk.broker.metadata_store, Topic("__consumer.offsets", random_id(), 1)
+        store, named_alike = desk.broker.metadata_store, Topic("__consumer.offsets", make_random_id(), 1)
         await desk.broker.worker.run(lambda: store.create_topics([named_alike]))
     async with memory_broker(disk) as desk:
         await make_both(desk)

@@ -20,12 +20,12 @@ from tallystick.broker.config.kafka_names import (
 )
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.broker.handlers.alter_configs import AlterConfigOp, ConfigChange, apply_changes
-from tallystick.kernel.settings import BadConfig, Setting, settings_of
+from tallystick.kernel.settings import BadConfig, Setting, list_settings
 from tallystick.security.tls.settings import TlsSettings
 
 FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"
 
-TLS_SETTINGS = settings_of(TlsSettings)
+TLS_SETTINGS = list_settings(TlsSettings)
 
 NOT_KAFKAS = {
     "allow.insecure.listeners",

@@ -18,9 +18,9 @@ from tallystick.broker.metrics.registry import (
     MetricsRegistry,
     MetricType,
     Sample,
-    counter,
-    gauge,
-    kafka_metric,
+    make_counter,
+    make_gauge,
+    make_kafka_metric,
     to_prometheus_name,
 )
 from tallystick.broker.txn.machine.model import ForcedCause, TxnForcedOutcome
@@ -72,7 +72,7 @@ def showing(family: MetricFamily, samples: Iterable[Sample]) -> MetricsRegistry:
 )
 def test_names_of_kafkas_metrics_are_the_ones_it_is_exported_under(mbean: str, name: str) -> None:
     assert to_prometheus_name(mbean) == name
-    made = kafka_metric(mbean, "Help.")
+    made = make_kafka_metric(mbean, "Help.")
     assert (made.name, made.mbean) == (name, mbean)
     assert (made.type is MetricType.COUNTER) is name.endswith("_total")
 
@@ -87,7 +87,7 @@ def test_names_are_unique_and_every_metric_is_in_the_manual() -> None:
 
 @given(st.lists(st.tuples(st.text(), st.text()), unique=True), st.text(string.printable))
 def test_any_label_value_and_help_come_back(labels: list[tuple[str, str]], text: str) -> None:
-    family = gauge("things", text, ("a", "b"))
+    family = make_gauge("things", text, ("a", "b"))
     registry = showing(family, [(values, n) for n, values in enumerate(labels)])
     assert parsed(registry).get("tallystick_things", {}) == {
         (("a", a), ("b", b)): n for n, (a, b) in enumerate(labels)
@@ -96,12 +96,12 @@ def test_any_label_value_and_help_come_back(labels: list[tuple[str, str]], text:
 
 @pytest.mark.parametrize("value", [0, 2**62, -1, 0.5, 1e300, math.inf, math.nan])
 def test_any_number_comes_back(value: float) -> None:
-    got = parsed(showing(gauge("things", "Help."), [((), value)]))["tallystick_things"][()]
+    got = parsed(showing(make_gauge("things", "Help."), [((), value)]))["tallystick_things"][()]
     assert got == value or (math.isnan(got) and math.isnan(value))
 
 
 def test_help_says_kafkas_name() -> None:
-    family = kafka_metric("kafka.server:type=ReplicaManager,name=PartitionCount", "Partitions.")
+    family = make_kafka_metric("kafka.server:type=ReplicaManager,name=PartitionCount", "Partitions.")
     (read,) = text_string_to_metric_families(text_of(showing(family, [((), 1)])))
     assert read.documentation == "Partitions. MBean kafka.server:type=ReplicaManager,name=PartitionCount"
     assert read.type == "gauge"
@@ -109,7 +109,7 @@ def test_help_says_kafkas_name() -> None:
 
 def test_a_counter_shows_what_it_knows_before_it_counts() -> None:
     registry = MetricsRegistry()
-    made = registry.counter(counter("ends", "Help.", ("how",)), ("well",), ("badly",))
+    made = registry.counter(make_counter("ends", "Help.", ("how",)), ("well",), ("badly",))
     assert parsed(registry)["tallystick_ends_total"] == {(("how", "badly"),): 0, (("how", "well"),): 0}
     made.add("badly")
     made.add("badly", by=2)
@@ -137,7 +137,7 @@ def test_what_the_broker_counts() -> None:
 
 
 def test_a_source_at_work_frees_the_loop_between_readings() -> None:
-    family = gauge("things", "Help.", ("n",))
+    family = make_gauge("things", "Help.", ("n",))
 
     def source() -> Iterator[MetricReading | None]:
         yield None

@@ -194,7 +194,7 @@ async def test_an_ordinary_transaction_loses_its_records_with_the_topic_and_ends
         command = AddPartitionsByLeader(identity=identity, partitions=frozenset({other}))
         assert await made.broker.transactions.execute(T, command) == DONE
         assert (await delete_topic(made)).error_code == 0
-        assert "a deleted topic has records of open transactions" in caplog.text
+        assert "a topic was deleted, and with it records of open transactions" in caplog.text
         assert "'pay-7' in orders-0 since offset 3" in caplog.text
         assert await made.write(identity, 1) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         await made.end(identity, TransactionResult.COMMIT)

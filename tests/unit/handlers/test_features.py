@@ -222,6 +222,6 @@ async def test_lowering_sees_what_is_on_its_way_to_the_disk() -> None:
 def test_a_level_of_a_newer_version_is_not_guessed_at() -> None:
     store, worker = InMemoryMetadataStore("c"), BlockingWorker()
     store.set_features(7, {"transaction.version": 3})
-    with pytest.raises(MetadataUnusable, match="finalized at 3"):
+    with pytest.raises(MetadataUnusable, match="finalized at level 3"):
         FinalizedFeatures(store, worker, lambda level: nullcontext(None))
     worker.close()

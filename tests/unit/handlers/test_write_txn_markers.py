@@ -303,7 +303,7 @@ async def test_groups_that_are_not_ready_are_told_of_as_a_leader_that_is_not(not
             case "LOST":
                 groups._logic.writer.stop_applying(0)
         found = await code(made, marker(STRANGER, 0, topic=CONSUMER_OFFSETS_TOPIC))
-        groups._runtime.reloader._loading.clear()
+        groups._runtime.reloader._loading_indexes.clear()
         groups._runtime.is_stopped = False
         assert found is ErrorCode.NOT_LEADER_OR_FOLLOWER
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from tallystick.kernel.secret import Secret
-from tallystick.kernel.settings import BadConfig, SettingType, build_config, setting, settings_of
+from tallystick.kernel.settings import BadConfig, SettingType, build_config, list_settings, setting
 
 TEXT = "hunter2"
 
@@ -41,7 +41,7 @@ def test_it_is_a_value() -> None:
 
 def test_a_password_setting_is_read_trimmed_and_never_written() -> None:
     """Kafka's ConfigDef trims the text of a PASSWORD; its number in DescribeConfigs is 9 (KIP-569)."""
-    made = settings_of(SecretiveConfig)["ssl.key.password"]
+    made = list_settings(SecretiveConfig)["ssl.key.password"]
     assert SettingType.PASSWORD == 9
     assert made.parse(f" {TEXT}\n") == Secret(TEXT)
     assert made.format(Secret(TEXT)) is None

@@ -40,16 +40,16 @@ from tallystick.protocol.wire import (
     MessageSpec,
     ScalarType,
     WireType,
-    all_messages,
+    get_message_spec,
+    get_struct_spec,
     get_unknown_tags,
-    message_spec,
-    struct_spec,
+    list_messages,
 )
 
 for module in pkgutil.iter_modules(messages.__path__):
     importlib.import_module(f"{messages.__name__}.{module.name}")
 
-MESSAGES = [cls for cls in all_messages() if cls.__module__.startswith(messages.__name__)]
+MESSAGES = [cls for cls in list_messages() if cls.__module__.startswith(messages.__name__)]
 
 # No default and no neighbour in the encoding: two fields swapped or one left out would show.
 SAMPLES: dict[ScalarType, object] = {
@@ -91,7 +91,7 @@ def filled(cls: type, version: int, flexible: bool, **changed: object) -> object
     """A value with something in every field that the version has."""
     values = {
         f.name: distinct(f, version, flexible) if version in f.wire.versions else f.default
-        for f in struct_spec(cls).fields
+        for f in get_struct_spec(cls).fields
     }
     tags = ((9_000, b""), (9_001, b"from the future")) if flexible else ()
     return cls(**{**values, "unknown_tags": tags, **changed})
@@ -99,7 +99,7 @@ def filled(cls: type, version: int, flexible: bool, **changed: object) -> object
 
 def every_version() -> Iterator[tuple[type, int]]:
     for cls in MESSAGES:
-        for version in versions(message_spec(cls)):
+        for version in versions(get_message_spec(cls)):
             yield cls, version
 
 
@@ -111,18 +111,18 @@ def struct_in(f: FieldSpec) -> type | None:
 
 def structs_of(kind: type) -> Iterator[type]:
     yield kind
-    for inner in map(struct_in, struct_spec(kind).fields):
+    for inner in map(struct_in, get_struct_spec(kind).fields):
         if inner is not None:
             yield from structs_of(inner)
 
 
 def with_field(cls: type, target: type, name: str, value: object, version: int) -> object:
     """A filled message whose structs of type `target` hold `value` in one field; all others as they were."""
-    flexible = version in message_spec(cls).flexible
+    flexible = version in get_message_spec(cls).flexible
 
     def build(kind: type) -> object:
         changed: dict[str, object] = {}
-        for f in struct_spec(kind).fields:
+        for f in get_struct_spec(kind).fields:
             inner = struct_in(f)
             if inner is not None and version in f.wire.versions:
                 part = build(inner)
@@ -136,22 +136,22 @@ def with_field(cls: type, target: type, name: str, value: object, version: int) 
 
 def reachable(cls: type, target: type, version: int) -> bool:
     """Does the message have such a struct at this version?"""
-    there = (struct_in(f) for f in struct_spec(cls).fields if version in f.wire.versions)
+    there = (struct_in(f) for f in get_struct_spec(cls).fields if version in f.wire.versions)
     return cls is target or any(kind is not None and reachable(kind, target, version) for kind in there)
 
 
 def fields_at(cls: type, wanted: Callable[[FieldSpec, int], bool]) -> Iterator[tuple[type, FieldSpec, int]]:
     for struct in dict.fromkeys(structs_of(cls)):
-        for f in struct_spec(struct).fields:
-            for version in versions(message_spec(cls)):
+        for f in get_struct_spec(struct).fields:
+            for version in versions(get_message_spec(cls)):
                 if wanted(f, version) and reachable(cls, struct, version):
                     yield struct, f, version
 
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_every_field_survives_at_every_version(cls: type) -> None:
-    for version in versions(message_spec(cls)):
-        value = filled(cls, version, version in message_spec(cls).flexible)
+    for version in versions(get_message_spec(cls)):
+        value = filled(cls, version, version in get_message_spec(cls).flexible)
         raw = encode(value, version)
         again: object = decode(cls, raw, version)
         assert again == value, version
@@ -160,8 +160,8 @@ def test_every_field_survives_at_every_version(cls: type) -> None:
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_unknown_tags_are_written_back(cls: type) -> None:
-    for version in versions(message_spec(cls)):
-        if version in message_spec(cls).flexible:
+    for version in versions(get_message_spec(cls)):
+        if version in get_message_spec(cls).flexible:
             raw = encode(filled(cls, version, True), version)
             again: object = decode(cls, raw, version)
             assert get_unknown_tags(again) == ((9_000, b""), (9_001, b"from the future"))
@@ -207,8 +207,8 @@ def test_an_empty_array_is_not_a_null_array(cls: type) -> None:
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_bytes_cut_anywhere_or_with_more_behind_are_refused(cls: type) -> None:
     """[WIRE-1] A frame ends where its message ends."""
-    for version in versions(message_spec(cls)):
-        raw = encode(filled(cls, version, version in message_spec(cls).flexible), version)
+    for version in versions(get_message_spec(cls)):
+        raw = encode(filled(cls, version, version in get_message_spec(cls).flexible), version)
         for size in range(0, len(raw), max(1, len(raw) // 40)):
             with pytest.raises(DecodeError):
                 decode(cls, raw[:size], version)
@@ -219,25 +219,25 @@ def test_bytes_cut_anywhere_or_with_more_behind_are_refused(cls: type) -> None:
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_a_value_may_be_built_from_what_is_required_alone(cls: type) -> None:
     """Every field that some version lacks has a default, so each version can be built by itself."""
-    all_versions = versions(message_spec(cls))
+    all_versions = versions(get_message_spec(cls))
     for struct in structs_of(cls):
         there = [v for v in all_versions if reachable(cls, struct, v)]
-        for f in struct_spec(struct).fields:
+        for f in get_struct_spec(struct).fields:
             if f.required:
                 assert all(v in f.wire.versions for v in there), f"{struct.__name__}.{f.name}"
 
 
 def test_versions_outside_the_range_are_refused() -> None:
     for cls in MESSAGES:
-        for version in (versions(message_spec(cls)).start - 1, versions(message_spec(cls)).stop):
+        for version in (versions(get_message_spec(cls)).start - 1, versions(get_message_spec(cls)).stop):
             with pytest.raises(UnsupportedVersion):
                 decode(cls, b"", version)
 
 
 def test_a_string_too_long_for_its_int16_length_is_refused() -> None:
     for cls, version in every_version():
-        for f in struct_spec(cls).fields:
+        for f in get_struct_spec(cls).fields:
             if f.wire.kind is STRING and version in f.wire.versions:
-                flexible = version in message_spec(cls).flexible
+                flexible = version in get_message_spec(cls).flexible
                 with pytest.raises(EncodeError):
                     encode(filled(cls, version, flexible, **{f.name: "x" * MIB}), version)

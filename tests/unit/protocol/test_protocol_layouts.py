@@ -12,7 +12,14 @@ from wire_values import is_private
 
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.wire import ArrayType, FieldSpec, ScalarType, WireType, message_spec, struct_spec
+from tallystick.protocol.wire import (
+    ArrayType,
+    FieldSpec,
+    ScalarType,
+    WireType,
+    get_message_spec,
+    get_struct_spec,
+)
 
 LAYOUTS = Path(__file__).parents[2] / "vectors" / "protocol" / "kafka-4.3.1-layouts.txt"
 # What we have and Kafka 4.3 has not: docs/adr/0004-message-codecs.md.
@@ -31,12 +38,12 @@ def kafka_layouts() -> dict[tuple[int, str, int], tuple[str, str]]:
 
 def layout(cls: type, version: int) -> str:
     """A declaration in the notation of KafkaLayouts.java."""
-    spec = message_spec(cls)
+    spec = get_message_spec(cls)
     return _struct(spec.struct.cls, version, version in spec.flexible)
 
 
 def _struct(cls: type, version: int, flexible: bool) -> str:
-    fields = [f for f in struct_spec(cls).fields if version in f.wire.versions and not is_private(f)]
+    fields = [f for f in get_struct_spec(cls).fields if version in f.wire.versions and not is_private(f)]
     parts = [_field(cls, f, version, flexible) for f in fields if not f.is_tagged(version)]
     tagged = sorted((f for f in fields if f.is_tagged(version)), key=lambda f: f.wire.tag or 0)
     parts += [f"<{f.wire.tag} {_field(cls, f, version, flexible)}>" for f in tagged]
@@ -88,9 +95,9 @@ def test_header_versions_are_kafkas() -> None:
     kafka = kafka_layouts()
     for spec, version in every_version():
         if (spec.key, version) not in ADDITIONS:
-            assert f"h{spec.request_header_version(version)}" == kafka[spec.key, "request", version][0]
-            assert f"h{spec.response_header_version(version)}" == kafka[spec.key, "response", version][0]
-    assert all(API_SPECS[ApiKey.API_VERSIONS].response_header_version(v) == 0 for v in range(9))
+            assert f"h{spec.get_request_header_version(version)}" == kafka[spec.key, "request", version][0]
+            assert f"h{spec.get_response_header_version(version)}" == kafka[spec.key, "response", version][0]
+    assert all(API_SPECS[ApiKey.API_VERSIONS].get_response_header_version(v) == 0 for v in range(9))
 
 
 def test_produce_is_advertised_from_version_0_and_nothing_else_is_stretched() -> None:
@@ -100,5 +107,5 @@ def test_produce_is_advertised_from_version_0_and_nothing_else_is_stretched() ->
 
 
 def test_the_client_id_of_a_request_header_is_never_compact() -> None:
-    client_id = next(f for f in message_spec(RequestHeader).struct.fields if f.name == "client_id")
+    client_id = next(f for f in get_message_spec(RequestHeader).struct.fields if f.name == "client_id")
     assert not client_id.wire.compact

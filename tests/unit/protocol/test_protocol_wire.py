@@ -119,7 +119,7 @@ def test_repr_names_fields_and_shortens_records() -> None:
 
 def test_dropping_a_field_that_means_something_is_refused() -> None:
     keep = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1, keep_prepared_txn=True)
-    with pytest.raises(UnsupportedField, match="keep_prepared_txn cannot be said in version 5"):
+    with pytest.raises(UnsupportedField, match="keep_prepared_txn cannot be encoded in version 5"):
         encode(keep, 5)
     assert decode(InitProducerIdRequest, encode(keep, 6), 6) == keep
 
@@ -138,7 +138,7 @@ def test_a_null_without_room_for_it_is_refused() -> None:
 
 def test_versions_a_message_does_not_have() -> None:
     for version in (-1, 3):
-        with pytest.raises(UnsupportedVersion, match=r"Tree has versions 0-2"):
+        with pytest.raises(UnsupportedVersion, match=r"Tree version .* is not supported; supported are 0-2"):
             encode(FULL, version)
         with pytest.raises(UnsupportedVersion):
             decode(Tree, b"", version)
@@ -155,7 +155,7 @@ def test_values_that_do_not_fit() -> None:
         Tree(port=0, leaves=(Leaf(name="\ud800"),)),
     ):
         for version in (0, 2):
-            with pytest.raises(EncodeError, match=r"Tree|a string of"):
+            with pytest.raises(EncodeError, match=r"Tree|a string has"):
                 encode(tree, version)
 
 
@@ -231,14 +231,14 @@ def test_every_cut_is_a_decode_error(version: int) -> None:
     for end in range(len(raw)):
         with pytest.raises(DecodeError):
             decode(Tree, raw[:end], version)
-    with pytest.raises(DecodeError, match="1 bytes left over"):
+    with pytest.raises(DecodeError, match=r"1 of \d+ bytes left over"):
         decode(Tree, raw + b"\0", version)
 
 
 def test_a_null_where_none_may_be() -> None:
     with pytest.raises(DecodeError, match="-1 elements"):
         decode(Tree, bytes(6) + b"\xff\xff\xff\xff", 0)
-    with pytest.raises(DecodeError, match="length -1"):
+    with pytest.raises(DecodeError, match="length is -1"):
         decode(Tree, bytes(6) + b"\0\0\0\1" + b"\xff\xff", 0)
     assert decode(Tree, bytes(6) + b"\xff\x00\x00", 2).leaves is None
 

@@ -280,7 +280,7 @@ def test_the_worker_speaks_lines_of_json() -> None:
     for n in range(40):
         log.put((f"k{n % 4}", f"v{n}"))
     log.roll()
-    line = json.dumps(log.request().as_json())
+    line = json.dumps(log.request().to_json())
     assert CleaningRequest.from_json(json.loads(line)) == log.request()
     output = io.StringIO()
     assert run_request(log.fs, line, output)
@@ -296,7 +296,7 @@ def test_the_worker_says_when_it_found_no_room() -> None:
     log.roll()
     log.fs.capacity -= log.fs.free_bytes() - 1
     output = io.StringIO()
-    assert not run_request(log.fs, json.dumps(log.request().as_json()), output)
+    assert not run_request(log.fs, json.dumps(log.request().to_json()), output)
     assert json.loads(output.getvalue())["full"] is True
     assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
 
@@ -306,7 +306,7 @@ def test_the_worker_says_why_it_failed() -> None:
     log.put(*((f"k{n}", "v") for n in range(10)))
     log.roll()
     output = io.StringIO()
-    assert not run_request(log.fs, json.dumps(log.request(key_map_bytes=120).as_json()), output)
+    assert not run_request(log.fs, json.dumps(log.request(key_map_bytes=120).to_json()), output)
     assert json.loads(output.getvalue())["kind"] == "failed"
 
 

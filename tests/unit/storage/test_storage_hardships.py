@@ -338,4 +338,4 @@ def test_records_missing_between_two_segments_are_told(policy: str) -> None:
     log, report = open_log(fs, "d", TP, config, HOOKS, PriorShutdown(was_clean=False))
     assert offsets(log) == [0, 1]
     assert log.log_end_offset == 2
-    assert any("set aside" in str(repair) for repair in report.repairs)
+    assert any("behind a hole" in str(repair) for repair in report.repairs)

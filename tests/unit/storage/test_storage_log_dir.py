@@ -49,8 +49,8 @@ def test_a_new_cluster_id_never_looks_like_an_option(monkeypatch: pytest.MonkeyP
     """Kafka's tools take a word that begins with a dash for an option."""
     dashed, plain = UUID(int=0b111110 << 122), UUID(int=1)
     made = iter([dashed, plain])
-    assert log_dir.random_id(lambda: next(made)) == plain
-    monkeypatch.setattr(log_dir, "random_id", lambda: plain)
+    assert log_dir.make_random_id(lambda: next(made)) == plain
+    monkeypatch.setattr(log_dir, "make_random_id", lambda: plain)
     assert (
         LogDir.open(MemoryFileSystem(), "d", DirectoryOptions()).meta.cluster_id == "AAAAAAAAAAAAAAAAAAAAAQ"
     )

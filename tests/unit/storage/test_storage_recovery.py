@@ -55,4 +55,4 @@ def test_a_report_is_one_line() -> None:
     assert str(report) == "scanned 9 bytes: a.log: cut"
     assert str(RecoveryReport(was_clean=True)) == "opened after a clean stop"
     error = CorruptLog("a.log", 7, "x", "y")
-    assert str(error) == "a.log: corrupt at byte 7: expected x, found y"
+    assert str(error).startswith("a.log: corrupt at byte 7: expected x, found y.")

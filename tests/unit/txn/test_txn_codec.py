@@ -341,7 +341,7 @@ def test_ordinary_transactions_do_not_hold_the_level() -> None:
     many = [replace(KEPT, transactional_id=TransactionalId(f"t{i:02}")) for i in range(12)]
     refused = check_version_downgrade(many, 1)
     assert refused is not None
-    assert refused.reason.endswith("t08, t09 and 2 more")
+    assert "t08, t09 and 2 more." in refused.reason
 
 
 # ---- every legal entry
@@ -520,7 +520,7 @@ def test_one_step_is_one_batch_and_strangers_are_counted() -> None:
     assert list(decode_batches(strange + ours + strange, skipped)) == step
     assert skipped == {5: 2}
     keyless = encode_batch([Record(offset=0, timestamp_ms=START, key=None, value=b"?")], BatchMeta())
-    with pytest.raises(DecodeError, match="no key"):
+    with pytest.raises(DecodeError, match="no readable key"):
         list(decode_batches(keyless))
 
 

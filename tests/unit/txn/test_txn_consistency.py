@@ -358,7 +358,7 @@ class Disk:
     def list_entries_to_compare(self) -> Iterable[TxnEntry]:
         return self.world.entries.values()
 
-    def coordinator_epoch(self, _: TransactionalId) -> int:
+    def get_coordinator_epoch(self, _: TransactionalId) -> int:
         return 0
 
     def submit_while_loading(

@@ -30,7 +30,7 @@ from tallystick.broker.config.topic_config import (
 )
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
-from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_config, setting, settings_of
+from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_config, list_settings, setting
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
 DEFAULT_PROTOCOL_MAP: Final = "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT"
@@ -44,7 +44,7 @@ class BrokerConfig:
     `given` keeps the texts that were set, by name: DescribeConfigs distinguishes a set value from a default.
     """
 
-    given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    originals: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     # --------------------------------------------------------------- address and identity
     node_id: int = setting(1, "Id of this broker.", kind=SettingType.INT, low=0)
@@ -421,16 +421,17 @@ class BrokerConfig:
         """Yield violations of rules that involve more than one setting."""
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             yield (
-                f"group.min.session.timeout.ms: {self.group_min_session_timeout_ms} is above "
-                f"group.max.session.timeout.ms {self.group_max_session_timeout_ms}"
+                f"group.min.session.timeout.ms: {self.group_min_session_timeout_ms} is above"
+                f" group.max.session.timeout.ms={self.group_max_session_timeout_ms}"
             )
         if self.socket_request_max_bytes > self.queued_max_request_bytes:
             yield (
-                f"socket.request.max.bytes: {self.socket_request_max_bytes} is above "
-                f"queued.max.request.bytes {self.queued_max_request_bytes}: no such request could be received"
+                f"socket.request.max.bytes: {self.socket_request_max_bytes} is above"
+                f" queued.max.request.bytes={self.queued_max_request_bytes}, so that no such request could be"
+                " received"
             )
         if "," in self.log_dirs:
-            yield f"log.dirs: {self.log_dirs!r} lists several, one data directory is supported"
+            yield f"log.dirs: {self.log_dirs!r} lists several directories; only one is supported"
         yield from self._find_listener_problems()
         yield from self._find_authorizer_problems()
         try:
@@ -445,7 +446,7 @@ class BrokerConfig:
             yield from str(exc).splitlines()
             return
         exposed = [listener for listener in listeners if listener.is_open_to_the_network]
-        if exposed and not self.allow_insecure_listeners and not self.given.get("authorizer.class.name"):
+        if exposed and not self.allow_insecure_listeners and not self.originals.get("authorizer.class.name"):
             yield (
                 f"listeners: {exposed[0]} lets everyone who reaches it read, write and delete: there is "
                 "neither a login nor encryption. Listen on the loopback, use SSL, or give "
@@ -455,7 +456,7 @@ class BrokerConfig:
     def make_listeners(self) -> tuple[Listener, ...]:
         """Return the listeners with their own settings. Raises: BadConfig, as `parse` does."""
         return parse_listeners(
-            self.listeners, self.advertised_listeners, self.listener_security_protocol_map, self.given
+            self.listeners, self.advertised_listeners, self.listener_security_protocol_map, self.originals
         )
 
     def _find_authorizer_problems(self) -> Iterator[str]:
@@ -481,28 +482,28 @@ class BrokerConfig:
         return 1000 if self.log_flush_interval_ms is None else self.log_flush_interval_ms
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> "BrokerConfig":
+    def parse(cls, originals: Mapping[str, str]) -> "BrokerConfig":
         """Return the configuration for `given`, by dotted name. Raises BadConfig with all problems."""
-        known = dict(given)
+        settings = dict(originals)
         for old, new in RENAMED_SETTINGS.items():
-            if old in known:
-                known.setdefault(new, known.pop(old))
-        controllers = known.pop("controller.listener.names", "")
-        _remove_controller_listeners(known, controllers)
-        problems = list(iter_problems(known))
+            if old in settings:
+                settings.setdefault(new, settings.pop(old))
+        controllers = settings.pop("controller.listener.names", "")
+        _remove_controller_listeners(settings, controllers)
+        problems = list(iter_problems(settings))
         effective = {
             name: text
-            for name, text in known.items()
+            for name, text in settings.items()
             if name not in INEFFECTIVE_SETTINGS and not is_refused(name)
         }
         try:
             own = {name: text for name, text in effective.items() if not is_listener_setting(name)}
-            made = build_config(cls, own, given=MappingProxyType(SettingTexts(effective)))
+            config = build_config(cls, own, given=MappingProxyType(SettingTexts(effective)))
         except BadConfig as exc:
             raise BadConfig("\n".join([*problems, str(exc)])) from None
         if problems:
             raise BadConfig("\n".join(problems))
-        return made
+        return config
 
     def make_topic_config(self, overrides: Mapping[str, str] = MappingProxyType({})) -> TopicConfig:
         """Return a topic's configuration: its own `overrides` over this broker's fall-backs.
@@ -510,19 +511,19 @@ class BrokerConfig:
         Raises: BadConfig with all problems.
         """
         texts = {}
-        for name, made in TOPIC_SETTINGS.items():
-            found = self.find_topic_fallback(made)
-            if found is not None:
-                texts[name] = found[1]
+        for name, spec in TOPIC_SETTINGS.items():
+            fallback = self.find_topic_fallback(spec)
+            if fallback is not None:
+                texts[name] = fallback[1]
         return build_config(TopicConfig, texts | drop_default_only_settings(overrides))
 
-    def find_topic_fallback(self, made: Setting) -> tuple[str, str] | None:
+    def find_topic_fallback(self, spec: Setting) -> tuple[str, str] | None:
         """Return the broker setting that gives topic setting `made` its value, and that value's text.
 
         None when none of them is set: the topic setting's own default, which is Kafka's, applies.
         """
-        for synonym in made.synonyms:
-            text = self.given.get(synonym.name)
+        for synonym in spec.synonyms:
+            text = self.originals.get(synonym.name)
             if text is not None and text != "":
                 return synonym.name, self.scale_text(text, synonym.scale)
         return None
@@ -546,26 +547,26 @@ def drop_default_only_settings(overrides: Mapping[str, str]) -> dict[str, str]:
     return {name: text for name, text in overrides.items() if name not in DEFAULT_ONLY_SETTINGS}
 
 
-def list_ineffective(given: Mapping[str, str]) -> list[str]:
+def list_ineffective(originals: Mapping[str, str]) -> list[str]:
     """Return the names in `given` that are accepted and change nothing."""
-    return sorted(name for name in given if name in INEFFECTIVE_SETTINGS)
+    return sorted(name for name in originals if name in INEFFECTIVE_SETTINGS)
 
 
-def _remove_controller_listeners(known: dict[str, str], controllers: str) -> None:
+def _remove_controller_listeners(settings: dict[str, str], controllers: str) -> None:
     """Remove controller listeners: a KRaft server.properties has them, and there is no quorum here."""
     names = {name.strip().upper() for name in controllers.split(",") if name.strip()}
     for key in ("listeners", "advertised.listeners"):
-        if key in known:
-            kept = [
+        if key in settings:
+            parts = [
                 part
-                for part in known[key].split(",")
+                for part in settings[key].split(",")
                 if part.partition("://")[0].strip().upper() not in names
             ]
-            known[key] = ",".join(kept)
+            settings[key] = ",".join(parts)
 
 
-BROKER_SETTINGS: Final = settings_of(BrokerConfig) | LISTENER_SETTINGS
-TOPIC_SETTINGS: Final = settings_of(TopicConfig)
+BROKER_SETTINGS: Final = list_settings(BrokerConfig) | LISTENER_SETTINGS
+TOPIC_SETTINGS: Final = list_settings(TopicConfig)
 
 # Kafka's older name, which still works, and the newer one, which wins when both are given.
 RENAMED_SETTINGS: Final = {"broker.id": "node.id", "log.dir": "log.dirs"}

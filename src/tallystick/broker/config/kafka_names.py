@@ -216,14 +216,14 @@ def is_kafka_name(name: str) -> bool:
     return name in INEFFECTIVE_SETTINGS or is_refused(name)
 
 
-def iter_problems(given: Mapping[str, str]) -> Iterator[str]:
+def iter_problems(originals: Mapping[str, str]) -> Iterator[str]:
     """Yield the problem of each setting in `given` that asks for an unsupported feature."""
-    for name, text in given.items():
+    for name, text in originals.items():
         if name in REFUSED_SETTINGS:
-            default, why = REFUSED_SETTINGS[name]
+            default, reason = REFUSED_SETTINGS[name]
             if text.strip() != default:
-                yield f"{name}: {text!r} is not supported, only {default!r}: {why}"
+                yield f"{name}: {text!r} is not supported, only {default!r}: {reason}"
         elif is_refused(name):
-            for prefix, why in REFUSED_PREFIXES.items():
+            for prefix, reason in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):
-                    yield f"{name}: not supported: {why}"
+                    yield f"{name}: not supported: {reason}"

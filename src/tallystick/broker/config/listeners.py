@@ -16,9 +16,9 @@ from tallystick.kernel.settings import (
     BadConfig,
     SettingType,
     describe_unknown,
+    list_settings,
     parse_values,
     setting,
-    settings_of,
 )
 from tallystick.kernel.value import Value
 from tallystick.security.tls.principal_rules import PrincipalRule, parse_principal_rules
@@ -104,7 +104,7 @@ class Listener(Value, kw_only=True):
         return self.protocol is SecurityProtocol.PLAINTEXT and not self.endpoint.is_loopback
 
 
-LISTENER_SETTINGS: Final = settings_of(TlsSettings) | settings_of(ListenerSettings)
+LISTENER_SETTINGS: Final = list_settings(TlsSettings) | list_settings(ListenerSettings)
 
 
 def is_listener_setting(name: str) -> bool:
@@ -161,7 +161,7 @@ def collect_listener_texts(name: str, texts: Mapping[str, str]) -> dict[str, str
 
 
 def _build(cls: type[C], texts: Mapping[str, str], listener: str, problems: list[str]) -> C:
-    declared = settings_of(cls)
+    declared = list_settings(cls)
     values, wrong = parse_values(cls, {key: text for key, text in texts.items() if key in declared})
     built = cls(**values)
     rules = getattr(built, "problems", None)

@@ -20,7 +20,7 @@ WEEK_MS: Final = 7 * DAY_MS
 COMPRESSION_TYPES: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
 
-def _broker_synonym(name: str, scale: int = 1) -> Synonym:
+def _make_broker_synonym(name: str, scale: int = 1) -> Synonym:
     return Synonym(name=name, scale=scale)
 
 
@@ -33,7 +33,7 @@ class TopicConfig:
         "What happens to old records: `delete` removes whole segments, `compact` keeps the newest "
         "record of each key.",
         choices=("delete", "compact"),
-        synonyms=(_broker_synonym("log.cleanup.policy"),),
+        synonyms=(_make_broker_synonym("log.cleanup.policy"),),
     )
     compression_gzip_level: int = setting(
         -1,
@@ -41,7 +41,7 @@ class TopicConfig:
         kind=SettingType.INT,
         low=-1,
         high=9,
-        synonyms=(_broker_synonym("compression.gzip.level"),),
+        synonyms=(_make_broker_synonym("compression.gzip.level"),),
     )
     compression_lz4_level: int = setting(
         9,
@@ -49,13 +49,13 @@ class TopicConfig:
         kind=SettingType.INT,
         low=1,
         high=17,
-        synonyms=(_broker_synonym("compression.lz4.level"),),
+        synonyms=(_make_broker_synonym("compression.lz4.level"),),
     )
     compression_type: str = setting(
         "producer",
         "Codec of stored batches; `producer` keeps the client's.",
         choices=COMPRESSION_TYPES,
-        synonyms=(_broker_synonym("compression.type"),),
+        synonyms=(_make_broker_synonym("compression.type"),),
     )
     compression_zstd_level: int = setting(
         3,
@@ -63,94 +63,94 @@ class TopicConfig:
         kind=SettingType.INT,
         low=-131072,
         high=22,
-        synonyms=(_broker_synonym("compression.zstd.level"),),
+        synonyms=(_make_broker_synonym("compression.zstd.level"),),
     )
     delete_retention_ms: int = setting(
         DAY_MS,
         "How long a tombstone stays readable in a compacted topic.",
         low=0,
-        synonyms=(_broker_synonym("log.cleaner.delete.retention.ms"),),
+        synonyms=(_make_broker_synonym("log.cleaner.delete.retention.ms"),),
     )
     file_delete_delay_ms: int = setting(
         60_000,
         "Delay between removing a segment from the log and deleting its files.",
         low=0,
-        synonyms=(_broker_synonym("log.segment.delete.delay.ms"),),
+        synonyms=(_make_broker_synonym("log.segment.delete.delay.ms"),),
     )
     flush_messages: int = setting(
         INT64_MAX,
         "Kafka's forced flush by count. Accepted, without effect: see `flush.policy`.",
         low=1,
-        synonyms=(_broker_synonym("log.flush.interval.messages"),),
+        synonyms=(_make_broker_synonym("log.flush.interval.messages"),),
     )
     flush_ms: int = setting(
         INT64_MAX,
         "Kafka's forced flush by time. Accepted, without effect: see `flush.policy`.",
         low=0,
-        synonyms=(_broker_synonym("log.flush.interval.ms"),),
+        synonyms=(_make_broker_synonym("log.flush.interval.ms"),),
     )
     index_interval_bytes: int = setting(
         4096,
         "Bytes of log between entries of the offset index.",
         kind=SettingType.INT,
         low=0,
-        synonyms=(_broker_synonym("log.index.interval.bytes"),),
+        synonyms=(_make_broker_synonym("log.index.interval.bytes"),),
     )
     max_compaction_lag_ms: int = setting(
         INT64_MAX,
         "Longest time after which a record is compacted.",
         low=1,
-        synonyms=(_broker_synonym("log.cleaner.max.compaction.lag.ms"),),
+        synonyms=(_make_broker_synonym("log.cleaner.max.compaction.lag.ms"),),
     )
     max_message_bytes: int = setting(
         1_048_588,
         "Largest record batch accepted, after compression.",
         kind=SettingType.INT,
         low=0,
-        synonyms=(_broker_synonym("message.max.bytes"),),
+        synonyms=(_make_broker_synonym("message.max.bytes"),),
     )
     message_timestamp_after_max_ms: int = setting(
         HOUR_MS,
         "How far a record's timestamp may be ahead of the broker's clock.",
         low=0,
-        synonyms=(_broker_synonym("log.message.timestamp.after.max.ms"),),
+        synonyms=(_make_broker_synonym("log.message.timestamp.after.max.ms"),),
     )
     message_timestamp_before_max_ms: int = setting(
         INT64_MAX,
         "How far a record's timestamp may be behind the broker's clock.",
         low=0,
-        synonyms=(_broker_synonym("log.message.timestamp.before.max.ms"),),
+        synonyms=(_make_broker_synonym("log.message.timestamp.before.max.ms"),),
     )
     message_timestamp_type: str = setting(
         "CreateTime",
         "Whether records have the producer's timestamp or, with `LogAppendTime`, the broker's.",
         choices=("CreateTime", "LogAppendTime"),
-        synonyms=(_broker_synonym("log.message.timestamp.type"),),
+        synonyms=(_make_broker_synonym("log.message.timestamp.type"),),
     )
     min_cleanable_dirty_ratio: float = setting(
         0.5,
         "Share of a compacted log that must be uncompacted before it is compacted.",
         low=0,
         high=1,
-        synonyms=(_broker_synonym("log.cleaner.min.cleanable.ratio"),),
+        synonyms=(_make_broker_synonym("log.cleaner.min.cleanable.ratio"),),
     )
     min_compaction_lag_ms: int = setting(
         0,
         "Shortest time after which a record may be compacted.",
         low=0,
-        synonyms=(_broker_synonym("log.cleaner.min.compaction.lag.ms"),),
+        synonyms=(_make_broker_synonym("log.cleaner.min.compaction.lag.ms"),),
     )
     min_insync_replicas: int = setting(
         1,
         "Replicas that a write with acks=all needs. There is one: above 1, such writes are refused.",
         kind=SettingType.INT,
         low=1,
-        synonyms=(_broker_synonym("min.insync.replicas"),),
+        synonyms=(_make_broker_synonym("min.insync.replicas"),),
     )
     preallocate: bool = setting(
         False,
         "Kafka's preallocation of segments. Accepted, without effect.",
-        synonyms=(_broker_synonym("log.preallocate"),),
+        synonyms=(_make_broker_synonym("log.preallocate"),),
     )
     retention_bytes: int | None = setting(
         None,
@@ -158,7 +158,7 @@ class TopicConfig:
         kind=SettingType.LONG,
         low=0,
         none="-1",
-        synonyms=(_broker_synonym("log.retention.bytes"),),
+        synonyms=(_make_broker_synonym("log.retention.bytes"),),
     )
     retention_ms: int | None = setting(
         WEEK_MS,
@@ -167,9 +167,9 @@ class TopicConfig:
         low=0,
         none="-1",
         synonyms=(
-            _broker_synonym("log.retention.ms"),
-            _broker_synonym("log.retention.minutes", 60_000),
-            _broker_synonym("log.retention.hours", HOUR_MS),
+            _make_broker_synonym("log.retention.ms"),
+            _make_broker_synonym("log.retention.minutes", 60_000),
+            _make_broker_synonym("log.retention.hours", HOUR_MS),
         ),
     )
     segment_bytes: int = setting(
@@ -177,31 +177,34 @@ class TopicConfig:
         "Size at which a new segment is started.",
         kind=SettingType.INT,
         low=1_048_576,
-        synonyms=(_broker_synonym("log.segment.bytes"),),
+        synonyms=(_make_broker_synonym("log.segment.bytes"),),
     )
     segment_index_bytes: int = setting(
         10_485_760,
         "Largest size of a segment's index.",
         kind=SettingType.INT,
         low=4,
-        synonyms=(_broker_synonym("log.index.size.max.bytes"),),
+        synonyms=(_make_broker_synonym("log.index.size.max.bytes"),),
     )
     segment_jitter_ms: int = setting(
         0,
         "Maximum random amount subtracted from segment.ms, so that segments do not all roll at once.",
         low=0,
-        synonyms=(_broker_synonym("log.roll.jitter.ms"), _broker_synonym("log.roll.jitter.hours", HOUR_MS)),
+        synonyms=(
+            _make_broker_synonym("log.roll.jitter.ms"),
+            _make_broker_synonym("log.roll.jitter.hours", HOUR_MS),
+        ),
     )
     segment_ms: int = setting(
         WEEK_MS,
         "Age at which a new segment is started.",
         low=1,
-        synonyms=(_broker_synonym("log.roll.ms"), _broker_synonym("log.roll.hours", HOUR_MS)),
+        synonyms=(_make_broker_synonym("log.roll.ms"), _make_broker_synonym("log.roll.hours", HOUR_MS)),
     )
     unclean_leader_election_enable: bool = setting(
         False,
         "Kafka's election of a replica that lags. Accepted, without effect: there is one replica.",
-        synonyms=(_broker_synonym("unclean.leader.election.enable"),),
+        synonyms=(_make_broker_synonym("unclean.leader.election.enable"),),
     )
 
     def problems(self) -> Iterator[str]:

@@ -31,9 +31,9 @@ _CLIENT_ERRORS: Final = MappingProxyType(
 )
 
 
-def translate_append_error(refused: Reject) -> Reject:
+def translate_append_error(refusal: Reject) -> Reject:
     """Map an error of the coordinator's log to the coordinator's answer."""
-    return Reject(_CLIENT_ERRORS.get(refused.code, refused.code), refused.reason)
+    return Reject(_CLIENT_ERRORS.get(refusal.code, refusal.code), refusal.reason)
 
 
 def decide_or_refuse(decide: Callable[[], DecisionT | Reject]) -> DecisionT | Reject:
@@ -49,8 +49,8 @@ def decide_or_refuse(decide: Callable[[], DecisionT | Reject]) -> DecisionT | Re
     except InvariantBroken:
         raise
     except Exception as exc:
-        _log.exception("a command cannot be decided, it is refused: %s", exc)
-        return Reject(ErrorCode.UNKNOWN_SERVER_ERROR, f"the command cannot be decided: {exc}")
+        _log.exception("a command failed and was refused; nothing was changed: %s", exc)
+        return Reject(ErrorCode.UNKNOWN_SERVER_ERROR, f"the command failed; nothing was changed: {exc}")
 
 
 def append_or_refuse(
@@ -65,12 +65,16 @@ def append_or_refuse(
         batch = encode()
     except Exception as exc:
         # No record was written, so no state is in doubt: only this command is refused.
-        _log.exception("a record cannot be encoded, its command is refused: %s", exc)
-        return Reject(ErrorCode.UNKNOWN_SERVER_ERROR, f"the record cannot be encoded: {exc}")
+        _log.exception(
+            "a record could not be encoded, so its command was refused; nothing was changed: %s", exc
+        )
+        return Reject(
+            ErrorCode.UNKNOWN_SERVER_ERROR, f"the record could not be encoded; nothing was changed: {exc}"
+        )
     try:
         return append(batch)
     except LogOffline:
-        raise
+        raise  # unknown whether the log has the batch: its partition is lost, and read back
     except StorageFailure as exc:
         # The disk is full, or the write failed and was rolled back: nothing was appended.
         return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))

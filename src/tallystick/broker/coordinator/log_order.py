@@ -27,9 +27,9 @@ class _PendingAppend:
             self.durable_future.add_done_callback(_retrieve_exception)
         self.resolve(False)
 
-    def resolve(self, applied: bool) -> None:
+    def resolve(self, is_applied: bool) -> None:
         if not self.applied_future.done():
-            self.applied_future.set_result(applied)
+            self.applied_future.set_result(is_applied)
 
 
 class AppendOrder:
@@ -40,9 +40,9 @@ class AppendOrder:
 
     __slots__ = ("_on_failure", "_pending_appends", "is_closed")
 
-    def __init__(self, lost: Callable[[Exception], None]) -> None:
+    def __init__(self, on_failure: Callable[[Exception], None]) -> None:
         self._pending_appends: deque[_PendingAppend] = deque()
-        self._on_failure = lost
+        self._on_failure = on_failure
         self.is_closed = False
 
     def apply_when_durable(

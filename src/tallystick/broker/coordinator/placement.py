@@ -11,8 +11,8 @@ def hash_to_partition(name: str, partition_count: int) -> int:
     Source: GroupMetadataManager.partitionFor, TransactionStateManager.partitionFor, Utils.abs.
     """
     value = 0
-    encoded = name.encode("utf-16-be", "surrogatepass")
-    for (unit,) in struct.iter_unpack(">H", encoded):
+    utf16 = name.encode("utf-16-be", "surrogatepass")
+    for (unit,) in struct.iter_unpack(">H", utf16):
         value = (31 * value + unit) & 0xFFFFFFFF
-    signed = value - (1 << 32) if value >> 31 else value
-    return 0 if signed == -(1 << 31) else abs(signed) % partition_count
+    signed_hash = value - (1 << 32) if value >> 31 else value
+    return 0 if signed_hash == -(1 << 31) else abs(signed_hash) % partition_count

@@ -44,10 +44,20 @@ class CoordinatorRefusals(Value):
     def for_topic(cls, topic: str) -> "CoordinatorRefusals":
         """Return the refusals worded for a coordinator's topic."""
         return cls(
-            stopped=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping"),
-            loading=Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{topic} is being read"),
-            lost=Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {topic} is offline"),
-            timed_out=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic} did not answer in time"),
+            stopped=Reject(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker is stopping; find the coordinator again"
+            ),
+            loading=Reject(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"the coordinator is reading {topic}; retry"
+            ),
+            lost=Reject(
+                ErrorCode.NOT_COORDINATOR, f"the partition of {topic} is offline; find the coordinator again"
+            ),
+            timed_out=Reject(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                f"an append to {topic} took too long, and may still succeed; find the coordinator again and"
+                " retry",
+            ),
         )
 
 
@@ -80,7 +90,7 @@ class PartitionReloader:
         self._log = log
         self._refusals = CoordinatorRefusals.for_topic(topic)
         self._reload_at_ms: dict[int, int] = {}  # when each lost partition is read again
-        self._loading: set[int] = set()
+        self._loading_indexes: set[int] = set()
         self._failures: Counter[int] = Counter()
         self._serving_since_ms: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,11 +101,11 @@ class PartitionReloader:
     # ---- what is off
 
     def __bool__(self) -> bool:
-        return bool(self._reload_at_ms or self._loading)
+        return bool(self._reload_at_ms or self._loading_indexes)
 
     def find_refusal(self, index: int) -> Reject | None:
         """Return the reason why the partition refuses commands now; None if it serves."""
-        if index in self._loading:
+        if index in self._loading_indexes:
             return self._refusals.loading
         return self._refusals.lost if index in self._reload_at_ms else None
 
@@ -104,12 +114,12 @@ class PartitionReloader:
         return index in self._reload_at_ms
 
     def is_partition_loading(self, index: int) -> bool:
-        return index in self._loading
+        return index in self._loading_indexes
 
     @property
     def unavailable_indexes(self) -> frozenset[int]:
         """All partitions that are off."""
-        return frozenset((*self._loading, *self._reload_at_ms))
+        return frozenset((*self._loading_indexes, *self._reload_at_ms))
 
     @property
     def lost_count(self) -> int:
@@ -119,32 +129,32 @@ class PartitionReloader:
     @property
     def is_loading(self) -> bool:
         """Whether a partition is being read or about to be; repeated failures do not count."""
-        return bool(self._loading) or any(self._failures[index] < 2 for index in self._reload_at_ms)
+        return bool(self._loading_indexes) or any(self._failures[index] < 2 for index in self._reload_at_ms)
 
     # ---- reading
 
     def mark_loading(self, indexes: Iterable[int]) -> None:
         """Mark the partitions that a start will read with `load`."""
-        self._loading.update(indexes)
+        self._loading_indexes.update(indexes)
 
     async def load(self, index: int) -> None:
         """Read a partition at a start, or read it back; lose it if that fails. Never raises."""
-        self._loading.add(index)
+        self._loading_indexes.add(index)
         losses = self.loss_counts[index]
         try:
             await self._owner.load(index)
         except Exception as exc:
             # The log is unreadable or its content impossible: the other partitions must not wait for it.
-            self._loading.discard(index)
-            self._schedule_reload(index, exc, "cannot be read")
+            self._loading_indexes.discard(index)
+            self._schedule_reload(index, exc, "could not be read and is not served; it is read again")
             return
-        self._loading.discard(index)
+        self._loading_indexes.discard(index)
         if self.loss_counts[index] != losses:
             return  # lost again meanwhile
         if self._reload_at_ms.pop(index, None) is not None:
             self.reload_count += 1
             self._serving_since_ms[index] = self._clock.monotonic_ms()
-            self._log.warning("%s-%d was read back and serves again", self._topic, index)
+            self._log.warning("%s-%d was read again and is served", self._topic, index)
         self._owner.on_loaded(index)
 
     def mark_lost(self, index: int, cause: BaseException) -> None:
@@ -153,28 +163,30 @@ class PartitionReloader:
         back_ms = self._serving_since_ms.pop(index, None)
         if back_ms is not None and self._clock.monotonic_ms() - back_ms >= HEALTHY_AFTER_MS:
             del self._failures[index]
-        self._schedule_reload(index, cause, "is off until it is read back")
+        self._schedule_reload(index, cause, "failed and is not served; it is read again")
 
-    def _schedule_reload(self, index: int, cause: BaseException, said: str) -> None:
+    def _schedule_reload(self, index: int, cause: BaseException, text: str) -> None:
         if isinstance(cause, LogOffline):
             self._reload_at_ms[index] = _NEVER
-            self._log.error("%s-%d is off: %r", self._topic, index, cause, exc_info=cause)
+            self._log.error(
+                "%s-%d is not served until the broker restarts: %r", self._topic, index, cause, exc_info=cause
+            )
             return
         wait_ms = min(BACKOFF_MS << min(self._failures[index], BACKOFF_DOUBLINGS), BACKOFF_MAX_MS)
         self._failures[index] += 1
         self._reload_at_ms[index] = self._clock.monotonic_ms() + wait_ms
-        self._log.error("%s-%d %s, in %d ms: %r", self._topic, index, said, wait_ms, cause, exc_info=cause)
+        self._log.error("%s-%d %s in %d ms: %r", self._topic, index, text, wait_ms, cause, exc_info=cause)
         if not self._is_stopped:
             self._owner.wake_at(self._reload_at_ms[index])
 
     def run_due(self, now_ms: int) -> None:
         """Start to read back the partitions whose backoff has passed."""
-        waiting = {index: at_ms for index, at_ms in self._reload_at_ms.items() if at_ms != _NEVER}
-        for index, at_ms in waiting.items():
-            if index in self._loading or self._is_stopped:
+        scheduled = {index: at_ms for index, at_ms in self._reload_at_ms.items() if at_ms != _NEVER}
+        for index, at_ms in scheduled.items():
+            if index in self._loading_indexes or self._is_stopped:
                 continue
             if at_ms <= now_ms:
-                self._loading.add(index)
+                self._loading_indexes.add(index)
                 task = asyncio.get_running_loop().create_task(self.load(index))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -189,9 +201,9 @@ class PartitionReloader:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def find_last_offset(piece: bytes) -> Offset | None:
+def find_last_offset(chunk: bytes) -> Offset | None:
     """Return the offset of the last record in whole batches."""
     last = None
-    for _, header in iter_headers(piece):
+    for _, header in iter_headers(chunk):
         last = Offset(header.next_offset - 1)
     return last

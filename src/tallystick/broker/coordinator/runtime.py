@@ -181,9 +181,9 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
         self.begin_shutdown()
         self.timer.cancel()
         await self.reloader.stop()
-        writing = [lane.durable_future for lane in self.command_queues.values()]
-        if writing:
-            await asyncio.wait(writing, timeout=self._answer_timeout_ms() / 1_000)
+        futures = [lane.durable_future for lane in self.command_queues.values()]
+        if futures:
+            await asyncio.wait(futures, timeout=self._answer_timeout_ms() / 1_000)
         for lane in self.command_queues.values():
             answer_all((*lane.in_flight, *lane.waiting), self.refusals.stopped)
 
@@ -210,9 +210,9 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
     async def read_log(self, index: int, chunk_bytes: int) -> AsyncIterator[bytes]:
         """Yield a partition's log in pieces of whole batches; when it ends, all of them are durable."""
         partition, end = self._topic.list_partitions()[index], None
-        for piece in partition.iter_batches(chunk_bytes):
-            yield piece
-            end = find_last_offset(piece)
+        for chunk in partition.iter_batches(chunk_bytes):
+            yield chunk
+            end = find_last_offset(chunk)
             await asyncio.sleep(0)
         durable = partition.when_durable(end) if end is not None and self.reloader.is_lost(index) else None
         if durable is not None:
@@ -263,7 +263,7 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
         """Decide a group once. A broken invariant costs the partition it was found in, and no other."""
         logic = self._logic
         if self.reloader and logic.is_lost(logic.partition_for(key)):
-            answer_all(group, self.refusals.lost)  # the partition was lost while the group waited
+            answer_all(group, self.refusals.lost)  # the partition was lost while the commands waited
             return
         try:
             write = logic.decide(key, group)
@@ -272,6 +272,7 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
             answer_all(group, self.refusals.lost)
             return
         if write is not None:
+            # [TXN-1]: nothing is applied or answered before the records are durable.
             lane = self.command_queues[key] = CommandQueue(group, write.durable_future)
             for pending in group:
                 self.set_deadline(pending)
@@ -313,33 +314,33 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
 
     @asynccontextmanager
     async def pause_commands(
-        self, waiting: Callable[[], Sequence["asyncio.Future[Any]"]]
+        self, list_unfinished: Callable[[], Sequence["asyncio.Future[Any]"]]
     ) -> AsyncIterator[bool]:
         """Hold up new commands; on entry, all pending ones are durable and applied.
 
         For a change of the rules that every decision rests on. One at a time.
 
         Args:
-            waiting: further futures that must be done before nothing is pending.
+            list_unfinished: returns further futures that must be done before nothing is pending.
 
         Yields:
             Whether everything settled within the answer timeout.
         """
         self._paused_commands = deque()
         try:
-            yield await self._wait_for_writes(waiting)
+            yield await self._wait_for_writes(list_unfinished)
         finally:
-            held, self._paused_commands = self._paused_commands, None
-            for key, pending in held:
+            paused, self._paused_commands = self._paused_commands, None
+            for key, pending in paused:
                 if not pending.future.done():
                     self.submit_unpaused(key, pending)
 
-    async def _wait_for_writes(self, waiting: Callable[[], Sequence["asyncio.Future[Any]"]]) -> bool:
+    async def _wait_for_writes(self, list_unfinished: Callable[[], Sequence["asyncio.Future[Any]"]]) -> bool:
         try:
             async with asyncio.timeout(self._answer_timeout_ms() / 1_000):
                 while pending := [
                     *(lane.durable_future for lane in self.command_queues.values()),
-                    *waiting(),
+                    *list_unfinished(),
                 ]:
                     await asyncio.wait(pending)
         except TimeoutError:
@@ -385,13 +386,13 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
         return deadlines[0][0] if deadlines else None
 
 
-def answer(pending: PendingCommand[Any, AnswerT], said: AnswerT | Reject) -> None:
+def answer(pending: PendingCommand[Any, AnswerT], result: AnswerT | Reject) -> None:
     """Answer a command, unless it has been answered: its deadline may have passed."""
     if not pending.future.done():
-        pending.future.set_result(said)
+        pending.future.set_result(result)
 
 
-def answer_all(group: Iterable[PendingCommand[Any, AnswerT]], said: AnswerT | Reject) -> None:
+def answer_all(group: Iterable[PendingCommand[Any, AnswerT]], result: AnswerT | Reject) -> None:
     """Answer several commands alike."""
     for pending in group:
-        answer(pending, said)
+        answer(pending, result)

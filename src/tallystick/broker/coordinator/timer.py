@@ -77,7 +77,10 @@ class CoordinatorTimer:
         # Only once in a row: a loop that is always late must still expire sessions.
         if late_ms > SUSPENSION_MIN_MS and self._grace_until_ms is None:
             self._suspended_ms += late_ms
-            self._log.warning("nothing was heard for %d ms: deadlines are as much later", late_ms)
+            self._log.warning(
+                "the broker was suspended or overloaded for %d ms; all deadlines are postponed by that",
+                late_ms,
+            )
             self._grace_until_ms = self.monotonic_ms() + SUSPENSION_GRACE_MS
             self.arm(self._grace_until_ms)
             return

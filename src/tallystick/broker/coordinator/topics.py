@@ -13,16 +13,16 @@ from tallystick.kernel.errors import Reject
 class CoordinatorTopic:
     """`__consumer_offsets` or `__transaction_state`, as seen by its coordinator. Lives on the loop."""
 
-    def __init__(self, controller: TopicController, wanted: Callable[[], TopicSpec]) -> None:
+    def __init__(self, controller: TopicController, define_topic: Callable[[], TopicSpec]) -> None:
         """Create the view of a topic that need not exist yet.
 
         Args:
-            wanted: how to create the topic, with the current settings.
+            define_topic: how to create the topic, with the current settings.
         """
         self._controller = controller
         self._topics = controller.image
-        self._define_topic = wanted
-        self._name = wanted().name
+        self._define_topic = define_topic
+        self._name = define_topic().name
 
     @property
     def partition_count(self) -> int:
@@ -38,11 +38,11 @@ class CoordinatorTopic:
         """Create the topic unless it exists; a full disk is a retriable refusal."""
         if self._topics.find(self._name) is not None:
             return None
-        created = await self._controller.create_if_absent(self._define_topic())
-        if not isinstance(created, Reject):
+        result = await self._controller.create_if_absent(self._define_topic())
+        if not isinstance(result, Reject):
             return None
-        is_full = created.code is ErrorCode.KAFKA_STORAGE_ERROR
-        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, created.reason) if is_full else created
+        is_full = result.code is ErrorCode.KAFKA_STORAGE_ERROR
+        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, result.reason) if is_full else result
 
 
 class ConsumerOffsetsTopic(CoordinatorTopic):
@@ -53,13 +53,14 @@ class ConsumerOffsetsTopic(CoordinatorTopic):
 
     async def ensure_partition(self, index: int) -> Partition | Reject:
         """Return one partition; create the topic if it does not exist."""
-        refused = await self.ensure_exists()
-        if refused is not None:
-            return refused
+        refusal = await self.ensure_exists()
+        if refusal is not None:
+            return refusal
         partitions = self.list_partitions()
         if index >= len(partitions):
             return Reject(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {CONSUMER_OFFSETS_TOPIC}-{index}"
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"partition {CONSUMER_OFFSETS_TOPIC}-{index} does not exist",
             )
         return partitions[index]
 

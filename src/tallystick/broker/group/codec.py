@@ -209,28 +209,28 @@ def decode_batches(data: bytes) -> Iterator[ReplayedEvent]:
         if header.is_control:
             marker = read_marker(data, at)
             if marker is not None:
-                ended = TransactionEnded(
+                event = TransactionEnded(
                     producer_id=ProducerId(header.producer_id),
                     is_committed=marker.control_type is ControlType.COMMIT,
                 )
-                yield ReplayedEvent(ended, Offset(header.base_offset))
+                yield ReplayedEvent(event, Offset(header.base_offset))
         else:
             yield from _merge_commits(_decode_record(record, header) for record in decode_records(data, at))
 
 
-def _merge_commits(found: Iterator[ReplayedEvent | None]) -> Iterator[ReplayedEvent]:
+def _merge_commits(entries: Iterator[ReplayedEvent | None]) -> Iterator[ReplayedEvent]:
     """Join adjacent commits of one group, so that a request is applied at once, as it was live."""
-    held: ReplayedEvent | None = None
-    for entry in found:
-        joined = None if held is None or entry is None else _try_merge(held, entry)
-        if joined is not None:
-            held = joined
+    previous: ReplayedEvent | None = None
+    for entry in entries:
+        merged = None if previous is None or entry is None else _try_merge(previous, entry)
+        if merged is not None:
+            previous = merged
             continue
-        if held is not None:
-            yield held
-        held = entry
-    if held is not None:
-        yield held
+        if previous is not None:
+            yield previous
+        previous = entry
+    if previous is not None:
+        yield previous
 
 
 def _try_merge(first: ReplayedEvent, second: ReplayedEvent) -> ReplayedEvent | None:
@@ -244,10 +244,10 @@ def _try_merge(first: ReplayedEvent, second: ReplayedEvent) -> ReplayedEvent | N
     adjacent = first.offset + len(a.offsets) == second.offset and not a.offsets.keys() & b.offsets.keys()
     if not adjacent or (a.group_id, a.producer_id) != (b.group_id, b.producer_id):
         return None
-    merged = OffsetsCommitted(
+    event = OffsetsCommitted(
         group_id=a.group_id, offsets={**a.offsets, **b.offsets}, producer_id=a.producer_id
     )
-    return ReplayedEvent(merged, first.offset)
+    return ReplayedEvent(event, first.offset)
 
 
 def _decode_record(record: Record, header: BatchHeader) -> ReplayedEvent | None:
@@ -269,7 +269,7 @@ def _decode_record(record: Record, header: BatchHeader) -> ReplayedEvent | None:
 
 def _parse_version(value: bytes) -> int:
     if len(value) < _INT16.size:
-        raise DecodeError(f"a value of {len(value)} bytes has no version")
+        raise DecodeError(f"a value of __consumer_offsets has {len(value)} bytes, too few for a version")
     (version,) = _INT16.unpack_from(value)
     return int(version)
 

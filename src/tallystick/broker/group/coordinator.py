@@ -108,9 +108,9 @@ class GroupCoordinator:
     async def get_settled_group(self, group_id: GroupId) -> ClassicGroup | Reject | None:
         """Return the group once all earlier commands are applied, for a stable read (KIP-447)."""
         if group_id in self._runtime.command_queues:
-            said = await self._logic.submit(group_id, AwaitPriorCommands())
-            if isinstance(said, Reject):
-                return said
+            answer = await self._logic.submit(group_id, AwaitPriorCommands())
+            if isinstance(answer, Reject):
+                return answer
         return self.get_group(group_id)
 
     def list_pending_producers(self, group_id: GroupId) -> frozenset[ProducerId]:
@@ -140,7 +140,7 @@ class GroupCoordinator:
         group_id: GroupId,
         command: CommitTxnOffsets,
         guard: TxnGuard,
-        refused: FindRefusal = refuse_nothing,
+        find_refusal: FindRefusal = refuse_nothing,
     ) -> GroupAnswer:
         """Append offsets as part of a transaction; they are pending until `write_marker` ends it.
 
@@ -149,7 +149,7 @@ class GroupCoordinator:
         Args:
             refused: called when the command's turn has come; returns why its producer may not write any more.
         """
-        return await self._runtime.submit(group_id, make_pending(command, guard, refused))
+        return await self._runtime.submit(group_id, make_pending(command, guard, find_refusal))
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
         """Append an end marker to a partition, and end the transaction in its groups.
@@ -166,16 +166,18 @@ class GroupCoordinator:
             return REFUSALS.stopped
         if self._runtime.reloader.is_partition_loading(index):
             return REFUSALS.loading
-        existing = self._topic.list_partitions()
-        if index >= len(existing):
-            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no __consumer_offsets-{index}")
-        partition, offline = existing[index], self._runtime.reloader.is_lost(index)
+        partitions = self._topic.list_partitions()
+        if index >= len(partitions):
+            return Reject(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition __consumer_offsets-{index} does not exist"
+            )
+        partition, offline = partitions[index], self._runtime.reloader.is_lost(index)
         try:
-            appended = self._logic.writer.append_marker(index, partition, batch, guard)
-            if isinstance(appended, Reject):
-                return appended
-            result, applied = appended
-            if await applied:
+            outcome = self._logic.writer.append_marker(index, partition, batch, guard)
+            if isinstance(outcome, Reject):
+                return outcome
+            result, applied_future = outcome
+            if await applied_future:
                 return result
             if not offline:
                 return REFUSALS.lost

@@ -26,8 +26,8 @@ class GroupDeadlines:
 
     def schedule(self, group_id: GroupId, at_ms: int) -> bool:
         """Schedule a look at the group for this time, or before. Returns whether the schedule changed."""
-        planned = self._wake_at.get(group_id)
-        if planned is not None and planned <= at_ms:
+        scheduled_ms = self._wake_at.get(group_id)
+        if scheduled_ms is not None and scheduled_ms <= at_ms:
             return False
         self._wake_at[group_id] = at_ms
         heapq.heappush(self._wake_heap, (at_ms, group_id))

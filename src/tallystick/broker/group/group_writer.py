@@ -65,7 +65,7 @@ class GroupWriter:
     def __init__(
         self,
         tables: Callable[[], GroupTable],
-        lost: Callable[[int, Exception], None],
+        on_lost: Callable[[int, Exception], None],
         finish: Callable[[GroupId, PendingGroupCommand, GroupStep, Offset | None], None],
         clock: Clock,
     ) -> None:
@@ -77,7 +77,7 @@ class GroupWriter:
             finish: carries out a Step whose records are durable, at their offset.
         """
         self._create_table = tables
-        self._on_lost = lost
+        self._on_lost = on_lost
         self._execute_step = finish
         self._clock = clock
         self._shards: dict[int, _PartitionShard] = {}
@@ -124,22 +124,22 @@ class GroupWriter:
         first = part[0][0].command
         producer = first.command.identity if isinstance(first.command, CommitTxnOffsets) else None
         events = tuple(event for _, step in part for event in step.records)
-        appended: tuple[AppendResult, AppliedFuture] | Reject
+        outcome: tuple[AppendResult, AppliedFuture] | Reject
         if isinstance(partition, Reject):
-            appended = partition
-        elif (refused := first.find_refusal()) is not None:
-            appended = refused
+            outcome = partition
+        elif (refusal := first.find_refusal()) is not None:
+            outcome = refusal
         else:
             encode = partial(encode_batch_of, events, self._clock.now_ms(), producer)
             finish = partial(self._execute_steps, group_id, part)
-            appended = self._append_in_turn(index, partition, encode, first.guard, finish)
-        if not isinstance(appended, Reject):
-            return appended[1]
-        if appended.code in _CONTENT_ERRORS and len(part) > 1:
+            outcome = self._append_in_turn(index, partition, encode, first.guard, finish)
+        if not isinstance(outcome, Reject):
+            return outcome[1]
+        if outcome.code in _CONTENT_ERRORS and len(part) > 1:
             # Too large together, or one of them cannot be written: retry them one by one.
             turns = [self._append_batch(group_id, index, [one], partition) for one in part]
             return next((turn for turn in reversed(turns) if turn is not None), None)
-        answer_all((pending for pending, _ in part), translate_append_error(appended))
+        answer_all((pending for pending, _ in part), translate_append_error(outcome))
         return None
 
     def _append_in_turn(

@@ -236,12 +236,12 @@ class GroupLogic:
                 parts.append([(pending, step)])
         if not parts:
             return None
-        index, existing = self.partition_for(key), self._topic.list_partitions()
-        if index < len(existing):
-            applied = self.writer.append(key, index, parts, existing[index])
+        index, partitions = self.partition_for(key), self._topic.list_partitions()
+        if index < len(partitions):
+            applied_future = self.writer.append(key, index, parts, partitions[index])
             if self.is_lost(index):
                 answer_all(group, REFUSALS.lost)
-            return None if applied is None else PendingWrite(applied, _do_nothing)
+            return None if applied_future is None else PendingWrite(applied_future, _do_nothing)
         task = asyncio.get_running_loop().create_task(self._create_topic_and_append(key, index, parts))
         self.track_task(task)
         return PendingWrite(task, _do_nothing)
@@ -270,8 +270,8 @@ class GroupLogic:
         partition = await self._topic.ensure_partition(index)
         if self.runtime.reloader.loss_counts[index] != losses:
             return None
-        applied = self.writer.append(group_id, index, parts, partition)
-        return None if applied is None else await applied
+        applied_future = self.writer.append(group_id, index, parts, partition)
+        return None if applied_future is None else await applied_future
 
     def take_next_commands(
         self, key: GroupId, queue: deque[PendingGroupCommand]
@@ -317,8 +317,8 @@ class GroupLogic:
                 table.replay_event(entry)
                 if number % EVENTS_PER_SLICE == 0:
                     await asyncio.sleep(0)
-        found, table.groups = table.groups, self.groups
-        self.groups.update(found)
+        groups, table.groups = table.groups, self.groups
+        self.groups.update(groups)
         self.writer.install_table(index, table)
 
     def on_loaded(self, index: int) -> None:
@@ -360,10 +360,12 @@ def _is_plain_commit(pending: PendingGroupCommand) -> bool:
 
 
 def make_pending(
-    command: GroupCommand, guard: TxnGuard = NO_GUARD, refused: FindRefusal = refuse_nothing
+    command: GroupCommand, guard: TxnGuard = NO_GUARD, find_refusal: FindRefusal = refuse_nothing
 ) -> PendingGroupCommand:
     """Return a command with a future for its answer."""
-    return PendingCommand(GuardedCommand(command, guard, refused), asyncio.get_running_loop().create_future())
+    return PendingCommand(
+        GuardedCommand(command, guard, find_refusal), asyncio.get_running_loop().create_future()
+    )
 
 
 def _log_rebalance(group_id: GroupId, command: GroupCommand, step: GroupStep) -> None:

@@ -39,9 +39,9 @@ async def _add_offsets(
         return NOT_AUTHORIZED
     if not broker.authorizer.allows(context, Operation.READ, group_resource(request.group_id)):
         return _GROUP_NOT_AUTHORIZED
-    refused = await broker.groups.ensure_topic()
-    if refused is not None:
-        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refused.reason)
+    refusal = await broker.groups.ensure_topic()
+    if refusal is not None:
+        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refusal.reason)
     offsets = TopicPartition(CONSUMER_OFFSETS_TOPIC, broker.groups.partition_for(GroupId(request.group_id)))
     command = AddPartitions(
         identity=make_producer(request.producer_id, request.producer_epoch),

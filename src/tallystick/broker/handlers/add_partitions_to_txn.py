@@ -51,9 +51,9 @@ async def handle(
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     results: list[AddPartitionsToTxnResult] = []
     for first in range(0, len(request.transactions), SLICE_ENTRIES):
-        some = request.transactions[first : first + SLICE_ENTRIES]
-        answered = await asyncio.gather(*(_add_partitions(broker, each, context) for each in some))
-        for each, codes in zip(some, answered, strict=True):
+        transactions = request.transactions[first : first + SLICE_ENTRIES]
+        answers = await asyncio.gather(*(_add_partitions(broker, each, context) for each in transactions))
+        for each, codes in zip(transactions, answers, strict=True):
             topics = await _build_results(codes)
             results.append(
                 AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
@@ -73,13 +73,13 @@ def _convert_single(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTra
 
 
 async def _add_partitions(
-    broker: TxnPartitionsPort, asked: AddPartitionsToTxnTransaction, context: RequestContext
+    broker: TxnPartitionsPort, transaction: AddPartitionsToTxnTransaction, context: RequestContext
 ) -> PartitionErrors:
     """Add or verify the partitions of one transaction, and return a code for each."""
     pacer = LoopYielder()
-    partitions = await _list_distinct_partitions(asked.topics, pacer)
+    partitions = await _list_distinct_partitions(transaction.topics, pacer)
     from_client = context.api_version < BATCHED_SINCE
-    if from_client and not may_write_as(broker, context, asked.transactional_id):
+    if from_client and not may_write_as(broker, context, transaction.transactional_id):
         return dict.fromkeys(partitions, NOT_AUTHORIZED.code)
     may_write = make_topic_check(broker, context, Operation.WRITE) if from_client else None
     wrong: dict[TopicPartition, ErrorCode] = {}
@@ -96,18 +96,18 @@ async def _add_partitions(
         }
     if wrong or not partitions:
         return {name: wrong.get(name, ErrorCode.OPERATION_NOT_ATTEMPTED) for name in partitions}
-    identity = make_producer(asked.producer_id, asked.producer_epoch)
-    named = frozenset(partitions)
+    identity = make_producer(transaction.producer_id, transaction.producer_epoch)
+    partition_set = frozenset(partitions)
     command = (
-        VerifyPartitions(identity=identity, partitions=named)
-        if asked.verify_only
+        VerifyPartitions(identity=identity, partitions=partition_set)
+        if transaction.verify_only
         else AddPartitions(
             identity=identity,
-            partitions=named,
+            partitions=partition_set,
             transaction_version=0 if from_client else EPOCH_BUMP_VERSION,
         )
     )
-    answer = await execute(broker, asked.transactional_id, command)
+    answer = await execute(broker, transaction.transactional_id, command)
     if isinstance(answer, VerifyPartitionsResult):
         return {name: downgrade_code(context, answer.errors.get(name, ErrorCode.NONE)) for name in partitions}
     return dict.fromkeys(partitions, get_error_code(context, answer))
@@ -117,13 +117,13 @@ async def _list_distinct_partitions(
     topics: Iterable[AddPartitionsToTxnTopic], pacer: LoopYielder
 ) -> list[TopicPartition]:
     """List each partition once, in the order of the request."""
-    named: dict[TopicPartition, None] = {}
+    distinct: dict[TopicPartition, None] = {}
     for each in topics:
         await pacer.count_entry()
         for index in each.partitions:
-            named[TopicPartition(each.name, index)] = None
+            distinct[TopicPartition(each.name, index)] = None
             await pacer.count_entry()
-    return list(named)
+    return list(distinct)
 
 
 def _check_partition(
@@ -139,8 +139,8 @@ def _check_partition(
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if name == TRANSACTION_STATE_TOPIC:
         return ErrorCode.INVALID_TOPIC_EXCEPTION  # WriteTxnMarkers would refuse it when the transaction ends
-    known = broker.topics.find_partition(name, partition.partition) is not None
-    return ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    exists = broker.topics.find_partition(name, partition.partition) is not None
+    return ErrorCode.NONE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 async def _build_results(codes: PartitionErrors) -> tuple[AddPartitionsToTxnTopicResult, ...]:

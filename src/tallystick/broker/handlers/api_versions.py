@@ -24,7 +24,7 @@ _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 def make_handler(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
     """Return the handler that advertises `specs`."""
-    served = tuple(
+    api_keys = tuple(
         ApiVersion(api_key=spec.key, min_version=_find_advertised_min(spec), max_version=spec.max_version)
         for spec in sorted(specs, key=lambda spec: spec.key)
     )
@@ -32,11 +32,11 @@ def make_handler(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
     def handle(
         broker: FeaturesPort, request: ApiVersionsRequest, context: RequestContext
     ) -> ApiVersionsResponse:
-        named = (request.client_software_name, request.client_software_version)
-        if context.api_version >= 3 and not all(_SOFTWARE.fullmatch(name) for name in named):
+        software = (request.client_software_name, request.client_software_version)
+        if context.api_version >= 3 and not all(_SOFTWARE.fullmatch(name) for name in software):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
         return ApiVersionsResponse(
-            api_keys=served,
+            api_keys=api_keys,
             supported_features=_list_supported_features(context.api_version),
             finalized_features_epoch=broker.features.epoch,
             finalized_features=tuple(

@@ -55,30 +55,30 @@ class OffsetCommitPlan(Value):
         Yields to the event loop only in requests too large to be pipelined: a pipelined one reaches the log
         before the requests sent after it.
         """
-        refused: dict[RowIndex, int] = {}
+        codes: dict[RowIndex, int] = {}
         partitions: dict[RowIndex, TopicPartition] = {}
         offsets: dict[TopicPartition, OffsetToCommit] = {}
         pacer = LoopYielder(ROWS_BEFORE_YIELD)
-        for row, wanted in enumerate(rows):
+        for row, topic_request in enumerate(rows):
             await pacer.count_entry()
-            found = _find_topic(topics, wanted.name, wanted.topic_id, by_id, may_read)
-            asked_for: Sequence[RequestPartition] = wanted.partitions
-            for column, asked in enumerate(asked_for):
+            topic = _find_topic(topics, topic_request.name, topic_request.topic_id, by_id, may_read)
+            requests: Sequence[RequestPartition] = topic_request.partitions
+            for column, request in enumerate(requests):
                 await pacer.count_entry()
-                if isinstance(found, ErrorCode):
-                    refused[row, column] = found
-                elif not 0 <= asked.partition_index < found.partitions:
-                    refused[row, column] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if isinstance(topic, ErrorCode):
+                    codes[row, column] = topic
+                elif not 0 <= request.partition_index < topic.partitions:
+                    codes[row, column] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 else:
-                    partition = TopicPartition(found.name, asked.partition_index)
+                    partition = TopicPartition(topic.name, request.partition_index)
                     partitions[row, column] = partition
-                    offsets[partition] = _parse_offset(asked, found.topic_id)
+                    offsets[partition] = _parse_offset(request, topic.topic_id)
         # A topic may have been deleted, and its group's offsets with it, while the loop above yielded.
-        gone = {at for at, offset in offsets.items() if not _has_topic(topics, offset)}
-        for place in [place for place, at in partitions.items() if at in gone]:
-            refused[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        deleted_partitions = {at for at, offset in offsets.items() if not _has_topic(topics, offset)}
+        for place in [place for place, at in partitions.items() if at in deleted_partitions]:
+            codes[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             offsets.pop(partitions.pop(place), None)
-        return cls(refused, partitions, offsets)
+        return cls(codes, partitions, offsets)
 
     @classmethod
     def refuse_all(cls, rows: Sequence[RequestTopic], code: ErrorCode) -> Self:
@@ -96,19 +96,23 @@ class OffsetCommitPlan(Value):
             make: builds the answer of a partition from its index and its code.
         """
         pacer = LoopYielder()
-        refused = answer.errors if isinstance(answer, OffsetPartitionErrors) else {}
-        whole = get_error_code(answer)
+        errors = answer.errors if isinstance(answer, OffsetPartitionErrors) else {}
+        default_code = get_error_code(answer)
         answers = []
         for row, topic in enumerate(rows):
             await pacer.count_entry()
-            made = []
-            asked_for: Sequence[RequestPartition] = topic.partitions
-            for column, asked in enumerate(asked_for):
+            responses = []
+            requests: Sequence[RequestPartition] = topic.partitions
+            for column, request in enumerate(requests):
                 await pacer.count_entry()
                 partition = self.partitions.get((row, column))
-                code = self.refused_codes[row, column] if partition is None else refused.get(partition, whole)
-                made.append(make(asked.partition_index, code))
-            answers.append(tuple(made))
+                code = (
+                    self.refused_codes[row, column]
+                    if partition is None
+                    else errors.get(partition, default_code)
+                )
+                responses.append(make(request.partition_index, code))
+            answers.append(tuple(responses))
         return answers
 
 
@@ -121,17 +125,17 @@ def _find_topic(
 ) -> Topic | ErrorCode:
     if not by_id and not may_read(name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    found = find_topic(topics, name, topic_id, by_id=by_id)
-    if by_id and not isinstance(found, ErrorCode) and not may_read(found.name):
+    topic = find_topic(topics, name, topic_id, by_id=by_id)
+    if by_id and not isinstance(topic, ErrorCode) and not may_read(topic.name):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    return found
+    return topic
 
 
-def _parse_offset(asked: RequestPartition, topic_id: UUID) -> OffsetToCommit:
-    epoch = asked.committed_leader_epoch
+def _parse_offset(request: RequestPartition, topic_id: UUID) -> OffsetToCommit:
+    epoch = request.committed_leader_epoch
     return OffsetToCommit(
-        offset=Offset(asked.committed_offset),
+        offset=Offset(request.committed_offset),
         leader_epoch=None if epoch < 0 else LeaderEpoch(epoch),
-        metadata=asked.committed_metadata or "",
+        metadata=request.committed_metadata or "",
         topic_id=topic_id,
     )

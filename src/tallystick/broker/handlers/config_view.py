@@ -102,27 +102,27 @@ class DescribedSetting(Value):
 
 def describe_topic_settings(broker: ConfigViewPort, topic: Topic) -> Iterator[DescribedSetting]:
     """Yield every setting of a topic."""
-    for made in TOPIC_SETTINGS.values():
-        own = topic.configs.get(made.name)
-        nearest = () if own is None else (ConfigSynonym(made.name, own, ConfigSource.TOPIC),)
-        yield DescribedSetting(made, (*nearest, *_iter_fallbacks(broker, made)), is_read_only=False)
+    for spec in TOPIC_SETTINGS.values():
+        own = topic.configs.get(spec.name)
+        nearest = () if own is None else (ConfigSynonym(spec.name, own, ConfigSource.TOPIC),)
+        yield DescribedSetting(spec, (*nearest, *_iter_fallbacks(broker, spec)), is_read_only=False)
 
 
 def describe_new_topic_settings(
     broker: ConfigViewPort, configs: Mapping[str, str]
 ) -> Iterator[DescribedSetting]:
     """Yield every setting of a topic created with `configs`."""
-    for made in TOPIC_SETTINGS.values():
-        own = configs.get(made.name)
-        nearest = () if own is None else (ConfigSynonym(made.name, own, ConfigSource.TOPIC),)
-        yield DescribedSetting(made, (*nearest, *_iter_fallbacks(broker, made)), is_read_only=False)
+    for spec in TOPIC_SETTINGS.values():
+        own = configs.get(spec.name)
+        nearest = () if own is None else (ConfigSynonym(spec.name, own, ConfigSource.TOPIC),)
+        yield DescribedSetting(spec, (*nearest, *_iter_fallbacks(broker, spec)), is_read_only=False)
 
 
 def describe_broker_settings(broker: ConfigViewPort) -> Iterator[DescribedSetting]:
     """Yield every setting of the broker."""
-    for made in BROKER_SETTINGS.values():
+    for spec in BROKER_SETTINGS.values():
         yield DescribedSetting(
-            made, tuple(_iter_broker_synonyms(broker, made)), is_read_only=not made.dynamic
+            spec, tuple(_iter_broker_synonyms(broker, spec)), is_read_only=not spec.dynamic
         )
 
 
@@ -134,27 +134,27 @@ def describe_default_settings(broker: ConfigViewPort) -> Iterator[DescribedSetti
         )
 
 
-def _iter_broker_synonyms(broker: ConfigViewPort, made: Setting) -> Iterator[ConfigSynonym]:
+def _iter_broker_synonyms(broker: ConfigViewPort, spec: Setting) -> Iterator[ConfigSynonym]:
     dynamic = broker.dynamic_configs
     layers = (
         (ConfigSource.BROKER, dynamic.get(str(broker.config.node_id), {})),
         (ConfigSource.ALL_BROKERS, dynamic.get("", {})),
-        (ConfigSource.STATIC, broker.static_config.given),
+        (ConfigSource.STATIC, broker.static_config.originals),
     )
     for source, layer in layers:
-        if made.name in layer:
+        if spec.name in layer:
             # As in Kafka, a password is described without its text.
-            text = None if made.kind is SettingType.PASSWORD else layer[made.name]
-            yield ConfigSynonym(made.name, text, source)
-    yield ConfigSynonym(made.name, made.format(made.default), ConfigSource.DEFAULT)
+            text = None if spec.kind is SettingType.PASSWORD else layer[spec.name]
+            yield ConfigSynonym(spec.name, text, source)
+    yield ConfigSynonym(spec.name, spec.format(spec.default), ConfigSource.DEFAULT)
 
 
-def _iter_fallbacks(broker: ConfigViewPort, made: Setting) -> Iterator[ConfigSynonym]:
+def _iter_fallbacks(broker: ConfigViewPort, spec: Setting) -> Iterator[ConfigSynonym]:
     """Yield a topic setting's synonyms, in the topic's own unit, and last the default."""
-    for synonym in made.synonyms:
+    for synonym in spec.synonyms:
         for origin in _iter_broker_synonyms(broker, BROKER_SETTINGS[synonym.name]):
             if origin.source is not ConfigSource.DEFAULT and origin.value:
                 value = BrokerConfig.scale_text(origin.value, synonym.scale)
                 yield ConfigSynonym(synonym.name, value, origin.source)
-    last = made.synonyms[-1].name if made.synonyms else made.name
-    yield ConfigSynonym(last, made.format(made.default), ConfigSource.DEFAULT)
+    last = spec.synonyms[-1].name if spec.synonyms else spec.name
+    yield ConfigSynonym(last, spec.format(spec.default), ConfigSource.DEFAULT)

@@ -27,17 +27,17 @@ async def group_distinct(
     """
     pacer = LoopYielder()
     topics: dict[K, dict[Hashable, T]] = {}
-    asked: dict[K, ValuesView[T]] = {}
-    for topic, wanted in rows:
+    distinct: dict[K, ValuesView[T]] = {}
+    for topic, entries in rows:
         await pacer.count_entry()
         parts = topics.get(topic)
         if parts is None:
             parts = topics[topic] = {}
-            asked[topic] = parts.values()
-        for each in wanted:
+            distinct[topic] = parts.values()
+        for each in entries:
             parts[key(each)] = each
             await pacer.count_entry()
-    return asked
+    return distinct
 
 
 def identity_key(index: T) -> T:

@@ -20,10 +20,10 @@ def handle(
 ) -> DescribeClusterResponse:
     if request.endpoint_type != BROKERS:
         # KIP-919: a broker listener answers for brokers only.
-        mismatched = request.endpoint_type == CONTROLLERS
+        is_mismatch = request.endpoint_type == CONTROLLERS
         return DescribeClusterResponse(
             error_code=(
-                ErrorCode.MISMATCHED_ENDPOINT_TYPE if mismatched else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+                ErrorCode.MISMATCHED_ENDPOINT_TYPE if is_mismatch else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
             ),
             error_message=f"endpoint type {request.endpoint_type} asked, this listener is for brokers, 1",
             endpoint_type=BROKERS,

@@ -51,14 +51,14 @@ def _describe(broker: GroupsPort, name: str, operations: int, version: int) -> D
         return _describe_absent(name, "", operations, group)
     if group is None:
         # KIP-1043: up to version 5 an unknown group is "Dead", without an error.
-        missing = Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
-        return _describe_absent(name, GroupState.DEAD.value, operations, missing if version >= 6 else None)
-    described = describe_group(group)
+        refusal = Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
+        return _describe_absent(name, GroupState.DEAD.value, operations, refusal if version >= 6 else None)
+    description = describe_group(group)
     return DescribedGroup(
         group_id=name,
-        group_state=described.state.value,
-        protocol_type=described.protocol_type,
-        protocol_data=described.protocol_name,
+        group_state=description.state.value,
+        protocol_type=description.protocol_type,
+        protocol_data=description.protocol_name,
         members=tuple(
             DescribedGroupMember(
                 member_id=member.member_id,
@@ -68,20 +68,20 @@ def _describe(broker: GroupsPort, name: str, operations: int, version: int) -> D
                 member_metadata=member.metadata,
                 member_assignment=member.assignment,
             )
-            for member in described.members
+            for member in description.members
         ),
         authorized_operations=operations,
     )
 
 
-def _describe_absent(name: str, state: str, operations: int, refused: Reject | None) -> DescribedGroup:
-    missing = refused is not None and refused.code is ErrorCode.GROUP_ID_NOT_FOUND
+def _describe_absent(name: str, state: str, operations: int, refusal: Reject | None) -> DescribedGroup:
+    is_not_found = refusal is not None and refusal.code is ErrorCode.GROUP_ID_NOT_FOUND
     return DescribedGroup(
-        error_code=ErrorCode.NONE if refused is None else refused.code,
-        error_message=refused.reason if missing and refused is not None else None,
+        error_code=ErrorCode.NONE if refusal is None else refusal.code,
+        error_message=refusal.reason if is_not_found and refusal is not None else None,
         group_id=name,
         group_state=state,
         protocol_type="",
         protocol_data="",
-        authorized_operations=operations if refused is None else OPERATIONS_NOT_REQUESTED,
+        authorized_operations=operations if refusal is None else OPERATIONS_NOT_REQUESTED,
     )

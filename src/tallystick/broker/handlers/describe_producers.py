@@ -21,13 +21,13 @@ from tallystick.storage import producer_state
 async def handle(
     broker: TopicsPort, request: DescribeProducersRequest, context: RequestContext
 ) -> SlicedTopicResponse:
-    refused: dict[str, Reject | None] = {}
+    refusals: dict[str, Reject | None] = {}
 
     def describe(name: str, index: int) -> PartitionResponse:
-        if name not in refused:
-            refused[name] = _check_topic(broker, name, context)
-        why = refused[name]
-        return _describe(broker, name, index) if why is None else _refused_response(index, why)
+        if name not in refusals:
+            refusals[name] = _check_topic(broker, name, context)
+        refusal = refusals[name]
+        return _describe(broker, name, index) if refusal is None else _refused_response(index, refusal)
 
     return SlicedTopicResponse(
         lambda topics: DescribeProducersResponse(topics=topics),
@@ -44,15 +44,15 @@ def _check_topic(broker: TopicsPort, name: str, context: RequestContext) -> Reje
     if (invalid := check_topic_name(name)) is not None:
         return invalid
     if not broker.authorizer.allows(context, Operation.READ, topic_resource(name)):
-        return Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to read topic {name!r}")
+        return Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"not authorized to read topic {name!r}")
     return None
 
 
 def _describe(broker: TopicsPort, name: str, index: int) -> PartitionResponse:
     partition = broker.topics.find_partition(name, index)
     if partition is None:
-        missing = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
-        return _refused_response(index, missing)
+        refusal = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {name}-{index} does not exist")
+        return _refused_response(index, refusal)
     states = partition.log.producer_state_manager.active_producers.values()
     return PartitionResponse(partition_index=index, active_producers=tuple(_encode_state(s) for s in states))
 

@@ -30,11 +30,11 @@ async def handle(
     address = broker.get_address(context.listener)
     listener = DescribeQuorumListener(name=context.listener, host=address.host, port=address.port)
     nodes = (DescribeQuorumNode(node_id=broker.config.node_id, listeners=(listener,)),)
-    named = ((topic.topic_name, topic.partitions) for topic in request.topics)
+    rows = ((topic.topic_name, topic.partitions) for topic in request.topics)
     return SlicedTopicResponse(
         lambda topics: DescribeQuorumResponse(topics=topics, nodes=nodes),
         lambda name, partitions: DescribeQuorumTopic(topic_name=name, partitions=partitions),
-        await group_distinct(named, lambda partition: partition.partition_index),
+        await group_distinct(rows, lambda partition: partition.partition_index),
         lambda name, partition: _describe(broker, name, partition.partition_index),
     )
 

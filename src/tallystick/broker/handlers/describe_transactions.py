@@ -54,13 +54,16 @@ def _find_entry(broker: TransactionsPort, name: str, context: RequestContext) ->
         return NOT_AUTHORIZED
     if not name:
         return EMPTY_TRANSACTIONAL_ID
-    missing = Reject(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, f"transactional id {name!r} is not known")
-    return broker.transactions.get_entry(TransactionalId(name)) or missing
+    refusal = Reject(
+        ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+        f"transactional id {name!r} is unknown: it has expired, or was never initialized",
+    )
+    return broker.transactions.get_entry(TransactionalId(name)) or refusal
 
 
-def _refused_state(name: str, refused: Reject) -> TransactionState:
+def _refused_state(name: str, refusal: Reject) -> TransactionState:
     return TransactionState(
-        error_code=refused.code,
+        error_code=refusal.code,
         transactional_id=name,
         transaction_state="",
         transaction_timeout_ms=0,
@@ -72,15 +75,15 @@ def _refused_state(name: str, refused: Reject) -> TransactionState:
 
 def _describe_entry(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionState:
     """Describe an entry, with the producer id and epoch of the data, not those of the client (KIP-939)."""
-    phase, shown, before = entry.phase, entry.described_identity, entry.previous_identity
+    phase, described, before = entry.phase, entry.described_identity, entry.previous_identity
     timeout_ms = entry.timeout_ms if isinstance(phase, IdlePhase) else phase.timeout_ms
     return TransactionState(
         transactional_id=entry.transactional_id,
         transaction_state=entry.state.label,
         transaction_timeout_ms=NEVER_TIMES_OUT if timeout_ms is None else timeout_ms,
         transaction_start_time_ms=NO_START if phase.started_ms is None else phase.started_ms,
-        producer_id=shown.producer_id,
-        producer_epoch=shown.epoch,
+        producer_id=described.producer_id,
+        producer_epoch=described.epoch,
         topics=_group_by_topic(_list_unmarked_partitions(entry), may_see),
         superseded=None
         if before is None
@@ -105,8 +108,8 @@ def _list_unmarked_partitions(entry: TxnEntry) -> Partitions:
     match entry.phase:
         case OngoingPhase(partitions=partitions):
             return partitions
-        case DecidedPhase() as decided:
-            return decided.unmarked_partitions
+        case DecidedPhase() as decided_phase:
+            return decided_phase.unmarked_partitions
         case IdlePhase():
             return NO_PARTITIONS
 

@@ -24,7 +24,7 @@ from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.wire import struct_spec
+from tallystick.protocol.wire import get_struct_spec
 
 _log = logging.getLogger("tallystick.broker.dispatch")
 
@@ -125,9 +125,9 @@ def _encode_now(response: object, version: int) -> ResponseBody:
     return list(encode_parts(response, version))
 
 
-async def _encode_in_slices(listed: SlicedResponse, version: int) -> ResponseBody:
+async def _encode_in_slices(response: SlicedResponse, version: int) -> ResponseBody:
     parts: list[Buffer] = []
-    for part in listed.iter_slices(version):
+    for part in response.iter_slices(version):
         parts.append(part)
         await asyncio.sleep(0)  # yield to other connections
     return parts
@@ -166,20 +166,21 @@ class RequestDispatcher:
         Raises: CloseConnection, with a text for the log, when there is no response to send.
         """
         if len(frame) < _HEADER_START.size:
-            raise CloseConnection(f"a request of {len(frame)} bytes has no room for a header")
+            raise CloseConnection(f"a request has {len(frame)} bytes, fewer than a header")
         key, version, correlation_id = _HEADER_START.unpack_from(frame)
         entry = self._handlers.get(key)
         if entry is None:
-            raise CloseConnection(f"API key {key} (version {version}) is not served here")
+            raise CloseConnection(f"API key {key} (version {version}) is not supported")
         spec = entry.spec
         if not spec.min_version <= version <= spec.max_version:
             if key == ApiKey.API_VERSIONS:
                 return _answer_unsupported_versions(spec, correlation_id)
             raise CloseConnection(
-                f"{spec.name} version {version} is not served, {spec.min_version} to {spec.max_version} are"
+                f"{spec.name} version {version} is not supported, only {spec.min_version} to"
+                f" {spec.max_version}"
             )
         try:
-            header, at = decode_prefix(RequestHeader, frame, spec.request_header_version(version))
+            header, at = decode_prefix(RequestHeader, frame, spec.get_request_header_version(version))
         except DecodeError as exc:
             raise CloseConnection(f"{spec.name} version {version} has an unreadable header: {exc}") from exc
         context = RequestContext(
@@ -226,7 +227,7 @@ def _close_on_decode_error(spec: ApiSpec, context: RequestContext, why: DecodeEr
 def _build_frame(spec: ApiSpec, context: RequestContext, body: ResponseBody) -> ResponseBuffers:
     if body is None:
         return None
-    tags = b"\0" if spec.response_header_version(context.api_version) else b""
+    tags = b"\0" if spec.get_response_header_version(context.api_version) else b""
     size = 4 + len(tags) + sum(map(len, body))
     return [_ANSWER_START.pack(size, context.correlation_id) + tags, *body]
 
@@ -244,7 +245,7 @@ def _answer_unsupported_versions(spec: ApiSpec, correlation_id: int) -> Response
 def _answer_failure(spec: ApiSpec, context: RequestContext, peer: Peer) -> ResponseBody:
     """Log a handler's exception, and answer UNKNOWN_SERVER_ERROR if the response has an error code."""
     _log.exception("%s: %s version %d failed", peer, spec.name, context.api_version)
-    names = {field.name for field in struct_spec(spec.response).fields}
+    names = {field.name for field in get_struct_spec(spec.response).fields}
     if "error_code" in names:
         try:
             response = spec.response(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)

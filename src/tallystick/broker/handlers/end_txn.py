@@ -34,6 +34,7 @@ def _make_command(request: EndTxnRequest, context: RequestContext) -> EndTxn:
     return EndTxn(
         identity=make_producer(request.producer_id, request.producer_epoch),
         outcome=TransactionResult.COMMIT if request.committed else TransactionResult.ABORT,
+        # KIP-890: the version of the request, not of the cluster, tells which rules this client follows.
         transaction_version=EPOCH_BUMP_VERSION if context.api_version >= EPOCH_BUMP_SINCE else 0,
     )
 
@@ -42,7 +43,7 @@ def _build_response(
     context: RequestContext, asked_by: ProducerIdAndEpoch, answer: TxnAnswer
 ) -> EndTxnResponse:
     if not isinstance(answer, EndTxnResult) or answer.client == asked_by:
-        # A client that receives a producer id and epoch restarts its sequence numbers, so unchanged ones are
-        # left out.
+        # KIP-890: a client that receives a producer id and epoch restarts its sequence numbers, so unchanged
+        # ones are left out.
         return EndTxnResponse(error_code=get_error_code(context, answer))
     return EndTxnResponse(producer_id=answer.client.producer_id, producer_epoch=answer.client.epoch)

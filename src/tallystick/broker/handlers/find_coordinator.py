@@ -19,7 +19,7 @@ GROUP: Final = 0
 TRANSACTION: Final = 1
 
 UNKNOWN_KEY_TYPE: Final = Reject(
-    ErrorCode.INVALID_REQUEST, "only coordinators of groups and transactions can be looked up here"
+    ErrorCode.INVALID_REQUEST, "this key type is not supported; groups and transactions have coordinators"
 )
 _NOT_AUTHORIZED: Final = {
     GROUP: Reject(ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group authorization failed."),
@@ -32,27 +32,27 @@ _NOT_AUTHORIZED: Final = {
 async def handle(
     broker: CoordinatorsPort, request: FindCoordinatorRequest, context: RequestContext
 ) -> FindCoordinatorResponse | SlicedListResponse:
-    batched = context.api_version >= 4  # KIP-699
-    keys = deduplicate(request.coordinator_keys) if batched else (request.key,)
+    is_batched = context.api_version >= 4  # KIP-699
+    keys = deduplicate(request.coordinator_keys) if is_batched else (request.key,)
     pacer, refusals = LoopYielder(), dict[str, Reject | None]()
     for key in keys:
         await pacer.count_entry()
         refusals[key] = _check_key(broker, context, request.key_type, key)
     # The coordinator's topic is created on demand, but not for a client without the right to use it.
     unready = await _create_coordinator_topic(broker, request.key_type) if None in refusals.values() else None
-    if batched:
+    if is_batched:
         return SlicedListResponse(
-            lambda found: FindCoordinatorResponse(coordinators=found),
+            lambda coordinators: FindCoordinatorResponse(coordinators=coordinators),
             keys,
             lambda key: _build_coordinator(broker, context, key, refusals[key] or unready),
         )
-    only = _build_coordinator(broker, context, request.key, refusals[request.key] or unready)
+    coordinator = _build_coordinator(broker, context, request.key, refusals[request.key] or unready)
     return FindCoordinatorResponse(
-        error_code=only.error_code,
-        error_message=only.error_message,
-        node_id=only.node_id,
-        host=only.host,
-        port=only.port,
+        error_code=coordinator.error_code,
+        error_message=coordinator.error_message,
+        node_id=coordinator.node_id,
+        host=coordinator.host,
+        port=coordinator.port,
     )
 
 
@@ -68,21 +68,21 @@ def _check_key(broker: CoordinatorsPort, context: RequestContext, key_type: int,
 async def _create_coordinator_topic(broker: CoordinatorsPort, key_type: int) -> Reject | None:
     """Create the coordinator's topic if needed; return why it cannot coordinate, or None."""
     coordinator = broker.groups if key_type == GROUP else broker.transactions
-    refused = await coordinator.ensure_topic()
-    return refused and Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refused.reason)
+    refusal = await coordinator.ensure_topic()
+    return refusal and Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refusal.reason)
 
 
 def _build_coordinator(
-    broker: CoordinatorsPort, context: RequestContext, key: str, refused: Reject | None
+    broker: CoordinatorsPort, context: RequestContext, key: str, refusal: Reject | None
 ) -> Coordinator:
-    if refused is not None:
+    if refusal is not None:
         return Coordinator(
             key=key,
             node_id=-1,
             host="",
             port=-1,
-            error_code=refused.code,
-            error_message=refused.reason,
+            error_code=refusal.code,
+            error_message=refusal.reason,
         )
     address = broker.get_address(context.listener)
     return Coordinator(key=key, node_id=broker.config.node_id, host=address.host, port=address.port)

@@ -44,15 +44,15 @@ def find_topic(topics: TopicsImage, name: str, topic_id: uuid.UUID, *, by_id: bo
 def log_blocking_transactions(broker: DeletionPort, group_id: GroupId, api: str) -> None:
     """Log the transactions that a deletion was refused for; the response has no field for a text."""
     broker.metrics.deletions_refused.add()
-    whose = ", ".join(
-        _describe_transaction(broker, found) for found in broker.groups.list_pending_producers(group_id)
+    descriptions = ", ".join(
+        _describe_transaction(broker, producer) for producer in broker.groups.list_pending_producers(group_id)
     )
     _log.warning(
         "%s of group %s was refused: offsets are part of the open transactions of %s; commit or abort them"
         " first, or set delete.open.transactions=true",
         api,
         group_id,
-        whose,
+        descriptions,
     )
 
 

@@ -24,7 +24,7 @@ async def handle(
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     single = context.api_version < 3  # KIP-345: from version 3 on several members leave in one request
-    leaving = (
+    members = (
         (LeavingMember(member_id=MemberId(request.member_id)),)
         if single
         else await collect_in_slices(
@@ -36,7 +36,7 @@ async def handle(
             for member in request.members
         )
     )
-    answer = await broker.groups.execute(GroupId(request.group_id), LeaveGroup(members=leaving))
+    answer = await broker.groups.execute(GroupId(request.group_id), LeaveGroup(members=members))
     if not isinstance(answer, LeaveGroupResult):
         return LeaveGroupResponse(error_code=get_error_code(answer))
     codes = [ErrorCode.NONE if outcome is None else outcome for outcome in answer.errors]

@@ -19,17 +19,19 @@ def handle(
     if not may_on_cluster(broker, context, Operation.DESCRIBE_CONFIGS):
         return ListConfigResourcesResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     # Version 0 lists client metrics only (KIP-714), and there are none.
-    wanted = set(request.resource_types) or set(ConfigResourceType)
+    types = set(request.resource_types) or set(ConfigResourceType)
     if context.api_version == 0:
-        wanted = {ConfigResourceType.CLIENT_METRICS}
-    if not wanted <= set(ConfigResourceType):
+        types = {ConfigResourceType.CLIENT_METRICS}
+    if not types <= set(ConfigResourceType):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
-    found = []
-    if ConfigResourceType.TOPIC in wanted:
-        found += [(name, ConfigResourceType.TOPIC) for name in broker.topics.list_names()]
+    resources = []
+    if ConfigResourceType.TOPIC in types:
+        resources += [(name, ConfigResourceType.TOPIC) for name in broker.topics.list_names()]
     for kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
-        if kind in wanted:
-            found.append((str(broker.config.node_id), kind))
+        if kind in types:
+            resources.append((str(broker.config.node_id), kind))
     return ListConfigResourcesResponse(
-        config_resources=tuple(ConfigResource(resource_name=name, resource_type=kind) for name, kind in found)
+        config_resources=tuple(
+            ConfigResource(resource_name=name, resource_type=kind) for name, kind in resources
+        )
     )

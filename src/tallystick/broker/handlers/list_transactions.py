@@ -55,7 +55,7 @@ async def handle(
     if isinstance(entries, Reject):
         return ListTransactionsResponse(error_code=entries.code)
     unknown = deduplicate(name for name in request.state_filters if name not in _STATES)
-    listed = []
+    states = []
     try:
         pattern = IdPattern(text) if (text := request.transactional_id_pattern) else None
         selects = _make_filter(request, broker.clock.now_ms())
@@ -76,10 +76,10 @@ async def handle(
                 transactional_id_resource(entry.transactional_id),
                 log_denied=False,
             ):
-                listed.append(_list_entry(entry))
+                states.append(_list_entry(entry))
     except BadPattern:
         return ListTransactionsResponse(error_code=ErrorCode.INVALID_REGULAR_EXPRESSION)
-    return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=tuple(listed))
+    return ListTransactionsResponse(unknown_state_filters=unknown, transaction_states=tuple(states))
 
 
 class BadPattern(TallystickError):
@@ -92,7 +92,9 @@ class IdPattern:
     def __init__(self, text: str) -> None:
         """Compile a pattern. Raises: BadPattern, also where RE2 is not installed."""
         if len(text) > PATTERN_LENGTH_MAX:
-            raise BadPattern(f"the pattern has {len(text)} characters, and {PATTERN_LENGTH_MAX} are allowed")
+            raise BadPattern(
+                f"the pattern has {len(text)} characters; at most {PATTERN_LENGTH_MAX} are allowed"
+            )
         try:
             re2 = _lazy.load("re2")
         except _lazy.MissingLibrary as exc:
@@ -121,9 +123,9 @@ class IdPattern:
 
 
 @cache
-def _log_missing_library(why: str) -> None:
+def _log_missing_library(reason: str) -> None:
     """Log once: the response has an error code and no text."""
-    _log.warning("ListTransactions: patterns of transactional ids are refused: %s", why)
+    _log.warning("ListTransactions: patterns of transactional ids are refused: %s", reason)
 
 
 def _make_filter(request: ListTransactionsRequest, now_ms: TimestampMs) -> TxnPredicate:

@@ -52,19 +52,19 @@ def check_topic_deletion(broker: OpenTransactionsPort, partitions: Iterable[Part
 
     Rejects with: POLICY_VIOLATION.
     """
-    doomed = [(partition, Offset(partition.log.log_end_offset)) for partition in partitions]
-    found = [each for partition, end in doomed for each in _iter_open_below(broker, partition, end)]
-    lost = [str(each) for each in found if each.is_ordinary]
-    refused = _reject_if_any(broker, [str(each) for each in found if not each.is_ordinary])
-    if refused is None and lost:
+    ends = [(partition, Offset(partition.log.log_end_offset)) for partition in partitions]
+    open_txns = [each for partition, end in ends for each in _iter_open_below(broker, partition, end)]
+    ordinary = [str(each) for each in open_txns if each.is_ordinary]
+    refusal = _reject_if_any(broker, [str(each) for each in open_txns if not each.is_ordinary])
+    if refusal is None and ordinary:
         _log.warning(
-            "a deleted topic has records of open transactions, which lose them: %s", _join_limited(lost)
+            "a topic was deleted, and with it records of open transactions: %s", _join_limited(ordinary)
         )
-    return refused
+    return refusal
 
 
 def check_records_deletion(
-    broker: OpenTransactionsPort, doomed: Iterable[tuple[Partition, Offset]]
+    broker: OpenTransactionsPort, ends: Iterable[tuple[Partition, Offset]]
 ) -> Reject | None:
     """Refuse to delete records of an open transaction, and name its transactional id [TXN-10].
 
@@ -76,25 +76,25 @@ def check_records_deletion(
     Rejects with: POLICY_VIOLATION.
     """
     return _reject_if_any(
-        broker, [str(each) for partition, end in doomed for each in _iter_open_below(broker, partition, end)]
+        broker, [str(each) for partition, end in ends for each in _iter_open_below(broker, partition, end)]
     )
 
 
-def _join_limited(found: Sequence[str]) -> str:
-    return ", ".join(found[:LISTED_MAX]) + (
-        f" and {len(found) - LISTED_MAX} more" * (len(found) > LISTED_MAX)
+def _join_limited(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:LISTED_MAX]) + (
+        f" and {len(texts) - LISTED_MAX} more" * (len(texts) > LISTED_MAX)
     )
 
 
-def _reject_if_any(broker: OpenTransactionsPort, found: Sequence[str]) -> Reject | None:
-    if not found or broker.config.delete_open_transactions:
+def _reject_if_any(broker: OpenTransactionsPort, texts: Sequence[str]) -> Reject | None:
+    if not texts or broker.config.delete_open_transactions:
         return None
     reason = (
-        f"open transactions would lose records: {_join_limited(found)}; commit or abort them first,"
-        " or set delete.open.transactions=true"
+        f"open transactions would lose records: {_join_limited(texts)}; commit or abort them first, or set"
+        " delete.open.transactions=true"
     )
     # The response of DeleteRecords has no field for a text.
-    _log.warning("a deletion was refused: %s", reason)
+    _log.warning("a deletion was refused, nothing was deleted: %s", reason)
     broker.metrics.deletions_refused.add()
     return Reject(ErrorCode.POLICY_VIOLATION, reason)
 

@@ -45,7 +45,7 @@ async def alter(
         await group_distinct(
             ((each.name, each.partitions) for each in request.topics), lambda p: p.partition_index
         ),
-        lambda name, wanted: _reassign(broker, name, wanted),
+        lambda name, part_request: _reassign(broker, name, part_request),
     )
 
 
@@ -60,18 +60,20 @@ def list_under_way(
     return ListPartitionReassignmentsResponse()
 
 
-def _reassign(broker: TopicsPort, topic: str, wanted: ReassignablePartition) -> ReassignablePartitionResponse:
-    index = wanted.partition_index
+def _reassign(
+    broker: TopicsPort, topic: str, request: ReassignablePartition
+) -> ReassignablePartitionResponse:
+    index = request.partition_index
     if broker.topics.find_partition(topic, index) is None:
-        refused: Reject | None = Reject(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}"
+        refusal: Reject | None = Reject(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {topic}-{index} does not exist"
         )
     else:
-        refused = _check_replicas(wanted.replicas, broker.config.node_id)
-    if refused is None:
+        refusal = _check_replicas(request.replicas, broker.config.node_id)
+    if refusal is None:
         return ReassignablePartitionResponse(partition_index=index)
     return ReassignablePartitionResponse(
-        partition_index=index, error_code=refused.code, error_message=refused.reason
+        partition_index=index, error_code=refusal.code, error_message=refusal.reason
     )
 
 
@@ -83,9 +85,10 @@ def _check_replicas(replicas: tuple[int, ...] | None, node: int) -> Reject | Non
     Source: KIP-455; ReplicationControlManager.alterPartitionReassignment.
     """
     if replicas is None:
-        return Reject(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no reassignment is under way")
+        return Reject(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no reassignment is in progress")
     if replicas == (node,):
         return None
     return Reject(
-        ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"replicas {list(replicas)}: the only broker is {node}"
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        f"the requested replicas are {list(replicas)}, but the only broker is {node}",
     )

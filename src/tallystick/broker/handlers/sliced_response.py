@@ -128,12 +128,12 @@ class SlicedTopicResponse(Value):
 
         Args: around: the response without topics, and the position where they begin.
         """
-        left = iter(parts)
+        rest = iter(parts)
         hollow = encode(self.make_response((self.make_topic(key, ()),)), version)
-        single = encode(self.make_response((self._build_entry(key, islice(left, 1)),)), version)
+        single = encode(self.make_response((self._build_entry(key, islice(rest, 1)),)), version)
         start = _find_entry_start(hollow, single)
         yield _build_head(single, start, len(parts))[around[1] :] + _cut_entries(single, hollow, start)
-        while some := tuple(islice(left, SLICE_ENTRIES)):
+        while some := tuple(islice(rest, SLICE_ENTRIES)):
             yield _cut_entries(
                 encode(self.make_response((self._build_entry(key, some),)), version), hollow, start
             )
@@ -165,29 +165,29 @@ class LoopYielder:
 
 async def collect_in_slices(entries: Iterable[T]) -> tuple[T, ...]:
     """Collect all entries of an iterator, yielding to the event loop in between."""
-    made = []
+    collected = []
     for number, entry in enumerate(entries, 1):
-        made.append(entry)
+        collected.append(entry)
         if number % SLICE_ENTRIES == 0:
             await asyncio.sleep(0)
-    return tuple(made)
+    return tuple(collected)
 
 
 async def answer_in_slices(
-    wanted: Mapping[str, Iterable[T]], answer: Callable[[str, T], R]
+    requests: Mapping[str, Iterable[T]], answer: Callable[[str, T], R]
 ) -> dict[str, tuple[R, ...]]:
     """Answer each partition, by topic, yielding to the event loop in between."""
-    found: dict[str, tuple[R, ...]] = {}
-    done = 0
-    for topic, partitions in wanted.items():
-        made = []
+    results_by_topic: dict[str, tuple[R, ...]] = {}
+    count = 0
+    for topic, partitions in requests.items():
+        results = []
         for each in partitions:
-            made.append(answer(topic, each))
-            done += 1
-            if done % SLICE_ENTRIES == 0:
+            results.append(answer(topic, each))
+            count += 1
+            if count % SLICE_ENTRIES == 0:
                 await asyncio.sleep(0)
-        found[topic] = tuple(made)
-    return found
+        results_by_topic[topic] = tuple(results)
+    return results_by_topic
 
 
 def _find_entry_start(empty: bytes, one: bytes) -> int:
@@ -198,9 +198,9 @@ def _find_entry_start(empty: bytes, one: bytes) -> int:
     return at + 1
 
 
-def _cut_entries(encoded: bytes, empty: bytes, start: int) -> bytes:
+def _cut_entries(body: bytes, empty: bytes, start: int) -> bytes:
     """Return the entries of an encoded response. `empty` is the response without entries."""
-    return encoded[start : len(encoded) - len(empty) + start]
+    return body[start : len(body) - len(empty) + start]
 
 
 def _build_head(one: bytes, start: int, count: int) -> bytes:

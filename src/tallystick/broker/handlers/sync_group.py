@@ -21,7 +21,7 @@ async def handle(broker: GroupsPort, request: SyncGroupRequest, context: Request
         generation=request.generation_id,
         protocol_type=request.protocol_type,
         protocol_name=request.protocol_name,
-        assignments={MemberId(given.member_id): given.assignment for given in request.assignments},
+        assignments={MemberId(member.member_id): member.assignment for member in request.assignments},
         ticket=broker.groups.create_ticket(),
     )
     answer = await broker.groups.execute(GroupId(request.group_id), command)

@@ -40,12 +40,14 @@ ABORTABLE_SINCE: Final = 11  # KIP-890: the client knows TRANSACTION_ABORTABLE
 IMPLICIT_SINCE: Final = 12  # KIP-890: the broker adds partitions to the transaction
 
 UNVERIFIED: Final = Reject(
-    ErrorCode.NOT_ENOUGH_REPLICAS, "the transaction coordinator did not answer within the request's timeout"
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    "the transaction coordinator did not verify the batch within the request's timeout; nothing was"
+    " appended. Retry",
 )
 OUT_OF_MEMORY: Final = Reject(
     ErrorCode.NOT_ENOUGH_REPLICAS,
-    "the transaction coordinator must be asked first, and there is no memory to keep the batch meanwhile "
-    "(queued.max.request.bytes)",
+    "the batch has to be verified first, and there is no memory to keep it meanwhile"
+    " (queued.max.request.bytes); nothing was appended. Retry",
 )
 # A producer does not expect these codes from a partition leader. It gets NOT_ENOUGH_REPLICAS instead, after
 # which it sends the batch again without refreshing its metadata.
@@ -100,36 +102,36 @@ def append_transactional(
     context: RequestContext,
 ) -> "WaitingBatches | None":
     """Append or refuse the batches that need not wait, and return those that must wait, if any."""
-    refused = _check_request(broker, transactional_id, batches, context)
+    refusal = _check_request(broker, transactional_id, batches, context)
     implicit = context.api_version >= IMPLICIT_SINCE
-    held: list[tuple[TransactionalAppend, VerificationStateEntry | None]] = []
+    guarded: list[tuple[TransactionalAppend, VerificationStateEntry | None]] = []
     for batch in batches:
         # Checked first: a batch that can never be appended must not take memory while it waits.
         too_large = _check_size(batch)
         verification = (
-            refused or too_large or begin_verification(broker, batch.target, batch.header, implicit=implicit)
+            refusal or too_large or begin_verification(broker, batch.target, batch.header, implicit=implicit)
         )
         if isinstance(verification, Reject):
             batch.result = verification
         elif verification is None and batch.header.producer_id not in batch.target.append_turns:
             _append(batch, NO_GUARD)
         else:
-            held.append((batch, verification))
-    if not held:
+            guarded.append((batch, verification))
+    if not guarded:
         return None
     asker = VerificationContext(
         transactional_id=TransactionalId(transactional_id),
         is_implicit=implicit,
         knows_abortable=context.api_version >= ABORTABLE_SINCE,
     )
-    waiting = WaitingBatches(broker, asker, held)
-    if waiting.try_append_now():
+    waiting_batches = WaitingBatches(broker, asker, guarded)
+    if waiting_batches.try_append_now():
         return None
     if broker.request_memory.is_short_for(context.client_host):
-        waiting.reject_all(OUT_OF_MEMORY)
+        waiting_batches.reject_all(OUT_OF_MEMORY)
         return None
-    waiting.retain_records(context.client_host)
-    return waiting
+    waiting_batches.retain_records(context.client_host)
+    return waiting_batches
 
 
 def _check_size(batch: TransactionalAppend) -> Reject | None:
@@ -138,7 +140,8 @@ def _check_size(batch: TransactionalAppend) -> Reject | None:
         return None
     return Reject(
         ErrorCode.MESSAGE_TOO_LARGE,
-        f"a batch of {len(batch.records)} bytes, max.message.bytes is {limit}",
+        f"the batch has {len(batch.records)} bytes, but max.message.bytes is {limit}; nothing was appended."
+        " Send smaller batches or raise the limit",
     )
 
 
@@ -153,12 +156,13 @@ def _check_request(
     Kafka then refuses the other batches, too; no client mixes transactional batches with others.
     """
     if not broker.authorizer.allows(context, Operation.WRITE, transactional_id_resource(transactional_id)):
-        return reject_unauthorized(f"no right to write as {transactional_id!r}")
+        return reject_unauthorized(f"not authorized to write as {transactional_id!r}; nothing was appended")
+    # KIP-890: the request has one transactional id, and the coordinator verifies one producer for it.
     producers = {get_producer(batch.header) for batch in batches}
     if len(producers) > 1:
         return Reject(
             ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-            f"one request has transactional batches of {len(producers)} producers",
+            f"the request has transactional batches of {len(producers)} producers; it may have those of one",
         )
     return None
 
@@ -173,34 +177,34 @@ class WaitingBatches:
         self,
         broker: ProducePort,
         asker: VerificationContext,
-        held: Sequence[tuple[TransactionalAppend, VerificationStateEntry | None]],
+        guarded: Sequence[tuple[TransactionalAppend, VerificationStateEntry | None]],
     ) -> None:
         self._broker = broker
         self._verification_context = asker
         self._partitions_to_verify = frozenset(
-            batch.target.topic_partition for batch, guard in held if guard is not None
+            batch.target.topic_partition for batch, guard in guarded if guard is not None
         )
         # No question is needed if all batches merely wait behind earlier ones.
         self._answer: asyncio.Future[TxnAnswer] | None = None
         if self._partitions_to_verify:
             self._answer = request_verification(
-                broker, asker, get_producer(held[0][0].header), self._partitions_to_verify
+                broker, asker, get_producer(guarded[0][0].header), self._partitions_to_verify
             )
         self._memory_charge: tuple[str, int] | None = None  # host, bytes
         self._batches = [
             _WaitingBatch(batch, verification, AppendTurn(batch.target, batch.header.producer_id))
-            for batch, verification in held
+            for batch, verification in guarded
         ]
 
     def try_append_now(self) -> bool:
         """Append if the coordinator has answered and no earlier batch is waiting; return whether it did."""
-        answered = self._answer is None or self._answer.done()
-        if not answered or not all(held.turn.has_arrived for held in self._batches):
+        has_answer = self._answer is None or self._answer.done()
+        if not has_answer or not all(entry.turn.has_arrived for entry in self._batches):
             return False
         try:
-            refused = self._collect_refusals(DONE if self._answer is None else self._answer.result())
-            for held in self._batches:
-                self._append_in_turn(held, refused)
+            refusals = self._collect_refusals(DONE if self._answer is None else self._answer.result())
+            for entry in self._batches:
+                self._append_in_turn(entry, refusals)
         finally:
             self._release()
         return True
@@ -209,10 +213,10 @@ class WaitingBatches:
         """Append in turn when the answer arrives. A batch not appended within `limit_s` stays UNVERIFIED."""
         try:
             async with asyncio.timeout(limit_s):
-                refused = self._collect_refusals(DONE if self._answer is None else await self._answer)
-                for held in self._batches:
-                    await held.turn.wait()
-                    self._append_in_turn(held, refused)
+                refusals = self._collect_refusals(DONE if self._answer is None else await self._answer)
+                for entry in self._batches:
+                    await entry.turn.wait()
+                    self._append_in_turn(entry, refusals)
         except TimeoutError:
             pass
         finally:
@@ -220,51 +224,54 @@ class WaitingBatches:
 
     def retain_records(self, host: str) -> None:
         """Copy the records out of the request's buffer, and account their memory to that host."""
-        for held in self._batches:
-            if isinstance(held.batch.records, memoryview):
-                held.batch.records = bytes(held.batch.records)
-        self._memory_charge = (host, sum(len(held.batch.records) for held in self._batches))
+        for entry in self._batches:
+            if isinstance(entry.batch.records, memoryview):
+                entry.batch.records = bytes(entry.batch.records)
+        self._memory_charge = (host, sum(len(entry.batch.records) for entry in self._batches))
         self._broker.request_memory.acquire(*self._memory_charge)
 
-    def reject_all(self, refused: Reject) -> None:
+    def reject_all(self, refusal: Reject) -> None:
         """Refuse all batches now; the producer sends them again."""
-        for held in self._batches:
-            held.batch.result = refused
+        for entry in self._batches:
+            entry.batch.result = refusal
         self._release()
 
     def _release(self) -> None:
         """Give up the turns and the memory of this request."""
-        for held in self._batches:
-            held.turn.release()
+        for entry in self._batches:
+            entry.turn.release()
         if self._memory_charge is not None:
             self._broker.request_memory.release(*self._memory_charge)
             self._memory_charge = None
 
     def _collect_refusals(self, answer: TxnAnswer) -> Mapping[TopicPartition, Reject]:
-        found = collect_refusals(answer, self._verification_context, self._partitions_to_verify)
-        self._broker.metrics.verification_failures.add(by=len(found))
-        return {partition: self._translate_for_producer(refused) for partition, refused in found.items()}
+        refusals = collect_refusals(answer, self._verification_context, self._partitions_to_verify)
+        self._broker.metrics.verification_failures.add(by=len(refusals))
+        return {partition: self._translate_for_producer(refusal) for partition, refusal in refusals.items()}
 
-    def _translate_for_producer(self, refused: Reject) -> Reject:
+    def _translate_for_producer(self, refusal: Reject) -> Reject:
         # Older clients do not know that CONCURRENT_TRANSACTIONS is retriable.
-        later = refused.code in _COORDINATOR_NOT_READY or (
-            refused.code is ErrorCode.CONCURRENT_TRANSACTIONS and not self._verification_context.is_implicit
+        later = refusal.code in _COORDINATOR_NOT_READY or (
+            refusal.code is ErrorCode.CONCURRENT_TRANSACTIONS and not self._verification_context.is_implicit
         )
-        return Reject(ErrorCode.NOT_ENOUGH_REPLICAS, refused.reason) if later else refused
+        return Reject(ErrorCode.NOT_ENOUGH_REPLICAS, refusal.reason) if later else refusal
 
-    def _append_in_turn(self, held: _WaitingBatch, refused: Mapping[TopicPartition, Reject]) -> None:
-        batch = held.batch
+    def _append_in_turn(self, entry: _WaitingBatch, refusals: Mapping[TopicPartition, Reject]) -> None:
+        batch = entry.batch
         name = batch.target.topic_partition
-        reject = refused.get(name) or check_not_replaced(self._broker, batch.header)
+        reject = refusals.get(name) or check_not_replaced(self._broker, batch.header)
         if reject is not None:
             batch.result = reject
-            drop_verification(batch.target, batch.header, held.verification, reject)
+            drop_verification(batch.target, batch.header, entry.verification, reject)
         elif self._broker.topics.find_partition(name.topic, name.partition) is not batch.target:
-            batch.result = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
+            batch.result = Reject(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{name} was deleted while the batch was verified; nothing was appended",
+            )
         else:
             # The state may have changed since the question: the log checks again, with the guard [PRD-7].
-            _append(batch, TxnGuard(held.verification))
-        held.turn.release()
+            _append(batch, TxnGuard(entry.verification))
+        entry.turn.release()
 
 
 def _append(batch: TransactionalAppend, guard: TxnGuard) -> None:

@@ -44,7 +44,7 @@ _OLDER_CODES: Final[Mapping[int, Mapping[ErrorCode, tuple[int, ErrorCode]]]] = M
 NOT_AUTHORIZED: Final = Reject(
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Transactional Id authorization failed."
 )
-EMPTY_TRANSACTIONAL_ID: Final = Reject(ErrorCode.INVALID_REQUEST, "a transactional id must not be empty")
+EMPTY_TRANSACTIONAL_ID: Final = Reject(ErrorCode.INVALID_REQUEST, "the transactional id must not be empty")
 
 
 def downgrade_code(context: RequestContext, code: ErrorCode) -> ErrorCode:

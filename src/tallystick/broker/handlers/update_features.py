@@ -22,9 +22,9 @@ async def handle(
     broker: FeaturesPort, request: UpdateFeaturesRequest, context: RequestContext
 ) -> UpdateFeaturesResponse:
     """Update the features. Up to version 1 only a response without an error lists the features."""
-    refused = await _check_request(broker, request, context)
-    if refused is not None:
-        return UpdateFeaturesResponse(error_code=refused.code, error_message=refused.reason)
+    refusal = await _check_request(broker, request, context)
+    if refusal is not None:
+        return UpdateFeaturesResponse(error_code=refusal.code, error_message=refusal.reason)
     if context.api_version >= 2:
         return UpdateFeaturesResponse()
     return UpdateFeaturesResponse(
@@ -37,11 +37,11 @@ async def _check_request(
 ) -> Reject | None:
     if not broker.authorizer.allows(context, Operation.ALTER, CLUSTER_RESOURCE):
         return NOT_AUTHORIZED
-    named = _group_by_name(request)
-    if len(named) > len(SUPPORTED_FEATURES):
+    by_name = _group_by_name(request)
+    if len(by_name) > len(SUPPORTED_FEATURES):
         # At least one of them is unknown, so all are refused: the rest need not be validated.
-        named = dict(islice(named.items(), len(SUPPORTED_FEATURES) + 1))
-    updates = [_parse_update(update, context.api_version) for update in named.values()]
+        by_name = dict(islice(by_name.items(), len(SUPPORTED_FEATURES) + 1))
+    updates = [_parse_update(update, context.api_version) for update in by_name.values()]
     return await broker.features.update(updates, validate_only=request.validate_only)
 
 
@@ -59,5 +59,5 @@ def _parse_update(update: FeatureUpdateKey, version: int) -> FeatureUpdate:
     if version == 0:
         kind = UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
     else:
-        kind = next((known for known in UpgradeType if known == update.upgrade_type), None)
+        kind = next((each for each in UpgradeType if each == update.upgrade_type), None)
     return FeatureUpdate(update.feature, update.max_version_level, kind)

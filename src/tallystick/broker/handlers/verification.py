@@ -60,14 +60,14 @@ class VerificationContext(Value, kw_only=True):
 class AppendTurn:
     """Place of a batch in its partition, behind earlier ones of the same producer."""
 
-    __slots__ = ("_finished", "_last_by_producer", "_predecessor", "_producer_id")
+    __slots__ = ("_done_future", "_last_by_producer", "_predecessor", "_producer_id")
 
     def __init__(self, partition: Partition, producer_id: int) -> None:
         self._last_by_producer = partition.append_turns
         self._producer_id = producer_id
         self._predecessor = self._last_by_producer.get(producer_id)
-        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._last_by_producer[producer_id] = self._finished
+        self._done_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_by_producer[producer_id] = self._done_future
 
     @property
     def has_arrived(self) -> bool:
@@ -86,9 +86,9 @@ class AppendTurn:
             self._finish()
 
     def _finish(self) -> None:
-        if not self._finished.done():
-            self._finished.set_result(None)
-            if self._last_by_producer.get(self._producer_id) is self._finished:
+        if not self._done_future.done():
+            self._done_future.set_result(None)
+            if self._last_by_producer.get(self._producer_id) is self._done_future:
                 del self._last_by_producer[self._producer_id]
 
 
@@ -123,7 +123,8 @@ def check_not_replaced(broker: HasTransactions, header: BatchHeader) -> Reject |
         return None
     return Reject(
         ErrorCode.INVALID_PRODUCER_EPOCH,
-        f"{entry.transactional_id!r} kept the transaction of {entry.described_identity} for {entry.client}",
+        f"{entry.transactional_id!r} now belongs to {entry.client}, which keeps the transaction of"
+        f" {entry.described_identity}; nothing was appended. Close this producer",
     )
 
 
@@ -139,7 +140,8 @@ def check_not_borrowed(broker: HasTransactions, header: BatchHeader) -> Reject |
         return None
     return Reject(
         ErrorCode.INVALID_TXN_STATE,
-        f"producer id {header.producer_id} is that of {entry.transactional_id!r}: it writes in transactions",
+        f"producer id {header.producer_id} belongs to {entry.transactional_id!r}, which writes in"
+        " transactions only; nothing was appended",
     )
 
 
@@ -173,14 +175,15 @@ def collect_refusals(
     if isinstance(answer, VerifyPartitionsResult):
         return {
             partition: _translate_refusal(
-                Reject(code, f"the transaction does not include {partition}"), asker
+                Reject(code, f"the transaction does not include {partition}; nothing was appended. Abort it"),
+                asker,
             )
             for partition, code in answer.errors.items()
         }
     return {}
 
 
-def _translate_refusal(refused: Reject, asker: VerificationContext) -> Reject:
+def _translate_refusal(refusal: Reject, asker: VerificationContext) -> Reject:
     """Translate a refusal for the producer.
 
     A fenced producer gets INVALID_PRODUCER_EPOCH from partition leaders, after which it may abort and
@@ -188,12 +191,12 @@ def _translate_refusal(refused: Reject, asker: VerificationContext) -> Reject:
 
     Source: AddPartitionsToTxnHandler.
     """
-    match refused.code:
+    match refusal.code:
         case ErrorCode.PRODUCER_FENCED:
-            return Reject(ErrorCode.INVALID_PRODUCER_EPOCH, refused.reason)
+            return Reject(ErrorCode.INVALID_PRODUCER_EPOCH, refusal.reason)
         case ErrorCode.TRANSACTION_ABORTABLE if not asker.knows_abortable:
-            return Reject(ErrorCode.INVALID_TXN_STATE, refused.reason)
-    return refused
+            return Reject(ErrorCode.INVALID_TXN_STATE, refusal.reason)
+    return refusal
 
 
 async def open_transaction(
@@ -221,9 +224,9 @@ async def open_transaction(
         return NO_GUARD
     name = partition.topic_partition
     answer = await request_verification(broker, asker, get_producer(header), frozenset({name}))
-    refused = collect_refusals(answer, asker, frozenset({name}))
-    broker.metrics.verification_failures.add(by=len(refused))
-    reject = refused.get(name)
+    refusals = collect_refusals(answer, asker, frozenset({name}))
+    broker.metrics.verification_failures.add(by=len(refusals))
+    reject = refusals.get(name)
     if reject is not None:
         drop_verification(partition, header, verification, reject)
         return reject
@@ -231,14 +234,14 @@ async def open_transaction(
 
 
 def drop_verification(
-    partition: Partition, header: BatchHeader, verification: VerificationStateEntry | None, refused: Reject
+    partition: Partition, header: BatchHeader, verification: VerificationStateEntry | None, refusal: Reject
 ) -> None:
     """Drop the guard if the coordinator will never accept this producer id and epoch.
 
     Otherwise any client could fill the memory with invented ids. After other refusals the guard stays: a
     later batch must not overtake the lowest sequence that was asked for, however often it is refused for now.
     """
-    if verification is not None and refused.code in _PERMANENT_CODES:
+    if verification is not None and refusal.code in _PERMANENT_CODES:
         partition.log.producer_state_manager.drop_verification(header.producer_id, verification)
 
 

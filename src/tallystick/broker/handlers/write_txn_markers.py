@@ -79,38 +79,38 @@ async def handle(
 ) -> WriteTxnMarkersResponse:
     # A repeated marker is written once; contradicting ones are kept, to be refused.
     pacer = LoopYielder()
-    named: dict[tuple[_ResultKey, _MarkerRequest | ErrorCode], None] = {}
+    distinct: dict[tuple[_ResultKey, _MarkerRequest | ErrorCode], None] = {}
     for marker in request.markers:
         await pacer.count_entry()
         for each in _iter_marker_requests(marker):
-            named[each] = None
+            distinct[each] = None
             await pacer.count_entry()
-    wanted = list(named)
+    requests = list(distinct)
     if not _is_authorized(broker, context):
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        return await _build_response([(asked, code) for asked, _ in wanted])
+        return await _build_response([(key, code) for key, _ in requests])
     if isinstance(broker.transactions.list_entries(), Reject):
         # Decisions are still being loaded; Kafka's tools retry after this code.
-        return await _build_response([(asked, ErrorCode.NOT_LEADER_OR_FOLLOWER) for asked, _ in wanted])
+        return await _build_response([(key, ErrorCode.NOT_LEADER_OR_FOLLOWER) for key, _ in requests])
     codes: list[ErrorCode] = []
-    for first in range(0, len(wanted), MARKERS_AT_ONCE):
-        codes += await _write_markers(broker, wanted[first : first + MARKERS_AT_ONCE])
-    return await _build_response([(asked, code) for (asked, _), code in zip(wanted, codes, strict=True)])
+    for first in range(0, len(requests), MARKERS_AT_ONCE):
+        codes += await _write_markers(broker, requests[first : first + MARKERS_AT_ONCE])
+    return await _build_response([(key, code) for (key, _), code in zip(requests, codes, strict=True)])
 
 
 async def _write_markers(
-    broker: TxnMarkersPort, some: Sequence[tuple[_ResultKey, _MarkerRequest | ErrorCode]]
+    broker: TxnMarkersPort, requests: Sequence[tuple[_ResultKey, _MarkerRequest | ErrorCode]]
 ) -> list[ErrorCode]:
     """Write markers that share a sync, yielding to the event loop in between."""
-    pacer, running = LoopYielder(), list[asyncio.Task[ErrorCode] | ErrorCode]()
-    for _, one in some:
+    pacer, writes = LoopYielder(), list[asyncio.Task[ErrorCode] | ErrorCode]()
+    for _, request in requests:
         await pacer.count_entry()
-        if isinstance(one, _MarkerRequest) and _has_partition(broker, one.partition):
-            running.append(asyncio.ensure_future(_write_marker(broker, one)))
+        if isinstance(request, _MarkerRequest) and _has_partition(broker, request.partition):
+            writes.append(asyncio.ensure_future(_write_marker(broker, request)))
         else:
-            running.append(one if isinstance(one, ErrorCode) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    await asyncio.gather(*(each for each in running if isinstance(each, asyncio.Task)))
-    return [each.result() if isinstance(each, asyncio.Task) else each for each in running]
+            writes.append(request if isinstance(request, ErrorCode) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    await asyncio.gather(*(each for each in writes if isinstance(each, asyncio.Task)))
+    return [each.result() if isinstance(each, asyncio.Task) else each for each in writes]
 
 
 def _has_partition(broker: TxnMarkersPort, partition: TopicPartition) -> bool:
@@ -128,17 +128,17 @@ def _iter_marker_requests(
 ) -> Iterator[tuple[_ResultKey, _MarkerRequest | ErrorCode]]:
     identity = ProducerIdAndEpoch(ProducerId(marker.producer_id), ProducerEpoch(marker.producer_epoch))
     outcome = TransactionResult.COMMIT if marker.transaction_result else TransactionResult.ABORT
-    signed = marker.producer_id >= 0 and 0 <= marker.producer_epoch <= INT16_MAX
+    is_signed = marker.producer_id >= 0 and 0 <= marker.producer_epoch <= INT16_MAX
     for topic in marker.topics:
         starts: tuple[int | None, ...] = topic.txn_start_offsets or (None,) * len(topic.partition_indexes)
         for number, index in enumerate(topic.partition_indexes):
             partition = TopicPartition(topic.name, index)
-            asked = (marker.producer_id, partition)
-            if not signed or len(starts) != len(topic.partition_indexes):
-                yield asked, ErrorCode.INVALID_REQUEST
+            key = (marker.producer_id, partition)
+            if not is_signed or len(starts) != len(topic.partition_indexes):
+                yield key, ErrorCode.INVALID_REQUEST
                 continue
             yield (
-                asked,
+                key,
                 _MarkerRequest(
                     partition=partition,
                     producer=identity,
@@ -154,19 +154,20 @@ def _iter_marker_requests(
             )
 
 
-async def _write_marker(broker: TxnMarkersPort, wanted: _MarkerRequest) -> ErrorCode:
-    name = wanted.partition
+async def _write_marker(broker: TxnMarkersPort, request: _MarkerRequest) -> ErrorCode:
+    name = request.partition
     partition = broker.topics.find_partition(name.topic, name.partition)
     if partition is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if name.topic == TRANSACTION_STATE_TOPIC:
         return ErrorCode.INVALID_TOPIC_EXCEPTION
-    entry = broker.transactions.find_by_producer_id(wanted.producer.producer_id)
-    if entry is not None and _contradicts(entry, wanted):
+    # KIP-664 lets an operator abort a transaction in one partition. It must not break one that is decided.
+    entry = broker.transactions.find_by_producer_id(request.producer.producer_id)
+    if entry is not None and _contradicts(entry, request):
         return ErrorCode.INVALID_TXN_STATE
     try:
         async with asyncio.timeout(DURABLE_S_MAX):
-            result = await _append_marker(broker, partition, wanted, entry)
+            result = await _append_marker(broker, partition, request, entry)
     except TimeoutError:
         return ErrorCode.REQUEST_TIMED_OUT
     except TopicDeleted:
@@ -178,40 +179,45 @@ async def _write_marker(broker: TxnMarkersPort, wanted: _MarkerRequest) -> Error
     return ErrorCode.NONE
 
 
-def _contradicts(entry: TxnEntry, wanted: _MarkerRequest) -> bool:
+def _contradicts(entry: TxnEntry, request: _MarkerRequest) -> bool:
     """Return whether the marker contradicts the coordinator's decision in a partition [TXN-11]."""
     match entry.phase:
         case OngoingPhase(partitions=partitions):
-            return wanted.outcome is TransactionResult.COMMIT and wanted.partition in partitions
-        case DecidedPhase(outcome=outcome) as decided:
-            return wanted.outcome is not outcome and wanted.partition in decided.unmarked_partitions
+            return request.outcome is TransactionResult.COMMIT and request.partition in partitions
+        case DecidedPhase(outcome=outcome) as decided_phase:
+            return request.outcome is not outcome and request.partition in decided_phase.unmarked_partitions
         case _:
             return False
 
 
 async def _append_marker(
-    broker: TxnMarkersPort, partition: Partition, wanted: _MarkerRequest, entry: TxnEntry | None
+    broker: TxnMarkersPort, partition: Partition, request: _MarkerRequest, entry: TxnEntry | None
 ) -> AppendResult | Reject:
     """Append the marker and have the coordinator record it.
 
     No decision is made between the two: the record is submitted before any other command, or after a decision
     under way, which the coordinator then knows as torn.
     """
-    batch = encode_marker(wanted.marker, wanted.producer, timestamp_ms=broker.clock.now_ms())
-    synced: asyncio.Future[None] | None = None
-    if wanted.partition.topic == CONSUMER_OFFSETS_TOPIC:
-        result = await broker.groups.write_marker(wanted.partition.partition, batch, wanted.guard)
+    batch = encode_marker(request.marker, request.producer, timestamp_ms=broker.clock.now_ms())
+    durable_future: asyncio.Future[None] | None = None
+    # KIP-98: the group coordinator applies the marker to the pending offsets of its partition.
+    if request.partition.topic == CONSUMER_OFFSETS_TOPIC:
+        result = await broker.groups.write_marker(request.partition.partition, batch, request.guard)
     else:
-        result = partition.append(batch, AppendOrigin.COORDINATOR, wanted.guard)
+        result = partition.append(batch, AppendOrigin.COORDINATOR, request.guard)
         if isinstance(result, AppendResult):
-            synced = partition.when_durable(result.last_offset)
+            durable_future = partition.when_durable(result.last_offset)
     if isinstance(result, Reject):
         return result
-    noted = _notify_coordinator(broker, wanted.partition, entry)
-    if synced is not None:
-        await synced
-    if noted is not None and isinstance(refused := await noted, Reject):
-        _log.error("an ABORT marker in %s is not on record: %s", wanted.partition, refused.reason)
+    notification = _notify_coordinator(broker, request.partition, entry)
+    if durable_future is not None:
+        await durable_future
+    if notification is not None and isinstance(refusal := await notification, Reject):
+        _log.error(
+            "an operator's ABORT marker was written to %s, but its coordinator could not record it: %s",
+            request.partition,
+            refusal.reason,
+        )
     return result
 
 
@@ -232,14 +238,16 @@ async def _build_response(results: list[tuple[_ResultKey, ErrorCode]]) -> WriteT
         await pacer.count_entry()
         topics = by_producer.setdefault(producer_id, {})
         topics.setdefault(partition.topic, {})[partition.partition] = code
-    made = []
+    results_by_producer = []
     for producer_id, topics in by_producer.items():
-        told = []
+        topic_results = []
         for name, codes in topics.items():
             partitions = []
             for index, code in codes.items():
                 await pacer.count_entry()
                 partitions.append(WritableTxnMarkerPartitionResult(partition_index=index, error_code=code))
-            told.append(WritableTxnMarkerTopicResult(name=name, partitions=tuple(partitions)))
-        made.append(WritableTxnMarkerResult(producer_id=producer_id, topics=tuple(told)))
-    return WriteTxnMarkersResponse(markers=tuple(made))
+            topic_results.append(WritableTxnMarkerTopicResult(name=name, partitions=tuple(partitions)))
+        results_by_producer.append(
+            WritableTxnMarkerResult(producer_id=producer_id, topics=tuple(topic_results))
+        )
+    return WriteTxnMarkersResponse(markers=tuple(results_by_producer))

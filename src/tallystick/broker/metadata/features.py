@@ -58,23 +58,23 @@ def check_update(finalized: Mapping[str, int], update: FeatureUpdate) -> Reject 
 
     Source: FeatureControlManager.updateFeature.
     """
-    why = None
+    reason = None
     supported = SUPPORTED_FEATURES.get(update.feature)
     now = finalized.get(update.feature, 0)
     if update.upgrade_type is None:
-        why = "the upgrade type is none that this broker knows"
+        reason = "the upgrade type is none that this broker knows"
     elif supported is None:
-        why = "this broker does not have the feature"
+        reason = "this broker does not have the feature"
     elif update.level not in supported:
-        why = f"this broker has levels {supported.lowest} to {supported.highest}"
+        reason = f"this broker has levels {supported.lowest} to {supported.highest}"
     elif update.level < now and update.upgrade_type is UpgradeType.UPGRADE:
-        why = f"it is at {now}, and the upgrade type allows no downgrade"
+        reason = f"it is at {now}, and the upgrade type allows no downgrade"
     elif update.level > now and update.upgrade_type is not UpgradeType.UPGRADE:
-        why = f"it is at {now}, and the upgrade type is a downgrade"
-    if why is None:
+        reason = f"it is at {now}, and the upgrade type is a downgrade"
+    if reason is None:
         return None
     return Reject(
-        ErrorCode.INVALID_UPDATE_VERSION, f"{update.feature} cannot be set to {update.level}: {why}"
+        ErrorCode.INVALID_UPDATE_VERSION, f"{update.feature} cannot be set to {update.level}: {reason}"
     )
 
 
@@ -84,11 +84,11 @@ DowngradeGate = Callable[[int], AbstractAsyncContextManager[Reject | None]]
 class FinalizedFeatures:
     """Finalized levels of this broker. Owned by it; lives on the loop."""
 
-    def __init__(self, store: MetadataStore, worker: BlockingWorker, lowering: DowngradeGate) -> None:
+    def __init__(self, store: MetadataStore, worker: BlockingWorker, downgrade_gate: DowngradeGate) -> None:
         """Load the levels.
 
         Args:
-            lowering: entered before `transaction.version` goes down to a level: yields a reason to refuse,
+            downgrade_gate: entered before `transaction.version` goes down to a level; yields why not,
                 and keeps its answer true until exit.
 
         Raises:
@@ -96,16 +96,17 @@ class FinalizedFeatures:
         """
         self._store = store
         self._worker = worker
-        self._downgrade_gate = lowering
+        self._downgrade_gate = downgrade_gate
         self._lock = asyncio.Lock()
-        self.epoch, stored = store.load_features()
-        for name, level in stored.items():
+        self.epoch, stored_levels = store.load_features()
+        for name, level in stored_levels.items():
             if name not in SUPPORTED_FEATURES or level not in SUPPORTED_FEATURES[name]:
                 raise MetadataUnusable(
-                    f"feature {name} is finalized at {level}, which this version does not have"
+                    f"feature {name} is finalized at level {level}, which this version does not support;"
+                    " nothing was changed. Start the newer version that finalized it",
                 )
         self.finalized: Mapping[str, int] = MappingProxyType(
-            {name: stored.get(name, levels.highest) for name, levels in SUPPORTED_FEATURES.items()}
+            {name: stored_levels.get(name, levels.highest) for name, levels in SUPPORTED_FEATURES.items()}
         )
 
     @property
@@ -121,15 +122,15 @@ class FinalizedFeatures:
         """
         async with self._lock:
             for update in updates:
-                refused = check_update(self.finalized, update)
-                if refused is not None:
-                    return refused
+                refusal = check_update(self.finalized, update)
+                if refusal is not None:
+                    return refusal
             levels = {**self.finalized, **{update.feature: update.level for update in updates}}
             level = levels[TRANSACTION_VERSION]
-            held = self._downgrade_gate(level) if level < self.transaction_version else nullcontext(None)
-            async with held as refused:
-                if refused is None and levels != self.finalized and not validate_only:
+            gate = self._downgrade_gate(level) if level < self.transaction_version else nullcontext(None)
+            async with gate as refusal:
+                if refusal is None and levels != self.finalized and not validate_only:
                     epoch = self.epoch + 1
                     await self._worker.run(lambda: self._store.set_features(epoch, levels))
                     self.epoch, self.finalized = epoch, MappingProxyType(levels)
-                return refused
+                return refusal

@@ -100,10 +100,13 @@ class MetadataStore:
             raise MetadataUnusable(f"{path}: {exc}") from exc
 
     def _prepare(self, cluster_id: str) -> None:
-        (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found > _FORMAT:
-            raise MetadataUnusable(f"{self._path}: format {found}, this version reads up to {_FORMAT}")
-        if found == 0:
+        (stored_format,) = self._db.execute("PRAGMA user_version").fetchone()
+        if stored_format > _FORMAT:
+            raise MetadataUnusable(
+                f"{self._path}: has format {stored_format}, but this version reads up to {_FORMAT}; nothing"
+                " was changed. Start the newer version that wrote it"
+            )
+        if stored_format == 0:
             with self._transaction():
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
@@ -243,7 +246,7 @@ class MetadataStore:
         with self._transaction():
             first = int(self._get("producer.id.next") or "0")
             if first > INT64_MAX - PRODUCER_ID_BLOCK:
-                raise MetadataUnusable(f"{self._path}: all producer ids are used")
+                raise MetadataUnusable(f"{self._path}: all producer ids are used up")
             self._set("producer.id.next", str(first + PRODUCER_ID_BLOCK))
         return range(first, first + PRODUCER_ID_BLOCK)
 
@@ -266,7 +269,7 @@ def is_commit_in_doubt(exc: BaseException) -> bool:
     SQLite rolls a change back in memory when the sync of the write-ahead log fails; its frames stay in the
     file, and recovery applies them.
     """
-    return _sqlite_error_code(exc) == sqlite3.SQLITE_IOERR
+    return _get_sqlite_error_code(exc) == sqlite3.SQLITE_IOERR
 
 
 def is_rolled_back(exc: BaseException) -> bool:
@@ -274,10 +277,10 @@ def is_rolled_back(exc: BaseException) -> bool:
 
     A later attempt may succeed.
     """
-    return _sqlite_error_code(exc) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM)
+    return _get_sqlite_error_code(exc) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM)
 
 
-def _sqlite_error_code(exc: BaseException) -> int | None:
+def _get_sqlite_error_code(exc: BaseException) -> int | None:
     code = getattr(exc, "sqlite_errorcode", None)
     return None if code is None else int(code) & 0xFF
 

@@ -21,9 +21,9 @@ from tallystick.broker.metrics.registry import (
     MetricReading,
     MetricsRegistry,
     Sample,
-    counter,
-    gauge,
-    kafka_metric,
+    make_counter,
+    make_gauge,
+    make_kafka_metric,
 )
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
@@ -51,136 +51,136 @@ _PARTITION: Final = "kafka.cluster:type=Partition,name="
 _BY_PARTITION: Final = ("topic", "partition")
 
 # ---- partitions
-PARTITIONS: Final = kafka_metric(f"{_REPLICAS}PartitionCount", "Partitions, internal topics included.")
-PRODUCER_IDS: Final = kafka_metric(
+PARTITIONS: Final = make_kafka_metric(f"{_REPLICAS}PartitionCount", "Partitions, internal topics included.")
+PRODUCER_IDS: Final = make_kafka_metric(
     f"{_REPLICAS}ProducerIdCount", "Producer ids known in partitions, one counted in each."
 )
-LSO_LAG: Final = kafka_metric(
+LSO_LAG: Final = make_kafka_metric(
     f"{_PARTITION}LastStableOffsetLag",
     "Offsets that read_committed clients cannot see yet: high watermark minus last stable offset.",
     _BY_PARTITION,
 )
-OPEN_DURATION: Final = kafka_metric(
+OPEN_DURATION: Final = make_kafka_metric(
     f"{_PARTITION}MaxActiveTransactionDuration",
     "Age in ms of the oldest transaction open in a partition (KIP-664).",
     _BY_PARTITION,
 )
-LSO_LAG_MAX: Final = kafka_metric(
+LSO_LAG_MAX: Final = make_kafka_metric(
     f"{_REPLICAS}MaxLastStableOffsetLag", "The greatest LastStableOffsetLag of any partition (KIP-664)."
 )
-LATE: Final = kafka_metric(
+LATE: Final = make_kafka_metric(
     f"{_REPLICAS}PartitionsWithLateTransactionsCount",
     "Partitions where a transaction is open that was last written to more than transaction.max.timeout.ms "
     "and 5 minutes ago, without those of two-phase commit.",
 )
-LATE_TWO_PHASE: Final = gauge(
+LATE_TWO_PHASE: Final = make_gauge(
     "partitions_with_late_two_phase_transactions",
     "Partitions with a transaction as late, that has no timeout: only its client, or force, ends it.",
 )
-HANGING: Final = gauge(
+HANGING: Final = make_gauge(
     "hanging_transactions",
     "Transactions open in a partition that the coordinator does not have there: nothing will ever end them.",
 )
-HELD_BACK: Final = gauge(
+HELD_BACK: Final = make_gauge(
     "retention_held_back_bytes",
     "What retention would have deleted but for open transactions, in whole segments.",
 )
-HELD_BACK_PARTITIONS: Final = gauge(
+HELD_BACK_PARTITIONS: Final = make_gauge(
     "retention_held_back_partitions", "Partitions where an open transaction holds retention back."
 )
 
 # ---- coordinator
-OPEN_TIME_MAX: Final = kafka_metric(
+OPEN_TIME_MAX: Final = make_kafka_metric(
     f"{_STATES}ActiveTransactionOpenTimeMaxMs",
     "Age in ms of the oldest open transaction, two-phase ones included (KIP-939).",
 )
-TRANSACTIONAL_IDS: Final = gauge("transactional_ids", "Transactional ids by state.", ("state",))
-IN_DOUBT: Final = gauge(
+TRANSACTIONAL_IDS: Final = make_gauge("transactional_ids", "Transactional ids by state.", ("state",))
+IN_DOUBT: Final = make_gauge(
     "in_doubt_transactions",
     "Open transactions of two-phase commit; the broker cannot tell which of them are prepared.",
 )
-IN_DOUBT_OPEN_TIME_MAX: Final = gauge(
+IN_DOUBT_OPEN_TIME_MAX: Final = make_gauge(
     "in_doubt_transaction_open_time_max_ms", "Age in ms of the oldest open transaction of two-phase commit."
 )
-KEPT: Final = gauge(
+KEPT: Final = make_gauge(
     "kept_transactions",
     "Open transactions whose client restarted, asked to keep them, and has yet to decide.",
 )
-UNMARKED_TIME_MAX: Final = gauge(
+UNMARKED_TIME_MAX: Final = make_gauge(
     "decided_transaction_time_max_ms",
     "Time in ms since the oldest decision that has not reached every partition yet.",
 )
-OFFLINE: Final = gauge(
+OFFLINE: Final = make_gauge(
     "transaction_log_offline_partitions",
     "Partitions of __transaction_state whose last append may or may not be there, until they are read back.",
 )
-OFFSETS_OFFLINE: Final = gauge(
+OFFSETS_OFFLINE: Final = make_gauge(
     "offsets_log_offline_partitions",
     "Partitions of __consumer_offsets whose last append may or may not be there, until they are read back.",
 )
 
 # ---- the last start after an unclean shutdown
-HANGING_AT_START: Final = gauge(
+HANGING_AT_START: Final = make_gauge(
     "start_hanging_transactions", "Hanging transactions that the comparison at the last start has listed."
 )
-LOST_AT_START: Final = gauge(
+LOST_AT_START: Final = make_gauge(
     "start_lost_offsets",
     "Offsets gone from below acknowledged commits, found by the comparison at the last start.",
 )
 
 # ---- disk
-RESERVE: Final = gauge(
+RESERVE: Final = make_gauge(
     "reserve_bytes", "Disk space held for markers and internal topics (log.reserve.bytes)."
 )
-RESERVE_MISSING: Final = gauge(
+RESERVE_MISSING: Final = make_gauge(
     "reserve_missing_bytes", "What the reserve lacks; while it lacks any, data is refused."
 )
 
 # ---- topics
-TOPICS_TO_DELETE: Final = kafka_metric(
+TOPICS_TO_DELETE: Final = make_kafka_metric(
     "kafka.controller:type=KafkaController,name=TopicsToDeleteCount",
     "Topics that are deleted and whose names are not free yet: their directories cannot be given up.",
 )
 
 # ---- TLS, by listener
 _BY_LISTENER: Final = ("listener",)
-TLS_RELOAD_FAILED: Final = gauge(
+TLS_RELOAD_FAILED: Final = make_gauge(
     "tls_reload_failed",
     "1 while the changed files of a listener's keys cannot be used, and those before are in use.",
     _BY_LISTENER,
 )
-TLS_VALID_UNTIL: Final = gauge(
+TLS_VALID_UNTIL: Final = make_gauge(
     "tls_certificate_valid_until_seconds",
     "When the certificate in use expires, in seconds since 1970.",
     _BY_LISTENER,
 )
-TLS_RELOADS: Final = counter("tls_reloads", "Changed keys that were taken into use.", _BY_LISTENER)
-TLS_FAILED_HANDSHAKES: Final = counter(
+TLS_RELOADS: Final = make_counter("tls_reloads", "Changed keys that were taken into use.", _BY_LISTENER)
+TLS_FAILED_HANDSHAKES: Final = make_counter(
     "tls_failed_handshakes", "Connections that ended in their handshake.", _BY_LISTENER
 )
 
 # ---- authorization
-ACLS: Final = kafka_metric("kafka.server:type=authorizer-metrics,name=acls-total-count", "ACLs in force.")
+ACLS: Final = make_kafka_metric("kafka.server:type=authorizer-metrics,name=acls-total-count", "ACLs in force.")
 
 # ---- counters
-AUTHORIZATIONS: Final = counter(
+AUTHORIZATIONS: Final = make_counter(
     "authorizations", "Checks of rights by the authorizer, by their result: allowed or denied.", ("result",)
 )
-VERIFICATION_FAILURES: Final = kafka_metric(
+VERIFICATION_FAILURES: Final = make_kafka_metric(
     "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
     "Batches refused because the coordinator did not have their partition in a transaction.",
 )
-FORCED: Final = counter(
+FORCED: Final = make_counter(
     "forced_outcomes",
     "Transactions aborted without their client having asked: terminated (InitProducerId), timed_out, "
     "marker (an administrator, one partition).",
     ("cause",),
 )
-DELETIONS_REFUSED: Final = counter(
+DELETIONS_REFUSED: Final = make_counter(
     "deletions_refused",
     "Deletions of topics, records, groups or their offsets refused because of open transactions.",
 )
-RELOADS: Final = counter(
+RELOADS: Final = make_counter(
     "coordinator_reloads",
     "Partitions of a coordinator's topic that were read back and serve again.",
     ("topic",),
@@ -299,53 +299,53 @@ class GaugeSources(Value, kw_only=True):
     tls_listeners: Callable[[], Sequence[TlsListenerState]] = lambda: ()
 
 
-def read_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
+def read_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
     """Read all gauges in one walk; a `Source` of the registry."""
-    yield from _read_coordinator_gauges(of)
-    walk = _PartitionWalk(of)
-    for done, partition in enumerate(of.partitions(), 1):
+    yield from _read_coordinator_gauges(sources)
+    walk = _PartitionWalk(sources)
+    for number, partition in enumerate(sources.partitions(), 1):
         yield from walk.add_partition(partition)
-        if done % SLICE_PARTITIONS == 0:
+        if number % SLICE_PARTITIONS == 0:
             yield None
     yield from walk.iter_readings()
-    found, reserve = of.unclean_start, of.reserve
-    losses = () if found is None else found.lost_records
-    yield OFFLINE, [((), of.transactions.offline_partition_count)]
-    yield OFFSETS_OFFLINE, [((), of.groups.offline_partition_count)]
+    comparison, reserve = sources.unclean_start, sources.reserve
+    losses = () if comparison is None else comparison.lost_records
+    yield OFFLINE, [((), sources.transactions.offline_partition_count)]
+    yield OFFSETS_OFFLINE, [((), sources.groups.offline_partition_count)]
     reloads = {
-        TRANSACTION_STATE_TOPIC: of.transactions.reload_count,
-        CONSUMER_OFFSETS_TOPIC: of.groups.reload_count,
+        TRANSACTION_STATE_TOPIC: sources.transactions.reload_count,
+        CONSUMER_OFFSETS_TOPIC: sources.groups.reload_count,
     }
     yield RELOADS, [((topic,), count) for topic, count in reloads.items()]
-    yield HANGING_AT_START, [((), 0 if found is None else len(found.hanging_transactions))]
+    yield HANGING_AT_START, [((), 0 if comparison is None else len(comparison.hanging_transactions))]
     yield LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
     yield RESERVE, [((), reserve.reserved_bytes)]
     yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.reserved_bytes))]
-    yield TOPICS_TO_DELETE, [((), of.topics_to_delete())]
-    listeners = of.tls_listeners()
+    yield TOPICS_TO_DELETE, [((), sources.topics_to_delete())]
+    listeners = sources.tls_listeners()
     yield TLS_RELOAD_FAILED, [((each.name,), each.is_reload_failed) for each in listeners]
     yield TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
     yield TLS_RELOADS, [((each.name,), each.reload_count) for each in listeners]
     yield TLS_FAILED_HANDSHAKES, [((each.name,), each.failed_handshakes) for each in listeners]
-    acl = of.authorizer
+    acl = sources.authorizer
     yield ACLS, [((), 0 if acl is None else acl.acl_count)]
     allowed, denied = (0, 0) if acl is None else (acl.allowed, acl.denied)
     yield AUTHORIZATIONS, [(("allowed",), allowed), (("denied",), denied)]
 
 
-def _read_coordinator_gauges(of: GaugeSources) -> Iterator[MetricReading | None]:
-    entries = of.transactions.list_entries()
+def _read_coordinator_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
+    entries = sources.transactions.list_entries()
     if isinstance(entries, Reject):
         return  # better no value than a wrong one
-    now_ms = of.now_ms()
+    now_ms = sources.now_ms()
     states: Tally[str] = Tally({state.label: 0 for state in TxnState if state not in _MEMORY_ONLY_STATES})
-    open_ms = in_doubt_ms = unmarked_ms = in_doubt = kept = 0
-    for done, entry in enumerate(entries, 1):
+    open_ms = in_doubt_ms = unmarked_ms = in_doubt = kept_count = 0
+    for number, entry in enumerate(entries, 1):
         states[entry.state.label] += 1
         match entry.phase:
             case OngoingPhase(started_ms=started_ms):
                 open_ms = max(open_ms, now_ms - started_ms)
-                kept += entry.is_kept
+                kept_count += entry.is_kept
                 if entry.is_two_phase:
                     in_doubt += 1
                     in_doubt_ms = max(in_doubt_ms, now_ms - started_ms)
@@ -353,14 +353,14 @@ def _read_coordinator_gauges(of: GaugeSources) -> Iterator[MetricReading | None]
                 unmarked_ms = max(unmarked_ms, now_ms - entry.updated_ms)
             case _:
                 pass
-        if done % SLICE_PARTITIONS == 0:
+        if number % SLICE_PARTITIONS == 0:
             yield None
     yield TRANSACTIONAL_IDS, [((state,), count) for state, count in states.items()]
     for family, value in (
         (OPEN_TIME_MAX, open_ms),
         (IN_DOUBT, in_doubt),
         (IN_DOUBT_OPEN_TIME_MAX, in_doubt_ms),
-        (KEPT, kept),
+        (KEPT, kept_count),
         (UNMARKED_TIME_MAX, unmarked_ms),
     ):
         yield family, [((), value)]
@@ -403,8 +403,8 @@ class _PartitionWalk:
         producers, now_ms = partition.log.producer_state_manager, self._sources.now_ms()
         oldest_ms, late, late_two_phase = 0, False, False
         # Copied: between two slices transactions may end, and the dictionary must not change meanwhile.
-        remaining = iter(list(producers.iter_open_transactions()))
-        while some := list(islice(remaining, SLICE_PARTITIONS)):
+        transactions = iter(list(producers.iter_open_transactions()))
+        while some := list(islice(transactions, SLICE_PARTITIONS)):
             for first_offset, producer_id in some:
                 state = producers.active_producers.get(producer_id)
                 if state is None or state.current_txn_first_offset != first_offset:

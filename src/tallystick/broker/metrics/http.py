@@ -58,11 +58,11 @@ class PrometheusText:
         return text
 
     def _convert(self, family: MetricFamily, samples: Sequence[Sample]) -> object:
-        described = f"{family.help} MBean {family.mbean}" if family.mbean else family.help
-        converted = self._family_types[family.type](family.name, described, labels=family.labels)
+        help_text = f"{family.help} MBean {family.mbean}" if family.mbean else family.help
+        metric = self._family_types[family.type](family.name, help_text, labels=family.labels)
         for values, value in samples:
-            converted.add_metric(values, value)
-        return converted
+            metric.add_metric(values, value)
+        return metric
 
 
 class _Snapshot:
@@ -145,20 +145,20 @@ class MetricsServer:
             async with asyncio.timeout(self._patience_s):
                 head = await reader.readuntil(_HEAD_END)
         except TimeoutError:
-            return _plain_response(408)
+            return _build_plain_response(408)
         except asyncio.LimitOverrunError:
-            return _plain_response(431)
+            return _build_plain_response(431)
         except asyncio.IncompleteReadError:
             return None
         status = _check_request(head)
         if status != 200:
-            return _plain_response(status)
+            return _build_plain_response(status)
         try:
             body = await self._scrape_body()
         except Exception:
             _log.exception("a scrape failed")
-            return _plain_response(500)
-        return [_response_head(status, self._text.content_type, len(body)), body]
+            return _build_plain_response(500)
+        return [_build_response_head(status, self._text.content_type, len(body)), body]
 
     async def _scrape_body(self) -> bytes:
         readings = []
@@ -182,12 +182,12 @@ def _check_request(head: bytes) -> int:
     return 200 if method == "GET" else 405
 
 
-def _plain_response(status: int) -> list[bytes]:
+def _build_plain_response(status: int) -> list[bytes]:
     text = f"{status} {_REASONS[status]}\n".encode()
-    return [_response_head(status, "text/plain; charset=utf-8", len(text)), text]
+    return [_build_response_head(status, "text/plain; charset=utf-8", len(text)), text]
 
 
-def _response_head(status: int, content_type: str, length: int) -> bytes:
+def _build_response_head(status: int, content_type: str, length: int) -> bytes:
     allow = "Allow: GET\r\n" if status == 405 else ""
     return (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"

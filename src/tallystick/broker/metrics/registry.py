@@ -62,18 +62,18 @@ def to_prometheus_name(mbean: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in name.lower())
 
 
-def kafka_metric(mbean: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
+def make_kafka_metric(mbean: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a metric under Kafka's name; labels are the MBean's keys besides type and name."""
     kind = MetricType.COUNTER if mbean.endswith(_METERS) else MetricType.GAUGE
     return MetricFamily(name=to_prometheus_name(mbean), type=kind, help=text, mbean=mbean, labels=labels)
 
 
-def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
+def make_gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a gauge that Kafka does not have."""
     return MetricFamily(name=f"tallystick_{name}", type=MetricType.GAUGE, help=text, labels=labels)
 
 
-def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
+def make_counter(name: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a counter that Kafka does not have."""
     return MetricFamily(name=f"tallystick_{name}_total", type=MetricType.COUNTER, help=text, labels=labels)
 
@@ -83,10 +83,12 @@ class Counter:
 
     __slots__ = ("_values", "family")
 
-    def __init__(self, family: MetricFamily, *known: tuple[str, ...]) -> None:
-        """Create a counter. `known`: label values shown as 0 before anything was counted."""
+    def __init__(self, family: MetricFamily, *label_values: tuple[str, ...]) -> None:
+        """Create a counter. `label_values`: those shown as 0 before anything was counted."""
         self.family = family
-        self._values: dict[tuple[str, ...], int] = dict.fromkeys(known or ([] if family.labels else [()]), 0)
+        self._values: dict[tuple[str, ...], int] = dict.fromkeys(
+            label_values or ([] if family.labels else [()]), 0
+        )
 
     def add(self, *labels: str, by: int = 1) -> None:
         """Count `by` more under these values of the labels."""
@@ -111,9 +113,9 @@ class MetricsRegistry:
         self._counters: list[Counter] = []
         self._sources: list[ReadingSource] = []
 
-    def counter(self, family: MetricFamily, *known: tuple[str, ...]) -> Counter:
+    def counter(self, family: MetricFamily, *label_values: tuple[str, ...]) -> Counter:
         """Create a counter, and include it in scrapes."""
-        counter = Counter(family, *known)
+        counter = Counter(family, *label_values)
         self._counters.append(counter)
         return counter
 

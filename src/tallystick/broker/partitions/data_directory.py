@@ -81,8 +81,8 @@ class Syncer(Protocol):
 def run_in_threads(calls: Sequence[Callable[[], None]]) -> None:
     """Run all calls in threads, and return when all have ended. Raises what the first of them raised."""
     with ThreadPoolExecutor(_THREAD_COUNT, thread_name_prefix="start") as threads:
-        for done in [threads.submit(call) for call in calls]:
-            done.result()
+        for future in [threads.submit(call) for call in calls]:
+            future.result()
 
 
 class StorageEnvironment(Value, kw_only=True):
@@ -112,7 +112,7 @@ class DataDirectory:
         path: Path,
         config: BrokerConfig,
         clock: Clock,
-        failed: Callable[[Exception], None],
+        on_failure: Callable[[Exception], None],
         disk: StorageEnvironment | None = None,
         *,
         residents_max: int = OPEN_SEGMENTS_MAX,
@@ -122,7 +122,7 @@ class DataDirectory:
         self._disk = disk or StorageEnvironment()
         self._config = config
         self._clock = clock
-        self._on_failure = failed
+        self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[TopicPartition, Partition] = {}
         self._scheduler = BackgroundScheduler()
@@ -153,9 +153,10 @@ class DataDirectory:
             open_segments_max=self._open_segments_max,
         )
         self._log_dir = LogDir.open(fs, str(self._path), options)
-        if not self._log_dir.had_clean_shutdown and (left := self._log_dir.list_partitions()):
+        if not self._log_dir.had_clean_shutdown and (partitions := self._log_dir.list_partitions()):
             _log.warning(
-                "the last stop was not clean: %d logs are read from where they were last synced", len(left)
+                "the last stop was not clean, so %d logs are scanned from their recovery points",
+                len(partitions),
             )
         self._log_cleaner = LogCleaner(
             self._log_dir.logs,
@@ -175,20 +176,23 @@ class DataDirectory:
             on_failure=self._on_failure,
         )
         if not self._reserve.restore():
-            _log.error("the disk is too full for log.reserve.bytes: data is refused until there is room")
+            _log.error(
+                "the disk has no room for log.reserve.bytes, so producers are refused; free space on it"
+            )
         file, cluster_id = self._path / FILE_NAME, self._log_dir.meta.cluster_id
-        left = self._log_dir.list_partitions()
-        if left and not fs.exists(str(file)):
+        partitions = self._log_dir.list_partitions()
+        if partitions and not fs.exists(str(file)):
             self._log_dir.close_without_sync()
             raise DataDirectoryUnusable(
-                f"{file} is gone, and {len(left)} partitions are there, {left[0]} first"
+                f"{file} is missing, but there are {len(partitions)} partitions, {partitions[0]} first;"
+                " nothing was changed. Restore the file from a backup",
             )
         store = self._disk.open_metadata(file, cluster_id, lambda: self._reserve.ensure_free(_METADATA_BYTES))
         if store.load_cluster_id() != cluster_id:
             self._log_dir.close_without_sync()
             raise DataDirectoryUnusable(
-                f"{file} belongs to cluster {store.load_cluster_id()}, "
-                f"meta.properties beside it to {cluster_id}"
+                f"{file} belongs to cluster {store.load_cluster_id()}, but meta.properties beside it to"
+                f" {cluster_id}; nothing was changed. Restore the two files from one backup"
             )
         self._syncer.start()
         return store
@@ -206,13 +210,13 @@ class DataDirectory:
         epoch = 0 if latest is None else latest if self._log_dir.had_clean_shutdown else latest + 1
         if latest is not None and epoch > latest:
             self._epochs_to_begin.append(partial(log.begin_epoch, LeaderEpoch(epoch)))
-        synced = self._config.flush_policy == "ack"
+        is_acked_when_synced = self._config.flush_policy == "ack"
         partition = Partition(
             log,
             leader_epoch=LeaderEpoch(epoch),
             config=config,
             clock=self._clock,
-            request_sync=self._syncer.request if synced else None,
+            request_sync=self._syncer.request if is_acked_when_synced else None,
             offline=self._on_failure,
         )
         self._partitions[name] = partition
@@ -229,13 +233,13 @@ class DataDirectory:
             self._disk.run_concurrently(calls)
 
     def _log_progress(self) -> None:
-        now_ms, done = self._clock.monotonic_ms(), len(self._log_dir.reports)
+        now_ms, count = self._clock.monotonic_ms(), len(self._log_dir.reports)
         if self._log_dir.had_clean_shutdown or now_ms - self._progress_logged_ms < _PROGRESS_MS:
             return
         self._progress_logged_ms = now_ms
         size = sum(report.scanned_bytes for _, report in self._log_dir.reports)
         _log.info(
-            "recovery: %d of %d logs, %d MB read", done, len(self._log_dir.list_partitions()), size // MIB
+            "recovery: %d of %d logs, %d MB read", count, len(self._log_dir.list_partitions()), size // MIB
         )
 
     async def create_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
@@ -243,10 +247,10 @@ class DataDirectory:
         name = TopicPartition(topic.name, index)
         if self._log_dir.is_new(name):
             log_config, topic_id = self.make_log_config(topic.name, config), topic.topic_id
-            made = await self._scheduler.run_in_thread(
+            log = await self._scheduler.run_in_thread(
                 lambda: self._log_dir.create_log(name, log_config, topic_id)
             )
-            self._log_dir.add_log(made, topic_id)
+            self._log_dir.add_log(log, topic_id)
         return self.open_partition(topic, index, config)
 
     def find_foreign_partitions(self, topic: Topic) -> tuple[TopicPartition, ...]:
@@ -316,9 +320,14 @@ class DataDirectory:
         for name, report in self._log_dir.reports:
             if report.repairs:
                 _log.warning("%s: %s", name, report)
-        strangers = [str(name) for name in self._log_dir.list_partitions() if name not in self._partitions]
-        if strangers:
-            _log.warning("no topic owns these directories, they are left alone: %s", ", ".join(strangers))
+        foreign_directories = [
+            str(name) for name in self._log_dir.list_partitions() if name not in self._partitions
+        ]
+        if foreign_directories:
+            _log.warning(
+                "no topic has the ids of these directories, which are ignored: %s",
+                ", ".join(foreign_directories),
+            )
 
     @property
     def had_clean_shutdown(self) -> bool:
@@ -386,7 +395,7 @@ def _remove_files(log: Log, paths: list[str]) -> None:
         except FileNotFoundError:
             return  # the topic was deleted meanwhile, with its directory
         except OSError as exc:
-            _log.warning("%s is left until the next start: %s", path, exc)
+            _log.warning("%s could not be removed and stays until the next start: %s", path, exc)
 
 
 def make_log_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> LogConfig:

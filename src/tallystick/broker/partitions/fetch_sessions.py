@@ -52,7 +52,7 @@ class CachedPartition:
 
     def update_response_data(self, outcome: "PartitionReadResult") -> bool:
         """Return whether the answer must include this outcome, and note it as sent."""
-        changed = (
+        has_changed = (
             outcome.size > 0
             or outcome.has_diverging_epoch
             or self.sent_high_watermark != outcome.high_watermark
@@ -63,7 +63,7 @@ class CachedPartition:
             # An error is repeated until it is gone, and the next success must be sent, too.
             self.sent_high_watermark = -1
             return True
-        return changed
+        return has_changed
 
 
 class PartitionReadResult(Value):
@@ -87,21 +87,21 @@ class CachedFetchSession:
     epoch: int = 1
     partitions: dict[FetchPartitionKey, CachedPartition] = field(default_factory=dict)
 
-    def update(self, added: Iterable[CachedPartition], forgotten: Iterable[FetchPartitionKey]) -> None:
-        for newer in added:
-            known = self.partitions.get(newer.key)
-            if known is None:
+    def update(self, partitions: Iterable[CachedPartition], forgotten: Iterable[FetchPartitionKey]) -> None:
+        for newer in partitions:
+            cached = self.partitions.get(newer.key)
+            if cached is None:
                 self.partitions[newer.key] = newer
             else:
-                known.update_request_params(newer)
+                cached.update_request_params(newer)
         for key in forgotten:
             self.partitions.pop(key, None)
 
     def move_to_end(self, key: FetchPartitionKey) -> None:
         """Move a served partition to the end, so that a full answer does not starve the others."""
-        wanted = self.partitions.pop(key, None)
-        if wanted is not None:
-            self.partitions[key] = wanted
+        partition = self.partitions.pop(key, None)
+        if partition is not None:
+            self.partitions[key] = partition
 
 
 class FetchContext(Value):
@@ -158,16 +158,21 @@ class FetchSessionCache:
     def _continue_session(self, start: FetchSessionRequest, now_ms: int) -> FetchContext | Reject:
         session = self._sessions.get(start.session_id)
         if session is None:
-            return Reject(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"no fetch session {start.session_id}")
+            return Reject(
+                ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+                f"fetch session {start.session_id} does not exist or was evicted; begin a new one",
+            )
         if session.by_topic_id != start.by_topic_id:
             return Reject(
                 ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-                f"session {start.session_id} began with topic {'ids' if session.by_topic_id else 'names'}",
+                f"fetch session {start.session_id} began with topic"
+                f" {'ids' if session.by_topic_id else 'names'}; begin a new one",
             )
         if session.epoch != start.epoch:
             return Reject(
                 ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-                f"session {start.session_id} is at epoch {session.epoch}, the request at {start.epoch}",
+                f"fetch session {start.session_id} is at epoch {session.epoch}, but the request has"
+                f" {start.epoch}; begin a new one",
             )
         session.update(start.partitions, start.forgotten)
         if not session.partitions:
@@ -184,7 +189,7 @@ class FetchSessionCache:
         while session_id in self._sessions or session_id == NO_SESSION:
             session_id = self._new_id()
         session = CachedFetchSession(session_id, start.by_topic_id, now_ms, now_ms)
-        session.partitions = {wanted.key: wanted for wanted in start.partitions}
+        session.partitions = {partition.key: partition for partition in start.partitions}
         self._sessions[session_id] = session
         return session
 

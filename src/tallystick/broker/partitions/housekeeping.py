@@ -129,7 +129,7 @@ class Housekeeping:
 
     def _restore_reserve(self) -> None:
         if not self._reserve.is_whole and self._reserve.restore():
-            _log.info("the reserve is whole again, data is accepted")
+            _log.info("the disk reserve is complete again, so producers are accepted")
 
     def _request_syncs(self) -> None:
         for partition in self._partitions.values():
@@ -150,7 +150,7 @@ class Housekeeping:
             self._report_failure(exc)
 
     def _report_failure(self, exc: Exception) -> None:
-        _log.error("housekeeping failed: %s", exc)
+        _log.error("housekeeping failed and is tried again: %s", exc)
         if is_disk_failure(exc):
             self._on_failure(exc)
 

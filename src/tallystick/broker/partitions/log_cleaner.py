@@ -108,20 +108,20 @@ class LogCleaner:
 
     Args:
         logs: every open log.
-        cleaned: where the last round of each ended; changed here, and written to its checkpoint by the owner
+        checkpoints: where the last round of each ended; changed here, written to a file by the owner
             of the data directory.
     """
 
     def __init__(
         self,
         logs: Mapping[TopicPartition, Log],
-        cleaned: MutableMapping[TopicPartition, int],
+        checkpoints: MutableMapping[TopicPartition, int],
         config: Callable[[], CleaningConfig],
         clock: Clock,
         start_child: Callable[[], Awaitable[CleanerProcess]] = start_cleaner_process,
     ) -> None:
         self._logs = logs
-        self._checkpoints = cleaned
+        self._checkpoints = checkpoints
         self._config = config
         self._clock = clock
         self._start_process = start_child
@@ -185,7 +185,9 @@ class LogCleaner:
                 delete_oldest_segments(log, plan.delete_count)
                 _log.info("%s: deleted %d segments: %s", topic_partition, plan.delete_count, plan.reason)
         except (StorageFailure, OSError) as exc:
-            _log.error("%s: retention failed: %s", topic_partition, exc)
+            _log.error(
+                "%s: retention failed, expired segments stay until the next run: %s", topic_partition, exc
+            )
             return 0
         return plan.delete_count
 
@@ -201,10 +203,10 @@ class LogCleaner:
 
     async def compact_once(self) -> bool:
         """Compact the log that needs it most; return False when no log does, or when waiting is better."""
-        found = await self._find_dirtiest()
-        if found is None:
+        dirtiest = await self._find_dirtiest()
+        if dirtiest is None:
             return False
-        topic_partition, log, cleanable = found
+        topic_partition, log, cleanable = dirtiest
         task = asyncio.create_task(
             self._clean(topic_partition, log, cleanable), name=f"clean {topic_partition}"
         )
@@ -220,14 +222,26 @@ class LogCleaner:
             return False
         except CleanerDiskFull as exc:
             rest_ms = self._config().backoff_ms
-            _log.warning("%s: no room to compact it, tried again in %d ms: %s", topic_partition, rest_ms, exc)
+            _log.warning(
+                "%s: no room to compact it, which is tried again in %d ms; its records are complete: %s",
+                topic_partition,
+                rest_ms,
+                exc,
+            )
             self._backoff_until_ms[topic_partition] = self._clock.monotonic_ms() + rest_ms
             return True  # another log may need less, and make room
         except (CleanerProcessFailed, StorageFailure, OSError) as exc:
             # Segments the child could not read or write are unchanged; those it finished before are valid.
-            self._failure_counts[topic_partition] = failed = self._failure_counts.get(topic_partition, 0) + 1
-            rest_ms = min(self._config().backoff_ms << min(failed, 32), _BACKOFF_MS_MAX)
-            _log.error("%s: compaction failed, tried again in %d ms: %s", topic_partition, rest_ms, exc)
+            self._failure_counts[topic_partition] = failure_count = (
+                self._failure_counts.get(topic_partition, 0) + 1
+            )
+            rest_ms = min(self._config().backoff_ms << min(failure_count, 32), _BACKOFF_MS_MAX)
+            _log.error(
+                "%s: compaction failed and is tried again in %d ms; its records are complete: %s",
+                topic_partition,
+                rest_ms,
+                exc,
+            )
             self._backoff_until_ms[topic_partition] = self._clock.monotonic_ms() + rest_ms
             return True
         finally:
@@ -246,12 +260,14 @@ class LogCleaner:
             ):
                 continue
             try:
-                found = self._plan_cleaning(topic_partition, log)
+                plan = self._plan_cleaning(topic_partition, log)
             except (StorageFailure, OSError) as exc:
-                _log.error("%s: cannot be looked at: %s", topic_partition, exc)
+                _log.error("%s: compaction could not be planned: %s", topic_partition, exc)
                 continue
-            if found.is_due and (best is None or _cleaning_priority(found) > _cleaning_priority(best[2])):
-                best = (topic_partition, log, found)
+            if plan.is_due and (
+                best is None or _compute_cleaning_priority(plan) > _compute_cleaning_priority(best[2])
+            ):
+                best = (topic_partition, log, plan)
             await asyncio.sleep(0)  # others first
         if best is None or self._logs.get(best[0]) is not best[1]:
             return None
@@ -268,9 +284,9 @@ class LogCleaner:
 
     def _plan_cleaning(self, topic_partition: TopicPartition, log: Log) -> LogToClean:
         config = log.config
-        timed = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < INT64_MAX
+        needs_times = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < INT64_MAX
         return plan_cleaning(
-            list(_iter_segment_infos(log, with_times=timed)),
+            list(_iter_segment_infos(log, with_times=needs_times)),
             CleaningLimits(
                 min_compaction_lag_ms=config.min_compaction_lag_ms,
                 max_compaction_lag_ms=config.max_compaction_lag_ms,
@@ -284,21 +300,21 @@ class LogCleaner:
 
     async def _clean(self, topic_partition: TopicPartition, log: Log, cleanable: LogToClean) -> None:
         request = self._build_request(log, cleanable)
-        started = self._clock.monotonic_ms()
+        started_ms = self._clock.monotonic_ms()
         worker = await self._start_process()
         try:
-            done = await self._run_worker(worker, log, request)
+            summary = await self._run_worker(worker, log, request)
         finally:
             if worker.returncode is None:
                 worker.kill()
             await worker.wait()
             _remove_leftovers(log)
-        self._checkpoints[topic_partition] = done["end_offset"]
+        self._checkpoints[topic_partition] = summary["end_offset"]
         self._failure_counts.pop(topic_partition, None)
         _log.info(
             "%s: compacted up to %d, %d bytes to %d, in %d ms",
-            *(topic_partition, done["end_offset"], done["bytes_read"], done["bytes_written"]),
-            self._clock.monotonic_ms() - started,
+            *(topic_partition, summary["end_offset"], summary["bytes_read"], summary["bytes_written"]),
+            self._clock.monotonic_ms() - started_ms,
         )
 
     def _build_request(self, log: Log, cleanable: LogToClean) -> CleaningRequest:
@@ -326,21 +342,21 @@ class LogCleaner:
     async def _run_worker(self, worker: CleanerProcess, log: Log, request: CleaningRequest) -> dict[str, Any]:
         """Send the request to the child, put in place what it finishes, and return its last message."""
         requests, answers = require(worker.stdin, "it is a pipe"), require(worker.stdout, "it is a pipe")
-        requests.write(f"{json.dumps(request.as_json())}\n".encode())
+        requests.write(f"{json.dumps(request.to_json())}\n".encode())
         await requests.drain()
         requests.close()
         while True:
             line = await asyncio.wait_for(answers.readline(), _WORKER_SILENCE_S_MAX)
             if not line:
-                raise CleanerProcessFailed(f"the child ended with {await worker.wait()}")
-            said: dict[str, Any] = json.loads(line)
-            match said.pop("kind"):
+                raise CleanerProcessFailed(f"the cleaner process ended with exit code {await worker.wait()}")
+            message: dict[str, Any] = json.loads(line)
+            match message.pop("kind"):
                 case "done":
-                    return said
+                    return message
                 case "failed":
-                    raise (CleanerDiskFull if said["full"] else CleanerProcessFailed)(said["reason"])
-            said["old"] = tuple(said["old"])
-            await self._swap_shielded(log, CleanedGroup(**said))
+                    raise (CleanerDiskFull if message["full"] else CleanerProcessFailed)(message["reason"])
+            message["old"] = tuple(message["old"])
+            await self._swap_shielded(log, CleanedGroup(**message))
 
     async def _swap_shielded(self, log: Log, group: CleanedGroup) -> None:
         """Run all steps or none: a cancellation waits, as files and memory differ between steps."""
@@ -358,7 +374,7 @@ class LogCleaner:
                 await _run_step(step)
         except OSError as exc:
             # File names on disk and state in memory differ: the next start finishes the exchange.
-            raise log.take_offline(f"a compacted segment cannot be put in place: {exc}") from exc
+            raise log.take_offline(f"compacted segments could not replace the old ones: {exc}") from exc
         drop = asyncio.create_task(
             _remove_replaced_files(swap, log.config.file_delete_delay_ms), name="drop replaced segments"
         )
@@ -390,21 +406,21 @@ async def _remove_replaced_files(swap: SegmentSwap, delay_ms: int) -> None:
         await asyncio.to_thread(swap.remove_old_files)
     except OSError as exc:
         # The directory is gone with its topic; other leftovers are removed at the next start.
-        _log.info("replaced segments were not removed: %s", exc)
+        _log.info("replaced segments could not be removed and stay until the next start: %s", exc)
 
 
 async def _wait_uninterrupted(task: "asyncio.Future[None]") -> None:
     """Wait for a task to end; re-raise our own cancellation afterwards."""
-    cancelled: asyncio.CancelledError | None = None
+    cancellation: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError as exc:
-            cancelled = exc
+            cancellation = exc
         except Exception:
             break  # `result` raises it
-    if cancelled is not None and task.exception() is None:
-        raise cancelled
+    if cancellation is not None and task.exception() is None:
+        raise cancellation
     task.result()
 
 
@@ -413,9 +429,9 @@ def count_held_back_bytes(log: Log, now_ms: int) -> int:
 
     Raises: StorageFailure, OSError.
     """
-    held = _plan_retention(log, now_ms, log.reader.last_stable_offset).delete_count
-    free = _plan_retention(log, now_ms, log.reader.high_watermark).delete_count
-    return sum(segment.size for segment in log.segments[held:free])
+    deletable_now = _plan_retention(log, now_ms, log.reader.last_stable_offset).delete_count
+    deletable_if_decided = _plan_retention(log, now_ms, log.reader.high_watermark).delete_count
+    return sum(segment.size for segment in log.segments[deletable_now:deletable_if_decided])
 
 
 def _plan_retention(log: Log, now_ms: int, up_to: int) -> RetentionPlan:
@@ -446,7 +462,7 @@ def _iter_segment_infos(log: Log, *, with_times: bool) -> Iterator[SegmentInfo]:
         )
 
 
-def _cleaning_priority(cleanable: LogToClean) -> tuple[bool, float]:
+def _compute_cleaning_priority(cleanable: LogToClean) -> tuple[bool, float]:
     return cleanable.is_overdue, cleanable.dirty_ratio
 
 

@@ -126,9 +126,9 @@ class Partition:
         """Append and wait until it is durable, as the coordinators do."""
         result = self.append(batch, origin, guard)
         if isinstance(result, AppendResult):
-            waiting = self.when_durable(result.last_offset)
-            if waiting is not None:
-                await waiting
+            durable_future = self.when_durable(result.last_offset)
+            if durable_future is not None:
+                await durable_future
         return result
 
     def begin_verification(
@@ -152,8 +152,8 @@ class Partition:
 
     def find_epoch_at(self, offset: Offset) -> int:
         """Return the leader epoch that wrote the record at `offset`; the current one if none is known."""
-        found = self.log.leader_epochs.find_epoch(offset)
-        return self.leader_epoch if found is None else found
+        epoch = self.log.leader_epochs.find_epoch(offset)
+        return self.leader_epoch if epoch is None else epoch
 
     def find_epoch_end(self, epoch: LeaderEpoch) -> tuple[int, int] | None:
         """Return the last epoch up to `epoch` and its end; the current one ends at the high watermark.
@@ -163,8 +163,8 @@ class Partition:
         log = self.log
         if epoch == self.leader_epoch:
             return epoch, log.reader.high_watermark
-        found = log.find_epoch_end(epoch)
-        return None if found is None else (found[0], min(found[1], log.reader.high_watermark))
+        epoch_end = log.find_epoch_end(epoch)
+        return None if epoch_end is None else (epoch_end[0], min(epoch_end[1], log.reader.high_watermark))
 
     def iter_batches(self, max_bytes: int) -> Iterator[bytes]:
         """Yield all that is in the log now, in order, in pieces of whole batches, for a coordinator's replay.
@@ -178,7 +178,7 @@ class Partition:
         while at < end:
             result = log.reader.read(at, max_bytes, upper=end)
             if isinstance(result, Reject):
-                raise StorageFailure(log.directory, f"the log cannot be read to its end: {result.reason}")
+                raise StorageFailure(log.directory, f"the log could not be read to its end: {result.reason}")
             if not result.data:
                 return  # compaction removed everything up to the end
             yield result.data

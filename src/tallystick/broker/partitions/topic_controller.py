@@ -39,7 +39,7 @@ from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.storage.fs import is_disk_failure, is_transient
-from tallystick.storage.log_dir import random_id
+from tallystick.storage.log_dir import make_random_id
 from tallystick.storage.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.topics")
@@ -97,40 +97,42 @@ class TopicController:
 
     # ---------------------------------------------------------------------- creating
 
-    def check_creation(self, wanted: TopicSpec) -> Reject | None:
+    def check_creation(self, spec: TopicSpec) -> Reject | None:
         """Check whether this topic would be created. Reads only; answers validate_only."""
-        refused = check_topic_name(wanted.name)
-        if refused is not None:
-            return refused
-        if self.image.find(wanted.name) is not None:
-            return _reject_existing(wanted.name)
-        if self.deletions.holds_name(wanted.name):
-            return _reject_being_deleted(wanted.name)
-        if wanted.name in INTERNAL_TOPICS:
+        refusal = check_topic_name(spec.name)
+        if refusal is not None:
+            return refusal
+        if self.image.find(spec.name) is not None:
+            return _reject_existing(spec.name)
+        if self.deletions.holds_name(spec.name):
+            return _reject_being_deleted(spec.name)
+        if spec.name in INTERNAL_TOPICS:
             # Groups and transactions need it: neither max.partitions nor a colliding name prevents it.
-            return check_topic_configs(self._config, wanted.name, wanted.configs)
-        other = self.image.find_colliding_name(wanted.name)
+            return check_topic_configs(self._config, spec.name, spec.configs)
+        other = self.image.find_colliding_name(spec.name)
         if other is not None:
             return Reject(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
-                f"topic {wanted.name!r} differs from {other!r} only in '.' and '_'",
+                f"topic {spec.name!r} differs from {other!r} only in '.' and '_', which metric names cannot"
+                " distinguish",
             )
         room = self._partitions_available
-        if not 0 < wanted.partitions <= room:
+        if not 0 < spec.partitions <= room:
             return Reject(
                 ErrorCode.INVALID_PARTITIONS,
-                f"{wanted.partitions} partitions; 1 to {room} can be made (max.partitions)",
+                f"{spec.partitions} partitions were requested, but 1 to {room} can be created"
+                " (max.partitions)",
             )
-        return check_topic_configs(self._config, wanted.name, wanted.configs)
+        return check_topic_configs(self._config, spec.name, spec.configs)
 
-    async def create(self, wanted: TopicSpec) -> Topic | Reject:
+    async def create(self, spec: TopicSpec) -> Topic | Reject:
         """Create a topic. If the disk is full, the next attempt or start finishes it."""
         try:
-            return await self._create(wanted)
+            return await self._create(spec)
         except STORAGE_FAILURES as exc:
-            return self._reject_failed_change(f"topic {wanted.name!r} cannot be made", exc)
+            return self._reject_failed_change(f"topic {spec.name!r} cannot be created", exc)
 
-    def _reject_failed_change(self, what: str, exc: Exception) -> Reject:
+    def _reject_failed_change(self, operation: str, exc: Exception) -> Reject:
         """Return the answer for a change that the disk refused. Raises `exc` if the disk is not the cause."""
         if is_commit_in_doubt(exc) or is_disk_failure(exc):
             # The change may be in the file: continuing without it could contradict the state after a restart.
@@ -139,27 +141,27 @@ class TopicController:
             isinstance(exc, OSError) and is_transient(exc)
         ):
             raise exc
-        _log.error("%s: %s", what, exc)
-        return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"{what}: {exc}")
+        _log.error("%s: %s", operation, exc)
+        return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"{operation}: {exc}")
 
-    async def _create(self, wanted: TopicSpec) -> Topic | Reject:
+    async def _create(self, spec: TopicSpec) -> Topic | Reject:
         async with self._lock:
-            topic = self._partly_created.get(wanted.name)
+            topic = self._partly_created.get(spec.name)
             if topic is None:
-                refused = self.check_creation(wanted)
-                if refused is not None:
-                    return refused
-                configs = MappingProxyType(dict(wanted.configs))
-                topic = Topic(wanted.name, random_id(self._new_uuid), wanted.partitions, configs)
-                refused = self._refuse_foreign(topic)
-                if refused is not None:
-                    return refused
+                refusal = self.check_creation(spec)
+                if refusal is not None:
+                    return refusal
+                configs = MappingProxyType(dict(spec.configs))
+                topic = Topic(spec.name, make_random_id(self._new_uuid), spec.partitions, configs)
+                refusal = self._refuse_foreign(topic)
+                if refusal is not None:
+                    return refusal
                 await self._worker.run(lambda: self._store.create_topics([topic]))
                 self._partly_created[topic.name] = topic
             self.image.add(topic, await self._open(topic, range(topic.partitions)))
             del self._partly_created[topic.name]
             _log.info("created topic %s, %d partitions", topic.name, topic.partitions)
-            if (topic.partitions, topic.configs) == (wanted.partitions, wanted.configs):
+            if (topic.partitions, topic.configs) == (spec.partitions, spec.configs):
                 return topic
             return _reject_existing(topic.name)
 
@@ -170,20 +172,21 @@ class TopicController:
             return None
         return Reject(
             ErrorCode.KAFKA_STORAGE_ERROR,
-            f"directories of another topic named {topic.name!r} are in the data directory, move them away: "
-            + ", ".join(map(str, foreign)),
+            f"topic {topic.name!r} was not created, as the data directory has"
+            " directories of another topic of that name. Move them out of it:"
+            " " + ", ".join(map(str, foreign)),
         )
 
     async def _open(self, topic: Topic, indexes: range) -> list[Partition]:
         config = resolve_topic_config(self._config, topic)
         return [await self._storage.create_partition(topic, index, config) for index in indexes]
 
-    async def create_if_absent(self, wanted: TopicSpec) -> Topic | Reject:
+    async def create_if_absent(self, spec: TopicSpec) -> Topic | Reject:
         """Return the topic of that name, after creating it if needed: auto-creation and internal topics."""
-        created = await self.create(wanted)
-        if isinstance(created, Reject) and created.code is ErrorCode.TOPIC_ALREADY_EXISTS:
-            return self.image.find(wanted.name) or created
-        return created
+        result = await self.create(spec)
+        if isinstance(result, Reject) and result.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            return self.image.find(spec.name) or result
+        return result
 
     async def grow(self, name: str, partitions: int) -> Topic | Reject:
         """Add partitions up to a total. After a failure, the next attempt or start finishes it."""
@@ -194,30 +197,30 @@ class TopicController:
 
     async def _grow(self, name: str, partitions: int) -> Topic | Reject:
         async with self._lock:
-            refused = self.check_growth(name, partitions)
-            if refused is not None:
-                return refused
+            refusal = self.check_growth(name, partitions)
+            if refusal is not None:
+                return refusal
             topic = require(self.image.find(name), "only an existing topic can grow")
             grown = replace(topic, partitions=partitions)
-            refused = self._refuse_foreign(grown)
-            if refused is not None:
-                return refused
+            refusal = self._refuse_foreign(grown)
+            if refusal is not None:
+                return refusal
             await self._worker.run(lambda: self._store.set_partitions({name: partitions}))
-            added = await self._open(grown, range(topic.partitions, partitions))
-            self.image.add(grown, self.image.list_partitions_of(name) + added)
+            new_partitions = await self._open(grown, range(topic.partitions, partitions))
+            self.image.add(grown, self.image.list_partitions_of(name) + new_partitions)
             return grown
 
     def check_growth(self, name: str, partitions: int) -> Reject | None:
         """Check whether the topic could have this many partitions in all."""
         topic = self.image.find(name)
         if topic is None:
-            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
         room = self._partitions_available
         if not topic.partitions < partitions <= topic.partitions + room:
             return Reject(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {name!r} has {topic.partitions} partitions, {partitions} were asked for; "
-                f"{room} more can be made (max.partitions)",
+                f"topic {name!r} has {topic.partitions} partitions, and {partitions} were requested; {room}"
+                " more can be created (max.partitions)",
             )
         return None
 
@@ -235,18 +238,18 @@ class TopicController:
         async with self._lock:
             topic = self.image.find(name)
             if topic is None:
-                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
             configs = MappingProxyType(dict(change(topic.configs)))
-            refused = check_topic_configs(self._config, name, configs)
-            if refused is not None:
-                return refused
-            changed = replace(topic, configs=configs)
+            refusal = check_topic_configs(self._config, name, configs)
+            if refusal is not None:
+                return refusal
+            altered_topic = replace(topic, configs=configs)
             try:
                 await self._worker.run(lambda: self._store.set_topic_config(name, configs))
             except STORAGE_FAILURES as exc:
                 return self._reject_failed_change(f"topic {name!r} cannot be configured", exc)
-            self.image.add(changed, self.image.list_partitions_of(name))
-            self._apply_config(changed)
+            self.image.add(altered_topic, self.image.list_partitions_of(name))
+            self._apply_config(altered_topic)
             return None
 
     def reconfigure(self, config: BrokerConfig) -> None:
@@ -263,7 +266,7 @@ class TopicController:
     # ---------------------------------------------------------------------- deleting
 
     async def delete(
-        self, name: str, refused: Callable[[Sequence[Partition]], Reject | None] = lambda partitions: None
+        self, name: str, check: Callable[[Sequence[Partition]], Reject | None] = lambda partitions: None
     ) -> Reject | None:
         """Delete a topic, or continue a deletion that failed.
 
@@ -271,14 +274,14 @@ class TopicController:
             returned its name is free. Files that cannot be removed at once are removed later.
 
         Args:
-            refused: looks at the partitions and returns a reason to refuse. Nothing is written to them after
+            check: looks at the partitions and returns a reason to refuse. Nothing is written to them after
                 that.
         """
         async with self._lock:
             topic = self.image.find(name) or self._partly_created.get(name)
             if topic is not None:
                 partitions = self.image.list_partitions_of(name)
-                if (reason := refused(partitions)) is not None:
+                if (reason := check(partitions)) is not None:
                     return reason
                 try:
                     await self._delete_durably(topic)
@@ -287,7 +290,7 @@ class TopicController:
                 for partition in partitions:
                     partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
             elif not self.deletions.holds_name(name):
-                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
             await self.deletions.finish(name)
             if self.deletions.holds_name(name):
                 return _reject_being_deleted(name)
@@ -298,7 +301,7 @@ class TopicController:
         """Make the deletion durable, with the topic out of the image. Raises: sqlite3.Error, OSError."""
         partly_created = self._partly_created.pop(topic.name, None)
         try:
-            with self.image.withdrawn(topic):
+            with self.image.withdraw(topic):
                 await self._worker.run(lambda: self._store.delete_topics([topic]))
         except Exception:
             if partly_created is not None:
@@ -321,11 +324,12 @@ def _drop_harmful_configs(topic: Topic) -> Topic:
     harmless = {name: value for name, value in topic.configs.items() if not is_harmful(name, value)}
     if topic.name not in INTERNAL_TOPICS or {**harmless, **_COMPACT_CONFIGS} == topic.configs:
         return topic
-    ignored = sorted(topic.configs.items() - harmless.items())
+    harmful = sorted(topic.configs.items() - harmless.items())
     _log.warning(
-        "settings of %s that take records away are ignored, alter them: %s; its policy is `compact`",
+        "settings of %s that would delete its records are ignored, as its policy is `compact`; remove them:"
+        " %s",
         topic.name,
-        ", ".join(f"{name}={value}" for name, value in ignored) or "no cleanup.policy of its own",
+        ", ".join(f"{name}={value}" for name, value in harmful) or "no cleanup.policy of its own",
     )
     return replace(topic, configs=MappingProxyType({**harmless, **_COMPACT_CONFIGS}))
 
@@ -337,6 +341,6 @@ def _reject_existing(name: str) -> Reject:
 def _reject_being_deleted(name: str) -> Reject:
     return Reject(
         ErrorCode.KAFKA_STORAGE_ERROR,
-        f"topic {name!r} is deleted, and its directories cannot be given up yet: its name is free when they "
-        "are, which is tried again and again; the broker's log says what is in the way",
+        f"topic {name!r} was deleted, but its directories could not be renamed yet, so its name is still in"
+        " use. The broker retries; its log says why",
     )

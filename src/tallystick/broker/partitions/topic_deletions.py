@@ -55,17 +55,17 @@ class TopicDeletions:
         self._storage = files
         self._worker = worker
         self._lock = lock
-        self._unfinished: dict[uuid.UUID, Topic] = {}
+        self._unfinished_deletions: dict[uuid.UUID, Topic] = {}
         self._retry_task: asyncio.Task[None] | None = None
-        self._started = False
+        self._is_started = False
 
     def __len__(self) -> int:
         """Return the number of deleted topics whose names are not free yet."""
-        return len(self._unfinished)
+        return len(self._unfinished_deletions)
 
     def holds_name(self, name: str) -> bool:
         """Return whether a topic of that name is deleted and the name is not free yet."""
-        return any(topic.name == name for topic in self._unfinished.values())
+        return any(topic.name == name for topic in self._unfinished_deletions.values())
 
     def resume(self, deleted: Topic, successor: Topic | None) -> None:
         """Continue a deletion that the last process did not finish. Blocking: the broker is starting.
@@ -73,46 +73,49 @@ class TopicDeletions:
         Args:
             successor: the present topic of that name, if there is one.
         """
-        self._unfinished[deleted.topic_id] = deleted
+        self._unfinished_deletions[deleted.topic_id] = deleted
         try:
             if successor is not None:
                 # Earlier versions freed the name before the deletion was finished, and the successor took
                 # over the remaining directories: they hold records acknowledged to its producers.
                 for name in self._storage.transfer_directories(deleted, successor):
-                    _log.warning("%s holds records of a deleted topic, too: its deletion had failed", name)
+                    _log.warning(
+                        "%s also has records of a deleted topic of the same name, whose deletion had failed",
+                        name,
+                    )
             self._storage.rename_for_deletion_now(deleted)
             self._store.forget_deleted([deleted.topic_id])
         except STORAGE_FAILURES as exc:
             self._report_unfinished(deleted, exc)
         else:
-            del self._unfinished[deleted.topic_id]
+            del self._unfinished_deletions[deleted.topic_id]
 
     def start(self) -> None:
         """Retry the deletions that `resume` could not finish, and those that will fail."""
-        self._started = True
+        self._is_started = True
         self._schedule_retry()
 
     async def stop(self) -> None:
         """End the background task; the next start continues its work."""
-        self._started = False
+        self._is_started = False
         if self._retry_task is not None:
             self._retry_task.cancel()
             await asyncio.gather(self._retry_task, return_exceptions=True)
 
     def add(self, topic: Topic) -> None:
         """Take over a topic whose deletion has become durable."""
-        self._unfinished[topic.topic_id] = topic
+        self._unfinished_deletions[topic.topic_id] = topic
 
     async def finish(self, name: str | None = None) -> None:
         """Free the names of deleted topics, or of one. Failures are logged, and retried later."""
-        for topic in [each for each in self._unfinished.values() if name in (None, each.name)]:
+        for topic in [each for each in self._unfinished_deletions.values() if name in (None, each.name)]:
             try:
                 await self._storage.rename_for_deletion(topic)
                 await self._worker.run(partial(self._store.forget_deleted, [topic.topic_id]))
             except STORAGE_FAILURES as exc:
                 self._report_unfinished(topic, exc)
             else:
-                del self._unfinished[topic.topic_id]
+                del self._unfinished_deletions[topic.topic_id]
                 _log.info("deleted topic %s", topic.name)
 
     async def remove_files(self) -> None:
@@ -120,13 +123,13 @@ class TopicDeletions:
         try:
             await self._storage.remove_deleted_logs()
         except OSError as exc:
-            _log.warning("files of deleted topics are still there, this is tried again by itself: %s", exc)
+            _log.warning("files of deleted topics could not be removed, which is tried again: %s", exc)
             self._schedule_retry()
 
     def _report_unfinished(self, topic: Topic, exc: Exception) -> None:
         _log.error(
-            "topic %s is deleted, but its name cannot be used again yet, and its room is not free: %s; "
-            "this is tried again by itself",
+            "topic %s was deleted, but its directories could not be renamed, so its name and its space are"
+            " still in use; this is tried again: %s",
             topic.name,
             exc,
         )
@@ -136,11 +139,11 @@ class TopicDeletions:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._unfinished) or self._storage.has_pending_removals
+        return bool(self._unfinished_deletions) or self._storage.has_pending_removals
 
     def _schedule_retry(self) -> None:
         """Start a task that finishes deletions, if there are any and none is running."""
-        if self._started and self._retry_task is None and self._has_work:
+        if self._is_started and self._retry_task is None and self._has_work:
             self._retry_task = asyncio.get_running_loop().create_task(self._retry(), name="finish deletions")
 
     async def _retry(self) -> None:

@@ -50,16 +50,20 @@ def check_topic_name(name: str) -> Reject | None:
 
     Source: Topic.validate.
     """
-    why = None
+    problem = None
     if not name:
-        why = "is empty"
+        problem = "is empty"
     elif name in (".", ".."):
-        why = "is a directory"
+        problem = "is a directory"
     elif len(name) > TOPIC_NAME_LENGTH_MAX:
-        why = f"has {len(name)} characters, at most {TOPIC_NAME_LENGTH_MAX} are allowed"
+        problem = f"has {len(name)} characters, at most {TOPIC_NAME_LENGTH_MAX} are allowed"
     elif not _LEGAL_NAME.fullmatch(name):
-        why = "has a character that is not an ASCII letter, a digit, '.', '_' or '-'"
-    return None if why is None else Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic name {name!r} {why}")
+        problem = "has a character that is not an ASCII letter, a digit, '.', '_' or '-'"
+    return (
+        None
+        if problem is None
+        else Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic name {name!r} {problem}")
+    )
 
 
 def check_topic_configs(config: BrokerConfig, name: str, configs: Mapping[str, str]) -> Reject | None:
@@ -134,8 +138,8 @@ class TopicsImage:
 
         Source: Topic.hasCollision.
         """
-        unified = _unify_collision_chars(name)
-        return self._names_by_unified.get(unified) or _INTERNAL_BY_UNIFIED.get(unified)
+        key = _unify_collision_chars(name)
+        return self._names_by_unified.get(key) or _INTERNAL_BY_UNIFIED.get(key)
 
     def is_deletion_in_doubt(self, name: str) -> bool:
         """Return whether an absent topic may come back: its deletion is not durable yet."""
@@ -155,7 +159,7 @@ class TopicsImage:
         del self._partitions[topic.name], self._names_by_unified[_unify_collision_chars(topic.name)]
 
     @contextmanager
-    def withdrawn(self, topic: Topic) -> Iterator[None]:
+    def withdraw(self, topic: Topic) -> Iterator[None]:
         """Hide a topic while its deletion is made durable, and show it again if that fails.
 
         The topic may be one whose files could not all be created, which the image does not show.

@@ -31,22 +31,29 @@ def find_readable_end(isolation: IsolationLevel, high_watermark: int, last_stabl
     return high_watermark
 
 
-def check_leader_epoch(current: int, ours: int) -> Reject | None:
+def check_leader_epoch(current: int, leader_epoch: int) -> Reject | None:
     """Refuse a client whose leader epoch is older or newer than ours (KIP-320)."""
-    if current in (NO_EPOCH, ours):
+    if current in (NO_EPOCH, leader_epoch):
         return None
-    if current < ours:
-        return Reject(ErrorCode.FENCED_LEADER_EPOCH, f"client is at leader epoch {current}, now {ours}")
-    return Reject(ErrorCode.UNKNOWN_LEADER_EPOCH, f"client is at leader epoch {current}, here {ours}")
+    if current < leader_epoch:
+        return Reject(
+            ErrorCode.FENCED_LEADER_EPOCH,
+            f"the client has leader epoch {current}, but the partition has {leader_epoch}; refresh the"
+            " metadata",
+        )
+    return Reject(
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        f"the client has leader epoch {current}, but the partition only has {leader_epoch}; retry",
+    )
 
 
-def limit_response_bytes(asked: int, unread: int, room: int) -> int:
+def limit_response_bytes(max_bytes: int, unread: int, room: int) -> int:
     """Return how many bytes an answer may hold, of `asked`, while `unread` bytes of others are buffered.
 
     At most a quarter of the remaining room, so that stalled readers get ever smaller shares and never use it
     up; and always a minimum, because an active reader must not wait for stalled ones [FET-2].
     """
-    return min(asked, max((room - unread) // 4, RESPONSE_BYTES_MIN))
+    return min(max_bytes, max((room - unread) // 4, RESPONSE_BYTES_MIN))
 
 
 @dataclass(slots=True)

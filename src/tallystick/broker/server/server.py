@@ -152,7 +152,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             principal = self._port.identify(self._transport)
         except TallystickError as exc:
             principal, refusal = ANONYMOUS, str(exc)
-        self.peer = Peer(host, port, server.next_connection_id(), self._port.name, principal)
+        self.peer = Peer(host, port, server.take_connection_id(), self._port.name, principal)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._large_memory = LargeRequestMemory(
             server.memory, self.peer.host, server.check_large_request, server.loop.time
@@ -165,9 +165,9 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         closed_by_peer = not (self._is_closing or self._is_ending)
         self._is_closing = True
-        running = [slot for slot in self._pending if slot.task is not None]
+        slots = [slot for slot in self._pending if slot.task is not None]
         self._pending.clear()
-        for slot in running:
+        for slot in slots:
             if slot.is_cancellable:
                 cast("asyncio.Future[ResponseBuffers]", slot.task).cancel()
             elif closed_by_peer:
@@ -245,8 +245,8 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _start_request(self, frame: memoryview) -> bool:
         server = self._server
-        pipelined = server.dispatcher.is_pipelined(frame)
-        if self._pending and not pipelined:
+        is_pipelined = server.dispatcher.is_pipelined(frame)
+        if self._pending and not is_pipelined:
             return False
         if self._is_closing and server.dispatcher.is_cancellable(frame):
             return True  # it would wait for something, and then answer a peer that is gone
@@ -268,7 +268,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             answer.response if isinstance(answer, ExclusiveResponse) else answer
         )
         slot.is_cancellable = server.dispatcher.is_cancellable(frame)
-        self._is_exclusive = not pipelined or isinstance(answer, ExclusiveResponse)
+        self._is_exclusive = not is_pipelined or isinstance(answer, ExclusiveResponse)
         self._pending.append(slot)
         slot.task.add_done_callback(lambda task: self._on_answered(slot, task))
         return True
@@ -407,7 +407,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
 def _explain_length(exc: InvalidFrameLength, listener: str) -> str:
     foreign = find_foreign_protocol((exc.length & 0xFFFFFFFF).to_bytes(4, "big"))
-    why = f"a request of {exc.length} bytes, socket.request.max.bytes is {exc.limit}"
+    why = f"a request has {exc.length} bytes, but socket.request.max.bytes is {exc.limit}"
     return f"{why}: the client speaks {foreign}, listener {listener} does not" if foreign else why
 
 
@@ -486,7 +486,7 @@ class Server:
 
     # ------------------------------------------------------------- called by connections
 
-    def next_connection_id(self) -> int:
+    def take_connection_id(self) -> int:
         self._last_connection_id += 1
         return self._last_connection_id
 
@@ -505,10 +505,10 @@ class Server:
     def _find_excess(self, total: int, of_host: int, config: BrokerConfig) -> str | None:
         if total > config.max_connections:
             return f"max.connections is {config.max_connections}"
-        if total > (allowed := self._connections_max()):
+        if total > (limit := self._connections_max()):
             return (
-                f"the limit of open files leaves {allowed} connections beside what the broker needs itself; "
-                "raise it (ulimit -n, LimitNOFILE)"
+                f"the limit of open files leaves {limit} connections beside what the broker needs itself;"
+                " raise it (ulimit -n, LimitNOFILE)"
             )
         if of_host > config.max_connections_per_ip:
             return f"max.connections.per.ip is {config.max_connections_per_ip}"
@@ -537,9 +537,11 @@ class Server:
     def check_large_request(self, size: int, head: memoryview) -> None:
         """Raise CloseConnection for a request that is larger than its API allows."""
         api_key = int.from_bytes(head[:2], "big", signed=True)
-        allowed = self.dispatcher.get_frame_bytes_max(api_key)
-        if size > allowed:
-            raise CloseConnection(f"a request of {size} bytes; API key {api_key} has at most {allowed}")
+        limit = self.dispatcher.get_frame_bytes_max(api_key)
+        if size > limit:
+            raise CloseConnection(
+                f"a request has {size} bytes, but one of API key {api_key} may have at most {limit}"
+            )
 
     def may_receive(self, connection: ServerConnection) -> bool:
         """Return whether a connection may continue to receive a large request.
@@ -561,9 +563,9 @@ class Server:
     def _close_stuck_connections(self) -> None:
         """Close stuck connections while memory is short, the largest announced request first."""
         self._stuck_timer = None
-        waiting = [c for c in self._connections.values() if c.announced_bytes]
-        stuck = [c for c in waiting if c.is_stuck(self.patience_s)]
-        for connection in sorted(stuck, key=lambda c: c.announced_bytes, reverse=True):
+        receiving = [c for c in self._connections.values() if c.announced_bytes]
+        stuck_connections = [c for c in receiving if c.is_stuck(self.patience_s)]
+        for connection in sorted(stuck_connections, key=lambda c: c.announced_bytes, reverse=True):
             if not self.memory.is_short_for(connection.peer.host):
                 break
             connection.close(
@@ -571,7 +573,7 @@ class Server:
                 f"in {self.patience_s:.0f} s"
             )
             connection.release_buffer()
-        if any(self.memory.is_short_for(c.peer.host) for c in waiting):
+        if any(self.memory.is_short_for(c.peer.host) for c in receiving):
             self._stuck_timer = self.loop.call_later(self.patience_s / 3, self._close_stuck_connections)
 
     def _schedule_recheck(self) -> None:

@@ -115,15 +115,16 @@ def check_version_downgrade(entries: Iterable[TxnEntry], level: int) -> Reject |
     """
     if level >= EPOCH_BUMP_VERSION:
         return None
-    held = sorted(entry.transactional_id for entry in entries if _requires_epoch_bump(entry))
-    if not held:
+    ids = sorted(entry.transactional_id for entry in entries if _requires_epoch_bump(entry))
+    if not ids:
         return None
-    named = ", ".join(held[:_LISTED_IDS_MAX])
-    more = f" and {len(held) - _LISTED_IDS_MAX} more" if len(held) > _LISTED_IDS_MAX else ""
+    listed = ", ".join(ids[:_LISTED_IDS_MAX])
+    more = f" and {len(ids) - _LISTED_IDS_MAX} more" if len(ids) > _LISTED_IDS_MAX else ""
     return Reject(
         ErrorCode.INVALID_UPDATE_VERSION,
         f"transaction.version cannot be set to {level}: these transactional ids take part in two-phase"
-        f" commit or wait for their next producer id: {named}{more}",
+        f" commit or wait for their next producer id: {listed}{more}. Nothing was changed; end their"
+        " transactions first",
     )
 
 
@@ -181,9 +182,9 @@ def _encode_common_value(entry: TxnEntry) -> bytes | None:
     A commit writes three values. The common kind is not kept and never forced, has one timeout, and a
     `previous_identity` that Kafka's fields imply.
     """
-    phase, shown, client, state = entry.phase, entry.described_identity, entry.client, entry.state
+    phase, described, client, state = entry.phase, entry.described_identity, entry.client, entry.state
     previous = _find_previous_producer_id(entry)
-    if entry.forced_outcomes or (shown is not client and shown != client):
+    if entry.forced_outcomes or (described is not client and described != client):
         return None
     if entry.previous_identity != _infer_previous_identity(
         state, client, previous, entry.transaction_version
@@ -209,7 +210,11 @@ def _encode_common_value(entry: TxnEntry) -> bytes | None:
     return b"".join(
         (
             _HEADER.pack(
-                TAGGED_VALUE_VERSION, shown.producer_id, shown.epoch, _encode_timeout(timeout_ms), state
+                TAGGED_VALUE_VERSION,
+                described.producer_id,
+                described.epoch,
+                _encode_timeout(timeout_ms),
+                state,
             ),
             partitions,
             _TIMES.pack(entry.updated_ms, started_ms, len(tags)),
@@ -237,9 +242,9 @@ def _encode_compact_string(text: str) -> bytes:
 
 
 def _encode_partitions(partitions: Partitions) -> bytes:
-    grouped = _group_partitions(partitions)
-    parts = [encode_uvarint(len(grouped) + 1)]
-    for group in grouped:
+    groups = _group_partitions(partitions)
+    parts = [encode_uvarint(len(groups) + 1)]
+    for group in groups:
         ids = group.partition_ids
         parts += (_encode_compact_string(group.topic), encode_uvarint(len(ids) + 1))
         parts.append(struct.pack(f">{len(ids)}ib", *ids, 0))
@@ -257,10 +262,10 @@ def _build_untagged_value(entry: TxnEntry) -> TransactionLogValue:
     markers' epoch, which is as far as the old one goes.
     """
     check(not entry.is_kept, f"{entry.transactional_id!r}: version 0 has no room for a kept transaction")
-    phase, shown = entry.phase, entry.described_identity
+    phase, described = entry.phase, entry.described_identity
     return TransactionLogValue(
-        producer_id=shown.producer_id,
-        producer_epoch=shown.epoch,
+        producer_id=described.producer_id,
+        producer_epoch=described.epoch,
         transaction_timeout_ms=_encode_timeout(_find_open_timeout(entry)),
         transaction_status=entry.state,
         transaction_partitions=_build_partitions_field(phase),
@@ -270,17 +275,17 @@ def _build_untagged_value(entry: TxnEntry) -> TransactionLogValue:
 
 
 def _build_tagged_value(entry: TxnEntry) -> TransactionLogValue:
-    phase, shown, client = entry.phase, entry.described_identity, entry.client
-    apart = client != shown
+    phase, described, client = entry.phase, entry.described_identity, entry.client
+    has_own_client = client != described
     previous = _find_previous_producer_id(entry)
-    implied = _infer_previous_identity(entry.state, client, previous, entry.transaction_version)
+    inferred = _infer_previous_identity(entry.state, client, previous, entry.transaction_version)
     open_timeout_ms = _find_open_timeout(entry)
     return TransactionLogValue(
-        producer_id=shown.producer_id,
+        producer_id=described.producer_id,
         previous_producer_id=_ABSENT if previous is None else previous,
-        next_producer_id=client.producer_id if apart else _ABSENT,
-        producer_epoch=shown.epoch,
-        next_producer_epoch=client.epoch if apart else _ABSENT,
+        next_producer_id=client.producer_id if has_own_client else _ABSENT,
+        producer_epoch=described.epoch,
+        next_producer_epoch=client.epoch if has_own_client else _ABSENT,
         transaction_timeout_ms=_encode_timeout(open_timeout_ms),
         transaction_status=entry.state,
         transaction_partitions=_build_partitions_field(phase),
@@ -288,7 +293,7 @@ def _build_tagged_value(entry: TxnEntry) -> TransactionLogValue:
         transaction_start_timestamp_ms=_ABSENT if phase.started_ms is None else phase.started_ms,
         client_transaction_version=entry.transaction_version,
         superseded=None
-        if entry.previous_identity == implied
+        if entry.previous_identity == inferred
         else _build_superseded_pair(entry.previous_identity),
         forced_outcomes=tuple(map(_build_forced_outcome, entry.forced_outcomes)),
         next_transaction_timeout_ms=_ABSENT
@@ -311,8 +316,8 @@ def _find_previous_producer_id(entry: TxnEntry) -> ProducerId | None:
     before = entry.previous_identity
     if before is None:
         return None
-    ended = entry.state in _RESULTS_BY_STATE
-    return before.producer_id if ended or before.producer_id != entry.client.producer_id else None
+    is_complete = entry.state in _RESULTS_BY_STATE
+    return before.producer_id if is_complete or before.producer_id != entry.client.producer_id else None
 
 
 def _build_partitions_field(phase: TxnPhase) -> tuple[PartitionsSchema, ...] | None:
@@ -335,13 +340,13 @@ def _build_superseded_pair(identity: ProducerIdAndEpoch | None) -> SupersededPai
     return SupersededPair(producer_id=identity.producer_id, producer_epoch=identity.epoch)
 
 
-def _build_forced_outcome(forced: TxnForcedOutcome) -> ForcedOutcomeSchema:
-    at = forced.partition
+def _build_forced_outcome(outcome: TxnForcedOutcome) -> ForcedOutcomeSchema:
+    at = outcome.partition
     return ForcedOutcomeSchema(
-        producer_id=forced.writer.producer_id,
-        producer_epoch=forced.writer.epoch,
-        cause=forced.cause,
-        timestamp_ms=forced.at_ms,
+        producer_id=outcome.writer.producer_id,
+        producer_epoch=outcome.writer.epoch,
+        cause=outcome.cause,
+        timestamp_ms=outcome.at_ms,
         topic=None if at is None else at.topic,
         partition_id=_ABSENT if at is None else at.partition,
     )
@@ -351,27 +356,27 @@ def _build_marker_offsets(markers: Mapping[TopicPartition, Offset]) -> tuple[Mar
     by_topic: dict[str, list[MarkerOffset]] = {}
     for at in sorted(markers):
         by_topic.setdefault(at.topic, []).append(MarkerOffset(partition_id=at.partition, offset=markers[at]))
-    return tuple([MarkerOffsets(topic=t, partitions=tuple(found)) for t, found in by_topic.items()])
+    return tuple([MarkerOffsets(topic=t, partitions=tuple(offsets)) for t, offsets in by_topic.items()])
 
 
 # ---- reading
 
 
-def decode_batches(data: bytes, skipped: Counter[int] | None = None) -> Iterator[TxnRecord]:
+def decode_batches(data: bytes, unknown_versions: Counter[int] | None = None) -> Iterator[TxnRecord]:
     """Yield every record in whole batches, in order. The log has checked their CRCs.
 
     Args:
-        skipped: counts the records of unknown kinds, by the version of their key.
+        unknown_versions: counts the records of unknown kinds, by the version of their key.
 
     Raises:
         DecodeError: a record is of a known kind and cannot be read.
     """
-    for key, value in iter_known_records(data, skipped):
+    for key, value in iter_known_records(data, unknown_versions):
         yield decode_record(key, value)
 
 
 def iter_known_records(
-    data: bytes, skipped: Counter[int] | None = None
+    data: bytes, unknown_versions: Counter[int] | None = None
 ) -> Iterator[tuple[bytes, bytes | None]]:
     """Yield key and value of every known record in whole batches, in order.
 
@@ -380,11 +385,11 @@ def iter_known_records(
     """
     for key, value in iter_key_values(data):
         if key is None or len(key) < _INT16.size:
-            raise DecodeError("a record of __transaction_state has no key")
+            raise DecodeError("a record of __transaction_state has no readable key")
         if key.startswith(_KEY_VERSION):
             yield key, value
-        elif skipped is not None:
-            skipped[_INT16.unpack_from(key)[0]] += 1
+        elif unknown_versions is not None:
+            unknown_versions[_INT16.unpack_from(key)[0]] += 1
 
 
 def peek_state_and_producer_id(value: bytes) -> tuple[int, ProducerId]:
@@ -394,7 +399,7 @@ def peek_state_and_producer_id(value: bytes) -> tuple[int, ProducerId]:
         DecodeError: the value is too short.
     """
     if len(value) < _HEADER.size:
-        raise DecodeError(f"a value of {len(value)} bytes in __transaction_state")
+        raise DecodeError(f"a value of __transaction_state has {len(value)} bytes, fewer than its header")
     _, producer_id, _, _, state = _HEADER.unpack_from(value)
     return state, producer_id
 
@@ -407,7 +412,7 @@ def peek_completion(value: bytes) -> tuple[frozenset[int], Mapping[TopicPartitio
     """
     (version,) = _INT16.unpack_from(value)
     if version not in (UNTAGGED_VALUE_VERSION, TAGGED_VALUE_VERSION):
-        raise DecodeError(f"value version {version}, known are 0 and 1")
+        raise DecodeError(f"a value of __transaction_state has version {version}; supported are 0 and 1")
     read, _ = decode_prefix(TransactionLogValue, value, version, _INT16.size)
     return frozenset((read.producer_id, read.previous_producer_id)), _parse_marker_offsets(
         read.marker_offsets
@@ -428,12 +433,12 @@ def decode_record(key: bytes, value: bytes | None) -> TxnRecord:
         raise DecodeError(f"{transactional_id!r}: a value of {len(value)} bytes has no version")
     (version,) = _INT16.unpack_from(value)
     if version not in (UNTAGGED_VALUE_VERSION, TAGGED_VALUE_VERSION):
-        raise DecodeError(f"{transactional_id!r}: value version {version}, known are 0 and 1")
-    stored, _ = decode_prefix(TransactionLogValue, value, version, _INT16.size)
-    if stored.transaction_status == TxnState.EMPTY and stored.producer_epoch < 0:
+        raise DecodeError(f"{transactional_id!r}: the value has version {version}; supported are 0 and 1")
+    log_value, _ = decode_prefix(TransactionLogValue, value, version, _INT16.size)
+    if log_value.transaction_status == TxnState.EMPTY and log_value.producer_epoch < 0:
         # Kafka may store an id before it has a producer id and epoch (KAFKA-14880): treat it as unknown.
         return EntryRemoved(transactional_id=transactional_id)
-    return EntryStored(entry=_build_entry(transactional_id, stored))
+    return EntryStored(entry=_build_entry(transactional_id, log_value))
 
 
 def _build_entry(transactional_id: TransactionalId, read: TransactionLogValue) -> TxnEntry:
@@ -441,12 +446,13 @@ def _build_entry(transactional_id: TransactionalId, read: TransactionLogValue) -
     version = read.client_transaction_version
     if state is None or not 0 <= version <= EPOCH_BUMP_VERSION:
         raise DecodeError(
-            f"{transactional_id!r}: status {read.transaction_status} of transaction version {version}"
+            f"{transactional_id!r}: status {read.transaction_status} with transaction version {version} is"
+            " not supported"
         )
-    shown = _parse_identity(transactional_id, read.producer_id, read.producer_epoch)
+    described = _parse_identity(transactional_id, read.producer_id, read.producer_epoch)
     timeout_ms = _parse_timeout(read.transaction_timeout_ms)
-    phase = _parse_phase(state, shown, timeout_ms, read)
-    client = shown if isinstance(phase, IdlePhase) else _parse_client(shown, read)
+    phase = _parse_phase(state, described, timeout_ms, read)
+    client = described if isinstance(phase, IdlePhase) else _parse_client(described, read)
     own_timeout_ms = read.next_transaction_timeout_ms
     return TxnEntry(
         transactional_id=transactional_id,
@@ -479,7 +485,7 @@ def _parse_timeout(timeout_ms: int) -> int | None:
 
 
 def _parse_phase(
-    state: TxnState, shown: ProducerIdAndEpoch, timeout_ms: int | None, read: TransactionLogValue
+    state: TxnState, described: ProducerIdAndEpoch, timeout_ms: int | None, read: TransactionLogValue
 ) -> TxnPhase:
     start = read.transaction_start_timestamp_ms
     outcome = _RESULTS_BY_STATE.get(state)
@@ -495,10 +501,12 @@ def _parse_phase(
     started_ms = TimestampMs(read.transaction_last_update_timestamp_ms if start < 0 else start)
     partitions = _parse_partitions(read.transaction_partitions or ())
     if outcome is None:
-        return OngoingPhase(writer=shown, partitions=partitions, started_ms=started_ms, timeout_ms=timeout_ms)
+        return OngoingPhase(
+            writer=described, partitions=partitions, started_ms=started_ms, timeout_ms=timeout_ms
+        )
     return DecidedPhase(
         outcome=outcome,
-        marker_identity=shown,
+        marker_identity=described,
         partitions=partitions,
         started_ms=started_ms,
         timeout_ms=timeout_ms,
@@ -508,28 +516,28 @@ def _parse_phase(
 _IDLE_STATES: Final = frozenset({TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT})
 
 
-def _parse_client(shown: ProducerIdAndEpoch, read: TransactionLogValue) -> ProducerIdAndEpoch:
+def _parse_client(described: ProducerIdAndEpoch, read: TransactionLogValue) -> ProducerIdAndEpoch:
     """Return the client; Kafka before KIP-939 writes the next producer id alone, and means its epoch 0."""
     next_id, next_epoch = read.next_producer_id, read.next_producer_epoch
     if next_id < 0 and next_epoch < 0:
-        return shown
+        return described
     return ProducerIdAndEpoch(
-        shown.producer_id if next_id < 0 else ProducerId(next_id), ProducerEpoch(max(next_epoch, 0))
+        described.producer_id if next_id < 0 else ProducerId(next_id), ProducerEpoch(max(next_epoch, 0))
     )
 
 
 def _parse_previous_identity(
     transactional_id: TransactionalId, state: TxnState, client: ProducerIdAndEpoch, read: TransactionLogValue
 ) -> ProducerIdAndEpoch | None:
-    said = read.superseded
-    if said is None:
+    pair = read.superseded
+    if pair is None:
         previous = read.previous_producer_id
         return _infer_previous_identity(
             state, client, None if previous < 0 else ProducerId(previous), read.client_transaction_version
         )
-    if said.producer_id < 0:
+    if pair.producer_id < 0:
         return None
-    return _parse_identity(transactional_id, said.producer_id, said.producer_epoch)
+    return _parse_identity(transactional_id, pair.producer_id, pair.producer_epoch)
 
 
 def _infer_previous_identity(
@@ -549,8 +557,8 @@ def _infer_previous_identity(
 
 
 def _parse_partitions(read: Iterable[PartitionsSchema]) -> Partitions:
-    found = [TopicPartition(part.topic, index) for part in read for index in part.partition_ids]
-    return frozenset(found) if found else NO_PARTITIONS
+    partitions = [TopicPartition(part.topic, index) for part in read for index in part.partition_ids]
+    return frozenset(partitions) if partitions else NO_PARTITIONS
 
 
 def _parse_marker_offsets(read: Iterable[MarkerOffsets]) -> Mapping[TopicPartition, Offset]:
@@ -567,7 +575,7 @@ def _parse_forced_outcome(read: ForcedOutcomeSchema) -> TxnForcedOutcome:
     try:
         cause = ForcedCause(read.cause)
     except ValueError:
-        raise DecodeError(f"cause {read.cause} of a forced outcome is unknown") from None
+        raise DecodeError(f"a forced outcome has the unknown cause {read.cause}") from None
     return TxnForcedOutcome(
         writer=ProducerIdAndEpoch(ProducerId(read.producer_id), ProducerEpoch(read.producer_epoch)),
         cause=cause,

@@ -37,18 +37,24 @@ class TransactionCoordinator:
         settings: Callable[[], TxnSettings],
         clock: Clock,
         *,
-        forced: Callable[[TxnForcedOutcome], None] = lambda outcome: None,
+        on_forced_outcome: Callable[[TxnForcedOutcome], None] = lambda outcome: None,
     ) -> None:
         """Create a coordinator that is not started.
 
         Args:
             settings: returns the current settings; called at every decision, so it must be cheap.
-            forced: called for every transaction that ends without its client, once that is durable.
+            on_forced_outcome: called once a transaction has ended without its client, durably.
         """
         self._topic = topic
         self._settings = settings
         self._logic = TransactionLogic(
-            topic, markers, new_producer_id, settings, clock, tick=self.tick, forced=forced
+            topic,
+            markers,
+            new_producer_id,
+            settings,
+            clock,
+            tick=self.tick,
+            on_forced_outcome=on_forced_outcome,
         )
         self._runtime = self._logic.runtime
         self._timer = self._runtime.timer
@@ -159,10 +165,8 @@ class TransactionCoordinator:
                 yield REFUSALS.timed_out
 
     def _list_unfinished(self) -> Sequence["asyncio.Future[None]"]:
-        refilling = self._logic.producer_id_pool.refill_task
-        return (
-            [refilling] if refilling is not None and any(self._logic.producer_id_pool.iter_waiting()) else []
-        )
+        refill = self._logic.producer_id_pool.refill_task
+        return [refill] if refill is not None and any(self._logic.producer_id_pool.iter_waiting()) else []
 
     def tick(self) -> int:
         """Run everything that is due.

@@ -35,14 +35,14 @@ class TransactionLogLoader:
         runtime: CoordinatorRuntime[TransactionalId, TxnCommand, TxnAnswer],
         entries: TxnEntryTable,
         *,
-        coordinator_epoch: Callable[[TransactionalId], int],
+        get_coordinator_epoch: Callable[[TransactionalId], int],
         send_markers: Callable[[TxnEntry], None],
         move: Callable[[TransactionalId], Coroutine[Any, Any, Reject | None]],
     ) -> None:
         """Create a loader that is not started.
 
         Args:
-            coordinator_epoch: returns the coordinator epoch for an id's markers.
+            get_coordinator_epoch: returns the coordinator epoch for an id's markers.
             send_markers: sends the markers of a decided transaction again.
             move: gives the id's client another producer id.
         """
@@ -58,7 +58,7 @@ class TransactionLogLoader:
         self._partition_count = 0
         self.loading_task: asyncio.Task[None] | None = None
         # Part of the LoadingCoordinator protocol, for the comparison.
-        self.coordinator_epoch = coordinator_epoch
+        self.get_coordinator_epoch = get_coordinator_epoch
         self.replace_producer_id = move
 
     def start(self, partitions: int, comparison: StartComparison | None) -> None:
@@ -99,7 +99,11 @@ class TransactionLogLoader:
         try:
             await self._comparison.repair(self, indexes, is_last=not self._uncompared_partitions)
         except Exception as exc:
-            _log.exception("partitions cannot be compared with __transaction_state: %s", exc)
+            _log.exception(
+                "the data partitions could not be compared with __transaction_state, so hanging transactions"
+                " are not reported; use `tallystick transactions find-hanging`: %s",
+                exc,
+            )
         finally:
             self._comparing_loss_counts = {}
         if not self._uncompared_partitions:
@@ -110,22 +114,27 @@ class TransactionLogLoader:
         comparison = self._comparison if index in self._uncompared_partitions else None
         if comparison is not None:
             comparison.begin_partition(index)
-        skipped: Counter[int] = Counter()
-        stored: dict[bytes, bytes | None] = {}
-        async for piece in self._runtime.read_log(index, REPLAY_CHUNK_BYTES):
+        unknown_versions: Counter[int] = Counter()
+        latest_values: dict[bytes, bytes | None] = {}
+        async for chunk in self._runtime.read_log(index, REPLAY_CHUNK_BYTES):
             if comparison is not None:
-                await comparison.read_chunk(index, piece)
-            stored.update(iter_known_records(piece, skipped))
+                await comparison.read_chunk(index, chunk)
+            latest_values.update(iter_known_records(chunk, unknown_versions))
         entries: list[TxnEntry | None] = []
-        for key, value in stored.items():
+        for key, value in latest_values.items():
             entries.append(apply_event(None, decode_record(key, value)))
             if len(entries) % ENTRIES_PER_SLICE == 0:
                 await asyncio.sleep(0)
         for entry in entries:
             if entry is not None:
                 self._entries.put(entry.transactional_id, entry)
-        for version, number in skipped.items():
-            _log.warning("%d records of __transaction_state have the unknown key version %d", number, version)
+        for version, number in unknown_versions.items():
+            _log.warning(
+                "%d records of __transaction_state have the unknown key version %d and were skipped; a newer"
+                " version may have written them",
+                number,
+                version,
+            )
         if comparison is not None and self._runtime.reloader.is_lost(index):  # the start could not read it
             async with self._comparison_lock:
                 await self._compare((index,))

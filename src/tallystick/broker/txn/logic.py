@@ -58,7 +58,7 @@ _log = logging.getLogger("tallystick.transactions")
 
 REFUSALS: Final = CoordinatorRefusals.for_topic(TRANSACTION_STATE_TOPIC)
 NO_TRANSACTION_STATE_TOPIC: Final = Reject(
-    ErrorCode.COORDINATOR_NOT_AVAILABLE, "there is no __transaction_state"
+    ErrorCode.COORDINATOR_NOT_AVAILABLE, "__transaction_state does not exist yet; retry"
 )
 
 AnswerFuture = asyncio.Future[TxnAnswer]
@@ -77,18 +77,18 @@ class TransactionLogic:
         clock: Clock,
         *,
         tick: Callable[[], int],
-        forced: Callable[[TxnForcedOutcome], None],
+        on_forced_outcome: Callable[[TxnForcedOutcome], None],
     ) -> None:
         """Create the logic with its runtime, marker sender, producer id pool and loader.
 
         Args:
             settings: returns the current settings; called at every decision, so it must be cheap.
             tick: see `CoordinatorRuntime`.
-            forced: called for every transaction that ends without its client, once that is durable.
+            on_forced_outcome: called once a transaction has ended without its client, durably.
         """
         self._topic = topic
         self._settings = settings
-        self._on_forced_outcome = forced
+        self._on_forced_outcome = on_forced_outcome
         self.runtime: CoordinatorRuntime[TransactionalId, TxnCommand, TxnAnswer] = CoordinatorRuntime(
             TRANSACTION_STATE_TOPIC,
             topic,
@@ -104,7 +104,7 @@ class TransactionLogic:
         self.loader = TransactionLogLoader(
             self.runtime,
             self.entries,
-            coordinator_epoch=self.coordinator_epoch,
+            get_coordinator_epoch=self.get_coordinator_epoch,
             send_markers=self._send_markers,
             move=self._replace_producer_id,
         )
@@ -116,21 +116,21 @@ class TransactionLogic:
         self.runtime.begin_shutdown()
         self.producer_id_pool.close()
         answer_all(self.producer_id_pool.iter_waiting(), REFUSALS.stopped)
-        for held in self._waiting_for_completion.values():
-            answer_all(held, REFUSALS.stopped)
+        for queue in self._waiting_for_completion.values():
+            answer_all(queue, REFUSALS.stopped)
 
     def partition_for(self, key: TransactionalId) -> int:
         """Return the partition of `__transaction_state` that keeps the id."""
         return _partition_for_cached(key, self._topic.partition_count)
 
-    def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
+    def get_coordinator_epoch(self, transactional_id: TransactionalId) -> int:
         """Return the coordinator epoch for markers: the leader epoch of the partition that keeps the id."""
         partition = self._find_partition(self.partition_for(transactional_id))
         return 0 if partition is None else partition.leader_epoch
 
     def _find_partition(self, index: int) -> TransactionStatePartition | None:
-        existing = self._topic.list_partitions()
-        return existing[index] if index < len(existing) else None
+        partitions = self._topic.list_partitions()
+        return partitions[index] if index < len(partitions) else None
 
     # ---- called by the runtime
 
@@ -242,9 +242,9 @@ class TransactionLogic:
         ):
             answer_all(group, why)
             return
-        held = self._waiting_for_completion.setdefault(transactional_id, deque())
+        queue = self._waiting_for_completion.setdefault(transactional_id, deque())
         for pending in group:
-            self.runtime.enqueue(held, pending)
+            self.runtime.enqueue(queue, pending)
 
     def _append(
         self, transactional_id: TransactionalId, step: TxnStep, env: TxnEnv
@@ -254,13 +254,13 @@ class TransactionLogic:
         if partition is None:
             return NO_TRANSACTION_STATE_TOPIC
         origin = AppendOrigin.COORDINATOR if step.may_be_refused else AppendOrigin.DECISION
-        appended = append_or_refuse(
+        result = append_or_refuse(
             lambda: encode_batch_of(step.records, env.now_ms, env.config.transaction_version),
             lambda batch: partition.append(batch, origin),
         )
-        if isinstance(appended, Reject):
-            return translate_append_error(appended)
-        return partition.when_durable(appended.last_offset) if step.needs_durable else None
+        if isinstance(result, Reject):
+            return translate_append_error(result)
+        return partition.when_durable(result.last_offset) if step.needs_durable else None
 
     def _execute_step(
         self, transactional_id: TransactionalId, group: Sequence[PendingTxnCommand], step: TxnStep
@@ -280,7 +280,7 @@ class TransactionLogic:
         answer_all(group, step.reply)
         if step.marker_request is not None:
             self.marker_sender.send(
-                transactional_id, step.marker_request, self.coordinator_epoch(transactional_id)
+                transactional_id, step.marker_request, self.get_coordinator_epoch(transactional_id)
             )
         elif step.records and transactional_id in self._waiting_for_completion:
             self.runtime.decide_queued(transactional_id, self._waiting_for_completion.pop(transactional_id))
@@ -334,7 +334,7 @@ class TransactionLogic:
         send = find_missing_markers(entry)
         if send is not None:
             transactional_id = entry.transactional_id
-            self.marker_sender.send(transactional_id, send, self.coordinator_epoch(transactional_id))
+            self.marker_sender.send(transactional_id, send, self.get_coordinator_epoch(transactional_id))
 
 
 def make_pending(command: TxnCommand) -> PendingTxnCommand:
@@ -355,10 +355,10 @@ def _merge_commands(group: Sequence[PendingTxnCommand]) -> TxnCommand:
     first = group[0].command
     if len(group) == 1 or not isinstance(first, AddPartitionsByLeader):
         return first
-    wanted = [
+    partition_sets = [
         pending.command.partitions for pending in group if isinstance(pending.command, AddPartitionsByLeader)
     ]
-    return replace(first, partitions=frozenset().union(*wanted))
+    return replace(first, partitions=frozenset().union(*partition_sets))
 
 
 _partition_for_cached = lru_cache(maxsize=1 << 14)(partition_for)

@@ -75,7 +75,7 @@ class _MarkerDelivery:
     loss_count: int
     unwritten: deque[TopicPartition]
     retriable: list[TopicPartition] = field(default_factory=list)
-    unreported: dict[TopicPartition, Offset | None] = field(default_factory=dict)
+    unreported_offsets: dict[TopicPartition, Offset | None] = field(default_factory=dict)
     failures: int = 0
     is_queued: bool = False
     is_backing_off: bool = False
@@ -150,25 +150,25 @@ class MarkerSender:
         is_decided = self._owner.is_awaiting_markers(name, delivery.request.marker_identity)
         return is_decided and delivery.loss_count == self._owner.count_losses(name)
 
-    def _write_slice(self, delivery: _MarkerDelivery, most: int) -> int:
-        written = min(most, len(delivery.unwritten))
-        for _ in range(written):
+    def _write_slice(self, delivery: _MarkerDelivery, count_max: int) -> int:
+        count = min(count_max, len(delivery.unwritten))
+        for _ in range(count):
             partition = delivery.unwritten.popleft()
             try:
-                marked = self._writer.write(delivery.request, partition, delivery.coordinator_epoch)
+                result = self._writer.write(delivery.request, partition, delivery.coordinator_epoch)
             except Exception as exc:
                 self._retry_partition(delivery, partition, repr(exc))
                 continue
-            if isinstance(marked, Awaitable):
-                self._await_write(delivery, partition, marked)
+            if isinstance(result, Awaitable):
+                self._await_write(delivery, partition, result)
             else:
-                self._handle_result(delivery, partition, marked)
+                self._handle_result(delivery, partition, result)
         if delivery.unwritten:
             self._enqueue(delivery)
-        return max(written, 1)
+        return max(count, 1)
 
     def _await_write(
-        self, delivery: _MarkerDelivery, partition: TopicPartition, marked: Awaitable[MarkerResult]
+        self, delivery: _MarkerDelivery, partition: TopicPartition, result: Awaitable[MarkerResult]
     ) -> None:
         def done(future: "asyncio.Future[MarkerResult]") -> None:
             self._write_futures.discard(future)
@@ -182,50 +182,54 @@ class MarkerSender:
                 # Reported in the next turn, together with the transaction's other markers of the same sync.
                 self._enqueue(delivery)
 
-        future = asyncio.ensure_future(marked)
+        future = asyncio.ensure_future(result)
         self._write_futures.add(future)
         future.add_done_callback(done)
 
     def _handle_result(
-        self, delivery: _MarkerDelivery, partition: TopicPartition, marked: MarkerResult
+        self, delivery: _MarkerDelivery, partition: TopicPartition, result: MarkerResult
     ) -> None:
-        if isinstance(marked, Reject):
-            self._retry_partition(delivery, partition, marked.reason)
+        if isinstance(result, Reject):
+            self._retry_partition(delivery, partition, result.reason)
         else:
-            delivery.unreported[partition] = marked
+            delivery.unreported_offsets[partition] = result
 
     def _report_written(self, delivery: _MarkerDelivery) -> None:
         """Report to the coordinator all markers written since the last report."""
-        told, delivery.unreported = delivery.unreported, {}
-        if not told:
+        offsets, delivery.unreported_offsets = delivery.unreported_offsets, {}
+        if not offsets:
             return
 
         def done(answer: "asyncio.Future[TxnAnswer]") -> None:
             result = answer.result()
             if isinstance(result, Reject):
                 # Nothing changed: the record of the completion could not be written.
-                delivery.unreported = told | delivery.unreported
+                delivery.unreported_offsets = offsets | delivery.unreported_offsets
                 self._schedule_retry(delivery, result.reason)
 
         answer = self._owner.submit_markers_written(
             delivery.transactional_id,
-            MarkersWritten(marker_identity=delivery.request.marker_identity, offsets=told),
+            MarkersWritten(marker_identity=delivery.request.marker_identity, offsets=offsets),
         )
         if answer.done():
             done(answer)
         else:
             answer.add_done_callback(done)
 
-    def _retry_partition(self, delivery: _MarkerDelivery, partition: TopicPartition, why: str) -> None:
+    def _retry_partition(self, delivery: _MarkerDelivery, partition: TopicPartition, reason: str) -> None:
         delivery.retriable.append(partition)
-        self._schedule_retry(delivery, f"{partition} does not take the marker: {why}")
+        self._schedule_retry(delivery, f"{partition} refused the marker: {reason}")
 
-    def _schedule_retry(self, delivery: _MarkerDelivery, why: str) -> None:
+    def _schedule_retry(self, delivery: _MarkerDelivery, reason: str) -> None:
         """Schedule a retry; partitions that refuse until then join it."""
         if self._is_stopped or delivery.is_backing_off:
             return
         if not delivery.failures:
-            _log.warning("transaction of %r goes on: %s", delivery.transactional_id, why)
+            _log.warning(
+                "the transaction of %r is decided but not complete, its markers are retried: %s",
+                delivery.transactional_id,
+                reason,
+            )
         wait_ms = min(BACKOFF_MS << min(delivery.failures, BACKOFF_DOUBLINGS), BACKOFF_MAX_MS)
         delivery.failures += 1
         delivery.is_backing_off = True

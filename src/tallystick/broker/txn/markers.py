@@ -44,33 +44,35 @@ class LocalMarkerWriter:
         self, send: MarkerRequest, partition: TopicPartition, coordinator_epoch: int
     ) -> MarkerResult | Awaitable[MarkerResult]:
         """Write one marker. Returns None where the partition has nothing to end."""
-        found = self._topics.find_partition(partition.topic, partition.partition)
-        if found is None and self._topics.is_deletion_in_doubt(partition.topic):
+        target = self._topics.find_partition(partition.topic, partition.partition)
+        if target is None and self._topics.is_deletion_in_doubt(partition.topic):
             # Without the marker the transaction would be complete, but still open if the topic comes back.
-            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.topic!r} is being deleted")
-        if found is None:
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {partition.topic!r} is being deleted")
+        if target is None:
             return None  # deleted with all its records
-        batch = self._encode_marker_batch(send, _choose_coordinator_epoch(found, send, coordinator_epoch))
+        batch = self._encode_marker_batch(send, _choose_coordinator_epoch(target, send, coordinator_epoch))
         guard = TxnGuard(transaction_version=send.transaction_version)
         if partition.topic == CONSUMER_OFFSETS_TOPIC:
-            return self._write_through_groups(send, found, batch, guard)
+            return self._write_through_groups(send, target, batch, guard)
         try:
-            appended = found.append(batch, AppendOrigin.COORDINATOR, guard)
+            result = target.append(batch, AppendOrigin.COORDINATOR, guard)
         except DiskFull as exc:
             return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
-        if isinstance(appended, Reject):
-            return _classify_refused_marker(found, send, appended)
-        synced = found.when_durable(appended.last_offset)
-        return appended.base_offset if synced is None else _await_sync(synced, appended.base_offset)
+        if isinstance(result, Reject):
+            return _classify_refused_marker(target, send, result)
+        durable_future = target.when_durable(result.last_offset)
+        return (
+            result.base_offset if durable_future is None else _await_sync(durable_future, result.base_offset)
+        )
 
     async def _write_through_groups(
         self, send: MarkerRequest, partition: Partition, batch: bytes, guard: TxnGuard
     ) -> MarkerResult:
-        appended = await self._groups.write_marker(partition.topic_partition.partition, batch, guard)
+        result = await self._groups.write_marker(partition.topic_partition.partition, batch, guard)
         return (
-            _classify_refused_marker(partition, send, appended)
-            if isinstance(appended, Reject)
-            else appended.base_offset
+            _classify_refused_marker(partition, send, result)
+            if isinstance(result, Reject)
+            else result.base_offset
         )
 
     def _encode_marker_batch(self, send: MarkerRequest, coordinator_epoch: int) -> bytes:
@@ -93,32 +95,32 @@ def _choose_coordinator_epoch(partition: Partition, send: MarkerRequest, coordin
     `__transaction_state` was lost, and with our own the partition would refuse the marker for ever.
     """
     state = partition.log.producer_state_manager.active_producers.get(send.marker_identity.producer_id)
-    seen = None if state is None else state.coordinator_epoch
-    return coordinator_epoch if seen is None else max(coordinator_epoch, seen)
+    last_epoch = None if state is None else state.coordinator_epoch
+    return coordinator_epoch if last_epoch is None else max(coordinator_epoch, last_epoch)
 
 
-def _classify_refused_marker(partition: Partition, send: MarkerRequest, refused: Reject) -> MarkerResult:
+def _classify_refused_marker(partition: Partition, send: MarkerRequest, refusal: Reject) -> MarkerResult:
     """Return the result of a refused marker; None if it is too old, or its partition is gone.
 
     An old marker has nothing to end: whatever is open in the partition was begun under a later epoch. Kafka
     stops there, and the id stays undecided until its coordinator is loaded again (KAFKA-19999).
     """
-    if refused.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+    if refusal.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return None
-    if refused.code is not ErrorCode.INVALID_PRODUCER_EPOCH:
-        return refused
+    if refusal.code is not ErrorCode.INVALID_PRODUCER_EPOCH:
+        return refusal
     _log.warning(
-        "%s has moved on from the transaction that %s ends: %s",
+        "%s: the marker of %s is too old and was dropped, as the partition has a later epoch: %s",
         partition.topic_partition,
         send.marker_identity,
-        refused.reason,
+        refusal.reason,
     )
     return None
 
 
-async def _await_sync(synced: "asyncio.Future[None]", offset: Offset) -> MarkerResult:
+async def _await_sync(durable_future: "asyncio.Future[None]", offset: Offset) -> MarkerResult:
     try:
-        await synced
+        await durable_future
     except TopicDeleted:
         return None
     return offset

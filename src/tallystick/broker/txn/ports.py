@@ -84,7 +84,7 @@ class LoadingCoordinator(Protocol):
         """Return the entries whose partition of the log is compared now."""
         ...
 
-    def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
+    def get_coordinator_epoch(self, transactional_id: TransactionalId) -> int:
         """Return the coordinator epoch for the id's markers."""
         ...
 

@@ -17,7 +17,9 @@ _log = logging.getLogger("tallystick.transactions")
 POOL_SIZE: Final = 16
 # Placeholder while the pool is empty. No block of ids has it; a Step that uses it waits for a real one.
 PLACEHOLDER_PRODUCER_ID: Final = ProducerId(INT64_MAX)
-NO_PRODUCER_ID: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no producer id could be had")
+NO_PRODUCER_ID: Final = Reject(
+    ErrorCode.COORDINATOR_NOT_AVAILABLE, "no producer id could be allocated; retry"
+)
 
 WaitingCommands = Sequence[PendingCommand[TxnCommand, TxnAnswer]]
 
@@ -100,7 +102,11 @@ class ProducerIdPool:
                 while self._waiting_commands and self._free_ids:
                     self._on_available(*self._waiting_commands.popleft())
         except Exception as exc:
-            _log.exception("no producer ids: %s", exc)
+            _log.exception(
+                "no producer ids could be allocated, so new producers are refused; check the metadata store:"
+                " %s",
+                exc,
+            )
             for _, group in self._waiting_commands:
                 answer_all(group, NO_PRODUCER_ID)
             self._waiting_commands.clear()

@@ -84,20 +84,20 @@ class _HandledTransactions:
     """Open transactions that have been judged, where the log is read in several passes."""
 
     def __init__(self) -> None:
-        self._handled: set[tuple[TopicPartition, ProducerIdAndEpoch]] = set()
+        self._keys: set[tuple[TopicPartition, ProducerIdAndEpoch]] = set()
 
     def select_unhandled(
-        self, found: Iterable[OpenTransactionState], *, is_last: bool
+        self, open_transactions: Iterable[OpenTransactionState], *, is_last: bool
     ) -> list[OpenTransactionState]:
         """Return those to judge now: each once, and unknown producer ids only when all ids are known."""
-        chosen = [
+        unhandled = [
             open_
-            for open_ in found
-            if (open_.partition, open_.writer) not in self._handled
+            for open_ in open_transactions
+            if (open_.partition, open_.writer) not in self._keys
             and (is_last or open_.consistency is not TxnConsistency.UNKNOWN_PRODUCER_ID)
         ]
-        self._handled.update((open_.partition, open_.writer) for open_ in chosen)
-        return chosen
+        self._keys.update((open_.partition, open_.writer) for open_ in unhandled)
+        return unhandled
 
 
 class UncleanStartComparison:
@@ -108,7 +108,7 @@ class UncleanStartComparison:
     """
 
     def __init__(
-        self, seen: PartitionStartStates, markers: MarkerWriter, find_outcome: FindMarkerResult
+        self, start_states: PartitionStartStates, markers: MarkerWriter, find_outcome: FindMarkerResult
     ) -> None:
         """Create the comparison.
 
@@ -118,25 +118,25 @@ class UncleanStartComparison:
         """
         self.hanging_transactions: tuple[OpenTransactionState, ...] = ()
         self.lost_records: tuple[LostCommittedRecords, ...] = ()
-        self._partition_states = seen
+        self._partition_states = start_states
         self._marker_writer = markers
         self._find_marker_result = find_outcome
         self._decision_logs: dict[int, DecisionReplay] = {}  # by partition of the transaction log
         self._recorded_decisions: list[RecordedDecision] = []  # from the partitions that were read whole
-        self._handled = _HandledTransactions()
-        self._open_producer_ids = find_open_producers(seen)
+        self._handled_transactions = _HandledTransactions()
+        self._open_producer_ids = find_open_producers(start_states)
         self._watched_keys: set[bytes] = set()  # keys of ids that wrote the open transactions
 
     def begin_partition(self, index: int) -> None:
         """Note that a partition of the transaction log is read from its start."""
         self._decision_logs[index] = DecisionReplay(self._partition_states)
 
-    async def read_chunk(self, index: int, piece: bytes) -> None:
+    async def read_chunk(self, index: int, chunk: bytes) -> None:
         """Take in a piece of a partition of the transaction log, all records of an id in order.
 
         A record that cannot be decoded is left to replay, which needs only the last record of an id.
         """
-        for number, (key, value) in enumerate(iter_known_records(piece), start=1):
+        for number, (key, value) in enumerate(iter_known_records(chunk), start=1):
             try:
                 if self._is_relevant(key, value):
                     self._decision_logs[index].replay(decode_record(key, value))
@@ -154,8 +154,8 @@ class UncleanStartComparison:
             return key in self._watched_keys
         state, producer_id = peek_state_and_producer_id(value)
         if state in _COMPLETE_STATES:
-            named, markers = peek_completion(value)
-            return not named.isdisjoint(self._open_producer_ids) or any(
+            producer_ids, markers = peek_completion(value)
+            return not producer_ids.isdisjoint(self._open_producer_ids) or any(
                 at in self._partition_states and offset >= self._partition_states[at].log_end_offset
                 for at, offset in markers.items()
             )
@@ -182,35 +182,40 @@ class UncleanStartComparison:
                 )  # possibly large, and not needed again
 
     async def _repair(self, ids: LoadingCoordinator, *, is_last: bool) -> None:
-        found = check_consistency(
+        report = check_consistency(
             ids.list_entries_to_compare(), self._recorded_decisions, self._partition_states
         )
-        opened = self._handled.select_unhandled(found.open_transactions, is_last=is_last)
-        self._report_hanging(
-            open_ for open_ in opened if REPAIR_ACTIONS[open_.consistency] is TxnRepairAction.REPORT_HANGING
+        open_transactions = self._handled_transactions.select_unhandled(
+            report.open_transactions, is_last=is_last
         )
-        for open_ in opened:
+        self._report_hanging(
+            open_
+            for open_ in open_transactions
+            if REPAIR_ACTIONS[open_.consistency] is TxnRepairAction.REPORT_HANGING
+        )
+        for open_ in open_transactions:
             if REPAIR_ACTIONS[open_.consistency] is TxnRepairAction.WRITE_MARKER:
                 await self._restore_marker(ids, open_)
-        for open_ in opened:
+        for open_ in open_transactions:
             if REPAIR_ACTIONS[open_.consistency] is TxnRepairAction.ADD_PARTITION:
                 await self._restore_partition(ids, open_)
-        for behind in found.stale_ids:
-            if REPAIR_ACTIONS[behind.consistency] is TxnRepairAction.RESTORE_DECISION:
-                await self._restore_decision(ids, behind)
-        for behind in found.stale_ids:
-            if REPAIR_ACTIONS[behind.consistency] is TxnRepairAction.REPLACE_PRODUCER_ID:
-                await self._replace_producer_id(ids, behind)
-        self._report_lost_records(found.lost_records)
+        for stale_id in report.stale_ids:
+            if REPAIR_ACTIONS[stale_id.consistency] is TxnRepairAction.RESTORE_DECISION:
+                await self._restore_decision(ids, stale_id)
+        for stale_id in report.stale_ids:
+            if REPAIR_ACTIONS[stale_id.consistency] is TxnRepairAction.REPLACE_PRODUCER_ID:
+                await self._replace_producer_id(ids, stale_id)
+        self._report_lost_records(report.lost_records)
 
     def _report_lost_records(self, losses: tuple[LostCommittedRecords, ...]) -> None:
-        known, self.lost_records = self.lost_records, losses
+        reported, self.lost_records = self.lost_records, losses
         for loss in losses:
-            if loss in known:
+            if loss in reported:
                 continue
             names = loss.transactional_ids
             _log.error(
-                "%s: offsets %d to %d are gone, below the end of transactions that were committed: %s%s",
+                "%s: offsets %d to %d were lost, and with them records of committed transactions; write them"
+                " again or restore a backup. Transactional ids: %s%s",
                 loss.partition,
                 loss.first_offset,
                 loss.last_offset,
@@ -218,9 +223,13 @@ class UncleanStartComparison:
                 f" and {len(names) - LISTED_IDS_MAX} more" if len(names) > LISTED_IDS_MAX else "",
             )
 
-    def _report_hanging(self, found: Iterable[OpenTransactionState]) -> None:
-        for open_ in found:
-            _log.error("hanging transaction, no coordinator will end it: %s", open_)
+    def _report_hanging(self, open_transactions: Iterable[OpenTransactionState]) -> None:
+        for open_ in open_transactions:
+            _log.error(
+                "hanging transaction, which no coordinator will end: %s. Readers wait for it; abort it with"
+                " `tallystick transactions abort`",
+                open_,
+            )
             self.hanging_transactions += (open_,)
 
     async def _restore_marker(self, ids: LoadingCoordinator, open_: OpenTransactionState) -> None:
@@ -228,7 +237,7 @@ class UncleanStartComparison:
         if decision is None or not await self._try_write_marker(ids, open_.partition, decision):
             self._report_hanging((open_,))
         else:
-            _log.warning("%s of %s is written again: the marker was lost", decision.outcome.value, open_)
+            _log.warning("a lost marker was written again: %s of %s", decision.outcome.value, open_)
 
     async def _try_write_marker(
         self, ids: LoadingCoordinator, partition: TopicPartition, decision: RecordedDecision
@@ -239,12 +248,12 @@ class UncleanStartComparison:
             partitions=frozenset({partition}),
             transaction_version=decision.transaction_version,
         )
-        epoch = ids.coordinator_epoch(decision.transactional_id)
+        epoch = ids.get_coordinator_epoch(decision.transactional_id)
         for attempt in range(MARKER_ATTEMPTS_MAX):
-            marked = self._marker_writer.write(send, partition, epoch)
-            done = await marked if isinstance(marked, Awaitable) else marked
-            if not isinstance(done, Reject):
-                return done is not None
+            outcome = self._marker_writer.write(send, partition, epoch)
+            result = await outcome if isinstance(outcome, Awaitable) else outcome
+            if not isinstance(result, Reject):
+                return result is not None
             await asyncio.sleep(MARKER_RETRY_S * 2**attempt)
         return False
 
@@ -256,7 +265,7 @@ class UncleanStartComparison:
         answer = asyncio.ensure_future(ids.submit_while_loading(transactional_id, command))
         if isinstance(ids.list_entries()[transactional_id].phase, DecidedPhase):
             # The command waits for markers, which are not written before loading is over.
-            answer.add_done_callback(lambda done: self._report_restored(open_, done.result()))
+            answer.add_done_callback(lambda future: self._report_restored(open_, future.result()))
         else:
             self._report_restored(open_, await answer)
 
@@ -264,16 +273,21 @@ class UncleanStartComparison:
         if isinstance(answer, Reject):
             self._report_hanging((open_,))
         else:
-            _log.warning("%s is part of the transaction again: the record of it was lost", open_)
+            _log.warning(
+                "a lost record of __transaction_state was written again: %s is part of the transaction", open_
+            )
 
-    async def _restore_decision(self, ids: LoadingCoordinator, behind: StaleTransactionalId) -> None:
-        name, marker = behind.transactional_id, derive_marker_identity(behind.writer)
+    async def _restore_decision(self, ids: LoadingCoordinator, stale_id: StaleTransactionalId) -> None:
+        name, marker = stale_id.transactional_id, derive_marker_identity(stale_id.writer)
         outcome = None
-        for at in behind.marker_partitions:
-            outcome = outcome or await self._find_marker_result(at, marker, behind.updated_ms)
+        for at in stale_id.marker_partitions:
+            outcome = outcome or await self._find_marker_result(at, marker, stale_id.updated_ms)
         if outcome is None:
             _log.error(
-                "the transaction of %s, %r, was ended, and nothing is left that says how", behind.writer, name
+                "the transaction of %s, %r, was decided, but the decision was lost. Its other markers cannot"
+                " be written; compare the partitions by hand",
+                stale_id.writer,
+                name,
             )
             return
         command = EndTxn(
@@ -281,20 +295,26 @@ class UncleanStartComparison:
         )
         answer = await ids.submit_while_loading(name, command)
         if isinstance(answer, Reject):
-            _log.error("%s of %r cannot be decided again: %s", outcome.value, name, answer.reason)
+            _log.error(
+                "a lost decision could not be written again: %s of %r: %s", outcome.value, name, answer.reason
+            )
         else:
             _log.warning(
-                "%s of %s, %r, is decided again: a marker says so", outcome.value, behind.writer, name
+                "a lost decision was written again, as a marker shows it: %s of %s, %r",
+                outcome.value,
+                stale_id.writer,
+                name,
             )
 
-    async def _replace_producer_id(self, ids: LoadingCoordinator, behind: StaleTransactionalId) -> None:
-        answer = await ids.replace_producer_id(behind.transactional_id)
-        refused = f", but that is refused: {answer.reason}" if isinstance(answer, Reject) else ""
+    async def _replace_producer_id(self, ids: LoadingCoordinator, stale_id: StaleTransactionalId) -> None:
+        answer = await ids.replace_producer_id(stale_id.transactional_id)
+        suffix = f", but that was refused: {answer.reason}" if isinstance(answer, Reject) else ""
         _log.warning(
-            "%r leaves producer id %d, of which a partition has records the transaction log has lost%s",
-            behind.transactional_id,
-            behind.writer.producer_id,
-            refused,
+            "%r gets a new producer id instead of %d, as a partition has records of it that"
+            " __transaction_state has lost%s",
+            stale_id.transactional_id,
+            stale_id.writer.producer_id,
+            suffix,
         )
 
 
@@ -305,24 +325,28 @@ class CleanStartComparison:
     lost_records          none
     """
 
-    def __init__(self, seen: PartitionStartStates) -> None:
+    def __init__(self, start_states: PartitionStartStates) -> None:
         self.hanging_transactions: tuple[OpenTransactionState, ...] = ()
         self.lost_records: tuple[LostCommittedRecords, ...] = ()
-        self._partition_states = seen
-        self._handled = _HandledTransactions()
+        self._partition_states = start_states
+        self._handled_transactions = _HandledTransactions()
 
     def begin_partition(self, index: int) -> None:
         """Do nothing: only the last state of each id matters."""
 
-    async def read_chunk(self, index: int, piece: bytes) -> None:
+    async def read_chunk(self, index: int, chunk: bytes) -> None:
         """Do nothing: only the last state of each id matters."""
 
     async def repair(self, ids: LoadingCoordinator, indexes: Collection[int], *, is_last: bool) -> None:
         """List the transactions that are open in a partition and that no coordinator will end."""
-        found = check_consistency(ids.list_entries_to_compare(), (), self._partition_states)
-        for each in self._handled.select_unhandled(found.open_transactions, is_last=is_last):
+        report = check_consistency(ids.list_entries_to_compare(), (), self._partition_states)
+        for each in self._handled_transactions.select_unhandled(report.open_transactions, is_last=is_last):
             if REPAIR_ACTIONS[each.consistency] is not TxnRepairAction.NOTHING:
-                _log.error("hanging transaction, no coordinator will end it: %s", each)
+                _log.error(
+                    "hanging transaction, which no coordinator will end: %s. Readers wait for it; abort it"
+                    " with `tallystick transactions abort`",
+                    each,
+                )
                 self.hanging_transactions += (each,)
         if is_last:
             self._partition_states = {}
@@ -336,14 +360,14 @@ def create_clean_comparison(topics: TopicsImage) -> CleanStartComparison | None:
 
     Cost: linear in partitions and open transactions.
     """
-    seen = {
+    start_states = {
         partition.topic_partition: PartitionStartState(
             log_end_offset=partition.log.log_end_offset, producers=dict(_iter_open_producers(partition))
         )
         for partition in topics.list_partitions()
         if partition.log.producer_state_manager.first_undecided_offset is not None
     }
-    return CleanStartComparison(seen) if seen else None
+    return CleanStartComparison(start_states) if start_states else None
 
 
 def _iter_open_producers(partition: Partition) -> Iterator[tuple[ProducerId, ProducerStartState]]:
@@ -369,11 +393,11 @@ def create_unclean_comparison(topics: TopicsImage, markers: MarkerWriter) -> Unc
         partition = topics.find_partition(name.topic, name.partition)
         return None if partition is None else await find_marker_result(partition, marker, since_ms)
 
-    seen = {
+    start_states = {
         partition.topic_partition: _capture_partition_state(partition)
         for partition in topics.list_partitions()
     }
-    return UncleanStartComparison(seen, markers, find_outcome)
+    return UncleanStartComparison(start_states, markers, find_outcome)
 
 
 def _capture_partition_state(partition: Partition) -> PartitionStartState:
@@ -402,15 +426,15 @@ async def find_marker_result(
         by the epoch of a batch, a client can cause a search for a marker that never existed.
     """
     log = partition.log
-    found = log.reader.find_offset_by_timestamp(since_ms)
-    begin = log.log_end_offset if found is None else found[0]
-    left = SCAN_BYTES_MAX
+    position = log.reader.find_offset_by_timestamp(since_ms)
+    begin = log.log_end_offset if position is None else position[0]
+    budget = SCAN_BYTES_MAX
     for at, end in ((begin, log.log_end_offset), (log.log_start_offset, begin)):
-        async for piece in _iter_chunks(partition, at, end):
-            said = _find_result_in_chunk(piece, marker)
-            left -= len(piece)
-            if said is not None or left <= 0:
-                return said
+        async for chunk in _iter_chunks(partition, at, end):
+            result = _find_result_in_chunk(chunk, marker)
+            budget -= len(chunk)
+            if result is not None or budget <= 0:
+                return result
     return None
 
 
@@ -425,10 +449,10 @@ async def _iter_chunks(partition: Partition, at: Offset, end: Offset) -> AsyncIt
             at = Offset(header.next_offset)
 
 
-def _find_result_in_chunk(piece: bytes, marker: ProducerIdAndEpoch) -> TransactionResult | None:
-    for position, header in iter_headers(piece):
+def _find_result_in_chunk(chunk: bytes, marker: ProducerIdAndEpoch) -> TransactionResult | None:
+    for position, header in iter_headers(chunk):
         if header.is_control and header.producer_id_and_epoch == marker:
-            read = read_marker(piece, position)
+            read = read_marker(chunk, position)
             if read is not None:
                 return _RESULTS_BY_CONTROL_TYPE[read.control_type]
     return None

@@ -47,21 +47,24 @@ class TransactionSweeper:
         self._entries = entries
         self._submit = ask
         self._clock = clock
-        now_ms, given = clock.monotonic_ms(), settings()
-        aborting, removing = given.abort_timed_out_interval_ms, given.remove_expired_interval_ms
+        now_ms, current = clock.monotonic_ms(), settings()
+        abort_interval_ms, remove_interval_ms = (
+            current.abort_timed_out_interval_ms,
+            current.remove_expired_interval_ms,
+        )
         self._sweeps = (
             _Sweep(
                 AbortTimedOut(),
                 lambda entry: is_timed_out(entry, clock.now_ms()),
-                aborting,
-                now_ms + aborting,
+                abort_interval_ms,
+                now_ms + abort_interval_ms,
                 "have a transaction that is open for longer than its timeout; it is aborted",
             ),
             _Sweep(
                 RemoveExpiredId(),
                 lambda entry: is_expired(entry, clock.now_ms(), settings().config),
-                removing,
-                now_ms + removing,
+                remove_interval_ms,
+                now_ms + remove_interval_ms,
                 "have not been used for transactional.id.expiration.ms; they are forgotten",
             ),
         )
@@ -83,11 +86,11 @@ class TransactionSweeper:
                 if sweep.submitted_count:
                     _log.info("%d transactional ids %s", sweep.submitted_count, sweep.log_text)
 
-    def _scan_some(self, sweep: _Sweep, left: Iterator[TransactionalId]) -> bool:
+    def _scan_some(self, sweep: _Sweep, ids: Iterator[TransactionalId]) -> bool:
         """Look at a few more ids; return False when none are left."""
         found_max = sweep.submitted_count + SUBMITTED_PER_TICK
         for _ in range(SCANNED_PER_TICK):
-            name = next(left, None)
+            name = next(ids, None)
             if name is None:
                 return False
             entry = self._entries.get(name)

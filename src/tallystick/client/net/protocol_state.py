@@ -217,7 +217,7 @@ class ProtocolState(Generic[W]):
         flight = self._in_flight[0]
         _check_correlation_id(body, flight.correlation_id)
         at = _CORRELATION_ID.size
-        if flight.spec.response_header_version(flight.version) == 1:
+        if flight.spec.get_response_header_version(flight.version) == 1:
             if len(body) > at and body[at] == 0:
                 at += 1
             else:

@@ -72,19 +72,19 @@ class CleaningRequest(Value, kw_only=True):
     key_map_bytes: int
     producers: tuple[tuple[int, int | None, int], ...]
 
-    def as_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "CleaningRequest":
-        """Rebuild a request from `as_json`; both ends belong to one installation."""
+        """Rebuild a request from `to_json`; both ends belong to one installation."""
         values = dict(fields)
         for name in ("segments", "producers"):
             values[name] = tuple(tuple(item) for item in values[name])
         return cls(**values)
 
     def to_segment_infos(self) -> list[SegmentInfo]:
-        return [SegmentInfo(base, following, size) for base, following, size in self.segments]
+        return [SegmentInfo(base, next_base, size) for base, next_base, size in self.segments]
 
 
 class CleanedGroup(Value, kw_only=True):
@@ -124,21 +124,22 @@ class _CleaningRound:
 
     def run(self) -> Iterator[CleanedGroup | RoundSummary]:
         request = self._request
-        aborted = self._load_aborted()
-        full = self._build_key_map(CleanedTransactionMetadata(aborted))
+        aborted_txns = self._load_aborted()
+        full = self._build_key_map(CleanedTransactionMetadata(aborted_txns))
         end_offset = self._keys.latest_offset + 1
         if end_offset <= request.first_dirty_offset:
             raise CleaningFailed(
                 self._directory,
                 f"the batch at offset {request.first_dirty_offset} has more keys than fit into"
-                f" log.cleaner.dedupe.buffer.size={request.key_map_bytes}",
+                f" log.cleaner.dedupe.buffer.size={request.key_map_bytes}; nothing was removed. Raise this"
+                " setting",
             )
         rules = CleaningRules(
             now_ms=request.now_ms,
             delete_retention_ms=request.delete_retention_ms,
             producers={pid: LastRecord(last, epoch) for pid, last, epoch in request.producers},
         )
-        retainer = BatchRetainer(self._keys, CleanedTransactionMetadata(aborted), rules)
+        retainer = BatchRetainer(self._keys, CleanedTransactionMetadata(aborted_txns), rules)
         groups = group_segments(self._segments, segment_bytes=request.segment_bytes, end_offset=end_offset)
         for group in groups:
             size = self._clean_group(group, retainer)
@@ -157,12 +158,12 @@ class _CleaningRound:
 
     def _load_aborted(self) -> list[AbortedTxn]:
         """Load aborted transactions of the whole log: a marker may lie above the part that is cleaned."""
-        found: list[AbortedTxn] = []
+        aborted_txns: list[AbortedTxn] = []
         for name in self._fs.listdir(self._directory):
             if name.endswith(TXN_INDEX_SUFFIX):
                 txns, _ = decode_aborted(self._fs.read_bytes(f"{self._directory}/{name}"), name)
-                found += txns
-        return found
+                aborted_txns += txns
+        return aborted_txns
 
     def _iter_batches(self, segment: SegmentInfo) -> Iterator[tuple[int, BatchHeader, memoryview]]:
         path = f"{self._directory}/{make_file_name(segment.base_offset, LOG_SUFFIX)}"
@@ -171,9 +172,11 @@ class _CleaningRound:
             scanner = SegmentScanner(file.pread, segment.size_bytes, segment.base_offset)
             yield from scanner.iter_batches()
             if scanner.fault is not None:
-                bad = scanner.fault
+                fault = scanner.fault
                 raise CleaningFailed(
-                    path, f"corrupt at byte {bad.position}: expected {bad.expected}, found {bad.found}"
+                    path,
+                    f"corrupt at byte {fault.position}: expected {fault.expected}, found {fault.found};"
+                    " nothing was removed",
                 )
         finally:
             file.close()
@@ -222,9 +225,9 @@ class _CleaningRound:
                     self._bytes_read += header.size_bytes
                     end = position + header.size_bytes
                     is_last = number == last_with_data and end == segment.size_bytes
-                    kept = retainer.retain(header, batch, is_last=is_last)
-                    if kept is not None:
-                        output.append(kept, retainer.retained_abort)
+                    retained = retainer.retain(header, batch, is_last=is_last)
+                    if retained is not None:
+                        output.append(retained, retainer.retained_abort)
             output.finish()
             stack.pop_all()
         self._fs.sync_dir(self._directory)
@@ -248,19 +251,19 @@ class _CleanedSegmentWriter:
         self._directory = directory
         self._base_offset = base_offset
         self._interval = index_interval_bytes
-        self._file = fs.open_append(self._path(LOG_SUFFIX))
+        self._file = fs.open_append(self._make_path(LOG_SUFFIX))
         self._buffer: list[bytes] = []
-        self._buffered = 0
+        self._buffered_bytes = 0
         self._since_entry = 0
         self._largest = (NO_TIMESTAMP, base_offset)
         self._index, self._times = OffsetIndex(), TimeIndex()
-        self._aborted: list[AbortedTxn] = []
+        self._aborted_txns: list[AbortedTxn] = []
         self.size = 0
 
-    def _path(self, suffix: str) -> str:
+    def _make_path(self, suffix: str) -> str:
         return f"{self._directory}/{make_file_name(self._base_offset, suffix)}{CLEANED_SUFFIX}"
 
-    def append(self, batch: bytes, aborted: AbortedTxn | None) -> None:
+    def append(self, batch: bytes, aborted_txn: AbortedTxn | None) -> None:
         header = read_header(batch)
         if header.max_timestamp > self._largest[0]:
             self._largest = (header.max_timestamp, header.last_offset)
@@ -270,11 +273,11 @@ class _CleanedSegmentWriter:
             self._since_entry = 0
         self._since_entry += len(batch)
         self.size += len(batch)
-        if aborted is not None:
-            self._aborted.append(aborted)
+        if aborted_txn is not None:
+            self._aborted_txns.append(aborted_txn)
         self._buffer.append(batch)
-        self._buffered += len(batch)
-        if self._buffered >= _WRITE_BYTES:
+        self._buffered_bytes += len(batch)
+        if self._buffered_bytes >= _WRITE_BYTES:
             self._flush()
 
     def _append_largest_timestamp(self) -> None:
@@ -283,7 +286,7 @@ class _CleanedSegmentWriter:
     def _flush(self) -> None:
         if self._buffer:
             self._file.write(self._buffer)
-            self._buffer, self._buffered = [], 0
+            self._buffer, self._buffered_bytes = [], 0
 
     def finish(self) -> None:
         """Sync all files; the names are durable after a sync of the directory."""
@@ -294,9 +297,9 @@ class _CleanedSegmentWriter:
         for suffix, data in (
             (INDEX_SUFFIX, self._index.encode_from(0)),
             (TIME_INDEX_SUFFIX, self._times.encode_from(0)),
-            (TXN_INDEX_SUFFIX, b"".join(map(encode_aborted, self._aborted))),
+            (TXN_INDEX_SUFFIX, b"".join(map(encode_aborted, self._aborted_txns))),
         ):
-            file = self._fs.open_append(self._path(suffix))
+            file = self._fs.open_append(self._make_path(suffix))
             try:
                 file.write([data])
                 file.sync()

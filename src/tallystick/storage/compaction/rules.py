@@ -95,18 +95,21 @@ def plan_cleaning(
     Source: LogCleanerManager.cleanableOffsets, calculateCleanableBytes, maxCompactionDelay.
     """
     end = segments[-1].next_offset
-    known = checkpoint is not None and log_start_offset <= checkpoint <= end
-    first_dirty = checkpoint if known and checkpoint is not None else log_start_offset
+    # LogCleanerManager: a checkpoint outside the log is from before a truncation or deletion; start over.
+    is_usable = checkpoint is not None and log_start_offset <= checkpoint <= end
+    first_dirty = checkpoint if is_usable and checkpoint is not None else log_start_offset
     # Whole segments only: the first that reaches above the last stable offset stays [CLN-4].
     limit = 0
     for segment in segments[:-1]:
         newest = segment.largest_timestamp_ms
-        young = (
+        # KIP-58: records younger than min.compaction.lag.ms stay uncompacted, so that a consumer that keeps
+        # up sees every one of them.
+        is_young = (
             limits.min_compaction_lag_ms > 0
             and newest is not None
             and newest > now_ms - limits.min_compaction_lag_ms
         )
-        if segment.next_offset > last_stable_offset or (young and segment.next_offset > first_dirty):
+        if segment.next_offset > last_stable_offset or (is_young and segment.next_offset > first_dirty):
             break
         limit += 1
     cleanable = segments[:limit]
@@ -115,16 +118,17 @@ def plan_cleaning(
     dirty = [segment for segment in cleanable if segment.next_offset > first_dirty]
     dirty_bytes = sum(segment.size_bytes for segment in dirty)
     times = [segment.largest_timestamp_ms for segment in dirty if segment.largest_timestamp_ms is not None]
-    overdue = bool(times) and min(times) < now_ms - limits.max_compaction_lag_ms
+    # KIP-354: a record waits no longer than max.compaction.lag.ms, however clean the log is.
+    is_overdue = bool(times) and min(times) < now_ms - limits.max_compaction_lag_ms
     total = clean + dirty_bytes
-    enough = dirty_bytes > 0 and dirty_bytes / total > limits.min_cleanable_dirty_ratio
+    is_dirty_enough = dirty_bytes > 0 and dirty_bytes / total > limits.min_cleanable_dirty_ratio
     return LogToClean(
         first_dirty_offset=first_dirty,
         first_uncleanable_offset=first_uncleanable,
         clean_bytes=clean,
         dirty_bytes=dirty_bytes,
-        is_overdue=overdue,
-        is_due=dirty_bytes > 0 and (enough or overdue),
+        is_overdue=is_overdue,
+        is_due=dirty_bytes > 0 and (is_dirty_enough or is_overdue),
     )
 
 
@@ -188,9 +192,9 @@ class KeyMap:
 
     def put(self, key: bytes, offset: int) -> bool:
         """Record that `key` is at `offset`; return False, recording nothing, if the map is full."""
-        digest = _digest(key)
-        slot, found = self._find(digest)
-        if not found:
+        digest = _hash_key(key)
+        slot, is_present = self._find(digest)
+        if not is_present:
             if self.key_count >= self._grow_at:
                 if self.key_count >= self._keys_max:
                     return False
@@ -202,18 +206,18 @@ class KeyMap:
         return True
 
     def find_newest_offset(self, key: bytes) -> int | None:
-        slot, found = self._find(_digest(key))
-        return self._offsets[slot] if found else None
+        slot, is_present = self._find(_hash_key(key))
+        return self._offsets[slot] if is_present else None
 
     def _find(self, digest: bytes) -> tuple[int, bool]:
         """Return the slot of a digest, or the free slot for it, and whether it is in the map."""
         digests, slots = self._digests, self._slots
         slot = int.from_bytes(digest[:8], "big") % slots
         while True:
-            there = digests[slot * DIGEST_SIZE : (slot + 1) * DIGEST_SIZE]
-            if there == digest:
+            stored_digest = digests[slot * DIGEST_SIZE : (slot + 1) * DIGEST_SIZE]
+            if stored_digest == digest:
                 return slot, True
-            if there == _EMPTY:
+            if stored_digest == _EMPTY:
                 return slot, False
             slot = slot + 1 if slot + 1 < slots else 0
 
@@ -228,7 +232,7 @@ class KeyMap:
                 self._offsets[slot] = offsets[old]
 
 
-def _digest(key: bytes) -> bytes:
+def _hash_key(key: bytes) -> bytes:
     digest = blake2b(key, digest_size=DIGEST_SIZE).digest()
     # Sixteen zero bytes mean a free slot.
     return digest if digest != _EMPTY else b"\x01" * DIGEST_SIZE
@@ -243,8 +247,8 @@ class CleanedTransactionMetadata:
     A marker may go if no batch of its transaction was met before it: all are gone, or there never were any.
     """
 
-    def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
-        self._aborted = deque(sorted(aborted, key=lambda txn: txn.first_offset))
+    def __init__(self, aborted_txns: Iterable[AbortedTxn]) -> None:
+        self._aborted_txns = deque(sorted(aborted_txns, key=lambda txn: txn.first_offset))
         self._ongoing_aborted: dict[int, AbortedTxn] = {}
         self._producers_seen: set[int] = set()  # producers with a batch of their current transaction
 
@@ -266,14 +270,14 @@ class CleanedTransactionMetadata:
         self._advance(header)
         if kind is None:
             return header.record_count == 0, None
-        met = header.producer_id in self._producers_seen
+        has_records = header.producer_id in self._producers_seen
         self._producers_seen.discard(header.producer_id)
         txn = self._ongoing_aborted.pop(header.producer_id, None)
-        return not met, txn if met else None
+        return not has_records, txn if has_records else None
 
     def _advance(self, header: BatchHeader) -> None:
-        while self._aborted and self._aborted[0].first_offset <= header.last_offset:
-            txn = self._aborted.popleft()
+        while self._aborted_txns and self._aborted_txns[0].first_offset <= header.last_offset:
+            txn = self._aborted_txns.popleft()
             # A transaction that ended before the start of the round does not affect later batches.
             if txn.last_offset >= header.base_offset:
                 self._ongoing_aborted[txn.producer_id] = txn
@@ -335,6 +339,7 @@ class BatchRetainer:
         if header.is_control:
             return self._retain_marker(header, batch, is_last, live)
         keep_empty = is_last or live
+        # KIP-98: records of an aborted transaction are invisible, so they go at once.
         if self._txns.on_batch_read(header):
             return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
         past = header.delete_horizon_ms is not None and header.delete_horizon_ms <= self._rules.now_ms
@@ -353,9 +358,11 @@ class BatchRetainer:
         may_go, aborts = self._txns.on_control_batch_read(
             header, None if marker is None else marker.control_type
         )
-        due = header.delete_horizon_ms
-        expired = (due is not None and due <= self._rules.now_ms) or not header.record_count
-        if may_go and expired and not live:
+        horizon_ms = header.delete_horizon_ms
+        is_expired = (horizon_ms is not None and horizon_ms <= self._rules.now_ms) or not header.record_count
+        # KIP-534: a marker whose records are gone goes, too, but only after its delete horizon: a consumer
+        # that has read some of the records must still see how the transaction ended.
+        if may_go and is_expired and not live:
             return filter_batch(batch, 0, frozenset(), retain_empty=is_last)
         self.retained_abort = aborts
         horizon_ms = self._rules.delete_horizon_ms if may_go and not live else None
@@ -369,4 +376,5 @@ class BatchRetainer:
         newest = self._keys.find_newest_offset(record.key)
         if newest is not None and record.offset < newest:
             return False
+        # KIP-534: a tombstone outlives its key by delete.retention.ms, from the first cleaning on.
         return not (record.value_is_null and horizon_passed)

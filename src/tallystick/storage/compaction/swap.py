@@ -88,8 +88,8 @@ class SegmentSwap:
         self._fs.sync_dir(self._directory)
 
     def detach(self) -> None:
-        gone = frozenset(self._group.old)
-        self._old = [segment for segment in self._log.closed_segments if segment.base_offset in gone]
+        old_offsets = frozenset(self._group.old)
+        self._old = [segment for segment in self._log.closed_segments if segment.base_offset in old_offsets]
         for segment in self._old:
             segment.reader.pin_for_reads()
         for base_offset in self._group.old:
@@ -99,9 +99,9 @@ class SegmentSwap:
         self._rename(self._group.base_offset, SWAP_SUFFIX, "")
         reader = self._log.make_segment_reader(self._group.base_offset)
         new = ClosedSegment(reader, self._group.size_bytes)
-        kept = [segment for segment in self._log.closed_segments if segment not in self._old]
-        at = sum(segment.base_offset < new.base_offset for segment in kept)
-        self._log.replace_closed_segments([*kept[:at], new, *kept[at:]])
+        remaining_segments = [segment for segment in self._log.closed_segments if segment not in self._old]
+        at = sum(segment.base_offset < new.base_offset for segment in remaining_segments)
+        self._log.replace_closed_segments([*remaining_segments[:at], new, *remaining_segments[at:]])
         for segment in self._old:
             segment.close()
 

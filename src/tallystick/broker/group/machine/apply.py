@@ -165,8 +165,8 @@ def _apply_membership(group: ClassicGroup, event: _Membership) -> ClassicGroup:
             leader = new if group.leader_id == old else group.leader_id
             pending_sync = frozenset(new if name == old else name for name in group.pending_sync_members)
             return replace(group, members=members, leader_id=leader, pending_sync_members=pending_sync)
-        case MembersRemoved(member_ids=gone):
-            return _remove_members(group, frozenset(gone))
+        case MembersRemoved(member_ids=member_ids):
+            return _remove_members(group, frozenset(member_ids))
         case LeaderElected(member_id=member_id):
             check(member_id in group.members, f"leader {member_id} is not a member")
             return replace(group, leader_id=member_id)
@@ -176,8 +176,8 @@ def _apply_membership(group: ClassicGroup, event: _Membership) -> ClassicGroup:
 
 def _change_state(group: ClassicGroup, state: GroupState) -> ClassicGroup:
     """Change the state, by a transition of the table only [GRP-2]."""
-    allowed = PREVIOUS_STATES[state]
-    check(group.state in allowed, f"group {group.group_id}: {group.state.value} -> {state.value}")
+    previous_states = PREVIOUS_STATES[state]
+    check(group.state in previous_states, f"group {group.group_id}: {group.state.value} -> {state.value}")
     return replace(group, state=state)
 
 
@@ -203,15 +203,15 @@ def _add_member(group: ClassicGroup, event: MemberAdded) -> ClassicGroup:
     )
 
 
-def _remove_members(group: ClassicGroup, gone: frozenset[MemberId]) -> ClassicGroup:
-    members = _remove_keys(group.members, gone)
+def _remove_members(group: ClassicGroup, member_ids: frozenset[MemberId]) -> ClassicGroup:
+    members = _remove_keys(group.members, member_ids)
     leader = group.leader_id if group.leader_id in members else next(iter(members), None)
-    pending_sync = group.pending_sync_members - gone
+    pending_sync = group.pending_sync_members - member_ids
     return replace(
         group,
         members=members,
         leader_id=leader,
-        pending_members=_remove_keys(group.pending_members, gone),
+        pending_members=_remove_keys(group.pending_members, member_ids),
         pending_sync_members=pending_sync,
         sync_deadline_ms=group.sync_deadline_ms if pending_sync else None,
     )
@@ -271,8 +271,10 @@ def _restore_group(group: ClassicGroup | None, event: GroupStored) -> ClassicGro
         protocol_name=event.protocol_name,
         leader_id=event.leader_id,
         members={
-            stored.member_id: _restore_member(stored, live.members.get(stored.member_id), event.protocol_name)
-            for stored in event.members
+            stored_member.member_id: _restore_member(
+                stored_member, live.members.get(stored_member.member_id), event.protocol_name
+            )
+            for stored_member in event.members
         },
         join_timer=None,
         has_new_member=False,
@@ -280,24 +282,24 @@ def _restore_group(group: ClassicGroup | None, event: GroupStored) -> ClassicGro
 
 
 def _restore_member(
-    stored: StoredMember, known: ClassicGroupMember | None, protocol_name: str | None
+    stored_member: StoredMember, live_member: ClassicGroupMember | None, protocol_name: str | None
 ) -> ClassicGroupMember:
     """Return the member as stored, with the session and offers of the live member, if there is one."""
-    offers = () if known is None else known.supported_protocols
-    chosen = MemberProtocol(protocol_name or "", stored.subscription)
+    offers = () if live_member is None else live_member.supported_protocols
+    protocol = MemberProtocol(protocol_name or "", stored_member.subscription)
     return ClassicGroupMember(
-        member_id=stored.member_id,
-        instance_id=stored.instance_id,
-        client_id=stored.client_id,
-        client_host=stored.client_host,
-        rebalance_timeout_ms=stored.rebalance_timeout_ms,
-        session_timeout_ms=stored.session_timeout_ms,
-        supported_protocols=offers if chosen in offers else (chosen,),
+        member_id=stored_member.member_id,
+        instance_id=stored_member.instance_id,
+        client_id=stored_member.client_id,
+        client_host=stored_member.client_host,
+        rebalance_timeout_ms=stored_member.rebalance_timeout_ms,
+        session_timeout_ms=stored_member.session_timeout_ms,
+        supported_protocols=offers if protocol in offers else (protocol,),
         # For a member found by replay, SessionsStarted sets it.
-        session_deadline_ms=DeadlineMs(0) if known is None else known.session_deadline_ms,
-        assignment=stored.assignment,
-        awaiting_join=None if known is None else known.awaiting_join,
-        awaiting_sync=None if known is None else known.awaiting_sync,
+        session_deadline_ms=DeadlineMs(0) if live_member is None else live_member.session_deadline_ms,
+        assignment=stored_member.assignment,
+        awaiting_join=None if live_member is None else live_member.awaiting_join,
+        awaiting_sync=None if live_member is None else live_member.awaiting_sync,
     )
 
 
@@ -309,26 +311,27 @@ def _remove_group(group: ClassicGroup | None) -> ClassicGroup | None:
 
 
 def _commit_offsets(group: ClassicGroup, event: OffsetsCommitted, at: Offset | None) -> ClassicGroup:
-    placed = {
+    commits = {
         partition: offset if at is None else replace(offset, record_offset=Offset(at + index))
         for index, (partition, offset) in enumerate(event.offsets.items())
     }
     producer_id = event.producer_id
+    # KIP-98: a transactional commit stays pending until the marker of its producer id.
     if producer_id is None:
-        return replace(group, offsets={**group.offsets, **placed})
-    pending = {**group.pending_offsets.get(producer_id, {}), **placed}
+        return replace(group, offsets={**group.offsets, **commits})
+    pending = {**group.pending_offsets.get(producer_id, {}), **commits}
     return replace(group, pending_offsets={**group.pending_offsets, producer_id: pending})
 
 
 def _delete_offsets(group: ClassicGroup, partitions: tuple[TopicPartition, ...]) -> ClassicGroup:
     """Delete offsets, pending ones too: the deletion is later in the log than they are."""
-    gone = frozenset(partitions)
+    deleted_partitions = frozenset(partitions)
     pending = {
-        producer_id: left
+        producer_id: remaining
         for producer_id, offsets in group.pending_offsets.items()
-        if (left := _remove_keys(offsets, gone))
+        if (remaining := _remove_keys(offsets, deleted_partitions))
     }
-    return replace(group, offsets=_remove_keys(group.offsets, gone), pending_offsets=pending)
+    return replace(group, offsets=_remove_keys(group.offsets, deleted_partitions), pending_offsets=pending)
 
 
 def _end_transaction(group: ClassicGroup, producer_id: ProducerId, committed: bool) -> ClassicGroup:

@@ -65,7 +65,7 @@ def build_group_stored(
 ) -> GroupStored:
     """Return the record that stores `group` as it is, or with the given parts replaced."""
 
-    def assignment_of(member: ClassicGroupMember) -> bytes:
+    def find_assignment(member: ClassicGroupMember) -> bytes:
         return member.assignment if assignments is None else assignments.get(member.member_id, b"")
 
     return GroupStored(
@@ -84,7 +84,7 @@ def build_group_stored(
                 rebalance_timeout_ms=member.rebalance_timeout_ms,
                 session_timeout_ms=member.session_timeout_ms,
                 subscription=member.find_metadata(group.protocol_name) or b"",
-                assignment=assignment_of(member),
+                assignment=find_assignment(member),
             )
             for member in group.members.values()
         ),

@@ -31,8 +31,8 @@ def find_session_deadline(group: ClassicGroup, member_id: MemberId) -> DeadlineM
     member = group.members.get(member_id)
     if member is None:
         return None
-    parked = member.awaiting_join is not None or member.awaiting_sync is not None
-    return None if parked and not member.is_new else member.session_deadline_ms
+    is_parked = member.awaiting_join is not None or member.awaiting_sync is not None
+    return None if is_parked and not member.is_new else member.session_deadline_ms
 
 
 def iter_deadlines(group: ClassicGroup) -> Iterator[tuple[DeadlineMs, GroupTimeout]]:
@@ -57,8 +57,8 @@ def find_due_timeouts(group: ClassicGroup, monotonic_ms: int) -> tuple[GroupTime
 
     Each decision checks again: an earlier one may remove the reason of a later one.
     """
-    passed = [(deadline, timeout) for deadline, timeout in iter_deadlines(group) if deadline <= monotonic_ms]
-    return tuple(timeout for _, timeout in sorted(passed, key=lambda entry: entry[0]))
+    due = [(deadline, timeout) for deadline, timeout in iter_deadlines(group) if deadline <= monotonic_ms]
+    return tuple(timeout for _, timeout in sorted(due, key=lambda entry: entry[0]))
 
 
 def find_expired_offsets(
@@ -90,6 +90,7 @@ def find_expired_offsets(
 
 
 def _may_expire(group: ClassicGroup) -> bool:
+    # KIP-211: offsets expire once the group has no members; with members, only of topics they do not consume.
     if group.protocol_type is None or group.state is GroupState.EMPTY:
         return True
     knows_topics = group.uses_consumer_protocol and find_subscribed_topics(group) is not None

@@ -51,28 +51,35 @@ def decide_join_group(group: ClassicGroup | None, command: JoinGroup, env: Group
     refusal = _check_session_timeout(command, env) or _check_instance_id(command)
     if refusal is not None:
         return refusal
-    known = group or ClassicGroup(group_id=env.group_id, state_timestamp_ms=env.now.wall_ms)
+    target = group or ClassicGroup(group_id=env.group_id, state_timestamp_ms=env.now.wall_ms)
+    # KIP-394: the broker hands out member ids, so that an unknown one is of an expired session or group.
     if group is None and command.member_id is not None:
-        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} does not exist")
-    if not _has_room(known, command.member_id, env.config.group_max_size):
-        return _reject_full(known, command, env)
-    names = frozenset(offered.name for offered in command.protocols)
-    if not known.supports_protocols(command.protocol_type, names):
+        return Reject(
+            ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} does not exist; join without a member id"
+        )
+    if not _has_room(target, command.member_id, env.config.group_max_size):
+        return _reject_full(target, command, env)
+    # Every member of a group must support one common protocol, or the leader could not assign to all of them.
+    names = frozenset(protocol.name for protocol in command.protocols)
+    if not target.supports_protocols(command.protocol_type, names):
         return Reject(
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-            f"member offers {command.protocol_type}:{sorted(names)}; "
-            f"group has {known.protocol_type}:{sorted(known.find_common_protocols())}",
+            f"the member supports {command.protocol_type}:{sorted(names)}, but group {env.group_id} uses"
+            f" {target.protocol_type}:{sorted(target.find_common_protocols())}; configure a common assignor",
         )
-    draft = GroupDraft(known, env)
+    draft = GroupDraft(target, env)
     if group is None:
-        draft.emit(build_group_stored(known))
+        draft.emit(build_group_stored(target))
     if command.member_id is None:
         return _join_without_id(draft, command)
-    if command.member_id in known.pending_members:
+    if command.member_id in target.pending_members:
         if command.instance_id is not None:
-            return Reject(ErrorCode.UNKNOWN_MEMBER_ID, "an id that is pending never belongs to an instance")
+            return Reject(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                "a static member cannot join with the member id of a dynamic one; join without a member id",
+            )
         return _add_member(draft, command, command.member_id)
-    member = check_member(known, command.member_id, command.instance_id)
+    member = check_member(target, command.member_id, command.instance_id)
     return member if isinstance(member, Reject) else _rejoin(draft, command, member)
 
 
@@ -82,7 +89,7 @@ def _check_session_timeout(command: JoinGroup, env: GroupEnv) -> Reject | None:
         return None
     return Reject(
         ErrorCode.INVALID_SESSION_TIMEOUT,
-        f"session timeout {command.session_timeout_ms} ms is outside {low}..{high}",
+        f"session.timeout.ms is {command.session_timeout_ms}; the broker allows {low} to {high}",
     )
 
 
@@ -95,27 +102,28 @@ def _check_instance_id(command: JoinGroup) -> Reject | None:
         return None
     return Reject(
         ErrorCode.INVALID_REQUEST,
-        f"group.instance.id has {len(command.instance_id)} characters;"
+        f"group.instance.id has {len(command.instance_id)} characters; at most"
         f" {GROUP_INSTANCE_ID_LENGTH_MAX} are allowed",
     )
 
 
-def _has_room(group: ClassicGroup, member_id: MemberId | None, most: int) -> bool:
+def _has_room(group: ClassicGroup, member_id: MemberId | None, group_max_size: int) -> bool:
     """Check group.max.size. While members rejoin, the first `most` to arrive are kept, old or new."""
     member = group.members.get(member_id) if member_id is not None else None
     match group.state:
         case GroupState.EMPTY | GroupState.DEAD:
             return True
         case GroupState.PREPARING_REBALANCE:
-            waiting = member is not None and member.awaiting_join is not None
-            return waiting or group.awaiting_join_count < most
+            is_waiting = member is not None and member.awaiting_join is not None
+            return is_waiting or group.awaiting_join_count < group_max_size
         case GroupState.COMPLETING_REBALANCE | GroupState.STABLE:
-            return member is not None or len(group.members) < most
+            return member is not None or len(group.members) < group_max_size
 
 
 def _reject_full(group: ClassicGroup, command: JoinGroup, env: GroupEnv) -> GroupStep | Reject:
     refusal = Reject(
-        ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {group.group_id} has {env.config.group_max_size} members"
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+        f"group {group.group_id} has {env.config.group_max_size} members, as many as group.max.size allows",
     )
     member_id = command.member_id
     if member_id is None or not (member_id in group.members or member_id in group.pending_members):
@@ -130,6 +138,8 @@ def _join_without_id(draft: GroupDraft, command: JoinGroup) -> GroupStep:
     client_id = command.client_id[:CLIENT_ID_LOGGED_MAX]
     prefix = command.instance_id if command.instance_id is not None else client_id
     new_id = MemberId(f"{prefix}-{draft.env.member_id_suffix}")
+    # KIP-345: an instance that joins without an id is the next incarnation, and takes the place of the
+    # former.
     if command.instance_id is not None:
         owner = draft.group.find_static_member(command.instance_id)
         return (
@@ -168,10 +178,10 @@ def _add_member(draft: GroupDraft, command: JoinGroup, member_id: MemberId) -> G
 def _rejoin(draft: GroupDraft, command: JoinGroup, member: ClassicGroupMember) -> GroupStep | Reject:
     group = draft.group
     same_offers = member.supported_protocols == command.protocols
-    preparing = group.state is GroupState.PREPARING_REBALANCE
+    is_preparing = group.state is GroupState.PREPARING_REBALANCE
     # As in Kafka, a leader that rejoins a stable group rebalances it: topics it watches may have changed.
     assigns_anew = group.state is GroupState.STABLE and group.leader_id == member.member_id
-    if same_offers and not preparing and not assigns_anew:
+    if same_offers and not is_preparing and not assigns_anew:
         # The member probably missed the answer, and gets it again.
         return draft.build_step(build_join_result(group, member.member_id))
     _update_member(draft, command, member, command.ticket)
@@ -219,18 +229,21 @@ def _replace_static_member(
     if group.state is not GroupState.STABLE:
         _update_member(draft, command, successor, command.ticket)
         if group.state is GroupState.COMPLETING_REBALANCE:
-            # The leader may be assigning to the old id right now: that assignment would reach no member.
+            # KIP-345: the leader may be assigning to the old id right now: that assignment would reach no
+            # member.
             prepare_rebalance(draft)
         else:
             complete_if_all_joined(draft)
         return draft.build_step(None, own=command.ticket)
     _update_member(draft, command, successor, None)
+    # KIP-345: no rebalance for a restart, unless the new incarnation changes the chosen protocol.
     if draft.group.select_protocol() != group.protocol_name:
         _update_member(draft, command, successor, command.ticket)
         rebalance_or_complete(draft)
         return draft.build_step(None, own=command.ticket)
     draft.emit(build_group_stored(draft.group))
     answer = build_join_result(draft.group, new_id)
+    # KIP-814: a leader that restarted gets its members back, and is told that they are assigned already.
     if command.supports_skip_assignment:
         leads = draft.group.leader_id == new_id
         members = list_members(draft.group) if leads else ()
@@ -242,9 +255,12 @@ def _replace_static_member(
 def _fence_static_member(draft: GroupDraft, owner: ClassicGroupMember) -> None:
     """Answer FENCED_INSTANCE_ID to all parked requests of the old incarnation."""
     instance: InstanceId | None = owner.instance_id
-    fenced = Reject(ErrorCode.FENCED_INSTANCE_ID, f"{instance} joined again; {owner.member_id} is fenced")
-    draft.answer_parked(owner.awaiting_join, fenced)
-    draft.answer_parked(owner.awaiting_sync, fenced)
+    refusal = Reject(
+        ErrorCode.FENCED_INSTANCE_ID,
+        f"another member joined as {instance}, so {owner.member_id} is fenced; close this member",
+    )
+    draft.answer_parked(owner.awaiting_join, refusal)
+    draft.answer_parked(owner.awaiting_sync, refusal)
     if owner.awaiting_sync is not None:
         now = draft.env.now
         deadlines = {owner.member_id: now.deadline_after(owner.session_timeout_ms)}

@@ -35,13 +35,13 @@ def decide_leave_group(group: ClassicGroup | None, command: LeaveGroup, env: Gro
         return GroupStep(reply=LeaveGroupResult(errors=(ErrorCode.UNKNOWN_MEMBER_ID,) * len(command.members)))
     draft = GroupDraft(group, env)
     outcomes: list[ErrorCode | None] = []
-    for leaving in command.members:
-        found = _find_leaving_member(draft.group, leaving)
-        if isinstance(found, Reject):
-            outcomes.append(found.code)
+    for identity in command.members:
+        member_id = _find_leaving_member(draft.group, identity)
+        if isinstance(member_id, Reject):
+            outcomes.append(member_id.code)
             continue
         outcomes.append(None)
-        remove_members(draft, (found,), f"left the group: {leaving.reason or 'no reason given'}")
+        remove_members(draft, (member_id,), f"left the group: {identity.reason or 'no reason given'}")
     if None in outcomes:
         match draft.group.state:
             case GroupState.STABLE | GroupState.COMPLETING_REBALANCE:
@@ -55,16 +55,19 @@ def decide_leave_group(group: ClassicGroup | None, command: LeaveGroup, env: Gro
     return draft.build_step(LeaveGroupResult(errors=tuple(outcomes)))
 
 
-def _find_leaving_member(group: ClassicGroup, leaving: LeavingMember) -> MemberId | Reject:
+def _find_leaving_member(group: ClassicGroup, identity: LeavingMember) -> MemberId | Reject:
     """Find the member that is leaving. An administrator may name the instance alone (KIP-345)."""
-    if leaving.member_id is None:
-        owner = group.find_static_member(leaving.instance_id) if leaving.instance_id is not None else None
+    if identity.member_id is None:
+        owner = group.find_static_member(identity.instance_id) if identity.instance_id is not None else None
         if owner is None:
-            return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"no member is instance {leaving.instance_id}")
+            return Reject(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                f"the group has no member with group.instance.id {identity.instance_id}",
+            )
         return owner.member_id
-    if leaving.member_id in group.pending_members:
-        return leaving.member_id
-    member = check_member(group, leaving.member_id, leaving.instance_id)
+    if identity.member_id in group.pending_members:
+        return identity.member_id
+    member = check_member(group, identity.member_id, identity.instance_id)
     return member if isinstance(member, Reject) else member.member_id
 
 

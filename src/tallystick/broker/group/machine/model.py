@@ -140,19 +140,15 @@ class ClassicGroupMember(Value, kw_only=True):
         return self.instance_id is not None
 
     def supports(self, protocol: str) -> bool:
-        return any(offered.name == protocol for offered in self.supported_protocols)
+        return any(each.name == protocol for each in self.supported_protocols)
 
     def find_metadata(self, protocol: str | None) -> bytes | None:
         """Return the subscription for `protocol`; None when the member does not offer it."""
-        return next(
-            (offered.metadata for offered in self.supported_protocols if offered.name == protocol), None
-        )
+        return next((each.metadata for each in self.supported_protocols if each.name == protocol), None)
 
     def vote_for_protocol(self, candidates: frozenset[str]) -> str | None:
         """Return the member's first choice among the candidates."""
-        return next(
-            (offered.name for offered in self.supported_protocols if offered.name in candidates), None
-        )
+        return next((each.name for each in self.supported_protocols if each.name in candidates), None)
 
 
 class JoinTimer(Value, kw_only=True):

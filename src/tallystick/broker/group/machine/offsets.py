@@ -48,7 +48,9 @@ def decide_commit_offsets(
     """
     if group is not None and group.state is not GroupState.EMPTY and _is_anonymous(command):
         return Reject(
-            ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has members, and the commit names none"
+            ErrorCode.UNKNOWN_MEMBER_ID,
+            f"group {group.group_id} has members, but the commit names none; nothing was committed. Use"
+            " another group.id, or join the group",
         )
     refusal = _check_committer(group, command, env)
     if refusal is not None:
@@ -56,15 +58,15 @@ def decide_commit_offsets(
     if group is not None and group.state is GroupState.COMPLETING_REBALANCE:
         # The member has joined the new generation and commits for the old one: its partitions may have moved.
         return REBALANCE_IN_PROGRESS
-    refused = _find_oversized_metadata(command.offsets, env)
+    errors = _find_oversized_metadata(command.offsets, env)
     events: list[DurableEvent] = []
-    if len(refused) < len(command.offsets):
-        offsets = _build_offsets(command.offsets, refused, env, command.retention_ms)
+    if len(errors) < len(command.offsets):
+        offsets = _build_offsets(command.offsets, errors, env, command.retention_ms)
         events.append(OffsetsCommitted(group_id=env.group_id, offsets=offsets))
     return GroupStep(
         records=tuple(events),
         events=(*events, *_extend_session(group, command, env)),
-        reply=OffsetPartitionErrors(errors=refused),
+        reply=OffsetPartitionErrors(errors=errors),
     )
 
 
@@ -84,15 +86,16 @@ def decide_commit_txn_offsets(
     refusal = None if group is not None and _is_anonymous(command) else _check_committer(group, command, env)
     if refusal is not None:
         return refusal
-    refused = _find_oversized_metadata(command.offsets, env)
-    if len(refused) == len(command.offsets):
-        return GroupStep(reply=OffsetPartitionErrors(errors=refused))
+    # KIP-447: pending offsets belong to the transaction's producer id until its marker arrives.
+    errors = _find_oversized_metadata(command.offsets, env)
+    if len(errors) == len(command.offsets):
+        return GroupStep(reply=OffsetPartitionErrors(errors=errors))
     pending = OffsetsCommitted(
         group_id=env.group_id,
-        offsets=_build_offsets(command.offsets, refused, env),
+        offsets=_build_offsets(command.offsets, errors, env),
         producer_id=command.identity.producer_id,
     )
-    return GroupStep(records=(pending,), events=(pending,), reply=OffsetPartitionErrors(errors=refused))
+    return GroupStep(records=(pending,), events=(pending,), reply=OffsetPartitionErrors(errors=errors))
 
 
 def _is_anonymous(command: CommitOffsets | CommitTxnOffsets) -> bool:
@@ -112,7 +115,7 @@ def _check_committer(
         code = ErrorCode.ILLEGAL_GENERATION
         if command.knows_group_id_not_found:
             code = ErrorCode.GROUP_ID_NOT_FOUND
-        return Reject(code, f"group {env.group_id} does not exist")
+        return Reject(code, f"group {env.group_id} does not exist; nothing was committed")
     if command.generation is None and group.state is GroupState.EMPTY:
         return None
     # A missing id is an unknown member, unless the claimed instance has a member: then it is fenced.
@@ -125,19 +128,19 @@ def _check_committer(
 def _find_oversized_metadata(
     offsets: Mapping[TopicPartition, OffsetToCommit], env: GroupEnv
 ) -> Mapping[TopicPartition, ErrorCode]:
-    most = env.config.offset_metadata_max_bytes
-    refused = {
+    length_max = env.config.offset_metadata_max_bytes
+    errors = {
         partition: ErrorCode.OFFSET_METADATA_TOO_LARGE
-        for partition, wanted in offsets.items()
+        for partition, commit in offsets.items()
         # Kafka compares UTF-16 code units, despite the setting's name.
-        if len(wanted.metadata) > most or len(wanted.metadata.encode("utf-16-le")) // 2 > most
+        if len(commit.metadata) > length_max or len(commit.metadata.encode("utf-16-le")) // 2 > length_max
     }
-    return MappingProxyType(refused)
+    return MappingProxyType(errors)
 
 
 def _build_offsets(
     offsets: Mapping[TopicPartition, OffsetToCommit],
-    refused: Mapping[TopicPartition, ErrorCode],
+    errors: Mapping[TopicPartition, ErrorCode],
     env: GroupEnv,
     retention_ms: int | None = None,
 ) -> Mapping[TopicPartition, CommittedOffset]:
@@ -149,15 +152,15 @@ def _build_offsets(
     expire_ms = None if retention_ms is None else TimestampMs(min(now_ms + retention_ms, INT64_MAX))
     return {
         partition: CommittedOffset(
-            offset=wanted.offset,
-            leader_epoch=wanted.leader_epoch if expire_ms is None else None,
-            metadata=wanted.metadata,
+            offset=commit.offset,
+            leader_epoch=commit.leader_epoch if expire_ms is None else None,
+            metadata=commit.metadata,
             commit_timestamp_ms=now_ms,
             expire_timestamp_ms=expire_ms,
-            topic_id=wanted.topic_id if expire_ms is None else None,
+            topic_id=commit.topic_id if expire_ms is None else None,
         )
-        for partition, wanted in offsets.items()
-        if partition not in refused
+        for partition, commit in offsets.items()
+        if partition not in errors
     }
 
 
@@ -187,34 +190,42 @@ def decide_delete_offsets(
     if group is None:
         return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
     if group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:
-        return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
+        return Reject(
+            ErrorCode.NON_EMPTY_GROUP,
+            f"group {group.group_id} is {group.state.value}; nothing was deleted. Stop its members first",
+        )
     topics = find_subscribed_topics(group)
-    refused: dict[TopicPartition, ErrorCode] = {}
+    errors: dict[TopicPartition, ErrorCode] = {}
     for partition in command.partitions:
+        # KIP-496: the offset of a topic that a member consumes is in use.
         if is_subscribed(group, topics, partition.topic):
-            refused[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            errors[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
         elif group.has_pending_offset(partition) and not command.may_discard_pending:
-            refused[partition] = ErrorCode.POLICY_VIOLATION
-    known = frozenset(group.iter_partitions())
-    gone = tuple(dict.fromkeys(p for p in command.partitions if p in known and p not in refused))
-    return _build_deletion_step(group, gone, OffsetPartitionErrors(errors=MappingProxyType(refused)))
+            errors[partition] = ErrorCode.POLICY_VIOLATION
+    group_partitions = frozenset(group.iter_partitions())
+    deletable = tuple(
+        dict.fromkeys(p for p in command.partitions if p in group_partitions and p not in errors)
+    )
+    return _build_deletion_step(group, deletable, OffsetPartitionErrors(errors=MappingProxyType(errors)))
 
 
 def decide_delete_topic_offsets(group: ClassicGroup | None, command: DeleteTopicOffsets) -> GroupStep:
     """Delete the offsets of a deleted topic, so that a new topic of the name does not inherit them."""
     if group is None:
         return _EMPTY_STEP
-    gone = tuple(partition for partition in group.iter_partitions() if partition.topic in command.topics)
-    return _build_deletion_step(group, gone, OffsetPartitionErrors())
+    partitions = tuple(
+        partition for partition in group.iter_partitions() if partition.topic in command.topics
+    )
+    return _build_deletion_step(group, partitions, OffsetPartitionErrors())
 
 
 def _build_deletion_step(
-    group: ClassicGroup, gone: tuple[TopicPartition, ...], reply: OffsetPartitionErrors
+    group: ClassicGroup, partitions: tuple[TopicPartition, ...], reply: OffsetPartitionErrors
 ) -> GroupStep:
-    if not gone:
+    if not partitions:
         return GroupStep(reply=reply)
-    deleted = OffsetsDeleted(group_id=group.group_id, partitions=gone)
-    return GroupStep(records=(deleted,), events=(deleted,), reply=reply)
+    event = OffsetsDeleted(group_id=group.group_id, partitions=partitions)
+    return GroupStep(records=(event,), events=(event,), reply=reply)
 
 
 def decide_delete_group(
@@ -227,12 +238,16 @@ def decide_delete_group(
     if group is None:
         return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
     if group.state is not GroupState.EMPTY:
-        return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
+        return Reject(
+            ErrorCode.NON_EMPTY_GROUP,
+            f"group {group.group_id} is {group.state.value}; nothing was deleted. Stop its members first",
+        )
     if group.pending_offsets and not command.may_discard_pending:
         producers = ", ".join(map(str, group.pending_offsets))
         return Reject(
             ErrorCode.POLICY_VIOLATION,
-            f"group {group.group_id} has offsets in open transactions of producers {producers}",
+            f"group {group.group_id} has offsets in open transactions of producers {producers}; nothing was"
+            " deleted. End these transactions first",
         )
     return _build_removal_step(group, tuple(group.iter_partitions()))
 
@@ -244,14 +259,14 @@ def decide_expire_offsets(group: ClassicGroup | None, env: GroupEnv) -> GroupSte
     """
     if group is None:
         return _EMPTY_STEP
-    gone = find_expired_offsets(group, env.config, env.now.wall_ms)
-    all_gone = len(gone) == len(group.offsets) and not group.pending_offsets
-    if all_gone and group.state is GroupState.EMPTY and not group.pending_members:
-        return _build_removal_step(group, gone)
-    if not gone:
+    partitions = find_expired_offsets(group, env.config, env.now.wall_ms)
+    all_expired = len(partitions) == len(group.offsets) and not group.pending_offsets
+    if all_expired and group.state is GroupState.EMPTY and not group.pending_members:
+        return _build_removal_step(group, partitions)
+    if not partitions:
         return _EMPTY_STEP
-    deleted = OffsetsDeleted(group_id=group.group_id, partitions=gone)
-    return GroupStep(records=(deleted,), events=(deleted,), reply=DONE)
+    event = OffsetsDeleted(group_id=group.group_id, partitions=partitions)
+    return GroupStep(records=(event,), events=(event,), reply=DONE)
 
 
 def _build_removal_step(group: ClassicGroup, partitions: tuple[TopicPartition, ...]) -> GroupStep:

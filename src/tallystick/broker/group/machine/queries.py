@@ -103,7 +103,10 @@ def find_committed_offset(
     if group is None:
         return None
     if require_stable and group.has_pending_offset(partition):
-        return Reject(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"{partition} has an offset in an open transaction")
+        return Reject(
+            ErrorCode.UNSTABLE_OFFSET_COMMIT,
+            f"{partition} has an offset in an open transaction; retry when it has ended",
+        )
     offset = group.offsets.get(partition)
     if offset is None or (topic_id and offset.topic_id and topic_id != offset.topic_id):
         return None

@@ -39,7 +39,7 @@ from tallystick.kernel.ids import MemberId
 # timeout of 0.
 REJOIN_WAIT_MS_MIN: Final = 1_000
 
-REBALANCE_IN_PROGRESS: Final = Reject(ErrorCode.REBALANCE_IN_PROGRESS, "the group is rebalancing: join again")
+REBALANCE_IN_PROGRESS: Final = Reject(ErrorCode.REBALANCE_IN_PROGRESS, "the group is rebalancing; join again")
 
 
 def check_member(
@@ -54,13 +54,21 @@ def check_member(
     if instance_id is not None and (member is None or member.instance_id != instance_id):
         owner = group.find_static_member(instance_id)
         if owner is None:
-            return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has group.instance.id {instance_id}")
+            return Reject(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                f"group {group.group_id} has no member with group.instance.id {instance_id}; join again",
+            )
         return Reject(
             ErrorCode.FENCED_INSTANCE_ID,
-            f"{instance_id} belongs to member {owner.member_id}, not {member_id}",
+            f"group.instance.id {instance_id} belongs to member {owner.member_id}, not to {member_id}; close"
+            " this member if another one runs under its id",
         )
     if member is None:
-        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has no member {member_id}")
+        return Reject(
+            ErrorCode.UNKNOWN_MEMBER_ID,
+            f"group {group.group_id} has no member {member_id}: its session has expired or it has left; join"
+            " again",
+        )
     return member
 
 
@@ -69,7 +77,8 @@ def check_generation(group: ClassicGroup, generation: int) -> Reject | None:
         return None
     return Reject(
         ErrorCode.ILLEGAL_GENERATION,
-        f"generation {generation}; group {group.group_id} is at {group.generation}",
+        f"the request has generation {generation}, but group {group.group_id} is at {group.generation}; join"
+        " again",
     )
 
 
@@ -115,6 +124,8 @@ def prepare_rebalance(draft: GroupDraft) -> None:
     group, env = draft.group, draft.env
     if group.state is GroupState.COMPLETING_REBALANCE:
         reject_pending_syncs(draft, REBALANCE_IN_PROGRESS)
+    # KIP-134: the first rebalance waits for more members, each newcomer extends it, up to the rebalance
+    # timeout.
     if group.state is GroupState.EMPTY:
         delay_ms = env.config.group_initial_rebalance_delay_ms
         timer = JoinTimer(
@@ -123,6 +134,7 @@ def prepare_rebalance(draft: GroupDraft) -> None:
             extension_left_ms=max(group.rebalance_timeout_ms - delay_ms, 0),
         )
     else:
+        # KIP-62: members have the largest of their rebalance timeouts to finish their work and rejoin.
         timer = JoinTimer(deadline_ms=env.now.deadline_after(group.rebalance_timeout_ms))
     draft.emit(RebalancePrepared(state_timestamp_ms=env.now.wall_ms, join_timer=timer))
     complete_if_all_joined(draft)
@@ -130,21 +142,21 @@ def prepare_rebalance(draft: GroupDraft) -> None:
 
 def reject_pending_syncs(draft: GroupDraft, refusal: Reject) -> None:
     """Answer every parked SyncGroup with `refusal`, and restart the sessions of those members."""
-    waiting = [member for member in draft.group.members.values() if member.awaiting_sync is not None]
-    for member in waiting:
+    members = [member for member in draft.group.members.values() if member.awaiting_sync is not None]
+    for member in members:
         draft.answer_parked(member.awaiting_sync, refusal)
-    if waiting:
+    if members:
         now = draft.env.now
-        deadlines = {member.member_id: now.deadline_after(member.session_timeout_ms) for member in waiting}
+        deadlines = {member.member_id: now.deadline_after(member.session_timeout_ms) for member in members}
         draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))
 
 
 def complete_if_all_joined(draft: GroupDraft) -> None:
     """End the join phase early when no member is missing; the initial delay is never cut short."""
     group = draft.group
-    preparing = group.state is GroupState.PREPARING_REBALANCE
+    is_preparing = group.state is GroupState.PREPARING_REBALANCE
     initial = group.join_timer is not None and group.join_timer.is_initial
-    if preparing and not initial and group.have_all_joined:
+    if is_preparing and not initial and group.have_all_joined:
         complete_join_phase(draft)
 
 
@@ -211,7 +223,7 @@ def _start_generation(draft: GroupDraft) -> None:
     protocol = require(
         group.select_protocol(), f"group {group.group_id}: members without a common protocol were let in"
     )
-    waiting = [(member.member_id, member.awaiting_join) for member in group.members.values()]
+    tickets = [(member.member_id, member.awaiting_join) for member in group.members.values()]
     draft.emit(
         GenerationStarted(
             generation=Generation(group.generation + 1),
@@ -220,16 +232,16 @@ def _start_generation(draft: GroupDraft) -> None:
             sync_deadline_ms=env.now.deadline_after(group.rebalance_timeout_ms),
         )
     )
-    for member_id, ticket in waiting:
+    for member_id, ticket in tickets:
         draft.answer_parked(ticket, build_join_result(draft.group, member_id))
 
 
 def remove_members(draft: GroupDraft, member_ids: tuple[MemberId, ...], reason: str) -> None:
     """Remove members. Parked ones are answered UNKNOWN_MEMBER_ID, so that a live client joins anew."""
-    gone = Reject(ErrorCode.UNKNOWN_MEMBER_ID, reason)
+    refusal = Reject(ErrorCode.UNKNOWN_MEMBER_ID, reason)
     for member_id in member_ids:
         member = draft.group.members.get(member_id)
         if member is not None:
-            draft.answer_parked(member.awaiting_join, gone)
-            draft.answer_parked(member.awaiting_sync, gone)
+            draft.answer_parked(member.awaiting_join, refusal)
+            draft.answer_parked(member.awaiting_sync, refusal)
     draft.emit(MembersRemoved(member_ids=member_ids))

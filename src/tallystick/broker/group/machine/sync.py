@@ -27,7 +27,7 @@ def decide_sync_group(group: ClassicGroup | None, command: SyncGroup, env: Group
         INCONSISTENT_GROUP_PROTOCOL, REBALANCE_IN_PROGRESS.
     """
     if group is None or group.state is GroupState.EMPTY:
-        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} has no members")
+        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} has no members; join again")
     member = check_member(group, command.member_id, command.instance_id)
     if isinstance(member, Reject):
         return member
@@ -37,6 +37,7 @@ def decide_sync_group(group: ClassicGroup | None, command: SyncGroup, env: Group
     if group.state is GroupState.PREPARING_REBALANCE:
         return REBALANCE_IN_PROGRESS
     draft = GroupDraft(group, env)
+    # The assignment exists: a member whose answer was lost gets it again.
     if group.state is GroupState.STABLE:
         draft.emit(SyncReceived(member_id=member.member_id, ticket=None))
         return draft.build_step(_build_sync_result(group, member))
@@ -49,12 +50,15 @@ def decide_sync_group(group: ClassicGroup | None, command: SyncGroup, env: Group
 
 def _check_protocol(group: ClassicGroup, command: SyncGroup) -> Reject | None:
     """Refuse a member that names another protocol: it must not get this one's bytes (KIP-559)."""
-    for said, known in (
+    for claimed, actual in (
         (command.protocol_type, group.protocol_type),
         (command.protocol_name, group.protocol_name),
     ):
-        if said is not None and known is not None and said != known:
-            return Reject(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"member says {said}, group has {known}")
+        if claimed is not None and actual is not None and claimed != actual:
+            return Reject(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"the member names protocol {claimed}, but the group uses {actual}; join again",
+            )
     return None
 
 
@@ -72,11 +76,11 @@ def _store_assignment(draft: GroupDraft, assignments: dict[MemberId, bytes]) -> 
         build_group_stored(draft.group, assignments=assignments, state_timestamp_ms=draft.env.now.wall_ms)
     )
     group, now = draft.group, draft.env.now
-    waiting = [member for member in group.members.values() if member.awaiting_sync is not None]
-    for member in waiting:
+    members = [member for member in group.members.values() if member.awaiting_sync is not None]
+    for member in members:
         draft.answer_parked(member.awaiting_sync, _build_sync_result(group, member))
     # Sessions of parked members did not run; they restart.
-    deadlines = {member.member_id: now.deadline_after(member.session_timeout_ms) for member in waiting}
+    deadlines = {member.member_id: now.deadline_after(member.session_timeout_ms) for member in members}
     draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))
 
 
@@ -87,7 +91,7 @@ def decide_heartbeat(group: ClassicGroup | None, command: Heartbeat, env: GroupE
         REBALANCE_IN_PROGRESS, and still extends the session.
     """
     if group is None or group.state is GroupState.EMPTY:
-        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} has no members")
+        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} has no members; join again")
     member = check_member(group, command.member_id, command.instance_id)
     if isinstance(member, Reject):
         return member
@@ -97,5 +101,5 @@ def decide_heartbeat(group: ClassicGroup | None, command: Heartbeat, env: GroupE
     draft = GroupDraft(group, env)
     deadline = env.now.deadline_after(member.session_timeout_ms)
     draft.emit(SessionExtended(member_id=member.member_id, session_deadline_ms=deadline))
-    preparing = group.state is GroupState.PREPARING_REBALANCE
-    return draft.build_step(REBALANCE_IN_PROGRESS if preparing else DONE)
+    is_preparing = group.state is GroupState.PREPARING_REBALANCE
+    return draft.build_step(REBALANCE_IN_PROGRESS if is_preparing else DONE)

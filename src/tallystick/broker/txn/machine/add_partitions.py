@@ -44,30 +44,33 @@ def _decide_addition(
 ) -> TxnStep | Reject:
     if entry is None:
         return refuse_unknown_id(env.transactional_id)
-    refused = _check_may_write(entry, identity)
-    if refused is not None:
-        return refused
+    refusal = _check_may_write(entry, identity)
+    if refusal is not None:
+        return refusal
     if entry.timeout_ms is None and version < EPOCH_BUMP_VERSION:
         # KIP-939: before version 2 one epoch covers many transactions, so a token could not name one of them.
         return Reject(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"{entry.transactional_id!r} takes part in two-phase commit, which needs transaction version 2",
+            f"{entry.transactional_id!r} takes part in two-phase commit, which needs transaction version 2;"
+            " nothing was added. Use a client that supports it",
         )
     phase = entry.phase
     if isinstance(phase, OngoingPhase):
+        # KIP-98: partitions that are in the transaction already need no record.
         if partitions <= phase.partitions:
             return TxnStep(reply=DONE)
         phase = replace(phase, partitions=phase.partitions | partitions)
     else:
+        # KIP-98: the first partition begins the transaction, and its timeout runs from here.
         phase = OngoingPhase(
             writer=identity, partitions=partitions, started_ms=env.now_ms, timeout_ms=entry.timeout_ms
         )
-    stored = EntryStored(
+    event = EntryStored(
         entry=replace(
             entry, phase=phase, previous_identity=None, transaction_version=version, updated_ms=env.now_ms
         )
     )
-    return TxnStep(records=(stored,), events=(stored,), reply=DONE, may_be_refused=True)
+    return TxnStep(records=(event,), events=(event,), reply=DONE, may_be_refused=True)
 
 
 def decide_verify_partitions(
@@ -79,12 +82,13 @@ def decide_verify_partitions(
     """
     if entry is None:
         return refuse_unknown_id(env.transactional_id)
-    refused = _check_may_write(entry, command.identity)
-    if refused is not None:
-        return refused
+    refusal = _check_may_write(entry, command.identity)
+    if refusal is not None:
+        return refusal
     phase = entry.phase
-    included = phase.partitions if isinstance(phase, OngoingPhase) else frozenset()
-    missing = command.partitions - included
+    txn_partitions = phase.partitions if isinstance(phase, OngoingPhase) else frozenset()
+    # KIP-890: 120, TRANSACTION_ABORTABLE, because the client can abort and go on.
+    missing = command.partitions - txn_partitions
     return TxnStep(
         reply=VerifyPartitionsResult(errors=dict.fromkeys(missing, ErrorCode.TRANSACTION_ABORTABLE))
     )
@@ -98,15 +102,19 @@ def _check_may_write(entry: TxnEntry, identity: ProducerIdAndEpoch) -> Reject | 
     """
     if identity != entry.client:
         return refuse_identity(entry, identity)
+    # KIP-98: the next transaction begins after the markers of the last one, or they would end it, too.
     if isinstance(entry.phase, DecidedPhase):
         return CONCURRENT_TRANSACTIONS
     if entry.is_kept:
         return Reject(
             ErrorCode.INVALID_TXN_STATE,
-            f"{entry.transactional_id!r} must commit or abort its transaction of "
-            f"{entry.described_identity} first",
+            f"{entry.transactional_id!r} has a prepared transaction of {entry.described_identity}, which"
+            " takes no more records. Commit or abort it first",
         )
     if isinstance(entry.phase, IdlePhase) and entry.client.epoch > WRITER_EPOCH_MAX:
         # Left by an abort under an older version: no epoch is left for the markers of another transaction.
-        return Reject(ErrorCode.PRODUCER_FENCED, f"the epochs of {identity} are used up")
+        return Reject(
+            ErrorCode.PRODUCER_FENCED,
+            f"the epochs of {identity} are used up; nothing was added. Initialize the producer again",
+        )
     return None

@@ -16,8 +16,8 @@ def apply_event(entry: TxnEntry | None, event: TxnEvent) -> TxnEntry | None:
     A record of the log is a whole entry, so that compaction may drop earlier ones.
     """
     match event:
-        case EntryStored(entry=stored):
-            return stored
+        case EntryStored(entry=new_entry):
+            return new_entry
         case EntryRemoved():
             return None
         case MarkerProgress(marker_identity=marker, offsets=offsets):

@@ -70,11 +70,11 @@ class PartitionStartState(Value, kw_only=True):
 PartitionStartStates = Mapping[TopicPartition, PartitionStartState]
 
 
-def find_open_producers(seen: PartitionStartStates) -> frozenset[ProducerId]:
+def find_open_producers(start_states: PartitionStartStates) -> frozenset[ProducerId]:
     """Return the producer ids that have a transaction open in any partition."""
     return frozenset(
         producer_id
-        for partition in seen.values()
+        for partition in start_states.values()
         for producer_id, producer in partition.producers.items()
         if producer.open_since_offset is not None
     )
@@ -98,10 +98,10 @@ class RecordedDecision(Value, kw_only=True):
 class DecisionReplay:
     """The ends in the transaction log of which a partition may have lost something. Filled by one replay."""
 
-    def __init__(self, seen: PartitionStartStates) -> None:
+    def __init__(self, start_states: PartitionStartStates) -> None:
         self.relevant_decisions: list[RecordedDecision] = []
-        self._partition_states = seen
-        self._open_producer_ids = find_open_producers(seen)
+        self._partition_states = start_states
+        self._open_producer_ids = find_open_producers(start_states)
         # For each id: the writer of its open transaction, and the decision that is not completed yet.
         self._writers: dict[TransactionalId, ProducerIdAndEpoch] = {}
         self._pending: dict[TransactionalId, RecordedDecision] = {}
@@ -139,9 +139,9 @@ class DecisionReplay:
             return
         of_open = decision.writer.producer_id in self._open_producer_ids
         for partition in decision.partitions:
-            seen = self._partition_states.get(partition)
-            if seen is not None and (
-                of_open or decision.marker_offsets.get(partition, -1) >= seen.log_end_offset
+            start_state = self._partition_states.get(partition)
+            if start_state is not None and (
+                of_open or decision.marker_offsets.get(partition, -1) >= start_state.log_end_offset
             ):
                 self.relevant_decisions.append(decision)
                 return
@@ -166,12 +166,14 @@ def _rebuild_decision(entry: TxnEntry, phase: IdlePhase) -> RecordedDecision:
     For a kept transaction that record lacks the writer: `previous_identity` never wrote, and matches no open
     transaction.
     """
-    bumped = entry.transaction_version >= EPOCH_BUMP_VERSION and entry.previous_identity is not None
-    writer = entry.previous_identity if bumped and entry.previous_identity is not None else entry.client
+    has_epoch_bump = entry.transaction_version >= EPOCH_BUMP_VERSION and entry.previous_identity is not None
+    writer = (
+        entry.previous_identity if has_epoch_bump and entry.previous_identity is not None else entry.client
+    )
     return RecordedDecision(
         transactional_id=entry.transactional_id,
         writer=writer,
-        marker_identity=derive_marker_identity(writer) if bumped else writer,
+        marker_identity=derive_marker_identity(writer) if has_epoch_bump else writer,
         outcome=phase.outcome or TransactionResult.ABORT,
         transaction_version=entry.transaction_version,
         partitions=frozenset(phase.marker_offsets),
@@ -281,7 +283,7 @@ class ConsistencyReport(Value, kw_only=True):
 
 
 def check_consistency(
-    entries: Iterable[TxnEntry], decisions: Sequence[RecordedDecision], seen: PartitionStartStates
+    entries: Iterable[TxnEntry], decisions: Sequence[RecordedDecision], start_states: PartitionStartStates
 ) -> ConsistencyReport:
     """Find the open transactions of partitions, the ids that are behind a partition, and lost records.
 
@@ -291,71 +293,83 @@ def check_consistency(
 
     Cost: linear in producers known to partitions.
     """
-    known = tuple(entries)
-    owners = {entry.described_identity.producer_id: entry for entry in known}
-    owners |= {entry.client.producer_id: entry for entry in known}
-    sightings = _collect_epochs(owners, seen)
-    opened = tuple(_classify_open_transactions(owners, sightings, decisions, seen))
+    all_entries = tuple(entries)
+    owners = {entry.described_identity.producer_id: entry for entry in all_entries}
+    owners |= {entry.client.producer_id: entry for entry in all_entries}
+    epochs_by_producer = _collect_epochs(owners, start_states)
+    open_transactions = tuple(
+        _classify_open_transactions(owners, epochs_by_producer, decisions, start_states)
+    )
     of_id: dict[TransactionalId | None, list[OpenTransactionState]] = {}
-    for found in opened:
-        of_id.setdefault(found.transactional_id, []).append(found)
+    for open_txn in open_transactions:
+        of_id.setdefault(open_txn.transactional_id, []).append(open_txn)
     return ConsistencyReport(
-        open_transactions=opened,
+        open_transactions=open_transactions,
         stale_ids=tuple(
             behind
-            for entry in known
-            for behind in _check_transactional_id(entry, sightings, of_id.get(entry.transactional_id, ()))
+            for entry in all_entries
+            for behind in _check_transactional_id(
+                entry, epochs_by_producer, of_id.get(entry.transactional_id, ())
+            )
         ),
-        lost_records=_find_lost_records(decisions, seen),
+        lost_records=_find_lost_records(decisions, start_states),
     )
 
 
 EpochsByProducer = Mapping[ProducerId, Sequence[tuple[TopicPartition, ProducerEpoch]]]
 
 
-def _collect_epochs(owners: Mapping[ProducerId, TxnEntry], seen: PartitionStartStates) -> EpochsByProducer:
-    found: dict[ProducerId, list[tuple[TopicPartition, ProducerEpoch]]] = {}
-    for partition, state in seen.items():
+def _collect_epochs(
+    owners: Mapping[ProducerId, TxnEntry], start_states: PartitionStartStates
+) -> EpochsByProducer:
+    epochs: dict[ProducerId, list[tuple[TopicPartition, ProducerEpoch]]] = {}
+    for partition, state in start_states.items():
         for producer_id, producer in state.producers.items():
             if producer_id in owners:
-                found.setdefault(producer_id, []).append((partition, producer.epoch))
-    return found
+                epochs.setdefault(producer_id, []).append((partition, producer.epoch))
+    return epochs
 
 
-def _find_later_epochs(sightings: EpochsByProducer, pair: ProducerIdAndEpoch) -> tuple[TopicPartition, ...]:
+def _find_later_epochs(
+    epochs_by_producer: EpochsByProducer, pair: ProducerIdAndEpoch
+) -> tuple[TopicPartition, ...]:
     """Return the partitions that have seen a later epoch."""
-    return tuple(partition for partition, epoch in sightings.get(pair.producer_id, ()) if epoch > pair.epoch)
+    return tuple(
+        partition for partition, epoch in epochs_by_producer.get(pair.producer_id, ()) if epoch > pair.epoch
+    )
 
 
 def _classify_open_transactions(
     owners: Mapping[ProducerId, TxnEntry],
-    sightings: EpochsByProducer,
+    epochs_by_producer: EpochsByProducer,
     decisions: Sequence[RecordedDecision],
-    seen: PartitionStartStates,
+    start_states: PartitionStartStates,
 ) -> Iterable[OpenTransactionState]:
     by_writer: dict[ProducerIdAndEpoch, list[RecordedDecision]] = {}
     for decision in decisions:
         by_writer.setdefault(decision.writer, []).append(decision)
-    for partition, state in seen.items():
+    for partition, state in start_states.items():
         for producer_id, producer in state.producers.items():
             if producer.open_since_offset is None:
                 continue
             writer = ProducerIdAndEpoch(producer_id, producer.epoch)
             entry = owners.get(producer_id)
-            ended = [d for d in by_writer.get(writer, ()) if partition in d.partitions]
-            stands = classify_open_transaction(
-                partition, writer, entry, is_overtaken=bool(_find_later_epochs(sightings, writer))
+            candidates = [d for d in by_writer.get(writer, ()) if partition in d.partitions]
+            classification = classify_open_transaction(
+                partition, writer, entry, is_overtaken=bool(_find_later_epochs(epochs_by_producer, writer))
             )
-            lost = find_lost_marker(partition, state.log_end_offset, ended, stands)
-            whose = lost.transactional_id if lost else entry.transactional_id if entry else None
+            lost_decision = find_lost_marker(partition, state.log_end_offset, candidates, classification)
+            owner_id = (
+                lost_decision.transactional_id if lost_decision else entry.transactional_id if entry else None
+            )
             yield OpenTransactionState(
-                consistency=TxnConsistency.MARKER_LOST if lost else stands,
+                consistency=TxnConsistency.MARKER_LOST if lost_decision else classification,
                 partition=partition,
                 writer=writer,
                 first_offset=producer.open_since_offset,
                 last_timestamp_ms=producer.last_timestamp_ms,
-                transactional_id=whose,
-                recorded_decision=lost,
+                transactional_id=owner_id,
+                recorded_decision=lost_decision,
             )
 
 
@@ -371,80 +385,90 @@ def classify_open_transaction(
     if entry is None:
         return TxnConsistency.UNKNOWN_PRODUCER_ID
     phase = entry.phase
-    bumped = entry.transaction_version >= EPOCH_BUMP_VERSION
+    has_epoch_bump = entry.transaction_version >= EPOCH_BUMP_VERSION
     if isinstance(phase, OngoingPhase) and writer == phase.writer and partition in phase.partitions:
         return TxnConsistency.CONSISTENT
     if (
         isinstance(phase, DecidedPhase)
         and partition in phase.partitions
-        and _is_ended_by(phase, writer, bumped)
+        and _is_ended_by(phase, writer, has_epoch_bump)
     ):
         return TxnConsistency.DECIDED
     if writer != entry.client or entry.is_kept:
         return TxnConsistency.ORPHANED
     # Below version 2 the previous transaction may have had the same epoch. That is excluded if there was none
     # under this epoch, or if the log has its marker offsets: then this partition has its marker.
-    fresh = isinstance(phase, IdlePhase) and (phase.outcome is None or bool(phase.marker_offsets))
+    is_fresh = isinstance(phase, IdlePhase) and (phase.outcome is None or bool(phase.marker_offsets))
     return (
-        TxnConsistency.PARTITION_LOST if bumped or (fresh and not is_overtaken) else TxnConsistency.ORPHANED
+        TxnConsistency.PARTITION_LOST
+        if has_epoch_bump or (is_fresh and not is_overtaken)
+        else TxnConsistency.ORPHANED
     )
 
 
-def _is_ended_by(phase: DecidedPhase, writer: ProducerIdAndEpoch, bumped: bool) -> bool:
+def _is_ended_by(phase: DecidedPhase, writer: ProducerIdAndEpoch, has_epoch_bump: bool) -> bool:
     """Return whether the markers end what `writer` wrote. Below version 2 only a fence bumps the epoch."""
     before = phase.marker_identity.epoch - writer.epoch
-    return writer.producer_id == phase.marker_identity.producer_id and before in ((1,) if bumped else (0, 1))
+    return writer.producer_id == phase.marker_identity.producer_id and before in (
+        (1,) if has_epoch_bump else (0, 1)
+    )
 
 
 def find_lost_marker(
     partition: TopicPartition,
     log_end_offset: Offset,
-    ended: Sequence[RecordedDecision],
-    stands: TxnConsistency,
+    candidates: Sequence[RecordedDecision],
+    classification: TxnConsistency,
 ) -> RecordedDecision | None:
     """Return the first end whose marker was beyond the end of the partition, and is lost.
 
     Without a recorded offset, the marker counts as lost only if nothing else explains the open transaction:
     below version 2 the same epoch may have begun another one.
     """
-    for decision in ended:
+    for decision in candidates:
         offset = decision.marker_offsets.get(partition)
         if offset is not None and offset >= log_end_offset:
             return decision
-    if REPAIR_ACTIONS[stands] is not TxnRepairAction.REPORT_HANGING:
+    if REPAIR_ACTIONS[classification] is not TxnRepairAction.REPORT_HANGING:
         return None
-    return next((decision for decision in ended if partition not in decision.marker_offsets), None)
+    return next((decision for decision in candidates if partition not in decision.marker_offsets), None)
 
 
 def _check_transactional_id(
-    entry: TxnEntry, sightings: EpochsByProducer, own: Sequence[OpenTransactionState]
+    entry: TxnEntry, epochs_by_producer: EpochsByProducer, own_transactions: Sequence[OpenTransactionState]
 ) -> Iterable[StaleTransactionalId]:
-    forgotten = any(found.consistency is TxnConsistency.PARTITION_LOST for found in own)
+    forgotten = any(open_txn.consistency is TxnConsistency.PARTITION_LOST for open_txn in own_transactions)
     writer, client = entry.described_identity, entry.client
     # An administrator's marker may have any epoch, and does not decide the transaction as a whole.
-    forced = {note.partition for note in entry.forced_outcomes if note.cause is ForcedCause.MARKER}
+    forced_partitions = {note.partition for note in entry.forced_outcomes if note.cause is ForcedCause.MARKER}
     witnesses: tuple[TopicPartition, ...] = ()
     if isinstance(entry.phase, OngoingPhase) or (isinstance(entry.phase, IdlePhase) and forgotten):
-        bumped = entry.transaction_version >= EPOCH_BUMP_VERSION
-        witnesses = tuple(at for at in _find_later_epochs(sightings, writer) if bumped and at not in forced)
+        has_epoch_bump = entry.transaction_version >= EPOCH_BUMP_VERSION
+        witnesses = tuple(
+            at
+            for at in _find_later_epochs(epochs_by_producer, writer)
+            if has_epoch_bump and at not in forced_partitions
+        )
     if witnesses:
         yield _build_stale_id(TxnConsistency.DECISION_LOST, entry, witnesses)
     # Deciding an end again bumps the client's epoch by one, to the epoch of the marker that was seen.
-    reached = ProducerIdAndEpoch(client.producer_id, ProducerEpoch(client.epoch + bool(witnesses)))
-    strays = any(
-        REPAIR_ACTIONS[found.consistency] is TxnRepairAction.REPORT_HANGING
-        and found.writer.producer_id == client.producer_id
-        for found in own
+    reached_identity = ProducerIdAndEpoch(client.producer_id, ProducerEpoch(client.epoch + bool(witnesses)))
+    has_stray_transactions = any(
+        REPAIR_ACTIONS[open_txn.consistency] is TxnRepairAction.REPORT_HANGING
+        and open_txn.writer.producer_id == client.producer_id
+        for open_txn in own_transactions
     )
-    if strays or any(at not in forced for at in _find_later_epochs(sightings, reached)):
+    if has_stray_transactions or any(
+        at not in forced_partitions for at in _find_later_epochs(epochs_by_producer, reached_identity)
+    ):
         yield _build_stale_id(TxnConsistency.IDENTITY_IN_USE, entry)
 
 
 def _build_stale_id(
-    finding: TxnConsistency, entry: TxnEntry, witnesses: tuple[TopicPartition, ...] = ()
+    consistency: TxnConsistency, entry: TxnEntry, witnesses: tuple[TopicPartition, ...] = ()
 ) -> StaleTransactionalId:
     return StaleTransactionalId(
-        consistency=finding,
+        consistency=consistency,
         transactional_id=entry.transactional_id,
         writer=entry.described_identity,
         updated_ms=entry.updated_ms,
@@ -453,24 +477,24 @@ def _build_stale_id(
 
 
 def _find_lost_records(
-    decisions: Sequence[RecordedDecision], seen: PartitionStartStates
+    decisions: Sequence[RecordedDecision], start_states: PartitionStartStates
 ) -> tuple[LostCommittedRecords, ...]:
-    lost: dict[TopicPartition, tuple[Offset, list[TransactionalId]]] = {}
+    losses: dict[TopicPartition, tuple[Offset, list[TransactionalId]]] = {}
     for decision in decisions:
         if decision.outcome is not TransactionResult.COMMIT:
             continue
         for partition, marker in decision.marker_offsets.items():
-            if partition in seen and marker > seen[partition].log_end_offset:
-                before, names = lost.get(partition, (marker, []))
-                lost[partition] = (max(before, marker), [*names, decision.transactional_id])
+            if partition in start_states and marker > start_states[partition].log_end_offset:
+                before, names = losses.get(partition, (marker, []))
+                losses[partition] = (max(before, marker), [*names, decision.transactional_id])
     return tuple(
         LostCommittedRecords(
             partition=partition,
-            first_offset=seen[partition].log_end_offset,
+            first_offset=start_states[partition].log_end_offset,
             last_offset=Offset(marker - 1),
             transactional_ids=tuple(dict.fromkeys(names)),
         )
-        for partition, (marker, names) in sorted(lost.items())
+        for partition, (marker, names) in sorted(losses.items())
     )
 
 
@@ -483,10 +507,11 @@ def decide_replace_producer_id(entry: TxnEntry, env: TxnEnv) -> TxnStep | Reject
     idle, version = isinstance(entry.phase, IdlePhase), env.config.transaction_version
     if not idle and version < EPOCH_BUMP_VERSION:
         return Reject(
-            ErrorCode.UNSUPPORTED_VERSION, f"a transaction is open, transaction.version is {version}"
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"the open transaction needs transaction.version 2, but {version} is finalized",
         )
     after = replace(
         entry, client=start_producer_id(env.spare_producer_id), previous_identity=None, updated_ms=env.now_ms
     )
-    stored = EntryStored(entry=replace(after, phase=IdlePhase()) if idle else after)
-    return TxnStep(records=(stored,), events=(stored,), reply=DONE, uses_spare_id=True)
+    event = EntryStored(entry=replace(after, phase=IdlePhase()) if idle else after)
+    return TxnStep(records=(event,), events=(event,), reply=DONE, uses_spare_id=True)

@@ -91,6 +91,8 @@ def refuse_while_pending(entry: TxnEntry | None, command: TxnCommand) -> Reject:
 
     An EndTxn of a version before 2 has its producer id and epoch checked first [TXN-5].
     """
+    # Kafka's EndTxn up to version 4 compares the identity before it looks for a pending change: a fenced
+    # producer must not be told to retry.
     if (
         isinstance(command, EndTxn)
         and entry is not None
@@ -104,5 +106,5 @@ def refuse_while_pending(entry: TxnEntry | None, command: TxnCommand) -> Reject:
 def _decide_expire(entry: TxnEntry | None, env: TxnEnv) -> TxnStep | Reject:
     if entry is None or not is_expired(entry, env.now_ms, env.config):
         return TxnStep(reply=DONE)
-    gone = EntryRemoved(transactional_id=entry.transactional_id)
-    return TxnStep(records=(gone,), events=(gone,), reply=DONE)
+    event = EntryRemoved(transactional_id=entry.transactional_id)
+    return TxnStep(records=(event,), events=(event,), reply=DONE)

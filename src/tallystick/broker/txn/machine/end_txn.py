@@ -38,13 +38,15 @@ from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import Value, replace
 
 CONCURRENT_TRANSACTIONS: Final = Reject(
-    ErrorCode.CONCURRENT_TRANSACTIONS, "the outcome of the transaction is being written"
+    ErrorCode.CONCURRENT_TRANSACTIONS, "an earlier change of this transactional id is not complete yet; retry"
 )
 
 
 def refuse_unknown_id(transactional_id: str) -> Reject:
     return Reject(
-        ErrorCode.INVALID_PRODUCER_ID_MAPPING, f"transactional id {transactional_id!r} is not known"
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        f"transactional id {transactional_id!r} is unknown: it has expired, or was never initialized."
+        " Initialize the producer again",
     )
 
 
@@ -55,11 +57,14 @@ def refuse_identity(entry: TxnEntry, identity: ProducerIdAndEpoch) -> Reject:
     mapping error. While a transaction is kept, a former client may have any producer id, as each crash may
     have used one up.
     """
-    known = {entry.client.producer_id, entry.described_identity.producer_id}
+    producer_ids = {entry.client.producer_id, entry.described_identity.producer_id}
     if entry.previous_identity is not None:
-        known.add(entry.previous_identity.producer_id)
-    reason = f"{entry.transactional_id!r} is used by {entry.client}, not by {identity}"
-    if entry.is_kept or identity.producer_id in known:
+        producer_ids.add(entry.previous_identity.producer_id)
+    reason = (
+        f"{entry.transactional_id!r} belongs to {entry.client}, not to {identity}; nothing was changed. Close"
+        " this producer if another one has its transactional id"
+    )
+    if entry.is_kept or identity.producer_id in producer_ids:
         return Reject(ErrorCode.PRODUCER_FENCED, reason)
     return Reject(ErrorCode.INVALID_PRODUCER_ID_MAPPING, reason)
 
@@ -78,9 +83,10 @@ def decide_end_txn(entry: TxnEntry | None, command: EndTxn, env: TxnEnv) -> TxnS
     """
     if entry is None:
         return refuse_unknown_id(env.transactional_id)
+    # KIP-890: the request's version tells by which rules the client has run this transaction.
     version = min(command.transaction_version, env.config.transaction_version)
-    repeated = entry.timeout_ms is None and command.identity == entry.previous_identity
-    if entry.is_kept or entry.is_two_phase or repeated or version >= EPOCH_BUMP_VERSION:
+    is_two_phase_retry = entry.timeout_ms is None and command.identity == entry.previous_identity
+    if entry.is_kept or entry.is_two_phase or is_two_phase_retry or version >= EPOCH_BUMP_VERSION:
         return _end_with_bump(entry, command, env)
     return _end_without_bump(entry, command, env)
 
@@ -91,12 +97,16 @@ def _end_with_bump(entry: TxnEntry, command: EndTxn, env: TxnEnv) -> TxnStep | R
     if command.identity == entry.client:
         match phase:
             case OngoingPhase():
+                # KIP-890: every end bumps the epoch, so that a delayed request never ends the next
+                # transaction.
                 return _build_end_step(entry, phase, EndDecision(outcome, EPOCH_BUMP_VERSION), env)
             case DecidedPhase():
                 # The client knows that its last transaction ended, and has written nothing since.
                 return CONCURRENT_TRANSACTIONS
             case IdlePhase():
                 return _abort_empty(entry, outcome, env)
+    # KIP-890: only the identity that this end replaced may retry; once the next transaction is open, none
+    # may.
     if command.identity != entry.previous_identity or isinstance(phase, OngoingPhase):
         return refuse_identity(entry, command.identity)
     match phase:
@@ -105,6 +115,7 @@ def _end_with_bump(entry: TxnEntry, command: EndTxn, env: TxnEnv) -> TxnStep | R
                 CONCURRENT_TRANSACTIONS if phase.outcome is outcome else _refuse_other_result(entry, outcome)
             )
         case IdlePhase(outcome=None):
+            # InitProducerId came after the last end: its previous identity is fenced (KIP-360).
             return refuse_identity(entry, command.identity)
         case IdlePhase():
             same = phase.outcome is outcome
@@ -124,6 +135,7 @@ def _end_without_bump(entry: TxnEntry, command: EndTxn, env: TxnEnv) -> TxnStep 
         case OngoingPhase():
             return _build_end_step(entry, phase, EndDecision(outcome, 0), env)
         case DecidedPhase():
+            # KIP-98: a decision is final; only a retry of the same one is told to wait for its markers.
             return (
                 CONCURRENT_TRANSACTIONS if phase.outcome is outcome else _refuse_other_result(entry, outcome)
             )
@@ -139,7 +151,8 @@ def _end_without_bump(entry: TxnEntry, command: EndTxn, env: TxnEnv) -> TxnStep 
 def _refuse_other_result(entry: TxnEntry, outcome: TransactionResult) -> Reject:
     return Reject(
         ErrorCode.INVALID_TXN_STATE,
-        f"{outcome.value} of {entry.transactional_id!r}, which is in state {entry.state.label}",
+        f"{outcome.value} of {entry.transactional_id!r} is not possible in state {entry.state.label};"
+        " nothing was changed",
     )
 
 
@@ -147,25 +160,26 @@ def _abort_empty(entry: TxnEntry, outcome: TransactionResult, env: TxnEnv) -> Tx
     """Abort with nothing open, which still bumps the epoch, as the client expects (KAFKA-18464)."""
     if outcome is TransactionResult.COMMIT:
         return _refuse_other_result(entry, outcome)
-    nothing = OngoingPhase(
+    empty_phase = OngoingPhase(
         writer=entry.client, partitions=NO_PARTITIONS, started_ms=env.now_ms, timeout_ms=entry.timeout_ms
     )
+    # KIP-890 "Overflow": without an epoch for its marker this identity can begin nothing, so it ends nothing.
     if entry.client.epoch > WRITER_EPOCH_MAX:
         return refuse_identity(entry, entry.client)
-    return _build_end_step(entry, nothing, EndDecision(outcome, EPOCH_BUMP_VERSION), env)
+    return _build_end_step(entry, empty_phase, EndDecision(outcome, EPOCH_BUMP_VERSION), env)
 
 
 # ---- ends without an EndTxn
 
 
 def abort_for_init(
-    entry: TxnEntry, phase: OngoingPhase, expected: ProducerIdAndEpoch | None, env: TxnEnv
+    entry: TxnEntry, phase: OngoingPhase, expected_identity: ProducerIdAndEpoch | None, env: TxnEnv
 ) -> TxnStep:
     """Abort for InitProducerId without keep, and answer that the caller should retry.
 
     Only the owner, who has shown its producer id and epoch, may get the next ones on a retry (KIP-360).
     """
-    return _abort_and_fence(entry, phase, ForcedCause.TERMINATED, expected, env)
+    return _abort_and_fence(entry, phase, ForcedCause.TERMINATED, expected_identity, env)
 
 
 def _abort_and_fence(
@@ -176,11 +190,15 @@ def _abort_and_fence(
     One record, so that nothing needs repair if it cannot be written (KAFKA-9666). The next epoch follows the
     newest that was ever handed out, not the writer's (KIP-939: the highest next epoch).
     """
+    # KIP-939: a kept transaction has a client apart from its writer, which only version 2 can tell apart.
     version = EPOCH_BUMP_VERSION if entry.is_kept else env.config.transaction_version
     note = TxnForcedOutcome(writer=phase.writer, cause=cause, at_ms=env.now_ms)
-    noted = replace(entry, forced_outcomes=_append_forced_outcome(entry, note))
+    noted_entry = replace(entry, forced_outcomes=_append_forced_outcome(entry, note))
     step = _build_end_step(
-        noted, phase, EndDecision(TransactionResult.ABORT, version, is_forced=True, retry_identity=owner), env
+        noted_entry,
+        phase,
+        EndDecision(TransactionResult.ABORT, version, is_forced=True, retry_identity=owner),
+        env,
     )
     return replace(step, reply=CONCURRENT_TRANSACTIONS)
 
@@ -203,10 +221,10 @@ def decide_record_forced_marker(
     note = TxnForcedOutcome(
         writer=command.writer, cause=ForcedCause.MARKER, at_ms=env.now_ms, partition=command.partition
     )
-    stored = EntryStored(
+    event = EntryStored(
         entry=replace(entry, forced_outcomes=_append_forced_outcome(entry, note), updated_ms=env.now_ms)
     )
-    return TxnStep(records=(stored,), events=(stored,), reply=DONE)
+    return TxnStep(records=(event,), events=(event,), reply=DONE)
 
 
 def _is_affected_by(phase: TxnPhase, command: RecordForcedMarker) -> bool:
@@ -214,8 +232,8 @@ def _is_affected_by(phase: TxnPhase, command: RecordForcedMarker) -> bool:
         case OngoingPhase(writer=writer, partitions=partitions):
             return writer == command.writer and command.partition in partitions
         case DecidedPhase(outcome=TransactionResult.COMMIT, marker_identity=marker):
-            signed = marker in (command.writer, derive_marker_identity(command.writer))
-            return signed and command.partition in phase.unmarked_partitions
+            is_signed_by_writer = marker in (command.writer, derive_marker_identity(command.writer))
+            return is_signed_by_writer and command.partition in phase.unmarked_partitions
         case _:
             return False
 
@@ -245,13 +263,17 @@ class EndDecision(Value):
 def _build_end_step(entry: TxnEntry, phase: OngoingPhase, end: EndDecision, env: TxnEnv) -> TxnStep:
     """Return the step of an end: the decision and, where there is nothing to mark, its completion."""
     if end.transaction_version >= EPOCH_BUMP_VERSION:
+        # KIP-890: markers carry the writer's epoch plus 1. KIP-939: the client's epoch is bumped once more,
+        # also after a keep, or a delayed EndTxn of a retry could end the transaction that follows.
         marker = derive_marker_identity(phase.writer)
         client = bump_epoch(entry.client, WRITER_EPOCH_MAX, env.spare_producer_id)
-        superseded = end.retry_identity if end.is_forced else entry.client
+        previous_identity = end.retry_identity if end.is_forced else entry.client
     else:
+        # KIP-98: markers carry the producer's epoch; a fencing abort bumps it, and with it the markers'
+        # epoch.
         marker = client = derive_marker_identity(phase.writer) if end.is_forced else phase.writer
-        superseded = end.retry_identity
-    decided = replace(
+        previous_identity = end.retry_identity
+    decided_entry = replace(
         entry,
         phase=DecidedPhase(
             outcome=end.outcome,
@@ -261,18 +283,19 @@ def _build_end_step(entry: TxnEntry, phase: OngoingPhase, end: EndDecision, env:
             timeout_ms=phase.timeout_ms,
         ),
         client=client,
-        previous_identity=superseded,
+        previous_identity=previous_identity,
         transaction_version=end.transaction_version,
         updated_ms=env.now_ms,
     )
-    records = [EntryStored(entry=decided)]
+    # KIP-98: no partition, no marker, so that the transaction is complete as soon as it is decided.
+    records = [EntryStored(entry=decided_entry)]
     if not phase.partitions:
-        records.append(EntryStored(entry=_complete_entry(decided, env.config)))
+        records.append(EntryStored(entry=_complete_entry(decided_entry, env.config)))
     return TxnStep(
         records=tuple(records),
         events=tuple(records),
         reply=EndTxnResult(client=client),
-        marker_request=find_missing_markers(decided),
+        marker_request=find_missing_markers(decided_entry),
         uses_spare_id=client.producer_id == env.spare_producer_id,
     )
 
@@ -299,13 +322,15 @@ def decide_markers_written(entry: TxnEntry | None, command: MarkersWritten, env:
         or phase.marker_identity != command.marker_identity
     ):
         return TxnStep(reply=DONE)
-    noted = MarkerProgress(marker_identity=command.marker_identity, offsets=command.offsets)
-    marked = replace(entry, phase=replace(phase, marker_offsets={**phase.marker_offsets, **command.offsets}))
-    if _find_unmarked_partitions(marked):
-        return TxnStep(events=(noted,), reply=DONE)
-    stored = EntryStored(entry=replace(_complete_entry(marked, env.config), updated_ms=env.now_ms))
+    progress = MarkerProgress(marker_identity=command.marker_identity, offsets=command.offsets)
+    marked_entry = replace(
+        entry, phase=replace(phase, marker_offsets={**phase.marker_offsets, **command.offsets})
+    )
+    if _find_unmarked_partitions(marked_entry):
+        return TxnStep(events=(progress,), reply=DONE)
+    event = EntryStored(entry=replace(_complete_entry(marked_entry, env.config), updated_ms=env.now_ms))
     # A restart that does not find this record sends the markers again, which is harmless.
-    return TxnStep(records=(stored,), events=(noted, stored), reply=DONE, needs_durable=False)
+    return TxnStep(records=(event,), events=(progress, event), reply=DONE, needs_durable=False)
 
 
 def _find_unmarked_partitions(entry: TxnEntry) -> Partitions:
@@ -317,8 +342,8 @@ def _complete_entry(entry: TxnEntry, config: TxnConfig) -> TxnEntry:
     if not isinstance(phase, DecidedPhase):
         return entry
     offsets = phase.marker_offsets.items() if config.remember_marker_offsets else ()
-    found = {partition: offset for partition, offset in offsets if offset is not None}
+    marker_offsets = {partition: offset for partition, offset in offsets if offset is not None}
     idle = IdlePhase(
-        outcome=phase.outcome, started_ms=phase.started_ms, marker_offsets=MappingProxyType(found)
+        outcome=phase.outcome, started_ms=phase.started_ms, marker_offsets=MappingProxyType(marker_offsets)
     )
     return replace(entry, phase=idle)

@@ -1,4 +1,4 @@
-"""InitProducerId: fencing of former clients, and the fate of an open transaction."""
+"""InitProducerId: it fences former clients, and aborts or keeps an open transaction."""
 
 from typing import Final
 
@@ -40,13 +40,14 @@ def decide_init_producer_id(entry: TxnEntry | None, command: InitProducerId, env
     phase = entry.phase
     match phase:
         case DecidedPhase():
-            # Before any epoch is compared: while Decided, up to three identities are valid.
+            # KIP-939: before any epoch is compared, since up to three identities are valid while Decided.
             return CONCURRENT_TRANSACTIONS
         case IdlePhase():
             return _init_idle(entry, command, timeout_ms, env)
         case OngoingPhase() if command.keep_prepared:
             return _keep_transaction(entry, phase, command, timeout_ms, env)
         case OngoingPhase():
+            # KIP-98: a new incarnation does not know what the former one wrote, so that it is aborted.
             return _abort_ongoing(entry, phase, command, env)
 
 
@@ -56,22 +57,27 @@ def _check_timeout(command: InitProducerId, env: TxnEnv) -> int | Reject | None:
     KIP-939: "TransactionTimeoutMs value is ignored if Enable2Pc is specified".
     """
     config = env.config
+    # KIP-939: an administrator has to allow transactions that no timeout ends.
     if command.enable_2pc and not config.transaction_two_phase_commit_enable:
         return Reject(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "transaction.two.phase.commit.enable is false on this broker",
+            "two-phase commit is disabled on this broker; nothing was changed. Set"
+            " transaction.two.phase.commit.enable=true to allow it",
         )
+    # KIP-939 identifies a prepared transaction by producer id and epoch, which only version 2 makes unique.
     if (command.enable_2pc or command.keep_prepared) and config.transaction_version < EPOCH_BUMP_VERSION:
         return Reject(
             ErrorCode.UNSUPPORTED_VERSION,
-            f"transaction.version is {config.transaction_version}; a pair names one transaction from 2 on",
+            f"two-phase commit needs transaction.version 2, but {config.transaction_version} is finalized;"
+            " nothing was changed. Raise the feature level",
         )
     if command.enable_2pc:
         return None
     if not 0 < command.timeout_ms <= config.transaction_max_timeout_ms:
         return Reject(
             ErrorCode.INVALID_TRANSACTION_TIMEOUT,
-            f"timeout {command.timeout_ms} ms; 1 to {config.transaction_max_timeout_ms} are allowed",
+            f"transaction.timeout.ms is {command.timeout_ms}; it must be 1 to"
+            f" {config.transaction_max_timeout_ms} (transaction.max.timeout.ms of the broker)",
         )
     return min(command.timeout_ms, TIMEOUT_MS_MAX)
 
@@ -87,9 +93,9 @@ def _create_entry(command: InitProducerId, timeout_ms: int | None, env: TxnEnv) 
         transaction_version=0,
         updated_ms=env.now_ms,
     )
-    stored = EntryStored(entry=entry)
+    event = EntryStored(entry=entry)
     reply = InitProducerIdResult(client=entry.client)
-    return TxnStep(records=(stored,), events=(stored,), reply=reply, uses_spare_id=True, may_be_refused=True)
+    return TxnStep(records=(event,), events=(event,), reply=reply, uses_spare_id=True, may_be_refused=True)
 
 
 def _init_idle(
@@ -99,10 +105,11 @@ def _init_idle(
     if _is_retry(entry, command, timeout_ms):
         # Nothing is stored, so that the outcome of the last transaction stays visible.
         return TxnStep(reply=InitProducerIdResult(client=entry.client))
+    # KIP-360: a client may bump its own epoch; without one it is a new incarnation, which fences the former.
     if command.expected_identity not in (None, entry.client):
         return _refuse_fenced(entry, command)
     client = bump_epoch(entry.client, WRITER_EPOCH_MAX, env.spare_producer_id)
-    stored = EntryStored(
+    event = EntryStored(
         entry=replace(
             entry,
             phase=IdlePhase(),
@@ -113,8 +120,8 @@ def _init_idle(
         )
     )
     return TxnStep(
-        records=(stored,),
-        events=(stored,),
+        records=(event,),
+        events=(event,),
         reply=InitProducerIdResult(client=client),
         uses_spare_id=client.producer_id == env.spare_producer_id,
         may_be_refused=True,
@@ -137,7 +144,8 @@ def _keep_transaction(
         return Reject(
             ErrorCode.UNSUPPORTED_VERSION,
             f"the open transaction of {entry.transactional_id!r} was begun under transaction version"
-            f" {entry.transaction_version}, where {phase.writer} may name several",
+            f" {entry.transaction_version}, where {phase.writer} may name several transactions; it stays"
+            " open. Initialize without keepPreparedTxn to abort it",
         )
     if _is_retry(entry, command, timeout_ms):
         return TxnStep(reply=InitProducerIdResult(client=entry.client, ongoing_identity=phase.writer))
@@ -148,7 +156,7 @@ def _keep_transaction(
     client = bump_epoch(entry.client, last_epoch, env.spare_producer_id)
     # A promise to wait for a decision is never withdrawn; one made now also covers the open transaction.
     open_timeout_ms = None if timeout_ms is None else phase.timeout_ms
-    stored = EntryStored(
+    event = EntryStored(
         entry=replace(
             entry,
             phase=replace(phase, timeout_ms=open_timeout_ms),
@@ -159,8 +167,8 @@ def _keep_transaction(
         )
     )
     return TxnStep(
-        records=(stored,),
-        events=(stored,),
+        records=(event,),
+        events=(event,),
         reply=InitProducerIdResult(client=client, ongoing_identity=phase.writer),
         uses_spare_id=client.producer_id == env.spare_producer_id,
     )
@@ -192,5 +200,7 @@ def _is_retry(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None) 
 def _refuse_fenced(entry: TxnEntry, command: InitProducerId) -> Reject:
     return Reject(
         ErrorCode.PRODUCER_FENCED,
-        f"{entry.transactional_id!r} is used by {entry.client}, the caller has {command.expected_identity}",
+        f"{entry.transactional_id!r} belongs to {entry.client}, but the caller has"
+        f" {command.expected_identity}; nothing was changed. Close this producer, as another one has its"
+        " transactional id",
     )

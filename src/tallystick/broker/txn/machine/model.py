@@ -256,6 +256,7 @@ class TxnConfig(Value, kw_only=True):
 def is_timed_out(entry: TxnEntry, now_ms: TimestampMs) -> bool:
     """Return whether the transaction is past its timeout; never true with two-phase commit [TXN-7]."""
     phase = entry.phase
+    # KIP-939: with two-phase commit only the client, or an operator, decides; there is no timeout.
     if not isinstance(phase, OngoingPhase) or phase.timeout_ms is None:
         return False
     return phase.started_ms + phase.timeout_ms < now_ms
@@ -263,6 +264,7 @@ def is_timed_out(entry: TxnEntry, now_ms: TimestampMs) -> bool:
 
 def is_expired(entry: TxnEntry, now_ms: TimestampMs, config: TxnConfig) -> bool:
     """Return whether the id has been unused for transactional.id.expiration.ms."""
+    # KIP-98: an id with an open or decided transaction never expires, as its outcome would be lost.
     return isinstance(entry.phase, IdlePhase) and (
         entry.updated_ms <= now_ms - config.transactional_id_expiration_ms
     )
