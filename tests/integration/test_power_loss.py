@@ -186,8 +186,8 @@ def test_what_is_gone_below_a_commit_is_said_by_offset(
     before.lose(producer, (TOPIC, 0))
     assert said(
         capfd,
-        "orders-0: offsets 0 to 2 were lost, and with them records of committed transactions; write them again"
-        " or restore a backup. Transactional ids: 'pay-7'",
+        "orders-0: offsets 0 to 2 were lost, and with them records of committed transactions; write them"
+        " again or restore a backup. Transactional ids: 'pay-7'",
     )
     assert values(broker) == [[], ["d"]]
 

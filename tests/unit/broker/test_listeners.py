@@ -70,7 +70,7 @@ def test_secrets_of_listeners_are_not_shown() -> None:
         }
     )
     assert "geheim" not in repr(config) + repr(config.make_listeners())
-    assert config.given["ssl.keystore.password"] == "geheim"
+    assert config.originals["ssl.keystore.password"] == "geheim"
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ STANDARD_AUTHORIZER: Final = "org.apache.kafka.metadata.authorizer.StandardAutho
 class BrokerConfig:
     """Settings of one broker; None is "no limit" or "not set".
 
-    `given` keeps the texts that were set, by name: DescribeConfigs distinguishes a set value from a default.
+    `originals` keeps the texts that were set, by name: DescribeConfigs tells a set value from a default.
     """
 
     originals: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -465,7 +465,7 @@ class BrokerConfig:
                 yield f"super.users: {name!r} is no principal: write Type:name, as in User:{name}"
         if not self.authorizer_class_name:
             for name in ("super.users", "allow.everyone.if.no.acl.found"):
-                if self.given.get(name, "").strip():
+                if self.originals.get(name, "").strip():
                     yield f"{name}: has no effect without authorizer.class.name={STANDARD_AUTHORIZER}"
 
     @property
@@ -483,7 +483,7 @@ class BrokerConfig:
 
     @classmethod
     def parse(cls, originals: Mapping[str, str]) -> "BrokerConfig":
-        """Return the configuration for `given`, by dotted name. Raises BadConfig with all problems."""
+        """Return the configuration for `originals`, by dotted name. Raises BadConfig with all problems."""
         settings = dict(originals)
         for old, new in RENAMED_SETTINGS.items():
             if old in settings:
@@ -498,7 +498,7 @@ class BrokerConfig:
         }
         try:
             own = {name: text for name, text in effective.items() if not is_listener_setting(name)}
-            config = build_config(cls, own, given=MappingProxyType(SettingTexts(effective)))
+            config = build_config(cls, own, originals=MappingProxyType(SettingTexts(effective)))
         except BadConfig as exc:
             raise BadConfig("\n".join([*problems, str(exc)])) from None
         if problems:

@@ -112,13 +112,13 @@ class MetadataStore:
                     self._db.execute(statement)
                 self._set("cluster.id", cluster_id)
                 self._upgrade(1)
-        elif found < _FORMAT:
+        elif stored_format < _FORMAT:
             with self._transaction():
-                self._upgrade(found)
+                self._upgrade(stored_format)
 
-    def _upgrade(self, found: int) -> None:
+    def _upgrade(self, stored_format: int) -> None:
         """Bring the tables from an earlier format to this one, within the caller's transaction."""
-        for number in range(found + 1, _FORMAT + 1):
+        for number in range(stored_format + 1, _FORMAT + 1):
             for statement in _STEPS[number].split(";"):
                 self._db.execute(statement)
         self._db.execute(f"PRAGMA user_version = {_FORMAT}")

@@ -160,7 +160,9 @@ TLS_FAILED_HANDSHAKES: Final = make_counter(
 )
 
 # ---- authorization
-ACLS: Final = make_kafka_metric("kafka.server:type=authorizer-metrics,name=acls-total-count", "ACLs in force.")
+ACLS: Final = make_kafka_metric(
+    "kafka.server:type=authorizer-metrics,name=acls-total-count", "ACLs in force."
+)
 
 # ---- counters
 AUTHORIZATIONS: Final = make_counter(
