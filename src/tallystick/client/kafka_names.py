@@ -11,6 +11,8 @@ Sources: tests/vectors/config/kafka-4.3.1-client-configs.txt; librdkafka CONFIGU
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tallystick.kernel.secret import HIDDEN
+
 # `metadata.recovery.rebootstrap.trigger.ms` is among those without effect: bootstrap.servers are asked as
 # soon as no known broker answers, not after a time.
 
@@ -174,6 +176,16 @@ ASSIGNOR_BY_JAVA_CLASS: Final[Mapping[str, str]] = {
     "CooperativeStickyAssignor": "cooperative-sticky",
 }
 _ASSIGNOR_PACKAGE: Final = "org.apache.kafka.clients.consumer."
+
+
+class ClientSettings(dict[str, str]):
+    """Settings of a client as texts, which print without what may be a secret."""
+
+    def __repr__(self) -> str:
+        shown = {
+            name: HIDDEN if name.startswith(_SECRETIVE_PREFIXES) else text for name, text in self.items()
+        }
+        return f"ClientSettings({shown})"
 
 
 def shorten_assignor_name(text: str) -> str:

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from tallystick.client.config import ProducerConfig
+from tallystick.client.kafka_names import ClientSettings
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
@@ -106,7 +107,7 @@ def parse_sink_options(given: Mapping[str, str], query: QueryType) -> SinkOption
         problems.append(f"write.id: longer than {WRITE_ID_BYTES_MAX} bytes")
     options = SinkOptions(
         prefix=prefix,
-        client=client,
+        client=ClientSettings(client),
         topic=texts.get("topic") or None,
         modes=tuple(each.strip() for each in texts.get("tallystick.modes", "2pc").split(",")),
         on_new_checkpoint=_parse_choice(texts, "onNewCheckpoint", NewCheckpoint.REFUSE, problems),

@@ -15,6 +15,7 @@ from typing import Final, cast
 
 from tallystick import _lazy
 from tallystick.client.config import ConsumerConfig
+from tallystick.client.kafka_names import ClientSettings
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
@@ -155,7 +156,7 @@ def parse_source_options(given: Mapping[str, str], query: QueryType | None = Non
         raise BadConfig("\n".join(problems))
     named = {field: values[name] for name, field in _FIELD_NAMES.items() if name in values}
     named["resume"] = resume
-    return SourceOptions(topics=topics, starting=start, ending=end, client=client, **named)  # type: ignore[arg-type]
+    return SourceOptions(topics=topics, starting=start, ending=end, client=ClientSettings(client), **named)  # type: ignore[arg-type]
 
 
 def kafka_client_settings(given: Mapping[str, str]) -> dict[str, str]:
