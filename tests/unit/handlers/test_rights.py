@@ -14,13 +14,13 @@ from rights import (
     ON_GROUP,
     ON_ID,
     ON_TOPIC,
-    ROWS,
     TOPIC,
     Right,
     Row,
     build,
     iter_codes,
 )
+from rights_table import ROWS
 
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, AclIndex, format_operations
 from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation, topic_resource
