@@ -28,7 +28,7 @@ from sharing import SlowFilesFirst
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 _KEPT = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
 settings.register_profile("quick", max_examples=10, derandomize=True, database=None, **_COMMON)
-settings.register_profile("gate", max_examples=40, derandomize=True, database=None, **_COMMON)
+settings.register_profile("gate", max_examples=20, derandomize=True, database=None, **_COMMON)
 settings.register_profile("full", max_examples=100, database=_KEPT, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

@@ -196,7 +196,7 @@ REFUSALS: dict[type, set[ErrorCode]] = {
 
 @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("state", [None, *STATES])
-@settings(max_examples=examples(quick=15, gate=40, full=400))
+@settings(max_examples=examples(quick=15, gate=20, full=400))
 @given(data=st.data())
 def test_every_command_in_every_state(state: str | None, kind: type, data: st.DataObject) -> None:
     """[TXN-1] [TXN-2] [TXN-3] [TXN-4] [TXN-6] [TXN-7] [TXN-8] of each Step; and no command raises."""
