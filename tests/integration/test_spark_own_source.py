@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import LONG
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick import Admin, Producer
@@ -41,6 +42,15 @@ BATCHES = {
     },
     "more and small tasks": {"maxRecordsPerPartition": "20", "minPartitions": "13"},
 }
+
+ISOLATIONS = {"committed": COMMITTED, "uncommitted": UNCOMMITTED}
+# Both levels for everything; the other options under one of them in turn, and under both in the long form.
+READS = [
+    pytest.param(options, isolation, id=f"{name}-{level}")
+    for turn, (name, options) in enumerate(BATCHES.items())
+    for of_level, (level, isolation) in enumerate(ISOLATIONS.items())
+    if LONG or turn == 0 or turn % 2 == of_level
+]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +91,7 @@ def batch(spark: SparkSession, broker: EmbeddedBroker, name: str, options: dict[
 
 
 @pytest.mark.usefixtures("spark_kafka_jars")
-@pytest.mark.parametrize("isolation", [COMMITTED, UNCOMMITTED], ids=["committed", "uncommitted"])
-@pytest.mark.parametrize("options", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize(("options", "isolation"), READS)
 def test_a_batch(
     spark: SparkSession, broker: EmbeddedBroker, options: dict[str, str], isolation: dict[str, str]
 ) -> None:
@@ -102,7 +111,7 @@ def plain(row: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.mark.usefixtures("spark_kafka_jars")
-@pytest.mark.parametrize("isolation", [COMMITTED, UNCOMMITTED], ids=["committed", "uncommitted"])
+@pytest.mark.parametrize("isolation", ISOLATIONS.values(), ids=ISOLATIONS)
 def test_a_stream(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, isolation: dict[str, str]
 ) -> None:

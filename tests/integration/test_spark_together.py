@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from effort import LONG
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -132,6 +133,8 @@ def test_topic_and_tables_together_and_a_repeated_batch_is_skipped(place: Place)
     place.check(0, 1, 2, 3)
 
 
+# Spark is started once more for the one that is killed: on PostgreSQL in the long form.
+@pytest.mark.parametrize("place", ["sqlite", "postgresql"] if LONG else ["sqlite"], indirect=True)
 def test_killed_between_the_decision_and_the_first_end(place: Place) -> None:
     """[SPK-40] [SPK-21] kill -9: the table has the batch, readers of the topic do not; then they do."""
     for batch in range(2):
