@@ -408,7 +408,8 @@ class Connection:
     async def _log_in_again(self) -> None:
         try:
             await self.log_in()
-        except (ClientError, DecodeError) as exc:
+        except Exception as exc:
+            # Of whatever kind: a connection that waits for a login for ever would look like a slow broker.
             # What waits was not sent: its callers connect anew, and learn there if the login is refused for
             # good.
             self.fail(exc)
