@@ -25,6 +25,7 @@
 
 from typing import Self
 
+from tallystick.client.missing_rights import describe_missing_right
 from tallystick.client.retry import Rule, find_rule, infer_loss_effect
 from tallystick.kernel.codes import ErrorCode, get_error_name
 from tallystick.kernel.errors import Effect, Remedy, TallystickError
@@ -88,7 +89,11 @@ class IdExpired(BrokerRefused):
 
 
 class NotAuthorized(BrokerRefused):
-    """A grant is missing."""
+    """A grant is missing; the text names it, and the command that makes it."""
+
+    def what(self) -> str:
+        grant = describe_missing_right(self.api, self.code)
+        return f"{super().what()}: {grant}" if grant else super().what()
 
 
 class UnknownTopic(BrokerRefused):
