@@ -119,7 +119,9 @@ class GroupsOnly:
         self.topics = OneTopic()
         self.authorizer = ALLOW_ALL
         self.config = NodeConfig()
-        self.address = Endpoint("h", 9092)
+
+    def get_address(self, listener: str) -> Endpoint:
+        return Endpoint("h", 9092)
 
     def get_address(self, listener: str) -> Endpoint:
         return self.address

@@ -101,7 +101,7 @@ _INEFFECTIVE_NAMES: Final = """
     sasl.kerberos.ticket.renew.window.factor sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
     sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
     sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms
-    sasl.login.retry.backoff.ms sasl.server.max.receive.size
+    sasl.login.retry.backoff.ms
 """
 
 # Names of Kafka 3 and of early releases of 4 that are still found in configuration files.
@@ -116,7 +116,7 @@ REMOVED_SETTINGS: Final = frozenset(
 
 INEFFECTIVE_SETTINGS: Final = REMOVED_SETTINGS | frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY: Final = "clients are known by TLS certificates only"
+_SECURITY: Final = "clients are known by TLS certificates and SASL PLAIN only"
 _PLUGIN: Final = "this broker loads no Java classes"
 _TIERED: Final = "there is no tiered storage"
 _QUOTA: Final = "connections are limited only in number: max.connections, max.connections.per.ip"
@@ -127,7 +127,6 @@ _SECURITY_DEFAULTS: Final = """
     delegation.token.max.lifetime.ms 604800000
     delegation.token.secret.key
     sasl.client.callback.handler.class
-    sasl.enabled.mechanisms GSSAPI
     sasl.jaas.config
     sasl.login.callback.handler.class
     sasl.login.class
@@ -172,8 +171,6 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "alter.config.policy.class.name": ("", _PLUGIN),
     "client.quota.callback.class": ("", _PLUGIN),
     "config.providers": ("", "values are used as written"),
-    "connection.failed.authentication.delay.ms": ("100", _SECURITY),
-    "connections.max.reauth.ms": ("0", _SECURITY),
     "cordoned.log.dirs": ("", "there is one data directory"),
     "create.topic.policy.class.name": ("", _PLUGIN),
     "log.local.retention.bytes": ("-2", _TIERED),

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeVar
 
+from msgspec import field
+
 from tallystick.broker.config.endpoint import WILDCARD_HOSTS, Endpoint
+from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import (
     BadConfig,
     SettingType,
@@ -21,11 +24,16 @@ from tallystick.kernel.settings import (
     setting,
 )
 from tallystick.kernel.value import Value
+from tallystick.security.sasl.jaas import BadJaasConfig, LoginModule, parse_jaas_config
+from tallystick.security.sasl.plain import PLAIN
 from tallystick.security.tls.principal_rules import PrincipalRule, parse_principal_rules
 from tallystick.security.tls.settings import TlsSettings
 
 C = TypeVar("C")
 
+JAAS: Final = "sasl.jaas.config"
+MECHANISMS: Final = (PLAIN,)
+_USER: Final = "user_"
 LISTENER_PREFIX: Final = "listener.name."
 DEFAULT_LISTENERS: Final = "PLAINTEXT://127.0.0.1:9092"
 
@@ -73,6 +81,24 @@ class ListenerSettings:
         kind=SettingType.INT,
         low=1,
     )
+    sasl_enabled_mechanisms: tuple[str, ...] = setting(
+        (), "Mechanisms that clients may log in with: PLAIN. A SASL listener needs one."
+    )
+    sasl_server_max_receive_size: int = setting(
+        524_288,
+        "Largest request accepted before a login is complete, in bytes.",
+        kind=SettingType.INT,
+        low=1024,
+    )
+    sasl_handshake_timeout_ms: int = setting(
+        10_000, "How long a client may take to log in. Not Kafka's.", kind=SettingType.INT, low=1
+    )
+    connections_max_reauth_ms: int = setting(
+        0, "How long a login is good for (KIP-368); 0: for the life of the connection.", low=0
+    )
+    connection_failed_authentication_delay_ms: int = setting(
+        100, "How long the answer to a failed login is held back.", kind=SettingType.INT, low=0
+    )
     ssl_reload_interval_ms: int = setting(
         10_000,
         "Interval between checks whether the files of keys and certificates have changed. Not Kafka's.",
@@ -82,7 +108,11 @@ class ListenerSettings:
 
 
 class Listener(Value, kw_only=True):
-    """One listener. `advertised` is the address for clients; None: the one that is bound."""
+    """One listener.
+
+    advertised  the address for clients; None: the one that is bound
+    jaas        sasl.jaas.config by the name of the mechanism
+    """
 
     name: str
     protocol: SecurityProtocol
@@ -90,6 +120,7 @@ class Listener(Value, kw_only=True):
     advertised: Endpoint | None = None
     tls: TlsSettings = TlsSettings()
     settings: ListenerSettings = ListenerSettings()
+    jaas: Mapping[str, Secret] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name}://{self.endpoint}"
@@ -145,8 +176,10 @@ def parse_listeners(
             advertised=shown.get(name),
             tls=tls,
             settings=settings,
+            jaas=_collect_jaas(name, texts),
         )
         problems += _find_rule_problems(made)
+        problems += [f"{problem} (listener {name})" for problem in find_mechanism_problems(made)]
         result.append(made)
     if problems:
         raise BadConfig("\n".join(dict.fromkeys(problems)))
@@ -158,6 +191,50 @@ def collect_listener_texts(name: str, texts: Mapping[str, str]) -> dict[str, str
     prefix = f"{LISTENER_PREFIX}{name.lower()}."
     own = {key.removeprefix(prefix): text for key, text in texts.items() if key.startswith(prefix)}
     return {key: text for key, text in texts.items() if key in LISTENER_SETTINGS} | own
+
+
+def _collect_jaas(name: str, texts: Mapping[str, str]) -> dict[str, Secret]:
+    found = {}
+    for mechanism in MECHANISMS:
+        text = texts.get(f"{LISTENER_PREFIX}{name.lower()}.{mechanism.lower()}.{JAAS}")
+        if text is not None:
+            found[mechanism] = Secret(text)
+    return found
+
+
+def find_mechanism_problems(listener: Listener) -> Iterator[str]:
+    """Yield why clients could not log in at a listener."""
+    if not listener.protocol.uses_sasl:
+        return
+    enabled = listener.settings.sasl_enabled_mechanisms
+    if not enabled:
+        yield f"sasl.enabled.mechanisms: name the mechanisms, of {', '.join(MECHANISMS)}"
+    for mechanism in enabled:
+        if mechanism not in MECHANISMS:
+            yield f"sasl.enabled.mechanisms: {mechanism} is not supported, {', '.join(MECHANISMS)} is"
+        elif mechanism == PLAIN:
+            try:
+                if not list_plain_users(listener.jaas.get(PLAIN)):
+                    yield f'plain.{JAAS}: no user can log in: give options user_NAME="PASSWORD"'
+            except BadJaasConfig as exc:
+                yield f"plain.{JAAS}: {exc}"
+
+
+def list_plain_users(jaas: Secret | None) -> dict[str, Secret]:
+    """Return the password of each user in a sasl.jaas.config of PLAIN. Raises: BadJaasConfig.
+
+    As in Kafka's PlainServerCallbackHandler: `user_alice="secret"`.
+    """
+    if jaas is None:
+        return {}
+    entry = parse_jaas_config(jaas.reveal())
+    if entry.module is not LoginModule.PLAIN:
+        raise BadJaasConfig(f"{entry.module.value} is not the login module of PLAIN, PlainLoginModule is")
+    return {
+        name.removeprefix(_USER): password
+        for name, password in entry.options.items()
+        if name.startswith(_USER) and name != _USER and password
+    }
 
 
 def _build(cls: type[C], texts: Mapping[str, str], listener: str, problems: list[str]) -> C:
@@ -176,8 +253,6 @@ def _find_rule_problems(made: Listener) -> Iterator[str]:
         _ = made.principal_rules
     except BadConfig as exc:
         yield f"{exc} (listener {made.name})"
-    if made.protocol.uses_sasl:
-        yield f"listeners: {made} is {made.protocol.value}, and SASL is not supported"
 
 
 def _parse_endpoints(setting_name: str, text: str, problems: list[str]) -> dict[str, Endpoint]:
@@ -256,5 +331,9 @@ def _find_prefix_problems(texts: Mapping[str, str], named: Mapping[str, Endpoint
             yield f"{key}: the name of a listener is in lower case here"
         elif name.upper() not in named:
             yield f"{key}: there is no listener {name.upper()}, only {', '.join(named)}"
+        elif plain.endswith(f".{JAAS}") and plain.removesuffix(f".{JAAS}").upper() in MECHANISMS:
+            continue
+        elif plain == JAAS:
+            yield f"{key}: name the mechanism, {LISTENER_PREFIX}{name}.plain.{JAAS}"
         elif plain not in LISTENER_SETTINGS:
             yield f"{LISTENER_PREFIX}{name}.{describe_unknown(plain, LISTENER_SETTINGS)}"

@@ -2,16 +2,19 @@
 
 from typing import Final
 
-from tallystick.broker.config.listeners import LISTENER_SETTINGS
+from tallystick.broker.config.listeners import JAAS, LISTENER_SETTINGS
 from tallystick.kernel.secret import HIDDEN
 from tallystick.kernel.settings import SettingType
 
-_SECRETS: Final = tuple(name for name, made in LISTENER_SETTINGS.items() if made.kind is SettingType.PASSWORD)
+_SECRETS: Final = (
+    JAAS,
+    *(name for name, made in LISTENER_SETTINGS.items() if made.kind is SettingType.PASSWORD),
+)
 
 
 def is_secret(name: str) -> bool:
     """Return whether the text of a setting is a secret, with or without the prefix of a listener."""
-    return name in _SECRETS or name.endswith(tuple(f".{secret}" for secret in _SECRETS))
+    return name.endswith(_SECRETS)
 
 
 class SettingTexts(dict[str, str]):

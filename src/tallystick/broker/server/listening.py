@@ -17,6 +17,7 @@ from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener
 from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.broker.server.login_rules import LoginRules, make_login_rules
 from tallystick.broker.server.tls_reload import ReloadingContext
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
@@ -53,6 +54,7 @@ class ListeningPort(Protocol):
 
     name: str
     address: tuple[str, int]
+    logins: LoginRules | None
 
     @property
     def is_listening(self) -> bool: ...
@@ -101,6 +103,7 @@ class PlainPort:
         self._listener, self._host = listener, host
         self.name = listener.name
         self.address = ("", 0)
+        self.logins = make_login_rules(listener)
         self._server: asyncio.Server | None = None
 
     @property
@@ -131,6 +134,7 @@ class TlsPort:
         self._listener, self._host = listener, host
         self.name = listener.name
         self.address = ("", 0)
+        self.logins = make_login_rules(listener)
         self.context = ReloadingContext(listener)
         self.failed_handshakes = 0
         self._rules = listener.principal_rules

@@ -21,11 +21,12 @@ from typing import Any, Final, Protocol, cast
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.server.listening import ListeningPort, TlsListenerState, TlsPort, make_ports
 from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.broker.server.login import Login, LoginRefused
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 from tallystick.security.principals import ANONYMOUS, Principal
 from tallystick.security.tls.failures import find_foreign_protocol
@@ -121,6 +122,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_is_reading_paused",
         "_is_writing_paused",
         "_large_memory",
+        "_login",
+        "_login_timer",
         "_pending",
         "_port",
         "_receive_buffer",
@@ -138,6 +141,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_exclusive = self._is_ending = False
         self._is_reading_paused = self._is_writing_paused = self._is_closing = False
         self.last_active_s = server.loop.time()
+        self._login: Login | None = None
+        self._login_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ called by asyncio
 
@@ -155,14 +160,19 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.peer = Peer(host, port, server.take_connection_id(), self._port.name, principal)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self._large_memory = LargeRequestMemory(
-            server.memory, self.peer.host, server.check_large_request, server.loop.time
+            server.memory, self.peer.host, self._check_large_request, server.loop.time
         )
         self._receive_buffer = ReceiveBuffer(BUFFER_BYTES, server.frame_bytes_max, self._large_memory)
+        logins = self._port.logins
+        if logins is not None:
+            self._login = logins.make_login()
+            self._login_timer = server.loop.call_later(logins.timeout_s, self._close_unless_logged_in)
         refusal = server.register(self) or refusal
         if refusal is not None:
             server.refuse_connection(self, refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_login_timer()
         closed_by_peer = not (self._is_closing or self._is_ending)
         self._is_closing = True
         slots = [slot for slot in self._pending if slot.task is not None]
@@ -251,7 +261,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._is_closing and server.dispatcher.is_cancellable(frame):
             return True  # it would wait for something, and then answer a peer that is gone
         self.last_active_s = server.loop.time()
-        answer = server.dispatcher.dispatch(frame, self.peer)
+        answer = self._take_login(frame) if self._login is not None else None
+        if answer is None:
+            answer = server.dispatcher.dispatch(frame, self.peer)
         if isinstance(answer, list) or answer is None:
             if self._is_closing:
                 return True
@@ -302,6 +314,48 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not slots:
             self._is_exclusive = False
         self._advance()
+
+    # ----------------------------------------------------------------------------- login
+
+    def _take_login(self, frame: memoryview) -> ResponseBuffers | Awaitable[ResponseBuffers]:
+        """Answer a request of the login; None: the request is for the dispatcher.
+
+        Raises: CloseConnection.
+        """
+        login, rules = self._login, self._port.logins
+        if login is None or rules is None:
+            return None
+        try:
+            answer = login.take(frame, rules.now_ms())
+        except LoginRefused as exc:
+            raise CloseConnection(str(exc)) from exc
+        if answer is None:
+            return None
+        if answer.failure is not None:
+            self._server.record_failed_login(self, answer.failure)
+            self._is_ending = True
+            return _answer_after(rules.failure_delay_s, answer.frame)
+        if login.principal is not None and login.principal != self.peer.principal.name:
+            self.peer = replace(self.peer, principal=Principal(login.principal))
+            self._stop_login_timer()
+        return [answer.frame]
+
+    def _close_unless_logged_in(self) -> None:
+        if self._login is not None and not self._login.is_open:
+            self.close("it did not log in within sasl.handshake.timeout.ms")
+
+    def _stop_login_timer(self) -> None:
+        if self._login_timer is not None:
+            self._login_timer.cancel()
+            self._login_timer = None
+
+    def _check_large_request(self, size: int, head: memoryview) -> None:
+        """Raise CloseConnection for a request larger than a stranger's, or its API's, may be."""
+        rules = self._port.logins
+        if rules is not None and not (self._login and self._login.is_open) and size > rules.bytes_max:
+            allowed = f"sasl.server.max.receive.size is {rules.bytes_max}"
+            raise CloseConnection(f"a request of {size} bytes before its login, {allowed}")
+        self._server.check_large_request(size, head)
 
     # ------------------------------------------------------------------- pausing, sending
 
@@ -405,6 +459,12 @@ class ServerConnection(asyncio.BufferedProtocol):
         return True
 
 
+async def _answer_after(delay_s: float, frame: bytes) -> ResponseBuffers:
+    """Hold the answer to a failed login back: guessing passwords takes time."""
+    await asyncio.sleep(delay_s)
+    return [frame]
+
+
 def _explain_length(exc: InvalidFrameLength, listener: str) -> str:
     foreign = find_foreign_protocol((exc.length & 0xFFFFFFFF).to_bytes(4, "big"))
     why = f"a request has {exc.length} bytes, but socket.request.max.bytes is {exc.limit}"
@@ -443,6 +503,7 @@ class Server:
         self._per_host: Counter[str] = Counter()
         self._last_connection_id = 0
         self._refusals = LogThrottle(self.loop.time)
+        self._failed_logins = LogThrottle(self.loop.time)
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[ServerConnection] = set()
         self._ports = make_ports(config.make_listeners(), self)
@@ -525,6 +586,12 @@ class Server:
             connection.abort()
         else:
             connection.close(f"{why}{more}")
+
+    def record_failed_login(self, connection: ServerConnection, why: str) -> None:
+        """Log a login that failed; a flood of them is one line per second."""
+        more = self._failed_logins.take()
+        if more is not None:
+            _log.warning("%s: login failed: %s%s", connection.peer, why, more)
 
     def unregister(self, connection: ServerConnection) -> None:
         peer = connection.peer

@@ -1,0 +1,45 @@
+"""What a SASL listener lets its clients log in with."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from tallystick.broker.config.listeners import Listener, list_plain_users
+from tallystick.broker.server.login import Login
+from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.value import Value
+from tallystick.security.sasl.mechanism import SaslServer
+from tallystick.security.sasl.plain import PLAIN, PlainServer
+
+
+class LoginRules(Value):
+    """The rules of one listener; each connection has a login of its own."""
+
+    mechanisms: Mapping[str, Callable[[], SaslServer]]
+    max_reauth_ms: int
+    bytes_max: int
+    timeout_s: float
+    failure_delay_s: float
+    now_ms: Callable[[], int]
+
+    def make_login(self) -> Login:
+        return Login(self.mechanisms, self.max_reauth_ms)
+
+
+def make_login_rules(listener: Listener) -> LoginRules | None:
+    """Return the rules of a listener; None if it asks for no login."""
+    if not listener.protocol.uses_sasl:
+        return None
+    settings = listener.settings
+    mechanisms: dict[str, Callable[[], SaslServer]] = {}
+    for mechanism in settings.sasl_enabled_mechanisms:
+        if mechanism == PLAIN:
+            find_password = list_plain_users(listener.jaas.get(PLAIN)).get
+            mechanisms[PLAIN] = partial(PlainServer, find_password)
+    return LoginRules(
+        mechanisms,
+        settings.connections_max_reauth_ms,
+        settings.sasl_server_max_receive_size,
+        settings.sasl_handshake_timeout_ms / 1000,
+        settings.connection_failed_authentication_delay_ms / 1000,
+        SystemClock().now_ms,
+    )
