@@ -2,7 +2,6 @@
 
 import gc
 import os
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,10 +16,8 @@ from tools.maven import Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
-import servers
-from sharing import SlowFilesFirst
+from tests.support import servers
+from tests.support.sharing import SlowFilesFirst
 
 # HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "gate" for `make test`, "full" for `make test-full`.
 # The first two try the same examples in every run, so that a change fails for what it changes. The third
@@ -59,7 +56,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def spark(request: pytest.FixtureRequest) -> Iterator["SparkSession"]:
     """A Spark session that all tests of the run share; with Spark's Kafka jars if one of them compares."""
-    from spark import running_spark  # PySpark is loaded for those who ask for it
+    from tests.support.spark import running_spark  # PySpark is loaded for those who ask for it
 
     compares = any("spark_kafka_jars" in getattr(item, "fixturenames", ()) for item in request.session.items)
     found = _spark_kafka_jars() if compares else ""

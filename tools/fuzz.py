@@ -1,14 +1,10 @@
-"""Send hostile inputs to every decoder: python tools/fuzz.py [--inputs N] [--seed N]."""
+"""Send hostile inputs to every decoder: python -m tools.fuzz [--inputs N] [--seed N]."""
 
 import argparse
 import random
-import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-
-from hostile import attack
+from tests.support.hostile import attack
 
 
 def main() -> None:

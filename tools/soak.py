@@ -23,14 +23,12 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import create_engine
+from tests.support.servers import PostgreSQL, Unavailable, quick_place
 from tools import soak_writer
 from tools.broker_process import BrokerProcess, tallystick
 from tools.soak_writer import PARTITIONS, TOPIC
 
 from tallystick.dualwrite import DualWriter, SqlStore
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from servers import PostgreSQL, Unavailable, quick_place
 
 PAUSE_S = (0.5, 4.0)  # between two kills
 PATIENCE = 5  # multiple of the requested seconds to wait until the transactions are done

@@ -11,9 +11,18 @@ from itertools import product
 from typing import Final, get_args
 
 import pytest
-from admin_points import Change, Compaction, Creation, Deletion, DeletionAtTheEnd, Desk, Growth, Trimming
-from effort import LONG
-from failing_calls import CHANGES, METADATA, OPENS, When
+from tests.support.admin_points import (
+    Change,
+    Compaction,
+    Creation,
+    Deletion,
+    DeletionAtTheEnd,
+    Desk,
+    Growth,
+    Trimming,
+)
+from tests.support.effort import LONG
+from tests.support.failing_calls import CHANGES, METADATA, OPENS, When
 
 from harness.memory_fs import PowerLost, SurvivingChanges
 from tallystick.kernel.value import Value

@@ -6,10 +6,10 @@ from contextlib import suppress
 from itertools import count, product
 
 import pytest
-from failing_cluster import Crashed, FaultPlan
-from other_system import OtherSystem, dual_write, recover
-from plain_flow import producer
-from raw_producer import committed_values, make_topic
+from tests.support.failing_cluster import Crashed, FaultPlan
+from tests.support.other_system import OtherSystem, dual_write, recover
+from tests.support.plain_flow import producer
+from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.client.transactions.modes import Mode
 from tallystick.protocol.messages.end_txn import EndTxnRequest

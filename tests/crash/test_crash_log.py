@@ -12,7 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from effort import LONG
+from tests.support.effort import LONG
 
 from harness.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 from harness.recorded_calls import RecordingSyscalls, replay_calls

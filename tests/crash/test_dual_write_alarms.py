@@ -13,12 +13,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from effort import LONG
-from servers import quick_place
+from tests.support.effort import LONG
+from tests.support.servers import quick_place
 
 pytestmark = pytest.mark.server
 
-CHILD = Path(__file__).parents[1] / "support" / "alarmed_child.py"
+ROOT = Path(__file__).parents[2]
 HITS, PROCESSES = (20_000, 4) if LONG else (40, 1)
 
 
@@ -31,7 +31,15 @@ def test_no_alarm_tears() -> None:
     with tempfile.TemporaryDirectory(dir=quick_place()) as folder:
         children = [
             subprocess.Popen(
-                [sys.executable, str(CHILD), f"{folder}/{n}", str(939 + n), str(each)],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.support.alarmed_child",
+                    f"{folder}/{n}",
+                    str(939 + n),
+                    str(each),
+                ],
+                cwd=ROOT,
                 stdout=subprocess.PIPE,
                 text=True,
             )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash_child import CRASHED, dual_write
-from reading import committed_records
+from tests.support.crash_child import CRASHED, dual_write
+from tests.support.reading import committed_records
 
 from tallystick import Completion, Producer
 from tallystick.testing import EmbeddedBroker

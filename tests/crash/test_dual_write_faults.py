@@ -13,12 +13,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from cutting_proxy import CuttingProxy
-from dual_world import World, new_name
-from servers import PostgreSQL, running
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.dual_world import World, new_name
+from tests.support.servers import PostgreSQL, running
 
 from tallystick.dualwrite import DualWriter, Fenced, Finding, NotRecovered, Report, SqlStore
 from tallystick.dualwrite.recipes import RecipeStep

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import crash_table
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from dual_write_lives import Life, Lives, Strike
-from dual_write_stores import KINDS, Place, create, leave, rows
-from effort import LONG, long_form
-from servers import quick_place
+from tests.support import crash_table
+from tests.support.dual_write_lives import Life, Lives, Strike
+from tests.support.dual_write_stores import KINDS, Place, create, leave, rows
+from tests.support.effort import LONG, long_form
+from tests.support.servers import quick_place
 from tools import apache_kafka
 
 from tallystick.testing import EmbeddedBroker, eventually

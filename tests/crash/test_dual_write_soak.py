@@ -1,7 +1,7 @@
 """The soak in short, and that its checker finds what it is for; `make soak` is the long form."""
 
 import pytest
-from servers import Unavailable
+from tests.support.servers import Unavailable
 from tools import soak
 
 SEED = 7

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from effort import LONG
+from tests.support.effort import LONG
 from tools.broker_process import BrokerProcess, tallystick
 
 from tallystick.testing import eventually

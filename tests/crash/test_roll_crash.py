@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
-from effort import LONG
+from tests.support.effort import LONG
 
 from harness.memory_fs import MemoryFileSystem, PowerLost, iter_choosers
 from tallystick.kernel.errors import Reject

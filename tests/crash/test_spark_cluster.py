@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import TORTURE_SEEDS, long_form
-from spark_cluster import Cluster
-from spark_torture import Fault
-from spark_torture_lives import PRODUCER_POINTS, ClusterTorture, Told
+from tests.support.effort import TORTURE_SEEDS, long_form
+from tests.support.spark_cluster import Cluster
+from tests.support.spark_torture import Fault
+from tests.support.spark_torture_lives import PRODUCER_POINTS, ClusterTorture, Told
 
 SEEDS = range((TORTURE_SEEDS + 1) // 2)
 STATELESS = 0

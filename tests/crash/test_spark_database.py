@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import LONG, TORTURE_SEEDS
-from servers import Unavailable
-from spark_torture import Fault
-from spark_torture_lives import BareTogether, BareTogetherInMariaDB, Together, Told
+from tests.support.effort import LONG, TORTURE_SEEDS
+from tests.support.servers import Unavailable
+from tests.support.spark_torture import Fault
+from tests.support.spark_torture_lives import BareTogether, BareTogetherInMariaDB, Together, Told
 
 SEEDS = range(TORTURE_SEEDS) if LONG else range(1)
 STARTS = 7 if LONG else 3

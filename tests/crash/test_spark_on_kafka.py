@@ -8,9 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from effort import long_form
-from spark_torture import Fault
-from spark_torture_lives import BareTorture, Torture
+from tests.support.effort import long_form
+from tests.support.spark_torture import Fault
+from tests.support.spark_torture_lives import BareTorture, Torture
 from tools import apache_kafka
 
 from tallystick.spark.sink.recovery import resolve

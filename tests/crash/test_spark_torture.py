@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import LONG, TORTURE_SEEDS
-from spark_torture_lives import BareTorture, Told, Torture
+from tests.support.effort import LONG, TORTURE_SEEDS
+from tests.support.spark_torture_lives import BareTorture, Told, Torture
 
 KNOWN = Path(__file__).with_name("spark_seeds.txt")
 SEEDS = range(TORTURE_SEEDS) if LONG else range(1)

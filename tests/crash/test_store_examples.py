@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
-from reading import committed_records
 from rocksdict import Rdict
-from servers import PostgreSQL
+from tests.support.reading import committed_records
+from tests.support.servers import PostgreSQL
 from tools.broker_process import free_port
 
 from tallystick.testing import EmbeddedBroker, eventually

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from effort import LONG
 from kazoo.client import KazooClient
-from reading import committed_records
 from rocksdict import Rdict
-from servers import PostgreSQL, ZooKeeper
-from store_child import TOPIC
+from tests.support.effort import LONG
+from tests.support.reading import committed_records
+from tests.support.servers import PostgreSQL, ZooKeeper
+from tests.support.store_child import TOPIC
 
 from tallystick.testing import EmbeddedBroker
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Final, get_args
 
 import pytest
-from compacted import DIRECTORY, Compacted, find_segment_end
-from effort import LONG
+from tests.support.compacted import DIRECTORY, Compacted, find_segment_end
+from tests.support.effort import LONG
 
 from harness.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch

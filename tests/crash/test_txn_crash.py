@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
-from effort import LONG
+from tests.support.effort import LONG
 
 from harness.memory_fs import SurvivingChanges
 from harness.sim.clients import ClientProfile, SimClientFenced

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from codecs_of_records import EXTENSION, codec
+from tests.support.codecs_of_records import EXTENSION, codec
 
 from tallystick import Consumer, Producer, TopicPartition, aio
 from tallystick.client.producer.partitioner import hash_key_to_partition

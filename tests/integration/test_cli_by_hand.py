@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from reading import committed_records
+from tests.support.reading import committed_records
 
 from tallystick.admin.client import Admin
 from tallystick.admin.topics import NewTopic

@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from failing_cluster import Crashed, FaultPlan
-from other_system import OtherSystem, dual_write, recover
-from plain_flow import producer
-from raw_producer import committed_values, make_topic, rewrite
+from tests.support.failing_cluster import Crashed, FaultPlan
+from tests.support.other_system import OtherSystem, dual_write, recover
+from tests.support.plain_flow import producer
+from tests.support.raw_producer import committed_values, make_topic, rewrite
 
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.client.transactions.engine import Completion

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from plain_flow import PlainProducer, producer
-from raw_producer import committed_values, make_topic
+from tests.support.plain_flow import PlainProducer, producer
+from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.client.errors import (
     AbortRequired,

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
-from failing_cluster import FailingCluster, FaultPlan
-from raw_producer import committed_values, make_topic
-from raw_wire import RawConnection
+from tests.support.failing_cluster import FailingCluster, FaultPlan
+from tests.support.raw_producer import committed_values, make_topic
+from tests.support.raw_wire import RawConnection
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import AbortRequired, ClientError, IllegalState, TimedOut

@@ -23,7 +23,7 @@ from typing import Any, Final
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from effort import LONG
+from tests.support.effort import LONG
 
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.testing import eventually

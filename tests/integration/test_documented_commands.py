@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from effort import long_form
+from tests.support.effort import long_form
 
 from tallystick.testing import EmbeddedBroker
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dual_world import new_name
-from raw_producer import committed_values, make_topic
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
+from tests.support.dual_world import new_name
+from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.dualwrite import AsyncSqlStore, CommitUnknown, NotYours, Outcome, WriteInDoubt, aio
 from tallystick.dualwrite.stores.sql_async import AsyncSqlTransaction

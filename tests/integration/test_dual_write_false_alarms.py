@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dual_world import Crash, Crashed, MakeWorld, World, worlds
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
+from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, Fenced, SqlStore
 from tallystick.dualwrite.recipes import RecipeStep

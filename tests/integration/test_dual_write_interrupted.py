@@ -8,11 +8,11 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from dual_world import MakeWorld, World, Writer, worlds
-from raw_producer import committed_values
 from sqlalchemy import create_engine
 from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import NullPool
+from tests.support.dual_world import MakeWorld, World, Writer, worlds
+from tests.support.raw_producer import committed_values
 
 import tallystick.dualwrite
 from tallystick.dualwrite import DualWriter

@@ -11,12 +11,12 @@ from typing import Any
 
 import pymysql
 import pytest
-from dual_world import Crash, Crashed, MakeWorld, World, Writer, worlds
-from raw_producer import committed_values
-from servers import MariaDB, PostgreSQL
 from sqlalchemy import Integer, String, create_engine, event, make_url, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import NullPool
+from tests.support.dual_world import Crash, Crashed, MakeWorld, World, Writer, worlds
+from tests.support.raw_producer import committed_values
+from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick import Producer
 from tallystick.dualwrite import (

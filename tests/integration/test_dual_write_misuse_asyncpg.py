@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from dual_world import new_name
-from raw_producer import committed_values, make_topic
-from servers import PostgreSQL
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from tests.support.dual_world import new_name
+from tests.support.raw_producer import committed_values, make_topic
+from tests.support.servers import PostgreSQL
 
 from tallystick.dualwrite import AsyncSqlStore, NotYours, aio
 from tallystick.dualwrite.stores.base import OffsetAdvance

@@ -13,8 +13,8 @@ import django
 import pytest
 from django.conf import settings
 from django.db import connections, transaction
-from dual_world import new_name
-from raw_producer import committed_values, make_topic
+from tests.support.dual_world import new_name
+from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.dualwrite import DjangoStore, DualWriter, NotYours
 from tallystick.dualwrite.stores.django import DjangoTransaction

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, new_name, worlds
-from raw_producer import committed_values, make_topic
-from servers import PostgreSQL
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
+from tests.support.dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, new_name, worlds
+from tests.support.raw_producer import committed_values, make_topic
+from tests.support.servers import PostgreSQL
 
 from tallystick import Admin, Consumer, TopicPartition
 from tallystick.cli.main import main

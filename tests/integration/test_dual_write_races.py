@@ -5,9 +5,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dual_world import Crash, Crashed, MakeWorld, World, worlds
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
+from tests.support.dual_world import Crash, Crashed, MakeWorld, World, worlds
 
 from tallystick.client.transactions.state import State
 from tallystick.dualwrite import DualWriter, Fenced, SqlStore

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import MariaDB, PostgreSQL
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
+from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, SqlStore, UnsafeStore

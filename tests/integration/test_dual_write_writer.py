@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, worlds
-from raw_producer import committed_values, make_topic
-from servers import PostgreSQL
 from sqlalchemy import create_engine, event, make_url, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
+from tests.support.dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, worlds
+from tests.support.raw_producer import committed_values, make_topic
+from tests.support.servers import PostgreSQL
 
 from tallystick import Admin
 from tallystick.client.transactions.modes import Mode

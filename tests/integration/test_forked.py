@@ -13,7 +13,7 @@ from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
 
-SUPPORT = Path(__file__).parent.parent / "support"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 def test_a_child_uses_nothing_of_its_parents_clients(broker: EmbeddedBroker, kind: str) -> None:
     """[CLI-61] Neither calls, nor close, nor garbage collection, nor either way to end a process."""
     assert broker.pid is not None
-    program = "forking_writers.py" if kind == "writer" else "forking.py"
+    program = "forking_writers" if kind == "writer" else "forking"
     try:
         done = run(program, kind, broker.bootstrap_servers, str(broker.pid))
     finally:
@@ -40,9 +40,18 @@ def test_a_child_uses_nothing_of_its_parents_clients(broker: EmbeddedBroker, kin
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            *(sys.executable, "-W", "error", "-W", "default::DeprecationWarning", str(SUPPORT / program)),
+            *(
+                sys.executable,
+                "-W",
+                "error",
+                "-W",
+                "default::DeprecationWarning",
+                "-m",
+                f"tests.support.{program}",
+            ),
             *arguments,
         ],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

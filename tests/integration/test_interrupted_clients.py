@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from interrupting import POINTS_MAX, cancelled_at, interrupted, points
-from raw_producer import committed_values
+from tests.support.interrupting import POINTS_MAX, cancelled_at, interrupted, points
+from tests.support.raw_producer import committed_values
 
 from tallystick import Admin, Consumer, Producer, TopicPartition, aio
 from tallystick.admin import NewTopic

@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from reading import committed_records
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
+from tests.support.reading import committed_records
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic

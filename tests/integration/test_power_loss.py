@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from raw_producer import RawProducer, Versions, committed_values, make_topic
-from raw_wire import RawConnection
+from tests.support.raw_producer import RawProducer, Versions, committed_values, make_topic
+from tests.support.raw_wire import RawConnection
 
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.protocol.messages.describe_producers import (

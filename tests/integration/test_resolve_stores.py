@@ -8,12 +8,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import dual_write_stores as stores
 import pytest
-from dual_world import Crash, Crashed, new_name
-from dual_write_stores import Place
-from raw_producer import committed_values, make_topic
 from rocksdict import Rdict
+from tests.support import dual_write_stores as stores
+from tests.support.dual_world import Crash, Crashed, new_name
+from tests.support.dual_write_stores import Place
+from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.cli.main import main
 from tallystick.dualwrite import DualWriter, RocksStore

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from reading import committed_records
+from tests.support.reading import committed_records
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from reading import committed_records
-from spark_deaf import DeafSource
+from tests.support.reading import committed_records
+from tests.support.spark_deaf import DeafSource
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from effort import LONG
 from pyspark.sql import DataFrame, SparkSession
+from tests.support.effort import LONG
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic

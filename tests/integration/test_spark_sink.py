@@ -11,8 +11,8 @@ import pytest
 from pyspark import TaskContext, cloudpickle
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from reading import committed_records
-from spark_deaf import DeafSource
+from tests.support.reading import committed_records
+from tests.support.spark_deaf import DeafSource
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic

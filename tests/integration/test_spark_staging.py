@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from servers import MariaDB, PostgreSQL
 from sqlalchemy import Engine, inspect, make_url, text
+from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick.dualwrite.errors import BadStore
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch

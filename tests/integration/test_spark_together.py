@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from effort import LONG
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from reading import committed_records
-from servers import PostgreSQL
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
+from tests.support.effort import LONG
+from tests.support.reading import committed_records
+from tests.support.servers import PostgreSQL
 from tests.support.spark_together_child import lines
 from tests.support.spark_together_child import sinks as sinks_of
 

@@ -11,9 +11,9 @@ from django.conf import settings
 from django.db import connections
 from kazoo.client import KazooClient, TransactionRequest
 from rocksdict import Options, Rdict, WriteBatch
-from servers import PostgreSQL, ZooKeeper
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from tests.support.servers import PostgreSQL, ZooKeeper
 
 from tallystick.dualwrite import AsyncSqlStore, DjangoStore, RocksStore, ZooKeeperStore
 from tallystick.dualwrite.model import StoredState

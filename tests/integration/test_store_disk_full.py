@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from servers import PostgreSQL, running
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
+from tests.support.servers import PostgreSQL, running
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite import CommitUnknown, SqlStore

@@ -12,12 +12,12 @@ from typing import Any
 
 import django
 import pytest
-from cutting_proxy import CuttingProxy
 from django.conf import settings
 from django.db import IntegrityError, connections, transaction
-from servers import PostgreSQL
 from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.pool import NullPool
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.servers import PostgreSQL
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cutting_proxy import CuttingProxy
-from servers import MariaDB, PostgreSQL
 from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore

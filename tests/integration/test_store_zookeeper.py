@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
-from cutting_proxy import CuttingProxy
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError
-from servers import ZooKeeper
+from tests.support.cutting_proxy import CuttingProxy
+from tests.support.servers import ZooKeeper
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, Fenced, NotCommitted, NotYours

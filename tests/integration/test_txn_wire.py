@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from effort import long_form
-from raw_producer import (
+from tests.support.effort import long_form
+from tests.support.raw_producer import (
     Pair,
     RawProducer,
     Versions,
@@ -23,7 +23,7 @@ from raw_producer import (
     states_of,
     stored_forms,
 )
-from raw_wire import RawConnection
+from tests.support.raw_wire import RawConnection
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.embedded import EmbeddedBroker

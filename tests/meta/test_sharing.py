@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sharing import SlowFilesFirst
+from tests.support.sharing import SlowFilesFirst
 from xdist.scheduler import LoadScopeScheduling
 
 FILES = {

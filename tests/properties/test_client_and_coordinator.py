@@ -4,11 +4,11 @@ Both machines are the real ones. The database is the plainest model: a token tha
 all of them. Old incarnations go on deciding what they had prepared, late.
 """
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from txn_pair import PureClient, coordinator
-from txn_words import MAX, Txn, ident
+from tests.support.effort import examples
+from tests.support.txn_pair import PureClient, coordinator
+from tests.support.txn_words import MAX, Txn, ident
 
 from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.client.transactions.prepared import PreparedTxnState

@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 
-from compacted import CONFIG, Compacted
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.compacted import CONFIG, Compacted
 
 from harness.memory_fs import MemoryFileSystem, PowerLost
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch

@@ -1,9 +1,9 @@
 """Whatever a client may legally send: it is refused, or the record it leads to can be written and read."""
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from txn_words import TWO_PHASE
+from tests.support.effort import examples
+from tests.support.txn_words import TWO_PHASE
 
 from harness.groups import GroupMachineHarness, durable_view
 from harness.transactions import TxnMachineHarness

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.groups import MemoryPartition, World
 
 from harness.groups import durable_view

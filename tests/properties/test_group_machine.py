@@ -1,9 +1,9 @@
 """The group machine under any order of commands, any passing of time, and markers at any moment."""
 
-from effort import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.effort import examples
 
 from harness.groups import GroupMachineHarness, durable_view
 from tallystick.broker.group.codec import decode_batches

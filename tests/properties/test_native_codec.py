@@ -3,9 +3,9 @@
 import struct
 
 import pytest
-from codecs_of_records import EXTENSION, codec
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.codecs_of_records import EXTENSION, codec
 
 from tallystick.client.consumer.arrow import build_record_batch, read_arrow, records_to_arrow, take_chunk
 from tallystick.client.consumer.decode import CompletedFetch, ConsumerRecord

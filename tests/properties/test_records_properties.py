@@ -6,7 +6,6 @@ from itertools import pairwise
 
 import pytest
 from crc32c import crc32c
-from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kio.records.readers import read_batch
@@ -14,6 +13,7 @@ from kio.records.schema import NewRecordBatch, RecordHeader
 from kio.records.schema import Record as KioRecord
 from kio.records.writers import write_batch
 from kio.static.primitive import TZAwareMicros, i8, i16, i32, i64
+from tests.support.effort import examples
 
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.protocol.errors import DecodeError

@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.toy_cluster import Scheduler, ToyCluster, ToyLog, ToyParticipants, run_alone
 
 from tallystick.client.errors import ClientError

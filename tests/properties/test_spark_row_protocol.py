@@ -15,10 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from effort import LONG
-from servers import quick_place
 from sqlalchemy import Engine, create_engine, delete, event, text
 from sqlalchemy.pool import NullPool
+from tests.support.effort import LONG
+from tests.support.servers import quick_place
 from tests.support.toy_cluster import ToyCluster, ToyParticipants
 
 from tallystick.client.errors import ClientError

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 import pytest
-from effort import LONG
+from tests.support.effort import LONG
 from tests.support.toy_cluster import ToyCluster, ToyLog, ToyParticipants, run_alone
 
 from tallystick.client.errors import ClientError

@@ -1,9 +1,9 @@
 """A log against a list: whatever is done to it, it returns what was put in [LOG-1] [LOG-6]."""
 
-from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.support.effort import examples
 
 from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.errors import Reject

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from effort import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from txn_words import MAX, STATES, T, ident, speaker
+from tests.support.effort import examples
+from tests.support.txn_words import MAX, STATES, T, ident, speaker
 
 from harness.transactions import START_MS, durable_view
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of

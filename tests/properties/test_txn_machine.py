@@ -12,11 +12,11 @@ I1 to I6 are the model's laws, checked after every step:
 
 from dataclasses import dataclass, field
 
-from effort import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from txn_words import MAX, T, ident, speaker
+from tests.support.effort import examples
+from tests.support.txn_words import MAX, T, ident, speaker
 
 from harness.transactions import TxnMachineHarness, durable_view
 from tallystick.broker.txn.codec import decode_batches

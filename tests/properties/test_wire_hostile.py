@@ -4,9 +4,9 @@ import random
 import tracemalloc
 
 import pytest
-from effort import LONG
+from tests.support.effort import LONG
+from tests.support.hostile import attack, bombs, message_classes, versions_of
 
-from hostile import attack, bombs, message_classes, versions_of
 from tallystick.kernel.limits import DECODE_MEMORY_BASE_BYTES, MIB
 from tallystick.protocol import DecodeError, decode, encode
 from tallystick.protocol.compile import _UNKNOWN_TAG_BYTES, DECODE_MEMORY_BYTES

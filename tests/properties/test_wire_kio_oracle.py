@@ -14,13 +14,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from kio.index import UnknownAPIKey, UnknownEntity, load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
-from wire_values import UNTOUCHED, is_private, random_value, values
+from tests.support.effort import examples
+from tests.support.wire_values import UNTOUCHED, is_private, random_value, values
 
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS, ApiSpec

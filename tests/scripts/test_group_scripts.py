@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from transcripts import Runner, rewritten
+from tests.support.transcripts import Runner, rewritten
 
 from harness.groups import GroupMachineHarness
 from tallystick.broker.group.codec import decode_batches

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import assert_never
 
 import pytest
-from transcripts import Runner, rewritten
+from tests.support.transcripts import Runner, rewritten
 
 from harness.transactions import TxnMachineHarness
 from tallystick.broker.txn.codec import decode_batches

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from effort import LONG
+from tests.support.effort import LONG
 from tools.sim import remember, run_seed
 
 from harness.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, add_faults, draw_faults

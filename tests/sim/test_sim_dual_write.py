@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from effort import LONG
-from sim_dual_write import (
+from tests.support.effort import LONG
+from tests.support.sim_dual_write import (
     MakeSession,
     Server,
     SimProducer,

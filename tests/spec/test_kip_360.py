@@ -4,7 +4,7 @@ The KIP's instance epoch is our `previous_identity`: the pair whose repeated req
 present one."""
 
 import pytest
-from txn_words import (
+from tests.support.txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     MAX,

@@ -2,7 +2,7 @@
 an abort that goes past it is remembered."""
 
 import pytest
-from txn_words import (
+from tests.support.txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     P0,

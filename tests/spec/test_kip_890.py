@@ -5,7 +5,7 @@ so that a repetition can be told from a new request. Errors by state are those o
 """
 
 import pytest
-from txn_words import (
+from tests.support.txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     MAX,

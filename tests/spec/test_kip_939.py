@@ -8,7 +8,7 @@ differs.
 from collections.abc import Callable
 
 import pytest
-from txn_words import (
+from tests.support.txn_words import (
     MAX,
     P0,
     P1,

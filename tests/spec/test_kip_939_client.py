@@ -4,8 +4,8 @@ Both machines are the real ones, the client's and the coordinator's; between the
 """
 
 import pytest
-from txn_pair import PureClient, coordinator, shown
-from txn_words import MAX, Txn, ident
+from tests.support.txn_pair import PureClient, coordinator, shown
+from tests.support.txn_words import MAX, Txn, ident
 
 from tallystick.broker.txn.machine.model import DecidedPhase, IdlePhase, OngoingPhase, TransactionResult
 from tallystick.client.config import ProducerConfig

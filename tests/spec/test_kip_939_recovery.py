@@ -1,7 +1,7 @@
 """KIP-939: what recovery, an operator and an older broker find when a client has crashed."""
 
 import pytest
-from txn_words import (
+from tests.support.txn_words import (
     MAX,
     P0,
     Txn,

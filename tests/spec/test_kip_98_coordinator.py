@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import get_args
 
 import pytest
-from txn_words import (
+from tests.support.txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     P0,

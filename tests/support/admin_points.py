@@ -11,7 +11,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
-from failing_calls import FailingCalls, FailingStore
+from tests.support.failing_calls import FailingCalls, FailingStore
 
 from harness.memory_fs import PowerLost, SurvivingChanges
 from harness.sim.loop import VirtualTime

@@ -1,6 +1,6 @@
 """A process whose payments real alarms interrupt right after COMMIT; see test_dual_write_alarms.
 
-    python alarmed_child.py FOLDER SEED HITS
+    python -m tests.support.alarmed_child FOLDER SEED HITS
 
 Prints the outcomes as JSON. It is a separate process because alarms come to the main thread, and because they
 interrupt SQLAlchemy as well, whose leftovers are better kept out of the tests' process.
@@ -20,10 +20,10 @@ from pathlib import Path
 from random import Random
 from types import FrameType
 
-from raw_producer import committed_values, make_topic
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import StaticPool
+from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.dualwrite.recipes import RecipeStep

@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
-from raw_producer import committed_values, make_topic
 from sqlalchemy import Engine, PoolProxiedConnection, event, text
+from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.dualwrite.recipes import RecipeStep

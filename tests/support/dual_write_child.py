@@ -16,8 +16,8 @@ import signal
 import sys
 from typing import Any
 
-import dual_write_stores as stores
-from dual_write_lives import STUCK_S, Strike
+from tests.support import dual_write_stores as stores
+from tests.support.dual_write_lives import STUCK_S, Strike
 
 from tallystick.dualwrite import DualWriter, aio
 from tallystick.dualwrite.recipes import RecipeStep

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-CHILD = Path(__file__).with_name("dual_write_child.py")
+ROOT = Path(__file__).parents[2]
 STUCK_S = 60
 
 
@@ -43,7 +43,8 @@ class Lives:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(CHILD)],
+            [sys.executable, "-m", "tests.support.dual_write_child"],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

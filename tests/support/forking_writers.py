@@ -1,4 +1,4 @@
-"""The program `forking` for dual writers and pools: `forking_writers.py writer SERVERS BROKER_PID`."""
+"""The program `forking` for dual writers and pools: `forking_writers writer SERVERS BROKER_PID`."""
 
 # ruff: noqa: B023 - what is defined in a loop is called in it
 
@@ -8,10 +8,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import forking
-from forking import PARENT, SERVERS, Waiting, broker_halted, consumer, fork, refused, state, written
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.pool import NullPool
+from tests.support import forking
+from tests.support.forking import (
+    PARENT,
+    SERVERS,
+    Waiting,
+    broker_halted,
+    consumer,
+    fork,
+    refused,
+    state,
+    written,
+)
 
 from tallystick.dualwrite import DualWriter, NotYours, SqlStore, WriterPool
 from tallystick.dualwrite.stores.sql import SqlTransaction

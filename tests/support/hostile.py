@@ -9,7 +9,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from crc32c import crc32c
-from wire_values import random_value
+from tests.support.wire_values import random_value
 
 from tallystick.client.consumer.decode import CompletedFetch
 from tallystick.kernel.ids import TopicPartition

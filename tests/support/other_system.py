@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from plain_flow import PlainProducer
+from tests.support.plain_flow import PlainProducer
 
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.transactions.engine import Completion

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from failing_cluster import FailingCluster, FaultPlan
+from tests.support.failing_cluster import FailingCluster, FaultPlan
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, build_broker_error

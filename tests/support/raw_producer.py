@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from raw_wire import RawConnection
+from tests.support.raw_wire import RawConnection
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from scripted_broker import Answer, ScriptedBroker, Seen
+from tests.support.scripted_broker import Answer, ScriptedBroker, Seen
 
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.fetch import FetchResponse

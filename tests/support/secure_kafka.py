@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trustme
 from cryptography.hazmat.primitives import serialization
-from raw_wire import RawConnection
+from tests.support.raw_wire import RawConnection
 from tools import apache_kafka
 from tools.broker_process import free_port
 

@@ -1,6 +1,6 @@
 """A driver without Java: it calls the sink as Spark does, in Spark's order, and forgets as Spark does.
 
-    SPARK_TORTURE=FOLDER python spark_torture_bare.py
+    SPARK_TORTURE=FOLDER python -m tests.support.spark_torture_bare
 
 `offsets/N` is written before a batch and `commits/N` after it; begin and commit have separate stations; a
 task is tried four times, its rows may be split anew, and now and then two attempts race: the loser is not
@@ -20,9 +20,9 @@ from secrets import token_hex
 from typing import Any, Final
 
 import pyarrow as pa
-from spark_torture import FOLDER, Folder, TorturedStation, connect, strike
-from spark_torture_database import TorturedTableStation, connect_task, sinks
 from sqlalchemy.exc import SQLAlchemyError
+from tests.support.spark_torture import FOLDER, Folder, TorturedStation, connect, strike
+from tests.support.spark_torture_database import TorturedTableStation, connect_task, sinks
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.decisions.database import resolve_database

@@ -1,6 +1,6 @@
 """One driver of the torture: Spark, with one query over the input, until that is done or the driver is ended.
 
-    SPARK_TORTURE=FOLDER python spark_torture_child.py
+    SPARK_TORTURE=FOLDER python -m tests.support.spark_torture_child
 
 A query that a fault stops is restarted in the same Spark: its Python workers keep their state. Each line of
 `outcome` in FOLDER says how a run went: `done`, `stopped`, or the error that stopped the query.
@@ -13,9 +13,9 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from spark_torture import FOLDER, Folder, TorturedSource, connect, disturbed
-from spark_torture_database import TorturedTableStation, connect_task, sinks
-from spark_torture_queries import SHAPES
+from tests.support.spark_torture import FOLDER, Folder, TorturedSource, connect, disturbed
+from tests.support.spark_torture_database import TorturedTableStation, connect_task, sinks
+from tests.support.spark_torture_queries import SHAPES
 
 from tallystick.kernel.value import replace
 from tallystick.spark import foreach_batch as foreach_batch_of

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import psycopg
 import pymysql
-from spark_torture import Effects, EndedOneByOne, TorturedStation, strike
 from sqlalchemy import Engine, event
+from tests.support.spark_torture import Effects, EndedOneByOne, TorturedStation, strike
 
 from tallystick.client.net.cluster import Cluster
 from tallystick.spark.decisions.database import DecisionDatabase, get_engine, resolve_database

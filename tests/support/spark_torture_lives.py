@@ -23,12 +23,12 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from servers import MariaDB, PostgreSQL
-from spark_cluster import Cluster
-from spark_torture import FOLDER, Fault, Folder
-from spark_torture_database import DATABASE_POINTS, STAGING_POINTS, TARGET
-from spark_torture_queries import END_MS, SHAPES
 from sqlalchemy import NullPool, create_engine, text
+from tests.support.servers import MariaDB, PostgreSQL
+from tests.support.spark_cluster import Cluster
+from tests.support.spark_torture import FOLDER, Fault, Folder
+from tests.support.spark_torture_database import DATABASE_POINTS, STAGING_POINTS, TARGET
+from tests.support.spark_torture_queries import END_MS, SHAPES
 from tools.broker_process import tallystick
 
 from tallystick import Admin
@@ -37,7 +37,7 @@ from tallystick.spark.sink.recovery import resolve
 
 _log = logging.getLogger(__name__)
 
-HERE: Final = Path(__file__).parent
+ROOT: Final = Path(__file__).parents[2]
 PARTITIONS: Final = 2
 LIFE_S: Final = 600.0
 NOT_OF: Final = {
@@ -124,7 +124,7 @@ class Told:
 class Torture:
     """One seed, under Spark."""
 
-    child = "spark_torture_child.py"
+    child = "tests.support.spark_torture_child"
     earliest = "earliest"
     choices = ("restart", "resume")
     master = "local[2, 4]"
@@ -280,12 +280,12 @@ class Torture:
         return folder
 
     def launch(self, folder: Folder) -> "subprocess.Popen[bytes]":
-        paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, FOLDER: str(folder.path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self.told.starts += 1
         with (folder.path / "log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, str(HERE / self.child)],
+                [sys.executable, "-m", self.child],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -455,7 +455,7 @@ def restart(server: Any) -> None:
 class BareTorture(Torture):
     """The same without Java, where a driver starts in a second: many more of them, and racing attempts."""
 
-    child = "spark_torture_bare.py"
+    child = "tests.support.spark_torture_bare"
     earliest = "0"
     choices = ("restart",)  # `resume` is for sources of ours
 

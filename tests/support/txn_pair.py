@@ -1,6 +1,6 @@
 """The client's state machine and the coordinator's in lockstep: no loop, no socket, answers may be lost."""
 
-from txn_words import TWO_PHASE, Txn, code
+from tests.support.txn_words import TWO_PHASE, Txn, code
 
 from tallystick.broker.txn.machine.commands import EndTxnResult, InitProducerIdResult
 from tallystick.broker.txn.machine.model import TransactionResult, TxnConfig

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from memory_broker import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from tallystick.protocol.messages.add_partitions_to_txn import (

@@ -6,7 +6,6 @@ and at a steady rate, for the time from the database's commit until the reader h
 """
 
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ import psycopg
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 from sqlalchemy import Engine, create_engine, text
+from tests.support.servers import PostgreSQL
 from tools.bench.brokers import OURS, create_topic, fresh
 from tools.bench.report import put, table
 from tools.bench.rows import SYNC, Durability
@@ -28,9 +28,6 @@ from tools.broker_process import BrokerProcess
 from tallystick import Producer
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.dualwrite.recipes import RecipeStep
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from servers import PostgreSQL
 
 BEGIN: Final = "<!-- dual write: begin (written by `make bench`) -->"
 END: Final = "<!-- dual write: end -->"

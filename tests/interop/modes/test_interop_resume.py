@@ -6,11 +6,11 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from failing_cluster import Crashed, FaultPlan
-from other_system import OtherSystem, dual_write, recover
-from plain_flow import producer
-from raw_producer import committed_values, make_topic
-from raw_wire import RawConnection
+from tests.support.failing_cluster import Crashed, FaultPlan
+from tests.support.other_system import OtherSystem, dual_write, recover
+from tests.support.plain_flow import producer
+from tests.support.raw_producer import committed_values, make_topic
+from tests.support.raw_wire import RawConnection
 from tools import apache_kafka
 
 from tallystick.client.errors import BrokerRefused, DecisionExpired, IllegalState, NotSupported

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError
-from raw_wire import RawConnection
+from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages import (

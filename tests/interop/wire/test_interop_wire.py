@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from raw_wire import RawConnection
+from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages import (

@@ -4,8 +4,8 @@ import errno
 import sqlite3
 from collections.abc import Callable
 
-from failing_calls import FailingCalls
-from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
+from tests.support.failing_calls import FailingCalls
+from tests.support.memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.metadata.store import MetadataStore, Topic
 from tallystick.broker.metrics.broker_metrics import TOPICS_TO_DELETE, read_gauges

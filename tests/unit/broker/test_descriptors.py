@@ -1,7 +1,7 @@
 """Descriptors are shared out so that the broker's own never lack, however many clients connect."""
 
 import pytest
-from memory_broker import memory_broker, on_a_loop
+from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker.partitions.descriptors import (
     CONNECTIONS_MIN,

@@ -2,7 +2,7 @@
 
 import errno
 
-from memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
+from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
 
 from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.codes import ErrorCode

@@ -1,8 +1,8 @@
 """The broker's own topics: compaction alone takes records from them, nothing keeps them from being made."""
 
 import pytest
-from memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
 from tests.support.leading import leader
+from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.handlers.config_view import ConfigResourceType
 from tallystick.broker.metadata.store import Topic

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from codecs_of_records import EXTENSION, codec
+from tests.support.codecs_of_records import EXTENSION, codec
 
 
 @pytest.fixture(scope="module", params=["extension", "python"])

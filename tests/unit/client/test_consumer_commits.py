@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from scripted_broker import ScriptedBroker, Seen
-from scripted_group import ScriptedGroup
+from tests.support.scripted_broker import ScriptedBroker, Seen
+from tests.support.scripted_group import ScriptedGroup
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_broker import ScriptedBroker
-from scripted_group import ScriptedGroup
+from tests.support.scripted_broker import ScriptedBroker
+from tests.support.scripted_group import ScriptedGroup
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.fetch_state import Position, SubscriptionState

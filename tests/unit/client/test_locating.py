@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from scripted_broker import Answer, ScriptedBroker, Seen
+from tests.support.scripted_broker import Answer, ScriptedBroker, Seen
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.support.assignors import topics_without_racks
+from tests.support.effort import examples
 
 from tallystick.client.assignors.assign import ASSIGNORS
 from tallystick.client.assignors.subscription import decode_subscription, encode_assignment

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from scripted_broker import HangUp, ScriptedBroker, Seen
+from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused

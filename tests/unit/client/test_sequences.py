@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from tallystick.client.producer.in_flight import (
     OUTSTANDING_MAX,

@@ -3,9 +3,9 @@
 from itertools import product
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 
 from tallystick.client.errors import ClientError, ConnectionLost, Fenced, TimedOut, build_broker_error
 from tallystick.client.retry import find_rule

@@ -4,9 +4,9 @@ import asyncio
 from types import ModuleType
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
 from harness.groups import durable_view

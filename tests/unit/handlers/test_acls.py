@@ -4,7 +4,7 @@ import sqlite3
 from typing import Any
 
 import pytest
-from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
+from tests.support.memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER, BrokerConfig
 from tallystick.broker.metadata.acl_controller import DELETIONS_MAX

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
+from tests.support.memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.handlers.config_view import ConfigResourceType
 from tallystick.kernel.codes import ErrorCode

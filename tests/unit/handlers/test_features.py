@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from memory_broker import (
+from tests.support.memory_broker import (
     MemoryBroker,
     Turn,
     completed,

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 import pytest
-from memory_broker import memory_broker, on_a_loop
+from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker import handlers
 from tallystick.broker.broker import Broker

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from memory_broker import MemoryBroker, loaded, memory_broker, on_a_loop
-from rights import (
+from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, on_a_loop
+from tests.support.rights import (
     DENIALS,
     GROUP,
     ID,

@@ -8,8 +8,8 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_broker import memory_broker, on_a_loop
-from txn_requests import claimed
+from tests.support.memory_broker import memory_broker, on_a_loop
+from tests.support.txn_requests import claimed
 
 from tallystick.broker.handlers import list_transactions
 from tallystick.broker.handlers.list_transactions import (

@@ -6,8 +6,8 @@ The broker is the real one on a disk in memory.
 from typing import Any
 
 import pytest
-from memory_broker import memory_broker, on_a_loop
-from txn_requests import Pair, add, add_offsets, batched, claimed, end, find, init
+from tests.support.memory_broker import memory_broker, on_a_loop
+from tests.support.txn_requests import Pair, add, add_offsets, batched, claimed, end, find, init
 
 from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,

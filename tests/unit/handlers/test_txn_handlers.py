@@ -6,7 +6,7 @@ The broker is the real one on a disk in memory.
 from typing import Any
 
 import pytest
-from memory_broker import (
+from tests.support.memory_broker import (
     HeldMarkers,
     MemoryBroker,
     Turn,
@@ -18,7 +18,7 @@ from memory_broker import (
     set_level,
     versions,
 )
-from txn_requests import (
+from tests.support.txn_requests import (
     Pair,
     add,
     add_offsets,

@@ -8,7 +8,8 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from memory_broker import (
+from tests.support.leading import leader, turns
+from tests.support.memory_broker import (
     MemoryBroker,
     Turn,
     completed,
@@ -18,7 +19,6 @@ from memory_broker import (
     on_a_loop,
     versions,
 )
-from tests.support.leading import leader, turns
 
 from tallystick.broker.authorizer.authorizer import (
     Operation,

@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from compacted import CONFIG, DIRECTORY, Compacted, find_segment_end
+from tests.support.compacted import CONFIG, DIRECTORY, Compacted, find_segment_end
 
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from txn_words import ident
+from tests.support.txn_words import ident
 
 from tallystick.broker.txn import codec
 from tallystick.broker.txn.codec import (

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import pytest
-from txn_words import ident
+from tests.support.txn_words import ident
 
 from harness.transactions import START_MS, TxnMachineHarness
 from tallystick.broker.txn.codec import decode_batches

@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.effort import examples
 from tests.support.txn_coordinator import P0, P1, MemoryTopic, T, World, add, code_of, commit, on_a_loop
 
 from harness.transactions import durable_view

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from txn_coordinator import MemoryMarkers, on_a_loop
-from txn_words import ident
+from tests.support.txn_coordinator import MemoryMarkers, on_a_loop
+from tests.support.txn_words import ident
 
 from tallystick.broker.txn.machine.commands import DONE, MarkerRequest, MarkersWritten, TxnAnswer
 from tallystick.broker.txn.machine.model import TransactionResult
