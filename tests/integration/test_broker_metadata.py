@@ -17,7 +17,6 @@ from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.storage.log_dir import make_random_id
-from tallystick.storage.log_dir import make_random_id, random_id
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
-from tallystick.broker.metrics.registry import MetricReading, gauge
+from tallystick.broker.metrics.registry import MetricReading, make_gauge
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.serve import Service
 from tallystick.cli import broker
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.server
 PATIENCE_S = 0.2
 
 
-A, B, LABELLED = gauge("a", "A."), gauge("b", "B."), gauge("c", "C.", ("n",))
+A, B, LABELLED = make_gauge("a", "A."), make_gauge("b", "B."), make_gauge("c", "C.", ("n",))
 PAGE = (
     b"# HELP tallystick_a A.\n# TYPE tallystick_a gauge\ntallystick_a 1.0\n"
     b"# HELP tallystick_b B.\n# TYPE tallystick_b gauge\ntallystick_b 2.0\n"

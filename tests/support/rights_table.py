@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rights import (
+from tests.support.rights import (
     GROUP,
     ID,
     ON_GROUP,

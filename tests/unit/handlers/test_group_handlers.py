@@ -123,9 +123,6 @@ class GroupsOnly:
     def get_address(self, listener: str) -> Endpoint:
         return Endpoint("h", 9092)
 
-    def get_address(self, listener: str) -> Endpoint:
-        return self.address
-
     async def ask(self, request: Any, version: int) -> Any:
         """Send a request through its bytes, and read the answer's."""
         api = next(spec for spec in API_SPECS.values() if isinstance(request, spec.request))

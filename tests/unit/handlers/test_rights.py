@@ -20,7 +20,7 @@ from tests.support.rights import (
     build,
     iter_codes,
 )
-from rights_table import ROWS
+from tests.support.rights_table import ROWS
 
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, AclIndex, format_operations
 from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation, topic_resource
