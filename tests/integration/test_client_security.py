@@ -247,7 +247,11 @@ def test_files_that_are_of_no_use_fail_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_a_login_comes_before_the_first_request(pki: Pki, mechanism: str) -> None:
+def test_a_login_comes_before_the_first_request(
+    pki: Pki, mechanism: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
     async def main() -> None:
         listener = LoginListener({**PLAIN, **SCRAM})
         async with ScriptedBroker(ssl=pki.server_context()) as broker:
@@ -261,6 +265,7 @@ def test_a_login_comes_before_the_first_request(pki: Pki, mechanism: str) -> Non
             await cluster.close()
 
     run(main)
+    assert PASSWORD not in caplog.text
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
