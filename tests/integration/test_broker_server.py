@@ -213,11 +213,11 @@ def test_a_frame_may_come_byte_by_byte() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (struct.pack(">i", 2**31 - 1), "a request of 2147483647 bytes"),
-        (struct.pack(">i", -1), "a request of -1 bytes"),
-        (struct.pack(">i", 0), "a request of 0 bytes"),
-        (b"GET / HTTP/1.1\r\n\r\n", "a request of 1195725856 bytes"),
-        (b"\x16\x03\x01\x02\x00\x01\x00", "a request of 369295618 bytes"),
+        (struct.pack(">i", 2**31 - 1), "a request has 2147483647 bytes"),
+        (struct.pack(">i", -1), "a request has -1 bytes"),
+        (struct.pack(">i", 0), "a request has 0 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a request has 1195725856 bytes"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", "a request has 369295618 bytes"),
         (request(CLOSE), "the toy says so"),
     ],
 )

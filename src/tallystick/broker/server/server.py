@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol, cast
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.server.listening import ListeningPort, TlsListenerState, TlsPort, make_ports
 from tallystick.broker.server.log_throttle import LogThrottle
-from tallystick.broker.server.login import Login, LoginRefused
+from tallystick.broker.server.login import LoginRefused
+from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.kernel.errors import TallystickError
@@ -116,14 +117,13 @@ class ServerConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
+        "_gate",
         "_is_closing",
         "_is_ending",
         "_is_exclusive",
         "_is_reading_paused",
         "_is_writing_paused",
         "_large_memory",
-        "_login",
-        "_login_timer",
         "_pending",
         "_port",
         "_receive_buffer",
@@ -141,8 +141,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_exclusive = self._is_ending = False
         self._is_reading_paused = self._is_writing_paused = self._is_closing = False
         self.last_active_s = server.loop.time()
-        self._login: Login | None = None
-        self._login_timer: asyncio.TimerHandle | None = None
+        self._gate: LoginGate | None = None
 
     # ------------------------------------------------------------------ called by asyncio
 
@@ -159,20 +158,20 @@ class ServerConnection(asyncio.BufferedProtocol):
             principal, refusal = ANONYMOUS, str(exc)
         self.peer = Peer(host, port, server.take_connection_id(), self._port.name, principal)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        self._large_memory = LargeRequestMemory(
-            server.memory, self.peer.host, self._check_large_request, server.loop.time
-        )
-        self._receive_buffer = ReceiveBuffer(BUFFER_BYTES, server.frame_bytes_max, self._large_memory)
+        check_size: Callable[[int, memoryview], None] = server.check_large_request
         logins = self._port.logins
         if logins is not None:
-            self._login = logins.make_login()
-            self._login_timer = server.loop.call_later(logins.timeout_s, self._close_unless_logged_in)
+            self._gate = LoginGate(logins, server.loop, server.failed_logins, self.close)
+            check_size = self._gate.limit(check_size)
+        self._large_memory = LargeRequestMemory(server.memory, host, check_size, server.loop.time)
+        self._receive_buffer = ReceiveBuffer(BUFFER_BYTES, server.frame_bytes_max, self._large_memory)
         refusal = server.register(self) or refusal
         if refusal is not None:
             server.refuse_connection(self, refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_login_timer()
+        if self._gate is not None:
+            self._gate.stop()
         closed_by_peer = not (self._is_closing or self._is_ending)
         self._is_closing = True
         slots = [slot for slot in self._pending if slot.task is not None]
@@ -208,7 +207,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         try:
             while not self._is_closing and self._start_next():
                 pass
-        except CloseConnection as exc:
+        except (CloseConnection, LoginRefused) as exc:
             self._is_ending = True
             _log.warning("%s: closed: %s", self.peer, exc)
         if self._is_closing:
@@ -248,7 +247,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         try:
             while self._start_next():
                 pass
-        except CloseConnection:
+        except (CloseConnection, LoginRefused):
             self._is_ending = True
         if not self._pending:
             self._receive_buffer.discard_large()
@@ -261,7 +260,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if self._is_closing and server.dispatcher.is_cancellable(frame):
             return True  # it would wait for something, and then answer a peer that is gone
         self.last_active_s = server.loop.time()
-        answer = self._take_login(frame) if self._login is not None else None
+        answer = None if self._gate is None else _take_login(self, self._gate, frame)
         if answer is None:
             answer = server.dispatcher.dispatch(frame, self.peer)
         if isinstance(answer, list) or answer is None:
@@ -314,48 +313,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not slots:
             self._is_exclusive = False
         self._advance()
-
-    # ----------------------------------------------------------------------------- login
-
-    def _take_login(self, frame: memoryview) -> ResponseBuffers | Awaitable[ResponseBuffers]:
-        """Answer a request of the login; None: the request is for the dispatcher.
-
-        Raises: CloseConnection.
-        """
-        login, rules = self._login, self._port.logins
-        if login is None or rules is None:
-            return None
-        try:
-            answer = login.take(frame, rules.now_ms())
-        except LoginRefused as exc:
-            raise CloseConnection(str(exc)) from exc
-        if answer is None:
-            return None
-        if answer.failure is not None:
-            self._server.record_failed_login(self, answer.failure)
-            self._is_ending = True
-            return _answer_after(rules.failure_delay_s, answer.frame)
-        if login.principal is not None and login.principal != self.peer.principal.name:
-            self.peer = replace(self.peer, principal=Principal(login.principal))
-            self._stop_login_timer()
-        return [answer.frame]
-
-    def _close_unless_logged_in(self) -> None:
-        if self._login is not None and not self._login.is_open:
-            self.close("it did not log in within sasl.handshake.timeout.ms")
-
-    def _stop_login_timer(self) -> None:
-        if self._login_timer is not None:
-            self._login_timer.cancel()
-            self._login_timer = None
-
-    def _check_large_request(self, size: int, head: memoryview) -> None:
-        """Raise CloseConnection for a request larger than a stranger's, or its API's, may be."""
-        rules = self._port.logins
-        if rules is not None and not (self._login and self._login.is_open) and size > rules.bytes_max:
-            allowed = f"sasl.server.max.receive.size is {rules.bytes_max}"
-            raise CloseConnection(f"a request of {size} bytes before its login, {allowed}")
-        self._server.check_large_request(size, head)
 
     # ------------------------------------------------------------------- pausing, sending
 
@@ -459,10 +416,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         return True
 
 
-async def _answer_after(delay_s: float, frame: bytes) -> ResponseBuffers:
-    """Hold the answer to a failed login back: guessing passwords takes time."""
-    await asyncio.sleep(delay_s)
-    return [frame]
+def _take_login(
+    connection: ServerConnection, gate: LoginGate, frame: memoryview
+) -> ResponseBuffers | Awaitable[ResponseBuffers]:
+    """Answer a request of the login; None: the request is for the dispatcher. Raises: LoginRefused."""
+    answer = gate.take(frame, connection.peer)
+    if gate.has_failed:
+        connection._is_ending = True
+    elif gate.principal is not connection.peer.principal:
+        connection.peer = replace(connection.peer, principal=gate.principal)
+    return answer
 
 
 def _explain_length(exc: InvalidFrameLength, listener: str) -> str:
@@ -503,7 +466,7 @@ class Server:
         self._per_host: Counter[str] = Counter()
         self._last_connection_id = 0
         self._refusals = LogThrottle(self.loop.time)
-        self._failed_logins = LogThrottle(self.loop.time)
+        self.failed_logins = LogThrottle(self.loop.time)
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[ServerConnection] = set()
         self._ports = make_ports(config.make_listeners(), self)
@@ -586,12 +549,6 @@ class Server:
             connection.abort()
         else:
             connection.close(f"{why}{more}")
-
-    def record_failed_login(self, connection: ServerConnection, why: str) -> None:
-        """Log a login that failed; a flood of them is one line per second."""
-        more = self._failed_logins.take()
-        if more is not None:
-            _log.warning("%s: login failed: %s%s", connection.peer, why, more)
 
     def unregister(self, connection: ServerConnection) -> None:
         peer = connection.peer

@@ -1,0 +1,90 @@
+"""The gate of a connection with SASL: its login in front of the dispatcher, with clock, timer and log."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from tallystick.broker.server.log_throttle import LogThrottle
+from tallystick.broker.server.login import LoginRefused
+from tallystick.broker.server.login_rules import LoginRules
+from tallystick.security.principals import ANONYMOUS, Principal
+
+_log = logging.getLogger("tallystick.broker.server")
+
+
+# What a connection sends; None: nothing.
+Answer = list[bytes | bytearray | memoryview] | None
+
+
+class LoginGate:
+    """The gate of one connection, which owns it. Lives on the loop."""
+
+    def __init__(
+        self,
+        rules: LoginRules,
+        loop: asyncio.AbstractEventLoop,
+        failures: LogThrottle,
+        close: Callable[[str], None],
+    ) -> None:
+        """Open a gate, and give the client its time to log in.
+
+        Args:
+            failures: shared by the connections of a server: a flood of failed logins is one line a second.
+            close: closes the connection at once, with a text for the log.
+        """
+        self._rules, self._login, self._failures = rules, rules.make_login(), failures
+        self._close = close
+        self.principal: Principal = ANONYMOUS
+        self.has_failed = False
+        self._timer = loop.call_later(rules.timeout_s, self._give_up)
+
+    def take(self, frame: memoryview, peer: object) -> Answer | Awaitable[Answer]:
+        """Answer a request of the login; None: the request is for the dispatcher.
+
+        After a failure the answer comes late, and the connection ends behind it.
+
+        Raises: LoginRefused, to close the connection without an answer.
+        """
+        answer = self._login.take(frame, self._rules.now_ms())
+        if answer is None:
+            return None
+        if answer.failure is not None:
+            self.has_failed = True
+            more = self._failures.take()
+            if more is not None:
+                _log.warning("%s: login failed: %s%s", peer, answer.failure, more)
+            return _answer_after(self._rules.failure_delay_s, answer.frame)
+        if self._login.principal is not None and self.principal is ANONYMOUS:
+            self.principal = Principal(self._login.principal)
+            self.stop()
+        return [answer.frame]
+
+    def limit(self, check: Callable[[int, memoryview], None]) -> Callable[[int, memoryview], None]:
+        """Return `check` of the size of a large request, and before it that of a stranger's.
+
+        The result raises LoginRefused, and what `check` raises.
+        """
+
+        def check_both(size: int, head: memoryview) -> None:
+            if size > self._rules.bytes_max and not self._login.is_open:
+                raise LoginRefused(
+                    f"a request of {size} bytes before its login, sasl.server.max.receive.size is "
+                    f"{self._rules.bytes_max}"
+                )
+            check(size, head)
+
+        return check_both
+
+    def stop(self) -> None:
+        """Stop the timer: the client has logged in, or is gone."""
+        self._timer.cancel()
+
+    def _give_up(self) -> None:
+        if not self._login.is_open:
+            self._close("it did not log in within sasl.handshake.timeout.ms")
+
+
+async def _answer_after(delay_s: float, frame: bytes) -> Answer:
+    """Hold the answer to a failed login back: guessing passwords takes time."""
+    await asyncio.sleep(delay_s)
+    return [frame]
