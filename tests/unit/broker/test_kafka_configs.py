@@ -173,6 +173,15 @@ def test_tuning_of_logins_is_accepted_and_asking_for_them_is_not() -> None:
             BrokerConfig.parse({name: text})
 
 
+def test_a_secret_that_is_refused_is_not_shown() -> None:
+    for name in REFUSED_SETTINGS:
+        if any(word in name for word in ("secret.key", "client.secret", "jaas", "passphrase")):
+            with pytest.raises(BadConfig) as caught:
+                BrokerConfig.parse({name: "geheim"})
+            assert name in str(caught.value)
+            assert "geheim" not in str(caught.value)
+
+
 def test_what_asks_for_more_than_there_is_says_why_beside_every_other_problem() -> None:
     with pytest.raises(BadConfig) as caught:
         BrokerConfig.parse(

@@ -3,6 +3,8 @@
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.listeners import Listener, list_plain_users
@@ -173,6 +175,42 @@ def test_a_session_without_end_is_not_renewed() -> None:
         assert answer is not None
         assert answer.failure is None
     assert made.is_open
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(
+                [VERSIONS, METADATA, handshake(), handshake("SCRAM-SHA-256"), handshake(version=0)]
+            ),
+            st.sampled_from(
+                [token("\0alice\0wonde"), token("alice\0wonder"), token("\0\0wonder"), token("")]
+            ),
+            st.binary(max_size=40).map(memoryview),
+            st.tuples(st.sampled_from([17, 18, 36]), st.integers(-1, 4), st.binary(max_size=20)).map(
+                lambda parts: memoryview(struct.pack(">hhih", parts[0], parts[1], 1, -1) + parts[2])
+            ),
+        ),
+        max_size=8,
+    )
+)
+def test_nothing_but_the_password_opens_the_gate(frames: list[memoryview]) -> None:
+    """Until then only ApiVersions is let through to the broker, and that once for a served version."""
+    made, versions = login(), 0
+    for each in frames:
+        try:
+            answer = made.take(each, 0)
+        except LoginRefused:
+            break
+        if answer is None:
+            assert struct.unpack_from(">h", each) == (ApiKey.API_VERSIONS,)
+            (version,) = struct.unpack_from(">h", each, 2)
+            versions += 0 <= version <= API_SPECS[ApiKey.API_VERSIONS].max_version
+        elif answer.failure is not None:
+            break
+        assert not made.is_open
+    assert versions <= 1
+    assert made.principal is None
 
 
 # ------------------------------------------------------------------ KIP-368

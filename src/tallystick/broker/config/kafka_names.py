@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.broker.config.listeners import is_listener_setting
+from tallystick.kernel.secret import HIDDEN
 
 # Quorum, replication, share and streams groups, thread pools, the tuning of tiered storage and of logins.
 _INEFFECTIVE_NAMES: Final = """
@@ -189,7 +190,14 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
         for name, _, default in (line.strip().partition(" ") for line in _SECURITY_DEFAULTS.split("\n"))
         if name
     },
+    # Kafka ignores it with a warning.
+    "sasl.jaas.config": (
+        "",
+        "name the listener and the mechanism, listener.name.NAME.plain.sasl.jaas.config",
+    ),
 }
+# What is refused must not be shown either, in the log of a start.
+_SECRET_WORDS: Final = ("jaas", "passphrase", "password", "secret")
 
 # Names in none of the tables above: settings of later Kafka versions, or of one listener.
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {
@@ -219,7 +227,8 @@ def iter_problems(originals: Mapping[str, str]) -> Iterator[str]:
         if name in REFUSED_SETTINGS:
             default, reason = REFUSED_SETTINGS[name]
             if text.strip() != default:
-                yield f"{name}: {text!r} is not supported, only {default!r}: {reason}"
+                shown = HIDDEN if any(word in name for word in _SECRET_WORDS) else repr(text)
+                yield f"{name}: {shown} is not supported, only {default!r}: {reason}"
         elif is_refused(name):
             for prefix, reason in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):
