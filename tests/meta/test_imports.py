@@ -41,3 +41,22 @@ def modules_after(code: str) -> set[str]:
 )
 def test_nothing_heavy_is_loaded(code: str) -> None:
     assert not modules_after(code) & HEAVY
+
+
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        (["--help"], {"tallystick.broker", "tallystick.storage", "tallystick.client.net", "asyncio"}),
+        (["topics", "--help"], {"tallystick.broker", "tallystick.storage", "tallystick.spark"}),
+    ],
+)
+def test_help_loads_only_what_its_command_needs(words: list[str], unused: set[str]) -> None:
+    code = f"import sys; from tallystick.cli.main import main; sys.stdout = sys.stderr; main({words})"
+    printed = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*sys.modules, file=sys.__stdout__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "tallystick.cli.app" in printed.stdout.split()
+    assert not unused & set(printed.stdout.split())

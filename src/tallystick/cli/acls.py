@@ -58,13 +58,13 @@ def list_(
     """List rules; without options all of them."""
     at: ClusterTarget = context.obj
     resources = _collect_resources(topic, group, transactional_id, cluster)
-    wanted = [
+    filters = [
         AclFilter(resource=kind, name=name, pattern=_parse_enum(AclPattern, pattern), principal=principal)
         for kind, name in resources
     ] or [AclFilter(principal=principal)]
     with at.open_admin() as admin:
-        found = dict.fromkeys(acl for each in wanted for acl in admin.describe_acls(each))
-    at.print_rows(_COLUMNS, [_format_row(acl) for acl in found])
+        acls = dict.fromkeys(acl for each in filters for acl in admin.describe_acls(each))
+    at.print_rows(_COLUMNS, [_format_row(acl) for acl in acls])
 
 
 @app.command()
@@ -113,8 +113,8 @@ def create(
     with at.open_admin() as admin:
         answers = admin.create_acls(rules)
     at.print_rows(_COLUMNS, [_format_row(acl) for acl in answers.found])
-    named = {str(acl): why for acl, why in answers.failures.items()}
-    raise typer.Exit(report_failures(named) and ExitCode.FAILED)
+    failures = {str(acl): why for acl, why in answers.failures.items()}
+    raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 
 
 @app.command()
@@ -139,7 +139,7 @@ def delete(
     resources = _collect_resources(topic, group, transactional_id, cluster)
     if not resources:
         raise typer.BadParameter("give a resource: --topic, --group, --transactional-id or --cluster")
-    wanted = [
+    filters = [
         AclFilter(
             resource=kind,
             name=name,
@@ -152,13 +152,13 @@ def delete(
         for word in operation or ("any",)
     ]
     with at.open_admin() as admin:
-        found = dict.fromkeys(acl for each in wanted for acl in admin.describe_acls(each))
-        if not found:
+        acls = dict.fromkeys(acl for each in filters for acl in admin.describe_acls(each))
+        if not acls:
             print_error("no such rule", ExitCode.DONE)
             return
-        print_rows(_COLUMNS, [_format_row(acl) for acl in found], OutputFormat.TABLE, sys.stderr)
-        confirm(f"Delete {len(found)} rules?", yes=yes)
-        answers = admin.delete_acls(wanted)
+        print_rows(_COLUMNS, [_format_row(acl) for acl in acls], OutputFormat.TABLE, sys.stderr)
+        confirm(f"Delete {len(acls)} rules?", yes=yes)
+        answers = admin.delete_acls(filters)
     at.print_rows(_COLUMNS, [_format_row(acl) for acl in collect_deleted(answers)])
     failures = {f"{each.resource.name.lower()} {each.name!r}": why for each, why in answers.failures.items()}
     raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
@@ -167,22 +167,22 @@ def delete(
 def _collect_resources(
     topics: list[str] | None, groups: list[str] | None, ids: list[str] | None, cluster: bool
 ) -> list[tuple[AclResource, str]]:
-    named = (
+    names_by_resource = (
         (AclResource.TOPIC, topics),
         (AclResource.GROUP, groups),
         (AclResource.TRANSACTIONAL_ID, ids),
         (AclResource.CLUSTER, [_CLUSTER_NAME] if cluster else None),
     )
-    return [(kind, name) for kind, names in named for name in names or ()]
+    return [(kind, name) for kind, names in names_by_resource for name in names or ()]
 
 
 def _parse_enum(cls: type[E], text: str) -> E:
     """Find a member by Kafka's spelling, TwoPhaseCommit, or the schema's, two_phase_commit."""
-    folded = {each.name.replace("_", ""): each for each in cls}
-    found = folded.get(text.upper().replace("_", "").replace("-", ""))
-    if found is None:
+    members = {each.name.replace("_", ""): each for each in cls}
+    member = members.get(text.upper().replace("_", "").replace("-", ""))
+    if member is None:
         raise typer.BadParameter(f"{text}: is none of {', '.join(_format_enum(each) for each in cls)}")
-    return found
+    return member
 
 
 def _format_enum(number: int) -> str:

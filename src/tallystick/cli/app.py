@@ -38,12 +38,12 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command that the first word names, and load it."""
-        name, placeholder, rest = super().resolve_command(ctx, args)
+        name, placeholder, arguments = super().resolve_command(ctx, args)
         if placeholder is None:
-            return name, placeholder, rest
+            return name, placeholder, arguments
         command = typer.main.get_command(_lazy.load(f"tallystick.cli.{name}").app)
         command.name = name
-        return name, command, rest
+        return name, command, arguments
 
 
 app = typer.Typer(
@@ -51,8 +51,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(enabled: bool) -> None:
+    if enabled:
         typer.echo(f"tallystick {__version__}")
         raise typer.Exit
 
@@ -75,8 +75,8 @@ def run_command(words: Sequence[str]) -> int:
     except _lazy.MissingLibrary as exc:
         return print_error(str(exc), ExitCode.USAGE)
     except BadConfig as exc:
-        named = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
-        return print_error(named.replace("\n", "\n  "), ExitCode.USAGE)
+        text = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
+        return print_error(text.replace("\n", "\n  "), ExitCode.USAGE)
     except NotSafe as exc:
         return print_error(f"refused, {exc.subject}: {exc.why} (--force does it)", ExitCode.REFUSED)
     except NothingOpen as exc:

@@ -25,14 +25,14 @@ def main(arguments: Sequence[str]) -> int:
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     try:
-        given = _merge_settings(options)
-        config = BrokerConfig.parse(given)
+        settings = _merge_settings(options)
+        config = BrokerConfig.parse(settings)
         if not config.log_dirs:
             raise BadConfig("log.dirs: give --data-dir DIRECTORY")
     except BadConfig as exc:
         print(f"tallystick broker: {exc}".replace("\n", "\n  "), file=sys.stderr)
         return 2
-    unused = list_ineffective(given)
+    unused = list_ineffective(settings)
     if unused:
         _log.warning("accepted, without effect here: %s", ", ".join(unused))
     try:
@@ -52,33 +52,33 @@ def _print_started(service: Service) -> None:
 
 def _merge_settings(options: argparse.Namespace) -> dict[str, str]:
     """Merge the settings by name: those of the file, then `-o`, then the options with their own names."""
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     problems = []
     if options.config is not None:
         try:
-            given |= read_properties(Path(options.config).read_text(), options.config)
+            settings |= read_properties(Path(options.config).read_text(), options.config)
         except OSError as exc:
             raise BadConfig(f"--config: {exc}") from exc
     for text in options.option:
         name, equals, value = text.partition("=")
         if not equals:
             problems.append(f"-o {text}: is not NAME=VALUE")
-        given[name.strip()] = value.strip()
+        settings[name.strip()] = value.strip()
     if options.data_dir is not None:
-        given.pop("log.dir", None)
-        given["log.dirs"] = options.data_dir
+        settings.pop("log.dir", None)
+        settings["log.dirs"] = options.data_dir
     for flag, name in (("listen", "listeners"), ("advertise", "advertised.listeners")):
         text = getattr(options, flag)
         if text is None:
             continue
         try:
             # An advertised address without a name is the one of the only listener.
-            given[name] = f"{'PLAINTEXT://' if flag == 'listen' else ''}{Endpoint.parse(text)}"
+            settings[name] = f"{'PLAINTEXT://' if flag == 'listen' else ''}{Endpoint.parse(text)}"
         except ValueError as exc:
             problems.append(f"--{flag}: {exc}")
     if problems:
         raise BadConfig("\n".join(problems))
-    return given
+    return settings
 
 
 def _build_parser() -> argparse.ArgumentParser:

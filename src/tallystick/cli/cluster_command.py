@@ -69,12 +69,12 @@ class ClusterCommand(TyperCommand):
         """Run the group's callback once more with what was given here, then this command."""
         group = ctx.parent.command
         shared = {option.name: ctx.params.pop(option.name) for option in group.params}
-        given = {
+        overrides = {
             name: value
             for name, value in shared.items()
             if ctx.get_parameter_source(name).name == "COMMANDLINE"
         }
-        group.callback(**{**ctx.parent.params, **given})
+        group.callback(**{**ctx.parent.params, **overrides})
         return super().invoke(ctx)
 
 
@@ -118,8 +118,8 @@ def select_role_settings(role: str, config: Mapping[str, object]) -> dict[str, o
 
 def report_failures(failures: Mapping[str, ClientError]) -> ExitCode:
     """Print the failures, and return the exit code [ADM-2]."""
-    for what, failure in failures.items():
-        print_error(f"{what}: {failure.what()}", ExitCode.INCOMPLETE)
+    for subject, failure in failures.items():
+        print_error(f"{subject}: {failure.what()}", ExitCode.INCOMPLETE)
     return ExitCode.INCOMPLETE if failures else ExitCode.DONE
 
 

@@ -34,7 +34,7 @@ def describe(
     at: ClusterTarget = context.obj
     resource = _parse_resource(entity_type, entity_name)
     with at.open_admin() as admin:
-        found = admin.describe_configs([resource]).one(resource)
+        settings = admin.describe_configs([resource]).one(resource)
     rows: list[Row] = [
         {
             "Name": each.name,
@@ -43,7 +43,7 @@ def describe(
             "ReadOnly": each.read_only,
             "Sensitive": each.sensitive,
         }
-        for each in sorted(found.values(), key=lambda each: each.name)
+        for each in sorted(settings.values(), key=lambda each: each.name)
         if all_ or not each.is_default
     ]
     at.print_rows(_DESCRIBE_COLUMNS, rows)

@@ -166,14 +166,14 @@ def _print_records(reading: _ConsumeOptions, form: MessageFormatter) -> ExitCode
     own = {**select_role_settings("consumer", reading.config), "enable.auto.commit": "false"}
     commits = str(reading.config.get("enable.auto.commit")).lower() != "false"
     with Consumer(own) as consumer:
-        written = WrittenOffsetCommitter(consumer, commits="group.id" in own and commits)
+        committer = WrittenOffsetCommitter(consumer, commits="group.id" in own and commits)
         try:
             with interruptible():
-                _start_reading(consumer, reading, written)
+                _start_reading(consumer, reading, committer)
                 for records in poll_until(consumer, reading.until):
                     sys.stdout.buffer.write(b"".join(map(form.format, records)))
                     sys.stdout.buffer.flush()
-                    written.note_written(records)
+                    committer.note_written(records)
                     count += len(records)
         except KeyboardInterrupt:
             pass
@@ -181,20 +181,20 @@ def _print_records(reading: _ConsumeOptions, form: MessageFormatter) -> ExitCode
             silence_stdout()
             if not isinstance(exc, BrokenPipeError):
                 raise
-        written.commit()
+        committer.commit()
     most = reading.until.max_records
     if reading.until.idle_timeout_s is not None and most is not None and count < most:
         return print_error(f"{count} of {most} records came before --timeout-ms", ExitCode.INCOMPLETE)
     return ExitCode.DONE
 
 
-def _start_reading(consumer: Consumer, reading: _ConsumeOptions, written: WrittenOffsetCommitter) -> None:
+def _start_reading(consumer: Consumer, reading: _ConsumeOptions, committer: WrittenOffsetCommitter) -> None:
     """Subscribe or assign; an unknown topic is an error, instead of a wait for its creation."""
     config = reading.config
     with Admin(select_role_settings("admin", config)) as admin:
         partitions = list_partitions(admin, reading.topics, reading.partitions)
         if "group.id" in config:
-            consumer.subscribe(reading.topics, written)
+            consumer.subscribe(reading.topics, committer)
             return
         read_committed = config.get("isolation.level") == IsolationOption.COMMITTED
         offsets = find_start_offsets(admin, partitions, reading.start, read_committed=read_committed)

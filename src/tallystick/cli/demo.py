@@ -52,12 +52,12 @@ def demo(
 
 
 def _make_printer(console: Console) -> Callable[[str], None]:
-    began = time.monotonic()
+    started_at = time.monotonic()
 
     def say(line: str) -> None:
         style = "bold red" if line.startswith("KILLED") else ""
         console.print(
-            Text.assemble((f"{time.monotonic() - began:6.1f} s  ", "dim"), (line, style)), soft_wrap=True
+            Text.assemble((f"{time.monotonic() - started_at:6.1f} s  ", "dim"), (line, style)), soft_wrap=True
         )
 
     return say
@@ -81,13 +81,13 @@ def _render_result(outcome: DemoResult, folder: Path, *, kept: bool) -> Panel:
     )
     facts.add_row("seconds in all", f"{outcome.seconds:.0f}")
     facts.add_row("look further", _format_hint(folder, kept))
-    said = Table.grid()
-    said.add_row(table)
-    said.add_row("")
-    said.add_row(facts)
-    good = outcome.is_exactly_once
-    title = "every row, exactly once" if good else "NOT exactly once"
-    return Panel(said, title=title, border_style="green" if good else "red", expand=False)
+    content = Table.grid()
+    content.add_row(table)
+    content.add_row("")
+    content.add_row(facts)
+    exactly_once = outcome.is_exactly_once
+    title = "every row, exactly once" if exactly_once else "NOT exactly once"
+    return Panel(content, title=title, border_style="green" if exactly_once else "red", expand=False)
 
 
 def _format_hint(folder: Path, kept: bool) -> str:
@@ -95,12 +95,12 @@ def _format_hint(folder: Path, kept: bool) -> str:
 
 
 @contextmanager
-def _open_folder(chosen: Path | None) -> Iterator[Path]:
+def _open_folder(work_dir: Path | None) -> Iterator[Path]:
     """Provide the chosen folder, or a temporary one that is kept only if the demo fails."""
-    if chosen is None:
-        made = Path(tempfile.mkdtemp(prefix="tallystick-demo-"))
-        yield made
-        shutil.rmtree(made, ignore_errors=True)
+    if work_dir is None:
+        folder = Path(tempfile.mkdtemp(prefix="tallystick-demo-"))
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)
         return
-    chosen.mkdir(parents=True, exist_ok=True)
-    yield chosen
+    work_dir.mkdir(parents=True, exist_ok=True)
+    yield work_dir

@@ -51,11 +51,11 @@ def downgrade(
 
 
 def _parse_levels(texts: Sequence[str]) -> dict[str, int]:
-    named = parse_named_values(texts, "--feature")
-    for name, level in named.items():
+    levels = parse_named_values(texts, "--feature")
+    for name, level in levels.items():
         if not (level.isascii() and level.isdecimal() and int(level) <= INT16_MAX):
             raise typer.BadParameter(f"--feature {name}={level}: is not a level, 0 to {INT16_MAX}")
-    return {name: int(level) for name, level in named.items()}
+    return {name: int(level) for name, level in levels.items()}
 
 
 def _print_levels(at: ClusterTarget, levels: Mapping[str, int]) -> None:

@@ -64,20 +64,20 @@ def describe(context: typer.Context, group: Group) -> None:
     """Show a group's members, offsets and lag."""
     at: ClusterTarget = context.obj
     with at.open_admin() as admin:
-        found = admin.describe_groups([group]).one(group)
+        description = admin.describe_groups([group]).one(group)
         committed = admin.list_group_offsets(group)
-        readers = {where: member for member in found.members for where in member.partitions}
+        readers = {partition: member for member in description.members for partition in member.partitions}
         partitions = sorted({*committed, *readers})
         ends = admin.list_offsets(dict.fromkeys(partitions, LATEST))
     rows: list[Row] = []
-    for where in partitions:
-        end, offset, reader = ends.found.get(where), committed.get(where), readers.get(where)
+    for partition in partitions:
+        end, offset, reader = ends.found.get(partition), committed.get(partition), readers.get(partition)
         rows.append(
             {
                 "Group": group,
-                "State": found.state,
-                "Topic": where.topic,
-                "Partition": where.partition,
+                "State": description.state,
+                "Topic": partition.topic,
+                "Partition": partition.partition,
                 "CurrentOffset": None if offset is None else offset.offset,
                 "LogEndOffset": None if end is None else end.offset,
                 "Lag": None if end is None or offset is None else end.offset - offset.offset,
@@ -86,7 +86,7 @@ def describe(context: typer.Context, group: Group) -> None:
             }
         )
     at.print_rows(_DESCRIBE_COLUMNS, rows)
-    raise typer.Exit(report_failures({str(where): why for where, why in ends.failures.items()}))
+    raise typer.Exit(report_failures({str(partition): why for partition, why in ends.failures.items()}))
 
 
 @app.command()
@@ -140,19 +140,19 @@ def reset_offsets(
     with at.open_admin() as admin:
         plan = plan_reset(admin, group, _select_partitions(admin, group, topic), targets[0])
         if execute:
-            offsets = {where: each.target for where, each in plan.items()}
+            offsets = {partition: each.target for partition, each in plan.items()}
             answers = admin.alter_group_offsets(group, offsets)
-            failures = {str(where): why for where, why in answers.failures.items()}
+            failures = {str(partition): why for partition, why in answers.failures.items()}
     rows: list[Row] = [
         {
             "Group": group,
-            "Topic": where.topic,
-            "Partition": where.partition,
+            "Topic": partition.topic,
+            "Partition": partition.partition,
             "CurrentOffset": None if each.current is None else each.current.offset,
             "NewOffset": each.target.offset,
         }
-        for where, each in sorted(plan.items())
-        if str(where) not in failures
+        for partition, each in sorted(plan.items())
+        if str(partition) not in failures
     ]
     at.print_rows(("Group", "Topic", "Partition", "CurrentOffset", "NewOffset"), rows)
     if not execute:
@@ -180,5 +180,7 @@ def _select_partitions(admin: Admin, group: str, topics: list[str] | None) -> tu
     """Return the partitions of the named topics, or all in which the group has committed offsets."""
     if topics is None:
         return tuple(sorted(admin.list_group_offsets(group)))
-    wanted = parse_partitions(topics, "--topic").items()
-    return tuple(each for name, numbers in wanted for each in list_partitions(admin, [name], numbers))
+    numbers_by_topic = parse_partitions(topics, "--topic").items()
+    return tuple(
+        each for name, numbers in numbers_by_topic for each in list_partitions(admin, [name], numbers)
+    )

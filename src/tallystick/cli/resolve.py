@@ -109,21 +109,21 @@ def _resolve_query(
 ) -> ExitCode:
     # The modes decide which ids use two-phase commit.
     client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
-    found: PrefixStatus = _load_query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
-    decision = found.decision
+    status: PrefixStatus = _load_query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
+    decision = status.decision
     first = {
         "TransactionalId": prefix,
         "Found": "no decision" if decision is None else f"decided: {decision}",
         "Result": "forgotten" if retire and decision is not None and not dry_run else "",
         "Offsets": "" if decision is None else decision.offsets or "",
     }
-    lost = set(found.lost_ids)
+    lost_ids = set(status.lost_ids)
     decided = [
-        _format_query_row(name, fate.value, "lost" if name in lost else "committed", dry_run=dry_run)
-        for name, fate in found.outcomes.items()
+        _format_query_row(name, fate.value, "lost" if name in lost_ids else "committed", dry_run=dry_run)
+        for name, fate in status.outcomes.items()
     ]
     others = [
-        _format_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in found.undecided_ids
+        _format_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in status.undecided_ids
     ]
     at.print_rows(_QUERY_COLUMNS, [first, *decided, *others])
     return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
@@ -136,13 +136,13 @@ def _load_query_resolver(store: str | None) -> "Callable[..., PrefixStatus]":
     return partial(spark.resolve_rows, database=store)
 
 
-def _format_query_row(name: str, found: str, result: str, *, dry_run: bool) -> Row:
-    return {"TransactionalId": name, "Found": found, "Result": "" if dry_run else result, "Offsets": ""}
+def _format_query_row(name: str, finding: str, result: str, *, dry_run: bool) -> Row:
+    return {"TransactionalId": name, "Found": finding, "Result": "" if dry_run else result, "Offsets": ""}
 
 
 def _format_row(each: ResolvedId) -> Row:
-    found = each.recovered
-    if found is None:
+    recovered = each.recovered
+    if recovered is None:
         return {
             "TransactionalId": each.transactional_id,
             "Database": "",
@@ -153,11 +153,11 @@ def _format_row(each: ResolvedId) -> Row:
         }
     return {
         "TransactionalId": each.transactional_id,
-        "Database": str(found.state),
-        "InDoubt": str(found.in_doubt),
-        "Finding": found.finding.name,
-        "Verdict": "" if found.verdict is None else found.verdict.name,
-        "Result": found.action,
+        "Database": str(recovered.state),
+        "InDoubt": str(recovered.in_doubt),
+        "Finding": recovered.finding.name,
+        "Verdict": "" if recovered.verdict is None else recovered.verdict.name,
+        "Result": recovered.action,
     }
 
 
@@ -169,5 +169,5 @@ def _choose_exit_code(results: Sequence[ResolvedId], *, dry_run: bool) -> ExitCo
         return ExitCode.HANGING
     if any(each.failure for each in results):
         return ExitCode.FAILED
-    left = any(each.recovered is not None and each.recovered.verdict in _UNRESOLVED for each in results)
-    return ExitCode.HANGING if dry_run and left else ExitCode.DONE
+    unresolved = any(each.recovered is not None and each.recovered.verdict in _UNRESOLVED for each in results)
+    return ExitCode.HANGING if dry_run and unresolved else ExitCode.DONE

@@ -66,21 +66,21 @@ def pipeline(
     ] = None,
 ) -> None:
     """Run a pipeline until it is stopped, or with --once to its present end; see docs/pipeline.md."""
-    made = Pipeline.from_file(file)
+    pipeline = Pipeline.from_file(file)
     if explained:
-        _print_plan(_explain(made.definition), output)
+        _print_plan(_explain(pipeline.definition), output)
         return
-    log = log_file or _choose_log_file(made.definition)
-    stopped = Event()
+    log = log_file or _choose_log_file(pipeline.definition)
+    stop_requested = Event()
     with interruptible(), _redirect_output(log), ExitStack() as stack:
-        started = made.start(once, on_new=on_new_checkpoint, on_new_prefix=on_new_prefix)
-        stack.callback(started.stop)
+        running = pipeline.start(once, on_new=on_new_checkpoint, on_new_prefix=on_new_prefix)
+        stack.callback(running.stop)
         # Only now, because Spark installs its own handler when it starts.
         for number in _SIGNALS:
-            signal.signal(number, lambda *_: stopped.set())
-        print(_format_title(started), file=sys.stderr)
-        _show_progress(started, output, stopped)
-        failed = _report_failure(started, log)
+            signal.signal(number, lambda *_: stop_requested.set())
+        print(_format_title(running), file=sys.stderr)
+        _show_progress(running, output, stop_requested)
+        failed = _report_failure(running, log)
     if failed:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -142,29 +142,29 @@ class _ProgressDisplay:
             yield str(decided.in_doubt_count)
 
 
-def _show_progress(started: Running, output: OutputFormat, stopped: Event) -> None:
+def _show_progress(running: Running, output: OutputFormat, stop_requested: Event) -> None:
     """Show each batch, until the queries end, one fails, or a stop is requested."""
-    outputs = started.definition.outputs
-    watches = {each.name: started.watch(each) for each in outputs}
-    shown, names = _ProgressDisplay(), [each.name for each in outputs]
+    outputs = running.definition.outputs
+    watches = {each.name: running.watch(each) for each in outputs}
+    display, names = _ProgressDisplay(), [each.name for each in outputs]
     with ExitStack() as stack:
         for watch in watches.values():
             stack.callback(watch.close)
         live = stack.enter_context(Live(auto_refresh=False)) if output is OutputFormat.TABLE else None
         active = True
-        while active and not stopped.is_set():
-            active = started.active
-            for progress in started.progress():
-                shown.progress[progress.output] = progress
-                shown.rows[progress.output] = shown.rows.get(progress.output, 0) + progress.rows
+        while active and not stop_requested.is_set():
+            active = running.active
+            for progress in running.progress():
+                display.progress[progress.output] = progress
+                display.rows[progress.output] = display.rows.get(progress.output, 0) + progress.rows
                 decided = watches[progress.output].read_status()
                 if decided is not None:
-                    shown.decided[progress.output] = decided
+                    display.decided[progress.output] = decided
                 if live is None:
                     print(json.dumps(_to_json(progress, decided)), flush=True)
             if live is not None:
-                live.update(shown.build_table(names), refresh=True)
-            stopped.wait(_REFRESH_S if active else 0)
+                live.update(display.build_table(names), refresh=True)
+            stop_requested.wait(_REFRESH_S if active else 0)
 
 
 def _to_json(progress: Progress, decided: DecisionStatus | None) -> dict[str, object]:
@@ -184,17 +184,17 @@ def _to_json(progress: Progress, decided: DecisionStatus | None) -> dict[str, ob
     }
 
 
-def _format_title(started: Running) -> str:
-    own = "its own broker listens" if started.definition.kafka is None else "brokers"
-    return f"{started.definition.name} runs; {own} at {started.bootstrap_servers}. Ctrl-C stops it."
+def _format_title(running: Running) -> str:
+    own = "its own broker listens" if running.definition.kafka is None else "brokers"
+    return f"{running.definition.name} runs; {own} at {running.bootstrap_servers}. Ctrl-C stops it."
 
 
-def _report_failure(started: Running, log: Path) -> bool:
+def _report_failure(running: Running, log: Path) -> bool:
     """Return whether a query failed, and explain it on stderr."""
-    found = started.failed
-    if found is None:
+    failed_output = running.failed
+    if failed_output is None:
         return False
-    output, error = found
+    output, error = failed_output
     failure = describe_failure(str(error))
     print_error(
         f"output {output.name} failed: {failure.cause}\n  safe: {failure.safety}\n  do:   {failure.advice}\n"

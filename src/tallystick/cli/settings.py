@@ -36,14 +36,14 @@ def parse_named_pairs(texts: Iterable[str], option: str) -> tuple[tuple[str, str
 
 def parse_partitions(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
     """Parse TOPIC, or TOPIC:0,1, as in Kafka's tools; no numbers stand for all partitions."""
-    found: dict[str, tuple[int, ...]] = {}
+    numbers_by_topic: dict[str, tuple[int, ...]] = {}
     for text in texts:
         topic, colon, numbers = text.partition(":")
         parts = numbers.split(",") if colon else []
         if not topic or not all(part.isascii() and part.isdecimal() for part in parts):
             raise typer.BadParameter(f"{option} {text}: is not TOPIC or TOPIC:0,1")
-        found[topic] = (*found.get(topic, ()), *map(int, parts))
-    return found
+        numbers_by_topic[topic] = (*numbers_by_topic.get(topic, ()), *map(int, parts))
+    return numbers_by_topic
 
 
 def parse_time_ms(text: str, option: str) -> int:

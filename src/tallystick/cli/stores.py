@@ -51,8 +51,8 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
     try:
         engine = create_engine(url)
     except Exception as exc:  # of SQLAlchemy or the driver; its text may contain the URL's password
-        told = " ".join(str(exc).replace(url, "the URL").split())
-        raise BadConfig(f"--store: {type(exc).__name__}: {told}") from exc
+        text = " ".join(str(exc).replace(url, "the URL").split())
+        raise BadConfig(f"--store: {type(exc).__name__}: {text}") from exc
     try:
         yield _create_sql_store(engine, schema, allowed)
     finally:
@@ -77,7 +77,7 @@ def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
     try:
         database = open_database(str(folder))
     except Exception as exc:  # rocksdict has no classes for these
-        if any(told in str(exc) for told in ("While lock file", "lock hold by")):
+        if any(text in str(exc) for text in ("While lock file", "lock hold by")):
             raise BadStore(
                 f"--store: a process that is alive has {folder} open, and RocksDB lets in one: it finishes "
                 "its ids itself when it recovers; or stop it, and try again"
@@ -90,8 +90,8 @@ def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
 @contextmanager
 def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
     credentials, _, hosts = url.netloc.rpartition("@")
-    asked = parse_qs(url.query)
-    if not hosts or asked.keys() - {"path"}:
+    parameters = parse_qs(url.query)
+    if not hosts or parameters.keys() - {"path"}:
         raise BadConfig("--store: zookeeper://HOST:PORT,HOST:PORT/ROOT, and ?path=PATH if the store has one")
     kazoo = _lazy.load("kazoo.client").KazooClient
     digest = [("digest", unquote(credentials))] if credentials else None
@@ -105,7 +105,7 @@ def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
         client.close()
         raise BadStore(f"--store: no ZooKeeper of {hosts} answers: {type(exc).__name__}: {exc}") from exc
     try:
-        yield dualwrite.ZooKeeperStore(client, *asked.get("path", [])[-1:])
+        yield dualwrite.ZooKeeperStore(client, *parameters.get("path", [])[-1:])
     finally:
         client.stop()
         client.close()

@@ -54,8 +54,8 @@ def describe(context: typer.Context, topic: TopicNames) -> None:
             "Replicas": list(part.replicas),
             "Isr": list(part.isr),
         }
-        for name, found in answers.found.items()
-        for index, part in sorted(found.partitions.items())
+        for name, description in answers.found.items()
+        for index, part in sorted(description.partitions.items())
     ]
     at.print_rows(_DESCRIBE_COLUMNS, rows)
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
@@ -75,15 +75,15 @@ def create(
     """Create topics."""
     at: ClusterTarget = context.obj
     settings = parse_named_values(config or (), "--config")
-    wanted = [
+    new_topics = [
         NewTopic(name=name, partitions=partitions, replicas=replication_factor, config=settings)
         for name in topic
     ]
     with at.open_admin() as admin:
-        answers = admin.create_topics(wanted)
+        answers = admin.create_topics(new_topics)
     rows: list[Row] = [
-        {"Topic": made.name, "Partitions": made.partitions, "ReplicationFactor": made.replicas}
-        for made in answers.found.values()
+        {"Topic": created.name, "Partitions": created.partitions, "ReplicationFactor": created.replicas}
+        for created in answers.found.values()
     ]
     at.print_rows(_LIST_COLUMNS[:3], rows)
     raise typer.Exit(report_failures(answers.failures) and ExitCode.FAILED)
@@ -128,8 +128,8 @@ def delete_records(
     ((name, numbers),) = parse_partitions([topic], "--topic").items()
     with at.open_admin() as admin:
         partitions = list_partitions(admin, [name], numbers)
-        what = "every record" if before_offset < 0 else f"what is before offset {before_offset}"
-        confirm(f"Delete {what} in {', '.join(map(str, partitions))}?", yes=yes)
+        records = "every record" if before_offset < 0 else f"what is before offset {before_offset}"
+        confirm(f"Delete {records} in {', '.join(map(str, partitions))}?", yes=yes)
         before = dict.fromkeys(partitions, None if before_offset < 0 else before_offset)
         answers = admin.delete_records(before)
     rows: list[Row] = [

@@ -132,7 +132,9 @@ def describe(
         for each in answers.found.values():
             if each.forced_outcomes:
                 print(f"\nEnded without its client's decision, under {each.transactional_id}:")
-                at.print_rows(_FORCED_COLUMNS, [_format_forced_outcome(one) for one in each.forced_outcomes])
+                at.print_rows(
+                    _FORCED_COLUMNS, [_format_forced_outcome(outcome) for outcome in each.forced_outcomes]
+                )
     for name, failure in answers.failures.items():
         print_error(f"{name}: {failure.what()}", ExitCode.FAILED)
     raise typer.Exit(ExitCode.FAILED if answers.failures else ExitCode.DONE)
@@ -144,9 +146,9 @@ def describe_producers(
 ) -> None:
     """Show a partition's producers and open transactions."""
     at: ClusterTarget = context.obj
-    where = TopicPartition(topic, partition)
+    topic_partition = TopicPartition(topic, partition)
     with at.open_admin() as admin:
-        states = admin.describe_producers([where], broker=broker).one(where)
+        states = admin.describe_producers([topic_partition], broker=broker).one(topic_partition)
     rows: list[Row] = [
         {
             "ProducerId": state.identity.producer_id,
@@ -212,8 +214,10 @@ def abort(
     The marker does not come from its coordinator. Anything but a hanging transaction is refused without
     --force.
     """
-    given = (producer_id, producer_epoch, coordinator_epoch)
-    if (start_offset is None) == (None in given) or (start_offset is not None and given != (None,) * 3):
+    producer_options = (producer_id, producer_epoch, coordinator_epoch)
+    if (start_offset is None) == (None in producer_options) or (
+        start_offset is not None and producer_options != (None,) * 3
+    ):
         raise typer.BadParameter(
             "give either --start-offset, or --producer-id, --producer-epoch and --coordinator-epoch"
         )
@@ -226,19 +230,19 @@ def abort(
     )
     with _write_audit_lines(audit_log), at.open_admin() as admin:
         plan = admin.plan_abort(spec)
-        one = plan.transaction
+        transaction = plan.transaction
         typer.echo(_format_abort_plan(plan), err=True)
         if force or plan.breaks.name == "NOTHING":
-            confirm(f"Abort it in {one.partition}?", yes=yes)
-        written = admin.abort_transaction(plan, force=force)
+            confirm(f"Abort it in {transaction.partition}?", yes=yes)
+        marker_written = admin.abort_transaction(plan, force=force)
     row: Row = {
         "Topic": topic,
         "Partition": partition,
-        "ProducerId": one.writer.producer_id,
-        "ProducerEpoch": one.writer.epoch,
-        "StartOffset": one.start_offset,
+        "ProducerId": transaction.writer.producer_id,
+        "ProducerEpoch": transaction.writer.epoch,
+        "StartOffset": transaction.start_offset,
         "Guarded": plan.guarded,
-        "Result": "aborted" if written else "ended: an answer was lost, and it is no longer open",
+        "Result": "aborted" if marker_written else "ended: an answer was lost, and it is no longer open",
     }
     at.print_rows(tuple(row), [row])
 
@@ -259,14 +263,15 @@ def force_terminate(
     """
     at: ClusterTarget = context.obj
     with _write_audit_lines(audit_log), at.open_admin() as admin:
-        found = admin.describe_transactions([transactional_id]).one(transactional_id)
-        where = ", ".join(sorted(map(str, found.partitions))) or "nowhere"
+        description = admin.describe_transactions([transactional_id]).one(transactional_id)
+        partitions = ", ".join(sorted(map(str, description.partitions))) or "nowhere"
         typer.echo(
-            f"{transactional_id!r} is {found.state}, open in: {where}. What it wrote there will never be "
-            "read by read_committed consumers, and its producer is fenced until it is initialised again.",
+            f"{transactional_id!r} is {description.state}, open in: {partitions}. What it wrote there will "
+            "never be read by read_committed consumers, and its producer is fenced until it is initialised "
+            "again.",
             err=True,
         )
-        if force or not found.in_doubt:
+        if force or not description.in_doubt:
             confirm(f"Terminate {transactional_id!r}?", yes=yes)
         now = admin.force_terminate_transaction(transactional_id, force=force)
     row: Row = {
@@ -298,12 +303,12 @@ def complete(
     """
     at: ClusterTarget = context.obj
     try:
-        stored = PreparedTxnState(state)
+        prepared = PreparedTxnState(state)
     except BadPreparedTxnState as exc:
         raise typer.BadParameter(f"STATE: {exc}") from exc
     with _write_audit_lines(audit_log):
         with at.open_admin() as admin:
-            decision = completion.plan_completion(admin, transactional_id, stored)
+            decision = completion.plan_completion(admin, transactional_id, prepared)
         typer.echo(_format_completion_plan(decision), err=True)
         result = decision.outcome.name.lower()
         if decision.outcome.sends_request:
@@ -316,7 +321,7 @@ def complete(
         "ProducerId": writer.producer_id,
         "ProducerEpoch": writer.epoch,
         "FoundState": decision.description.state,
-        "State": str(stored),
+        "State": str(prepared),
         "Result": result,
     }
     at.print_rows(tuple(row), [row])
@@ -342,7 +347,7 @@ def _format_description(each: TransactionDescription, now_ms: int) -> Row:
         "TransactionDurationMs": open_ms,
         "TopicPartitions": sorted(map(str, each.partitions)),
         "Superseded": None if each.superseded is None else str(each.superseded),
-        "ForcedOutcomes": [_format_forced_outcome(one) for one in each.forced_outcomes],
+        "ForcedOutcomes": [_format_forced_outcome(outcome) for outcome in each.forced_outcomes],
     }
 
 
@@ -357,34 +362,35 @@ def _format_forced_outcome(each: ForcedOutcome) -> Row:
 
 
 def _format_case(case: HangingCase, now_ms: int) -> Row:
-    one, known = case.transaction, case.description
-    since = case.open_ms if case.open_ms is not None else compute_idle_ms(one, now_ms)
+    transaction, description = case.transaction, case.description
+    since = case.open_ms if case.open_ms is not None else compute_idle_ms(transaction, now_ms)
     return {
         "Verdict": case.verdict.value,
-        "Topic": one.partition.topic,
-        "Partition": one.partition.partition,
-        "ProducerId": one.writer.producer_id,
-        "ProducerEpoch": one.writer.epoch,
-        "CoordinatorEpoch": -1 if one.coordinator_epoch is None else one.coordinator_epoch,
-        "StartOffset": one.start_offset,
-        "LastTimestamp": one.last_timestamp_ms,
+        "Topic": transaction.partition.topic,
+        "Partition": transaction.partition.partition,
+        "ProducerId": transaction.writer.producer_id,
+        "ProducerEpoch": transaction.writer.epoch,
+        "CoordinatorEpoch": -1 if transaction.coordinator_epoch is None else transaction.coordinator_epoch,
+        "StartOffset": transaction.start_offset,
+        "LastTimestamp": transaction.last_timestamp_ms,
         "Duration(min)": None if since is None else since // _MINUTE_MS,
-        "TransactionalId": None if known is None else known.transactional_id,
+        "TransactionalId": None if description is None else description.transactional_id,
         "Why": case.finding.value,
     }
 
 
 def _format_completion_plan(decision: completion.CompletionPlan) -> str:
-    found, state = decision.description, decision.state
-    named = f"state {state}" if state else "the empty state"
-    where = ", ".join(sorted(map(str, found.partitions))) or "no partition"
+    description, state = decision.description, decision.state
+    subject = f"{description.transactional_id!r} is {description.state}"
+    state_text = f"state {state}" if state else "the empty state"
+    partitions = ", ".join(sorted(map(str, description.partitions))) or "no partition"
     lines = [
-        f"{found.transactional_id!r} is {found.state}, producer {found.writer}, open in: {where}.",
-        f"By {named}: {decision.outcome.value}.",
+        f"{subject}, producer {description.writer}, open in: {partitions}.",
+        f"By {state_text}: {decision.outcome.value}.",
     ]
-    if decision.outcome is completion.CompletionOutcome.UNKNOWN and found.state in _RESULT_BY_STATE:
+    if decision.outcome is completion.CompletionOutcome.UNKNOWN and description.state in _RESULT_BY_STATE:
         lines.append(
-            f"The last transaction of the id was {_RESULT_BY_STATE[found.state]}: this one, "
+            f"The last transaction of the id was {_RESULT_BY_STATE[description.state]}: this one, "
             "if none came after it."
         )
     if decision.outcome.sends_request:
@@ -395,11 +401,15 @@ def _format_completion_plan(decision: completion.CompletionPlan) -> str:
 
 
 def _format_abort_plan(plan: AbortPlan) -> str:
-    one, known = plan.transaction, plan.case.description
-    whose = "no coordinator knows it" if known is None else f"of {known.transactional_id!r}, {known.state}"
-    which = f"the transaction at offset {one.start_offset} of producer {one.writer}"
+    transaction, description = plan.transaction, plan.case.description
+    owner = (
+        "no coordinator knows it"
+        if description is None
+        else f"of {description.transactional_id!r}, {description.state}"
+    )
+    subject = f"the transaction at offset {transaction.start_offset} of producer {transaction.writer}"
     lines = [
-        f"{one.partition}: {which}, {whose}: {plan.case.verdict.value}.",
+        f"{transaction.partition}: {subject}, {owner}: {plan.case.verdict.value}.",
         "What it wrote there will never be read by read_committed consumers.",
     ]
     if not plan.guarded:
