@@ -1,6 +1,6 @@
 """Rules of access control, and the levels of features, on brokers that answer as a script says.
 
-Our own broker has no authorizer; Kafka's is in tests/interop.
+A real broker with ACLs is in test_acls_live.py, Kafka's in tests/interop.
 """
 
 import asyncio
