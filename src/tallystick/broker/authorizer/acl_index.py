@@ -158,13 +158,13 @@ class AclIndex:
         return self._derive(entries)
 
     def _derive(self, entries: dict[ResourcePattern, tuple[AccessControlEntry, ...]]) -> "AclIndex":
-        derived = AclIndex(version=self.version + 1)
-        derived._set_entries(entries)
-        return derived
+        index = AclIndex(version=self.version + 1)
+        index._set_entries(entries)
+        return index
 
-    def find(self, wanted: AclBindingFilter) -> list[AclBinding]:
+    def find(self, acl_filter: AclBindingFilter) -> list[AclBinding]:
         """Return the ACLs that a filter selects."""
-        return [acl for acl in self if wanted.matches(acl)]
+        return [acl for acl in self if acl_filter.matches(acl)]
 
     def _iter_patterns(self, kind: AclResource, name: str) -> Iterator[ResourcePattern]:
         """Yield the patterns that match a resource and have ACLs, the most specific first."""

@@ -52,17 +52,17 @@ def describe(broker: AclsPort, request: DescribeAclsRequest, context: RequestCon
     acls = _get_controller(broker, context, Operation.DESCRIBE)
     if isinstance(acls, Reject):
         return DescribeAclsResponse(error_code=acls.code, error_message=acls.reason)
-    wanted = parse_filter(
+    acl_filter = parse_filter(
         (request.resource_type_filter, request.resource_name_filter, request.pattern_type_filter),
         request.principal_filter,
         request.host_filter,
         request.operation,
         request.permission_type,
     )
-    if isinstance(wanted, Reject):
-        return DescribeAclsResponse(error_code=wanted.code, error_message=wanted.reason)
+    if isinstance(acl_filter, Reject):
+        return DescribeAclsResponse(error_code=acl_filter.code, error_message=acl_filter.reason)
     entries: dict[ResourcePattern, list[AccessControlEntry]] = {}
-    for acl in acls.index.find(wanted):
+    for acl in acls.index.find(acl_filter):
         entries.setdefault(acl.pattern, []).append(acl.entry)
     return DescribeAclsResponse(
         resources=tuple(
@@ -82,10 +82,10 @@ async def create(broker: AclsPort, request: CreateAclsRequest, context: RequestC
     acls = _get_controller(broker, context, Operation.ALTER)
     if isinstance(acls, Reject):
         return CreateAclsResponse(results=(_to_creation_result(acls),) * len(request.creations))
-    parsed = [_parse_creation(each) for each in request.creations]
-    failure = await acls.create([each for each in parsed if isinstance(each, AclBinding)])
+    bindings = [_parse_creation(each) for each in request.creations]
+    failure = await acls.create([each for each in bindings if isinstance(each, AclBinding)])
     return CreateAclsResponse(
-        results=tuple(_to_creation_result(each if isinstance(each, Reject) else failure) for each in parsed)
+        results=tuple(_to_creation_result(each if isinstance(each, Reject) else failure) for each in bindings)
     )
 
 
@@ -94,10 +94,10 @@ async def delete(broker: AclsPort, request: DeleteAclsRequest, context: RequestC
     acls = _get_controller(broker, context, Operation.ALTER)
     if isinstance(acls, Reject):
         return DeleteAclsResponse(filter_results=(_to_filter_result(acls),) * len(request.filters))
-    parsed = [_parse_filter(each) for each in request.filters]
-    matches = await acls.delete([each for each in parsed if isinstance(each, AclBindingFilter)])
+    filters = [_parse_filter(each) for each in request.filters]
+    matches = await acls.delete([each for each in filters if isinstance(each, AclBindingFilter)])
     if isinstance(matches, Reject):
-        results = [each if isinstance(each, Reject) else matches for each in parsed]
+        results = [each if isinstance(each, Reject) else matches for each in filters]
         return DeleteAclsResponse(filter_results=tuple(_to_filter_result(each) for each in results))
     remaining = iter(matches)
     return DeleteAclsResponse(
@@ -105,7 +105,7 @@ async def delete(broker: AclsPort, request: DeleteAclsRequest, context: RequestC
             _to_filter_result(each)
             if isinstance(each, Reject)
             else DeleteAclsFilterResult(matching_acls=tuple(_to_matching_acl(acl) for acl in next(remaining)))
-            for each in parsed
+            for each in filters
         )
     )
 
@@ -140,14 +140,14 @@ def _parse_filter(each: DeleteAclsFilter) -> AclBindingFilter | Reject:
     )
 
 
-def _to_creation_result(refused: Reject | None) -> AclCreationResult:
-    if refused is None:
+def _to_creation_result(refusal: Reject | None) -> AclCreationResult:
+    if refusal is None:
         return AclCreationResult()
-    return AclCreationResult(error_code=refused.code, error_message=refused.reason)
+    return AclCreationResult(error_code=refusal.code, error_message=refusal.reason)
 
 
-def _to_filter_result(refused: Reject) -> DeleteAclsFilterResult:
-    return DeleteAclsFilterResult(error_code=refused.code, error_message=refused.reason)
+def _to_filter_result(refusal: Reject) -> DeleteAclsFilterResult:
+    return DeleteAclsFilterResult(error_code=refusal.code, error_message=refusal.reason)
 
 
 def _to_description(entry: AccessControlEntry) -> AclDescription:

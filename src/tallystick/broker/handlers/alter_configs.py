@@ -58,7 +58,9 @@ class ConfigAlteration(Value):
 GROUP_SETTINGS: Final[Mapping[str, Setting]] = {}
 # Limit of problems reported for one resource; suggesting a similar name takes a millisecond each.
 PROBLEMS_REPORTED_MAX: Final = 10
-REPEATED_RESOURCE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
+REPEATED_RESOURCE: Final = Reject(
+    ErrorCode.INVALID_REQUEST, "the request has this resource twice; nothing was changed"
+)
 
 
 _RESPONSES: Final[Mapping[type, tuple[Callable[..., object], Callable[..., object]]]] = {
@@ -90,12 +92,12 @@ async def handle(
     for each in alterations:
         await pacer.count_entry()
         if times[each.resource_type, each.name] > 1:
-            refused: Reject | None = REPEATED_RESOURCE
+            refusal: Reject | None = REPEATED_RESOURCE
         else:
-            refused = await _alter_resource(
+            refusal = await _alter_resource(
                 broker, context, each, replace=is_replacement, validate_only=request.validate_only
             )
-        results.append((each, refused))
+        results.append((each, refusal))
     make_response, make_result = _RESPONSES[type(request)]
     return SlicedListResponse(
         lambda responses: make_response(responses=responses),
@@ -113,11 +115,11 @@ def _read_change(
 
 
 def _build_result(
-    make_result: Callable[..., object], alteration: ConfigAlteration, refused: Reject | None
+    make_result: Callable[..., object], alteration: ConfigAlteration, refusal: Reject | None
 ) -> object:
     return make_result(
-        error_code=ErrorCode.NONE if refused is None else refused.code,
-        error_message=None if refused is None else refused.reason,
+        error_code=ErrorCode.NONE if refusal is None else refusal.code,
+        error_message=None if refusal is None else refusal.reason,
         resource_type=alteration.resource_type,
         resource_name=alteration.name,
     )
@@ -132,9 +134,9 @@ async def _alter_resource(
     validate_only: bool,
 ) -> Reject | None:
     kind, name, changes = alteration.resource_type, alteration.name, alteration.changes
-    malformed = _find_malformed(kind, name, changes)
-    if malformed is not None:
-        return Reject(ErrorCode.INVALID_REQUEST, malformed)
+    problem = _find_malformed(kind, name, changes)
+    if problem is not None:
+        return Reject(ErrorCode.INVALID_REQUEST, problem)
     denied = check_config_right(broker, context, Operation.ALTER_CONFIGS, kind, name)
     if denied is not None:
         return denied
@@ -150,7 +152,8 @@ async def _alter_resource(
                 return None
             case _:
                 return Reject(
-                    ErrorCode.INVALID_REQUEST, f"settings of resource type {kind} cannot be altered here"
+                    ErrorCode.INVALID_REQUEST,
+                    f"settings of resource type {kind} cannot be altered on this broker",
                 )
     except BadConfig as exc:
         # In Kafka the controller validates settings of topics and groups, a broker its own; the codes differ.
@@ -179,7 +182,7 @@ async def _alter_topic(
 ) -> Reject | None:
     topic = broker.topics.find(name)
     if topic is None:
-        return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist")
 
     def change(current: Mapping[str, str]) -> Mapping[str, str]:
         return apply_changes({} if replace else current, changes, TOPIC_SETTINGS)
@@ -193,13 +196,19 @@ async def _alter_broker(
     broker: ConfigsPort, name: str, changes: Sequence[ConfigChange], replace: bool, validate_only: bool
 ) -> Reject | None:
     if name not in ("", str(broker.config.node_id)):
-        return Reject(ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}")
+        return Reject(
+            ErrorCode.INVALID_REQUEST,
+            f"broker {name!r} does not exist; the only one is {broker.config.node_id}",
+        )
 
     def change(current: Mapping[str, str]) -> Mapping[str, str]:
         configs = apply_changes({} if replace else current, changes, BROKER_SETTINGS)
-        fixed = [n for n in configs if not BROKER_SETTINGS[n].dynamic]
-        if fixed:
-            raise BadConfig(f"not to be changed while running: {', '.join(fixed)}")
+        read_only = [n for n in configs if not BROKER_SETTINGS[n].dynamic]
+        if read_only:
+            raise BadConfig(
+                f"cannot be changed while the broker runs: {', '.join(read_only)}; set them in its"
+                " configuration and restart"
+            )
         return configs
 
     if validate_only:
@@ -218,48 +227,48 @@ def apply_changes(
 
     Source: KIP-339; ConfigurationControlManager.
     """
-    changed, problems = dict(current), list[str]()
+    configs, problems = dict(current), list[str]()
     for change in changes:
         if len(problems) == PROBLEMS_REPORTED_MAX:
             problems.append("and perhaps more")
             break
-        made = settings.get(change.name)
-        if made is None and change.operation == AlterConfigOp.DELETE:
-            changed.pop(change.name, None)  # as in Kafka: deleting an unknown setting succeeds
-        elif made is None and settings is TOPIC_SETTINGS and change.name in DEFAULT_ONLY_SETTINGS:
-            changed[change.name] = change.value or ""  # validated with the topic's other settings
-        elif made is None and settings is BROKER_SETTINGS and is_kafka_name(change.name):
+        spec = settings.get(change.name)
+        if spec is None and change.operation == AlterConfigOp.DELETE:
+            configs.pop(change.name, None)  # as in Kafka: deleting an unknown setting succeeds
+        elif spec is None and settings is TOPIC_SETTINGS and change.name in DEFAULT_ONLY_SETTINGS:
+            configs[change.name] = change.value or ""  # validated with the topic's other settings
+        elif spec is None and settings is BROKER_SETTINGS and is_kafka_name(change.name):
             problems.append(f"{change.name}: has no effect in this broker and cannot be changed")
-        elif made is None:
+        elif spec is None:
             problems.append(describe_unknown(change.name, settings))
         else:
-            why = _apply_change(changed, made, change)
+            why = _apply_change(configs, spec, change)
             if why is not None:
                 problems.append(f"{change.name}: {why}")
     if problems:
         raise BadConfig("\n".join(problems))
-    return changed
+    return configs
 
 
-def _apply_change(changed: dict[str, str], made: Setting, change: ConfigChange) -> str | None:
-    name, value = made.name, change.value
+def _apply_change(configs: dict[str, str], spec: Setting, change: ConfigChange) -> str | None:
+    name, value = spec.name, change.value
     if change.operation == AlterConfigOp.DELETE:
-        changed.pop(name, None)
+        configs.pop(name, None)
         return None
     if value is None:
         return "there is no value"
     if change.operation == AlterConfigOp.SET:
-        changed[name] = value.strip()
+        configs[name] = value.strip()
         return None
     if change.operation not in (AlterConfigOp.APPEND, AlterConfigOp.SUBTRACT):
         return f"operation {change.operation} is unknown"
-    if not isinstance(made.default, tuple):
-        return f"{AlterConfigOp(change.operation).name} is for lists, this is {made.describe_allowed()}"
-    listed = [part for part in changed.get(name, made.format(made.default) or "").split(",") if part]
+    if not isinstance(spec.default, tuple):
+        return f"{AlterConfigOp(change.operation).name} is for lists, this is {spec.describe_allowed()}"
+    items = [part for part in configs.get(name, spec.format(spec.default) or "").split(",") if part]
     parts = [part.strip() for part in value.split(",") if part.strip()]
     if change.operation == AlterConfigOp.APPEND:
-        listed += [part for part in parts if part not in listed]
+        items += [part for part in parts if part not in items]
     else:
-        listed = [part for part in listed if part not in parts]
-    changed[name] = ",".join(listed)
+        items = [part for part in items if part not in parts]
+    configs[name] = ",".join(items)
     return None

@@ -20,15 +20,15 @@ from tallystick.protocol.messages.alter_replica_log_dirs import (
 async def handle(
     broker: LogDirsPort, request: AlterReplicaLogDirsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
-    allowed = may_on_cluster(broker, context, Operation.ALTER)
+    is_allowed = may_on_cluster(broker, context, Operation.ALTER)
     # The path as DescribeLogDirs reports it, or the absolute path.
-    here = {broker.data_dir, broker.data_dir.absolute()}
+    own_paths = {broker.data_dir, broker.data_dir.absolute()}
     codes: dict[str, dict[int, ErrorCode]] = {}
     answers: dict[str, ItemsView[int, ErrorCode]] = {}
     pacer = LoopYielder()
     for directory in request.dirs:
         await pacer.count_entry()
-        known = Path(directory.path) in here
+        is_current = Path(directory.path) in own_paths
         for topic in directory.topics:
             await pacer.count_entry()
             of_topic = codes.setdefault(topic.name, {})
@@ -36,8 +36,8 @@ async def handle(
             for index in topic.partitions:
                 await pacer.count_entry()
                 of_topic[index] = (
-                    _check_partition(broker, topic.name, index, known)
-                    if allowed
+                    _check_partition(broker, topic.name, index, is_current)
+                    if is_allowed
                     else ErrorCode.CLUSTER_AUTHORIZATION_FAILED
                 )
     return SlicedTopicResponse(

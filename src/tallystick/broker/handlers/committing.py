@@ -83,7 +83,7 @@ class OffsetCommitPlan(Value):
     @classmethod
     def refuse_all(cls, rows: Sequence[RequestTopic], code: ErrorCode) -> Self:
         """Return a plan that commits nothing and answers every partition with this code."""
-        places = ((row, column) for row, asked in enumerate(rows) for column in range(len(asked.partitions)))
+        places = ((row, column) for row, topic in enumerate(rows) for column in range(len(topic.partitions)))
         return cls(dict.fromkeys(places, code), {}, {})
 
     async def build_responses(

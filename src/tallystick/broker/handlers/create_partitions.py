@@ -23,42 +23,46 @@ async def handle(
 ) -> CreatePartitionsResponse:
     pacer, results = LoopYielder(), list[CreatePartitionsTopicResult]()
     may_alter = make_topic_check(broker, context, Operation.ALTER)
-    asked = Counter(topic.name for topic in request.topics)
+    request_counts = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
         await pacer.count_entry()
-        if asked[topic.name] > 1:
-            refused: Reject | None = Reject(
-                ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is asked for twice"
+        if request_counts[topic.name] > 1:
+            refusal: Reject | None = Reject(
+                ErrorCode.INVALID_REQUEST, f"the request has topic {topic.name!r} twice; nothing was changed"
             )
         elif not may_alter(topic.name):
-            refused = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
+            refusal = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
         else:
-            refused = _check(broker, topic)
-        if refused is None and not request.validate_only:
+            refusal = _check(broker, topic)
+        if refusal is None and not request.validate_only:
             grown = await broker.topic_controller.grow(topic.name, topic.count)
-            refused = grown if isinstance(grown, Reject) else None
+            refusal = grown if isinstance(grown, Reject) else None
         results.append(
             CreatePartitionsTopicResult(
                 name=topic.name,
-                error_code=ErrorCode.NONE if refused is None else refused.code,
-                error_message=None if refused is None else refused.reason,
+                error_code=ErrorCode.NONE if refusal is None else refusal.code,
+                error_message=None if refusal is None else refusal.reason,
             )
         )
     return CreatePartitionsResponse(results=tuple(results))
 
 
-def _check(broker: TopicControllerPort, wanted: CreatePartitionsTopic) -> Reject | None:
-    if wanted.name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
+def _check(broker: TopicControllerPort, topic: CreatePartitionsTopic) -> Reject | None:
+    if topic.name in (CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC):
         # The number of partitions decides which one a group or transactional id belongs to.
-        return Reject(ErrorCode.INVALID_REQUEST, f"the partitions of {wanted.name!r} are fixed")
-    refused = broker.topic_controller.check_growth(wanted.name, wanted.count)
-    if refused is not None or wanted.assignments is None:
-        return refused
-    added = wanted.count - len(broker.topics.list_partitions_of(wanted.name))
+        return Reject(
+            ErrorCode.INVALID_REQUEST,
+            f"the number of partitions of {topic.name!r} cannot be changed, as ids are mapped by it",
+        )
+    refusal = broker.topic_controller.check_growth(topic.name, topic.count)
+    if refusal is not None or topic.assignments is None:
+        return refusal
+    new_count = topic.count - len(broker.topics.list_partitions_of(topic.name))
     node = broker.config.node_id
-    if len(wanted.assignments) != added or any(a.broker_ids != (node,) for a in wanted.assignments):
+    if len(topic.assignments) != new_count or any(a.broker_ids != (node,) for a in topic.assignments):
         return Reject(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"{len(wanted.assignments)} assignments for {added} new partitions; the only broker is {node}",
+            f"{len(topic.assignments)} assignments were given for {new_count} new partitions; each needs"
+            f" one, of broker {node}",
         )
     return None

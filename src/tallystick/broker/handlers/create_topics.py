@@ -35,8 +35,10 @@ async def handle(
     for topic in {topic.name: topic for topic in request.topics}.values():
         await pacer.count_entry()
         if counts[topic.name] > 1:
-            twice = Reject(ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice")
-            results.append(_refused_result(topic, twice))
+            refusal = Reject(
+                ErrorCode.INVALID_REQUEST, f"the request has topic {topic.name!r} twice; it was not created"
+            )
+            results.append(_refused_result(topic, refusal))
         elif not may_create(topic.name):
             results.append(_refused_result(topic, _NOT_AUTHORIZED))
         else:
@@ -46,34 +48,34 @@ async def handle(
 
 
 async def _create(broker: ConfigsPort, topic: CreatableTopic, validate_only: bool) -> CreatableTopicResult:
-    wanted = _make_topic_spec(broker, topic)
-    if isinstance(wanted, Reject):
-        return _refused_result(topic, wanted)
-    if wanted.name in INTERNAL_TOPICS:
+    spec = _make_topic_spec(broker, topic)
+    if isinstance(spec, Reject):
+        return _refused_result(topic, spec)
+    if spec.name in INTERNAL_TOPICS:
         # Kafka creates it as requested. Wrong settings could destroy transaction outcomes [TXN-15].
-        own = f"topic {wanted.name!r} is the broker's own, it is made when the first client needs it"
+        own = f"topic {spec.name!r} is internal; the broker creates it when the first client needs it"
         return _refused_result(topic, Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, own))
-    made = (
-        broker.topic_controller.check_creation(wanted)
+    result = (
+        broker.topic_controller.check_creation(spec)
         if validate_only
-        else await broker.topic_controller.create(wanted)
+        else await broker.topic_controller.create(spec)
     )
-    if isinstance(made, Reject):
-        return _refused_result(topic, made)
+    if isinstance(result, Reject):
+        return _refused_result(topic, result)
     return CreatableTopicResult(
-        name=wanted.name,
-        topic_id=made.topic_id if isinstance(made, Topic) else NIL,
-        num_partitions=wanted.partitions,
+        name=spec.name,
+        topic_id=result.topic_id if isinstance(result, Topic) else NIL,
+        num_partitions=spec.partitions,
         replication_factor=1,
         configs=tuple(
             CreatableTopicConfigs(
-                name=shown.setting.name,
-                value=shown.value,
-                read_only=shown.is_read_only,
-                config_source=shown.source,
+                name=described.setting.name,
+                value=described.value,
+                read_only=described.is_read_only,
+                config_source=described.source,
                 is_sensitive=False,
             )
-            for shown in describe_new_topic_settings(broker, wanted.configs)
+            for described in describe_new_topic_settings(broker, spec.configs)
         ),
     )
 
@@ -97,7 +99,7 @@ def _make_topic_spec(broker: ConfigsPort, topic: CreatableTopic) -> TopicSpec | 
     configs: dict[str, str] = {}
     for config in topic.configs:
         if config.value is None:
-            return Reject(ErrorCode.INVALID_CONFIG, f"{config.name}: there is no value")
+            return Reject(ErrorCode.INVALID_CONFIG, f"{config.name}: the value is missing")
         configs[config.name] = config.value
     return TopicSpec(topic.name, partitions, configs)
 
@@ -113,13 +115,15 @@ def _count_partitions(broker: ConfigsPort, topic: CreatableTopic) -> int | Rejec
     if topic.replication_factor not in (-1, 1):
         return Reject(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"replication factor {topic.replication_factor}: there is 1 broker",
+            f"the replication factor is {topic.replication_factor}, but there is 1 broker; it must be 1 or"
+            " -1",
         )
     if topic.num_partitions == -1:
         return broker.config.num_partitions
     if topic.num_partitions < 1:
         return Reject(
-            ErrorCode.INVALID_PARTITIONS, f"{topic.num_partitions} partitions; at least 1 is needed"
+            ErrorCode.INVALID_PARTITIONS,
+            f"{topic.num_partitions} partitions were requested; at least 1 is needed",
         )
     return topic.num_partitions
 
@@ -132,18 +136,20 @@ def _count_assigned(broker: ConfigsPort, topic: CreatableTopic) -> int | Reject:
     indexes = sorted(a.partition_index for a in topic.assignments)
     if indexes != list(range(len(indexes))):
         return Reject(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions {indexes} are not 0 to {len(indexes) - 1}"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"the assigned partitions are {indexes}; they must be 0 to {len(indexes) - 1}",
         )
     node = broker.config.node_id
     wrong = [a.broker_ids for a in topic.assignments if a.broker_ids != (node,)]
     if wrong:
         return Reject(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"replicas {list(wrong[0])}: the only broker is {node}"
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"the assigned replicas are {list(wrong[0])}, but the only broker is {node}",
         )
     return len(indexes)
 
 
-def _refused_result(topic: CreatableTopic, refused: Reject) -> CreatableTopicResult:
+def _refused_result(topic: CreatableTopic, refusal: Reject) -> CreatableTopicResult:
     return CreatableTopicResult(
-        name=topic.name, error_code=refused.code, error_message=refused.reason, configs=None
+        name=topic.name, error_code=refusal.code, error_message=refusal.reason, configs=None
     )

@@ -30,17 +30,17 @@ HIGH_WATERMARK: Final = -1
 async def handle(
     broker: DeletionPort, request: DeleteRecordsRequest, context: RequestContext
 ) -> SlicedTopicResponse:
-    named = await group_distinct(
+    distinct = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
     may_delete = make_topic_check(broker, context, Operation.DELETE)
 
-    def delete(name: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    def delete(name: str, record_request: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         if not may_delete(name):
-            return _refused_result(wanted.partition_index, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        return _delete(broker, name, wanted)
+            return _refused_result(record_request.partition_index, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        return _delete(broker, name, record_request)
 
-    results = await answer_in_slices(named, delete)
+    results = await answer_in_slices(distinct, delete)
     return SlicedTopicResponse(
         lambda topics: DeleteRecordsResponse(topics=topics),
         lambda name, partitions: DeleteRecordsTopicResult(name=name, partitions=partitions),
@@ -49,29 +49,31 @@ async def handle(
     )
 
 
-def _delete(broker: DeletionPort, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
-    index, offset = wanted.partition_index, wanted.offset
-    known, partition = broker.topics.find(topic), broker.topics.find_partition(topic, index)
-    if known is None or partition is None:
+def _delete(
+    broker: DeletionPort, topic: str, request: DeleteRecordsPartition
+) -> DeleteRecordsPartitionResult:
+    index, offset = request.partition_index, request.offset
+    topic_entry, partition = broker.topics.find(topic), broker.topics.find_partition(topic, index)
+    if topic_entry is None or partition is None:
         return _refused_result(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if topic in INTERNAL_TOPICS:
         return _refused_result(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
     # As in Kafka's Partition.deleteRecordsOnLeader: only topics with the delete policy lose records.
-    if "delete" not in resolve_topic_config(broker.config, known).cleanup_policy:
+    if "delete" not in resolve_topic_config(broker.config, topic_entry).cleanup_policy:
         return _refused_result(index, ErrorCode.POLICY_VIOLATION)
     log = partition.log
     target = log.reader.high_watermark if offset == HIGH_WATERMARK else Offset(offset)
     if not 0 <= target <= log.reader.high_watermark:
         return _refused_result(index, ErrorCode.OFFSET_OUT_OF_RANGE)
-    refused = check_records_deletion(broker, [(partition, target)])
-    if refused is not None:
-        return _refused_result(index, refused.code)
+    refusal = check_records_deletion(broker, [(partition, target)])
+    if refusal is not None:
+        return _refused_result(index, refusal.code)
     try:
-        refused = partition.delete_records_before(target)
+        refusal = partition.delete_records_before(target)
     except (StorageFailure, OSError):
         return _refused_result(index, ErrorCode.KAFKA_STORAGE_ERROR)
-    if refused is not None:
-        return _refused_result(index, refused.code)
+    if refusal is not None:
+        return _refused_result(index, refusal.code)
     return DeleteRecordsPartitionResult(partition_index=index, low_watermark=log.log_start_offset)
 
 

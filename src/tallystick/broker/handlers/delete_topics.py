@@ -31,10 +31,10 @@ async def handle(
     broker: TopicDeletionPort, request: DeleteTopicsRequest, context: RequestContext
 ) -> DeleteTopicsResponse:
     pacer = LoopYielder()
-    named = (DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names)
-    wanted: dict[tuple[str | None, UUID], DeleteTopicState] = {}
-    for topic in chain(named, request.topics):
-        wanted[topic.name, topic.topic_id] = topic
+    by_name = (DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names)
+    distinct: dict[tuple[str | None, UUID], DeleteTopicState] = {}
+    for topic in chain(by_name, request.topics):
+        distinct[topic.name, topic.topic_id] = topic
         await pacer.count_entry()
     rights = _DeletionRights(
         may_describe=make_topic_check_or_cluster(
@@ -43,7 +43,7 @@ async def handle(
         may_delete=make_topic_check_or_cluster(broker, context, Operation.DELETE),
     )
     results = []
-    for topic in wanted.values():
+    for topic in distinct.values():
         results.append(await _delete(broker, topic, rights))
         await pacer.count_entry()
     return DeleteTopicsResponse(responses=tuple(results))
@@ -57,50 +57,53 @@ class _DeletionRights(Value):
 
 
 async def _delete(
-    broker: TopicDeletionPort, wanted: DeleteTopicState, rights: _DeletionRights
+    broker: TopicDeletionPort, request: DeleteTopicState, rights: _DeletionRights
 ) -> DeletableTopicResult:
-    name = wanted.name
+    name = request.name
     if name is None:
-        topic = broker.topics.find_by_id(wanted.topic_id)
+        topic = broker.topics.find_by_id(request.topic_id)
         if topic is None:
             return DeletableTopicResult(
-                name=None, topic_id=wanted.topic_id, error_code=ErrorCode.UNKNOWN_TOPIC_ID
+                name=None, topic_id=request.topic_id, error_code=ErrorCode.UNKNOWN_TOPIC_ID
             )
         name = topic.name
         if not rights.may_describe(name):
             return DeletableTopicResult(name=None, topic_id=topic.topic_id, error_code=_NOT_AUTHORIZED)
-    elif wanted.topic_id != NIL:
+    elif request.topic_id != NIL:
         return DeletableTopicResult(
             name=name,
-            topic_id=wanted.topic_id,
+            topic_id=request.topic_id,
             error_code=ErrorCode.INVALID_REQUEST,
             error_message="a topic is named by its name or by its id, not by both",
         )
     if not rights.may_describe(name):
         return DeletableTopicResult(name=name, topic_id=NIL, error_code=_NOT_AUTHORIZED)
-    known = broker.topics.find(name)
-    if known is not None and not rights.may_delete(name):
-        return DeletableTopicResult(name=name, topic_id=known.topic_id, error_code=_NOT_AUTHORIZED)
-    refused = await _check_deletion(broker, name)
+    existing = broker.topics.find(name)
+    if existing is not None and not rights.may_delete(name):
+        return DeletableTopicResult(name=name, topic_id=existing.topic_id, error_code=_NOT_AUTHORIZED)
+    refusal = await _check_deletion(broker, name)
     return DeletableTopicResult(
         name=name,
-        topic_id=NIL if known is None else known.topic_id,
-        error_code=ErrorCode.NONE if refused is None else refused.code,
-        error_message=None if refused is None else refused.reason,
+        topic_id=NIL if existing is None else existing.topic_id,
+        error_code=ErrorCode.NONE if refusal is None else refusal.code,
+        error_message=None if refusal is None else refusal.reason,
     )
 
 
 async def _check_deletion(broker: TopicDeletionPort, name: str) -> Reject | None:
     # KIP-322: the error code of a broker that does not delete topics.
     if not broker.config.delete_topic_enable:
-        return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
+        return Reject(
+            ErrorCode.TOPIC_DELETION_DISABLED,
+            "topics cannot be deleted, as delete.topic.enable is false on this broker",
+        )
     if name in INTERNAL_TOPICS:
-        return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
+        return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is internal and cannot be deleted")
 
     def in_doubt(partitions: Sequence[Partition]) -> Reject | None:
         return check_topic_deletion(broker, partitions)
 
-    refused = await broker.topic_controller.delete(name, in_doubt)
-    if refused is None or broker.topic_controller.deletions.holds_name(name):
+    refusal = await broker.topic_controller.delete(name, in_doubt)
+    if refusal is None or broker.topic_controller.deletions.holds_name(name):
         broker.groups.delete_topic_offsets(name)
-    return refused
+    return refusal

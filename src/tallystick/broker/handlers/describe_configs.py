@@ -32,10 +32,10 @@ def handle(
     broker: ConfigsPort, request: DescribeConfigsRequest, context: RequestContext
 ) -> SlicedListResponse:
     # If a resource is requested twice with different keys, the last request counts.
-    wanted = {(each.resource_type, each.resource_name): each for each in request.resources}
+    distinct = {(each.resource_type, each.resource_name): each for each in request.resources}
     return SlicedListResponse(
         lambda results: DescribeConfigsResponse(results=results),
-        tuple(wanted.values()),
+        tuple(distinct.values()),
         lambda resource: _describe(broker, resource, request, context),
     )
 
@@ -47,13 +47,13 @@ def _describe(
     context: RequestContext,
 ) -> DescribeConfigsResult:
     kind, name = resource.resource_type, resource.resource_name
-    found = check_config_right(broker, context, Operation.DESCRIBE_CONFIGS, kind, name) or _describe_settings(
-        broker, resource
-    )
-    if isinstance(found, Reject):
+    settings = check_config_right(
+        broker, context, Operation.DESCRIBE_CONFIGS, kind, name
+    ) or _describe_settings(broker, resource)
+    if isinstance(settings, Reject):
         return DescribeConfigsResult(
-            error_code=found.code,
-            error_message=found.reason,
+            error_code=settings.code,
+            error_message=settings.reason,
             resource_type=resource.resource_type,
             resource_name=resource.resource_name,
         )
@@ -62,7 +62,9 @@ def _describe(
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
         configs=tuple(
-            _build_result(shown, request) for shown in found if keys is None or shown.setting.name in keys
+            _build_result(described, request)
+            for described in settings
+            if keys is None or described.setting.name in keys
         ),
     )
 
@@ -77,7 +79,7 @@ def _describe_settings(
             if topic is not None:
                 return describe_topic_settings(broker, topic)
             return check_topic_name(name) or Reject(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}"
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {name!r} does not exist"
             )
         case ConfigResourceType.BROKER if name == "":
             return describe_default_settings(broker)
@@ -85,28 +87,31 @@ def _describe_settings(
             return describe_broker_settings(broker)
         case ConfigResourceType.BROKER:
             return Reject(
-                ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}"
+                ErrorCode.INVALID_REQUEST,
+                f"broker {name!r} does not exist; the only one is {broker.config.node_id}",
             )
         case ConfigResourceType.GROUP if name == "":
-            return Reject(ErrorCode.INVALID_REQUEST, "a group's name must not be empty")
+            return Reject(ErrorCode.INVALID_REQUEST, "the group id must not be empty")
         case ConfigResourceType.GROUP | ConfigResourceType.CLIENT_METRICS | ConfigResourceType.BROKER_LOGGER:
             return ()
         case other:
             return Reject(ErrorCode.INVALID_REQUEST, f"resource type {other} is unknown")
 
 
-def _build_result(shown: DescribedSetting, request: DescribeConfigsRequest) -> DescribeConfigsResourceResult:
-    synonyms = shown.synonyms if request.include_synonyms else ()
+def _build_result(
+    described: DescribedSetting, request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    synonyms = described.synonyms if request.include_synonyms else ()
     return DescribeConfigsResourceResult(
-        name=shown.setting.name,
-        value=shown.value,
-        read_only=shown.is_read_only,
-        config_source=shown.source,
-        is_sensitive=shown.setting.kind is SettingType.PASSWORD,
+        name=described.setting.name,
+        value=described.value,
+        read_only=described.is_read_only,
+        config_source=described.source,
+        is_sensitive=described.setting.kind is SettingType.PASSWORD,
         synonyms=tuple(
             DescribeConfigsSynonym(name=origin.name, value=origin.value, source=origin.source)
             for origin in synonyms
         ),
-        config_type=shown.setting.kind,
-        documentation=shown.setting.doc if request.include_documentation else None,
+        config_type=described.setting.kind,
+        documentation=described.setting.doc if request.include_documentation else None,
     )

@@ -24,11 +24,11 @@ async def handle(
 ) -> DescribeLogDirsResponse | SlicedTopicResponse:
     if not may_on_cluster(broker, context, Operation.DESCRIBE):
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    wanted: Mapping[str, Collection[int]]
+    indexes_by_topic: Mapping[str, Collection[int]]
     if request.topics is None:
-        wanted = {topic.name: range(topic.partitions) for topic in broker.topics}
+        indexes_by_topic = {topic.name: range(topic.partitions) for topic in broker.topics}
     else:
-        wanted = await group_distinct(
+        indexes_by_topic = await group_distinct(
             ((topic.topic, topic.partitions) for topic in request.topics), identity_key
         )
     total_bytes, usable_bytes = broker.data_directory.measure_volume()
@@ -42,10 +42,10 @@ async def handle(
     return SlicedTopicResponse(
         answer,
         lambda name, partitions: DescribeLogDirsTopic(name=name, partitions=partitions),
-        await _find_partitions(broker, wanted),
-        lambda _, found: DescribeLogDirsPartition(
-            partition_index=found[0],
-            partition_size=found[1].log.size_bytes,
+        await _find_partitions(broker, indexes_by_topic),
+        lambda _, entry: DescribeLogDirsPartition(
+            partition_index=entry[0],
+            partition_size=entry[1].log.size_bytes,
             offset_lag=0,
             is_future_key=False,
         ),
@@ -53,15 +53,15 @@ async def handle(
 
 
 async def _find_partitions(
-    broker: LogDirsPort, wanted: Mapping[str, Collection[int]]
+    broker: LogDirsPort, indexes_by_topic: Mapping[str, Collection[int]]
 ) -> dict[str, list[tuple[int, Partition]]]:
     """Look up the partitions, by topic; unknown ones are left out."""
-    pacer, found = LoopYielder(), dict[str, list[tuple[int, Partition]]]()
-    for name, indexes in wanted.items():
+    pacer, partitions = LoopYielder(), dict[str, list[tuple[int, Partition]]]()
+    for name, indexes in indexes_by_topic.items():
         await pacer.count_entry()
         for index in indexes:
             await pacer.count_entry()
             partition = broker.topics.find_partition(name, index)
             if partition is not None:
-                found.setdefault(name, []).append((index, partition))
-    return found
+                partitions.setdefault(name, []).append((index, partition))
+    return partitions

@@ -25,15 +25,16 @@ def handle(
 ) -> DescribeTopicPartitionsResponse:
     named = {topic.name for topic in request.topics}
     may_describe = make_topic_check(broker, context, Operation.DESCRIBE, log_denied=bool(named))
-    wanted = named or {name for name in broker.topics.list_names() if may_describe(name)}
+    requested_names = named or {name for name in broker.topics.list_names() if may_describe(name)}
     cursor = request.cursor
     limit = broker.config.max_request_partition_size_limit
     if cursor is not None and cursor.partition_index < 0:
         # As in Kafka. A negative index would count from the end.
         return _build_page(
-            [_refused_topic(name, ErrorCode.INVALID_REQUEST) for name in sorted(wanted)[:limit]], None
+            [_refused_topic(name, ErrorCode.INVALID_REQUEST) for name in sorted(requested_names)[:limit]],
+            None,
         )
-    names = sorted(name for name in wanted if cursor is None or name >= cursor.topic_name)
+    names = sorted(name for name in requested_names if cursor is None or name >= cursor.topic_name)
     room = min(max(request.response_partition_limit, 1), limit)
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in names:
@@ -57,9 +58,9 @@ def handle(
 
 
 def _build_page(
-    topics: list[DescribeTopicPartitionsResponseTopic], following: Cursor | None
+    topics: list[DescribeTopicPartitionsResponseTopic], cursor: Cursor | None
 ) -> DescribeTopicPartitionsResponse:
-    return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=following)
+    return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=cursor)
 
 
 def _refused_topic(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
@@ -71,8 +72,8 @@ def _describe(
 ) -> DescribeTopicPartitionsResponseTopic:
     topic = broker.topics.find(name)
     if topic is None:
-        refused = check_topic_name(name)
-        return _refused_topic(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code)
+        refusal = check_topic_name(name)
+        return _refused_topic(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refusal is None else refusal.code)
     node, partitions = broker.config.node_id, broker.topics.list_partitions_of(name)
     return DescribeTopicPartitionsResponseTopic(
         name=name,

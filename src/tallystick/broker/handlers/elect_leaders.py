@@ -25,17 +25,17 @@ async def handle(
 ) -> ElectLeadersResponse | SlicedTopicResponse:
     if not may_on_cluster(broker, context, Operation.ALTER):
         return _refuse(request)
-    kind, wanted = request.election_type, request.topic_partitions
-    known = kind in (_PREFERRED, _UNCLEAN)
-    code = ErrorCode.NONE if known or wanted == () else ErrorCode.INVALID_REQUEST
-    if wanted is None:
+    kind, topic_partitions = request.election_type, request.topic_partitions
+    is_valid = kind in (_PREFERRED, _UNCLEAN)
+    code = ErrorCode.NONE if is_valid or topic_partitions == () else ErrorCode.INVALID_REQUEST
+    if topic_partitions is None:
         # For all topics, Kafka lists each with the partitions that needed an election: none here.
-        every = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.list_names() if known)
+        every = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.list_names() if is_valid)
         return ElectLeadersResponse(error_code=code, replica_election_results=every)
     return SlicedTopicResponse(
         lambda results: ElectLeadersResponse(error_code=code, replica_election_results=results),
-        lambda name, elected: ReplicaElectionResult(topic=name, partition_result=elected),
-        await group_distinct(((topic.topic, topic.partitions) for topic in wanted), identity_key),
+        lambda name, result: ReplicaElectionResult(topic=name, partition_result=result),
+        await group_distinct(((topic.topic, topic.partitions) for topic in topic_partitions), identity_key),
         lambda name, index: _elect(broker, name, index, kind),
     )
 
@@ -60,9 +60,9 @@ def _refuse(request: ElectLeadersRequest) -> ElectLeadersResponse:
 
 def _elect(broker: TopicsPort, topic: str, index: int, kind: int) -> PartitionResult:
     if kind not in (_PREFERRED, _UNCLEAN):
-        code, why = ErrorCode.INVALID_REQUEST, f"election type {kind} is unknown"
+        code, message = ErrorCode.INVALID_REQUEST, f"election type {kind} is unknown"
     elif broker.topics.find_partition(topic, index) is None:
-        code, why = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}"
+        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {topic}-{index} does not exist"
     else:
-        code, why = ErrorCode.ELECTION_NOT_NEEDED, _NOT_NEEDED
-    return PartitionResult(partition_id=index, error_code=code, error_message=why)
+        code, message = ErrorCode.ELECTION_NOT_NEEDED, _NOT_NEEDED
+    return PartitionResult(partition_id=index, error_code=code, error_message=message)

@@ -81,10 +81,10 @@ async def _decode_in_thread(broker: FetchPort, body: memoryview, context: Reques
         async with broker.decode_lock:
             request = await asyncio.to_thread(decode, FetchRequest, body, context.api_version)
     topics = _list_topics(request, context.api_version)
-    named = len({(topic, p.partition) for topic, parts in topics for p in parts})
-    if named > broker.config.max_partitions:
+    partition_count = len({(topic, p.partition) for topic, parts in topics for p in parts})
+    if partition_count > broker.config.max_partitions:
         raise CloseConnection(
-            f"a Fetch names {named} partitions, max.partitions is {broker.config.max_partitions}"
+            f"a Fetch has {partition_count} partitions, but max.partitions is {broker.config.max_partitions}"
         )
     answer = _serve(broker, request, context)
     return await answer if isinstance(answer, Awaitable) else answer
@@ -99,10 +99,10 @@ def _serve(
     if isinstance(plan, Reject):
         return [encode(FetchResponse(error_code=plan.code), context.api_version)]
     fetch = _DelayedFetch(broker, request, plan, context)
-    found = fetch.read_available()
-    if fetch.is_enough(found):
-        return fetch.build_response(found)
-    return fetch.wait(found)
+    attempt = fetch.read_available()
+    if fetch.is_enough(attempt):
+        return fetch.build_response(attempt)
+    return fetch.wait(attempt)
 
 
 def _list_topics(request: FetchRequest, version: int) -> list[tuple[TopicKey, tuple[FetchPartition, ...]]]:
@@ -114,7 +114,7 @@ def _list_topics(request: FetchRequest, version: int) -> list[tuple[TopicKey, tu
 def _parse_session_request(request: FetchRequest, version: int) -> FetchSessionRequest:
     by_id = version >= TOPIC_ID_SINCE
     # A repeated partition is read once, by its last entry: Kafka reads them into a map.
-    wanted = {
+    distinct = {
         (topic, p.partition): CachedPartition(
             (topic, p.partition),
             p.fetch_offset,
@@ -131,7 +131,7 @@ def _parse_session_request(request: FetchRequest, version: int) -> FetchSessionR
         for partition in topic.partitions
     )
     return FetchSessionRequest(
-        request.session_id, request.session_epoch, tuple(wanted.values()), forgotten, by_id
+        request.session_id, request.session_epoch, tuple(distinct.values()), forgotten, by_id
     )
 
 
@@ -140,6 +140,7 @@ class _DelayedFetch:
 
     __slots__ = (
         "_advanced_partitions",
+        "_awaited_partitions",
         "_broker",
         "_callbacks",
         "_context",
@@ -152,7 +153,6 @@ class _DelayedFetch:
         "_request",
         "_timer",
         "_version",
-        "_watched",
     )
 
     def __init__(
@@ -167,7 +167,7 @@ class _DelayedFetch:
         # Every value but 1 is READ_UNCOMMITTED; Kafka refuses values other than 0 and 1.
         self._isolation = IsolationLevel(request.isolation_level == 1)
         self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
-        self._watched: dict[Partition, CachedPartition] = {}
+        self._awaited_partitions: dict[Partition, CachedPartition] = {}
         self._callbacks: list[tuple[Partition, Callable[[], None]]] = []
         self._advanced_partitions: set[Partition] = set()
         self._readable_by_partition: dict[FetchPartitionKey, int] = {}
@@ -179,71 +179,75 @@ class _DelayedFetch:
         """Read what is readable now, within the limits."""
         room = self._broker.config.queued_max_response_bytes
         budget = ByteBudget(limit_response_bytes(self._limit, self._broker.unsent_bytes(), room))
-        found = _FetchAttempt([])
-        for wanted in self._context.partitions:
-            data = self._read_partition(wanted, budget, found)
-            found.partitions.append((wanted, data))
-            found.size += len(data.records or b"")
-            found.must_answer_now |= data.error_code != 0
-        return found
+        attempt = _FetchAttempt([])
+        for request in self._context.partitions:
+            data = self._read_partition(request, budget, attempt)
+            attempt.partitions.append((request, data))
+            attempt.size += len(data.records or b"")
+            attempt.must_answer_now |= data.error_code != 0
+        return attempt
 
     def _read_partition(
-        self, wanted: CachedPartition, budget: ByteBudget, found: _FetchAttempt
+        self, request: CachedPartition, budget: ByteBudget, attempt: _FetchAttempt
     ) -> PartitionData:
-        partition = self._find_partition(wanted.key)
+        partition = self._find_partition(request.key)
         if isinstance(partition, Reject):
-            return _failed_result(wanted, partition)
+            return _failed_result(request, partition)
         log = partition.log
-        refused = check_leader_epoch(wanted.leader_epoch, partition.leader_epoch)
-        if refused is not None:
-            return _failed_result(wanted, refused)
-        diverging = _find_divergence(partition, wanted)
-        if isinstance(diverging, Reject):
-            return _failed_result(wanted, diverging)
-        if diverging is not None:
-            found.must_answer_now = True
+        # KIP-320: a client with another leader epoch has stale metadata, and must not read on.
+        refusal = check_leader_epoch(request.leader_epoch, partition.leader_epoch)
+        if refusal is not None:
+            return _failed_result(request, refusal)
+        divergence = _find_divergence(partition, request)
+        if isinstance(divergence, Reject):
+            return _failed_result(request, divergence)
+        if divergence is not None:
+            attempt.must_answer_now = True
             # As in Kafka, without a list of aborted transactions.
-            data = self._build_result(wanted, partition, b"")
-            return replace(data, diverging_epoch=diverging, aborted_transactions=None)
+            data = self._build_result(request, partition, b"")
+            return replace(data, diverging_epoch=divergence, aborted_transactions=None)
+        # KIP-98: read_committed ends at the last stable offset, read_uncommitted at the high watermark.
         upper = find_readable_end(self._isolation, log.reader.high_watermark, log.reader.last_stable_offset)
-        if wanted.offset == upper or (budget.is_spent and log.log_start_offset <= wanted.offset <= upper):
-            return self._build_result(wanted, partition, b"")
+        if request.offset == upper or (budget.is_spent and log.log_start_offset <= request.offset <= upper):
+            return self._build_result(request, partition, b"")
+        # KIP-74: the first batch of a response is returned whatever its size, or its reader would never pass
+        # it.
         try:
             result = log.reader.read(
-                Offset(wanted.offset),
-                budget.limit_partition(wanted.max_bytes),
+                Offset(request.offset),
+                budget.limit_partition(request.max_bytes),
                 upper=Offset(upper),
                 min_one=budget.is_first,
             )
         except StorageFailure as exc:
-            return _failed_result(wanted, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
+            return _failed_result(request, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
         if isinstance(result, Reject):
-            return _failed_result(wanted, result)
+            return _failed_result(request, result)
         budget.consume(len(result.data))
-        return self._build_result(wanted, partition, result.data)
+        return self._build_result(request, partition, result.data)
 
     def _find_partition(self, key: FetchPartitionKey) -> Partition | Reject:
         name, index = key
         if not isinstance(name, str):
             topic = self._broker.topics.find_by_id(name)
             if topic is None:
-                return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {name}")
+                return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {name}; refresh the metadata")
             name = topic.name
         if self._may_read is not None and not self._may_read(name):
             return _NOT_AUTHORIZED
         partition = self._broker.topics.find_partition(name, index)
         if partition is None:
-            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {name}-{index} does not exist")
         return partition
 
-    def _build_result(self, wanted: CachedPartition, partition: Partition, records: bytes) -> PartitionData:
+    def _build_result(self, request: CachedPartition, partition: Partition, records: bytes) -> PartitionData:
         log = partition.log
         return PartitionData(
-            partition_index=wanted.key[1],
+            partition_index=request.key[1],
             high_watermark=log.reader.high_watermark,
             last_stable_offset=log.reader.last_stable_offset,
             log_start_offset=log.log_start_offset,
-            aborted_transactions=self._find_aborted_txns(partition, wanted.offset, records),
+            aborted_transactions=self._find_aborted_txns(partition, request.offset, records),
             records=records,
         )
 
@@ -261,57 +265,59 @@ class _DelayedFetch:
 
     # ------------------------------------------------------------------------ waiting
 
-    def is_enough(self, found: _FetchAttempt) -> bool:
+    def is_enough(self, attempt: _FetchAttempt) -> bool:
         request = self._request
         return (
-            found.must_answer_now
-            or found.size >= request.min_bytes
+            attempt.must_answer_now
+            or attempt.size >= request.min_bytes
             or request.max_wait_ms <= 0
             or not self._context.partitions
             or self._broker.is_stopping
             # No further batch may fit, although the response is smaller than its limit.
-            or (found.size > 0 and self._limit < request.min_bytes and self._is_filled())
+            or (attempt.size > 0 and self._limit < request.min_bytes and self._is_filled())
         )
 
     def _is_filled(self) -> bool:
         """Return whether there is enough to read to fill the response."""
-        for wanted in self._context.partitions:
-            partition = self._find_partition(wanted.key)
-            if isinstance(partition, Reject) or self._update_readable_bytes(partition, wanted):
+        for part_request in self._context.partitions:
+            partition = self._find_partition(part_request.key)
+            if isinstance(partition, Reject) or self._update_readable_bytes(partition, part_request):
                 return True
         return False
 
-    def _update_readable_bytes(self, partition: Partition, wanted: CachedPartition) -> bool:
+    def _update_readable_bytes(self, partition: Partition, request: CachedPartition) -> bool:
         """Update the readable bytes of one partition, and return whether the total is enough.
 
         Counts by log positions, so that waiting for many bytes does not mean reading them repeatedly;
         includes bytes that are not synced yet, and so errs towards reading. Cost: one partition, however many
         the request waits for.
         """
-        log, enough = partition.log, min(self._request.min_bytes, self._limit)
+        log, sufficient = partition.log, min(self._request.min_bytes, self._limit)
         reader = log.reader
-        if log.failure is not None or wanted.offset < log.log_start_offset:
+        if log.failure is not None or request.offset < log.log_start_offset:
             return True
-        there = 0
+        readable = 0
         end = find_readable_end(self._isolation, reader.high_watermark, reader.last_stable_offset)
-        if wanted.offset < end:
-            if enough <= 1:
+        if request.offset < end:
+            if sufficient <= 1:
                 return True
-            there = min(reader.count_readable_bytes(Offset(wanted.offset), enough), max(wanted.max_bytes, 1))
-        self._readable_bytes += there - self._readable_by_partition.get(wanted.key, 0)
-        self._readable_by_partition[wanted.key] = there
-        return self._readable_bytes >= enough
+            readable = min(
+                reader.count_readable_bytes(Offset(request.offset), sufficient), max(request.max_bytes, 1)
+            )
+        self._readable_bytes += readable - self._readable_by_partition.get(request.key, 0)
+        self._readable_by_partition[request.key] = readable
+        return self._readable_bytes >= sufficient
 
-    def wait(self, found: _FetchAttempt) -> "asyncio.Future[ResponseBody]":
+    def wait(self, attempt: _FetchAttempt) -> "asyncio.Future[ResponseBody]":
         """Return a future of the response; cancelling it drops the request."""
         loop = asyncio.get_running_loop()
         self._future: asyncio.Future[ResponseBody] = loop.create_future()
-        for wanted, _ in found.partitions:
-            partition = self._find_partition(wanted.key)
+        for request, _ in attempt.partitions:
+            partition = self._find_partition(request.key)
             if isinstance(partition, Partition):
-                self._watched[partition] = wanted
-                self._update_readable_bytes(partition, wanted)
-        for partition in self._watched:
+                self._awaited_partitions[partition] = request
+                self._update_readable_bytes(partition, request)
+        for partition in self._awaited_partitions:
             callback = partial(self._on_advanced, partition)
             partition.add_waiter(callback)
             self._callbacks.append((partition, callback))
@@ -327,27 +333,27 @@ class _DelayedFetch:
         self._advanced_partitions.add(partition)
 
     def _retry(self, time_is_up: bool) -> None:
-        moved, self._advanced_partitions = self._advanced_partitions, set()
+        advanced, self._advanced_partitions = self._advanced_partitions, set()
         if self._future.done():
             return
         try:
-            if not time_is_up and not self._may_be_enough(moved):
+            if not time_is_up and not self._may_be_enough(advanced):
                 return
-            found = self.read_available()
-            if time_is_up or self.is_enough(found):
-                self._future.set_result(self.build_response(found))
+            attempt = self.read_available()
+            if time_is_up or self.is_enough(attempt):
+                self._future.set_result(self.build_response(attempt))
         except Exception as exc:
             self._future.set_exception(exc)
 
-    def _may_be_enough(self, moved: Iterable[Partition]) -> bool:
+    def _may_be_enough(self, advanced: Iterable[Partition]) -> bool:
         """Return whether to try again, now that these partitions have advanced or are deleted."""
         if self._broker.is_stopping:
             return True
-        for partition in moved:
+        for partition in advanced:
             name = partition.topic_partition
             if self._broker.topics.find_partition(name.topic, name.partition) is not partition:
                 return True
-            if self._update_readable_bytes(partition, self._watched[partition]):
+            if self._update_readable_bytes(partition, self._awaited_partitions[partition]):
                 return True
         return False
 
@@ -356,15 +362,15 @@ class _DelayedFetch:
         for partition, callback in self._callbacks:
             partition.remove_waiter(callback)
         self._callbacks.clear()
-        self._watched.clear()
+        self._awaited_partitions.clear()
 
     # ---------------------------------------------------------------------- answering
 
-    def build_response(self, found: _FetchAttempt) -> ResponseBody:
+    def build_response(self, attempt: _FetchAttempt) -> ResponseBody:
         """Encode the response, in a session without the unchanged partitions (KIP-227)."""
         session = self._context.session
         by_topic: dict[TopicKey, list[PartitionData]] = {}
-        for wanted, data in found.partitions:
+        for request, data in attempt.partitions:
             if session is not None:
                 outcome = PartitionReadResult(
                     len(data.records or b""),
@@ -373,12 +379,12 @@ class _DelayedFetch:
                     data.log_start_offset,
                     data.diverging_epoch != NO_DIVERGING_EPOCH,
                 )
-                told = wanted.update_response_data(outcome)
-                if self._context.is_incremental and not told:
+                has_changed = request.update_response_data(outcome)
+                if self._context.is_incremental and not has_changed:
                     continue
                 if data.records:
-                    session.move_to_end(wanted.key)
-            by_topic.setdefault(wanted.key[0], []).append(data)
+                    session.move_to_end(request.key)
+            by_topic.setdefault(request.key[0], []).append(data)
         responses = tuple(
             FetchableTopicResponse(topic_id=topic, partitions=tuple(parts))
             if isinstance(topic, UUID)
@@ -403,25 +409,26 @@ def _make_read_check(broker: FetchPort, request: FetchRequest, context: RequestC
     return lambda name: is_replica
 
 
-def _find_divergence(partition: Partition, wanted: CachedPartition) -> EpochEndOffset | Reject | None:
+def _find_divergence(partition: Partition, request: CachedPartition) -> EpochEndOffset | Reject | None:
     """Return where the log diverges from the reader's, if it sent its last fetched epoch (KIP-595)."""
-    if wanted.last_fetched_epoch < 0:
+    if request.last_fetched_epoch < 0:
         return None
-    found = partition.find_epoch_end(LeaderEpoch(wanted.last_fetched_epoch))
-    if found is None:
+    epoch_end = partition.find_epoch_end(LeaderEpoch(request.last_fetched_epoch))
+    if epoch_end is None:
         return Reject(
-            ErrorCode.OFFSET_OUT_OF_RANGE, f"there is no epoch up to {wanted.last_fetched_epoch} in the log"
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"the log has no epoch up to {request.last_fetched_epoch}; begin at another offset",
         )
-    epoch, end_offset = found
-    if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:
+    epoch, end_offset = epoch_end
+    if epoch < request.last_fetched_epoch or end_offset < request.offset:
         return EpochEndOffset(epoch=epoch, end_offset=end_offset)
     return None
 
 
-def _failed_result(wanted: CachedPartition, refused: Reject) -> PartitionData:
+def _failed_result(request: CachedPartition, refusal: Reject) -> PartitionData:
     return PartitionData(
-        partition_index=wanted.key[1],
-        error_code=refused.code,
+        partition_index=request.key[1],
+        error_code=refusal.code,
         high_watermark=-1,
         aborted_transactions=None,
         records=b"",

@@ -28,10 +28,12 @@ from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 _NOT_AUTHORIZED: Final = Reject(
-    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "neither IDEMPOTENT_WRITE nor WRITE on any topic"
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    "not authorized: an idempotent producer needs WRITE on a topic, or IDEMPOTENT_WRITE on the cluster",
 )
 _INCOMPLETE_PRODUCER: Final = Reject(
-    ErrorCode.INVALID_REQUEST, "a producer id without its epoch, or the reverse"
+    ErrorCode.INVALID_REQUEST,
+    "the request has a producer id without its epoch, or an epoch without its producer id",
 )
 
 
@@ -39,9 +41,9 @@ def handle(
     broker: ProducerIdsPort, request: InitProducerIdRequest, context: RequestContext
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     """Check the rights, then the producer id and epoch, then ask the coordinator: Kafka's order of errors."""
-    refused = _check_request(broker, request, context)
-    if refused is not None:
-        return _build_response(context, refused)
+    refusal = _check_request(broker, request, context)
+    if refusal is not None:
+        return _build_response(context, refusal)
     if request.transactional_id is None:
         return _init_idempotent(broker, context)
     respond = partial(_build_response, context)
@@ -79,17 +81,20 @@ def _check_request(
     Keeping a prepared transaction needs WRITE alone, because it does not promise that the transaction waits.
     """
     may, name = broker.authorizer, request.transactional_id
+    # KIP-679: WRITE on any topic is enough for idempotence. KIP-939: two-phase commit needs its own
+    # operation, because it can hold readers back for ever.
     if name is None:
-        allowed = may.allows(
+        is_allowed = may.allows(
             context, Operation.IDEMPOTENT_WRITE, CLUSTER_RESOURCE, log_denied=False
         ) or may.allows_any(context, Operation.WRITE, ResourceType.TOPIC)
     else:
-        allowed = may_write_as(broker, context, name) and (
+        is_allowed = may_write_as(broker, context, name) and (
             not request.enable_2pc
             or may.allows(context, Operation.TWO_PHASE_COMMIT, transactional_id_resource(name))
         )
-    if not allowed:
+    if not is_allowed:
         return _NOT_AUTHORIZED if name is None else NOT_AUTHORIZED
+    # KIP-360: a client that bumps its own epoch names both numbers, any other neither of them.
     is_pair = request.producer_id >= 0 and request.producer_epoch >= 0
     return None if is_pair or _has_no_producer(request) else _INCOMPLETE_PRODUCER
 
@@ -99,10 +104,12 @@ def _has_no_producer(request: InitProducerIdRequest) -> bool:
 
 
 def _make_command(request: InitProducerIdRequest) -> InitProducerId:
-    known = None if _has_no_producer(request) else make_producer(request.producer_id, request.producer_epoch)
+    expected_identity = (
+        None if _has_no_producer(request) else make_producer(request.producer_id, request.producer_epoch)
+    )
     return InitProducerId(
         timeout_ms=request.transaction_timeout_ms,
-        expected_identity=known,
+        expected_identity=expected_identity,
         enable_2pc=request.enable_2pc,
         keep_prepared=request.keep_prepared_txn,
     )

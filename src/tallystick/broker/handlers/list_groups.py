@@ -16,16 +16,16 @@ def handle(
     groups = broker.groups.list_groups()
     if isinstance(groups, Reject):
         return ListGroupsResponse(error_code=groups.code)
-    listed = list_groups(groups, frozenset(request.states_filter), frozenset(request.types_filter))
+    entries = list_groups(groups, frozenset(request.states_filter), frozenset(request.types_filter))
     if not may_on_cluster(broker, context, Operation.DESCRIBE, log_denied=False):
-        listed = tuple(
+        entries = tuple(
             group
-            for group in listed
+            for group in entries
             if may_on_group(broker, context, Operation.DESCRIBE, group.group_id, log_denied=False)
         )
     return SlicedListResponse(
-        lambda found: ListGroupsResponse(groups=found),
-        tuple(listed),
+        lambda listed_groups: ListGroupsResponse(groups=listed_groups),
+        tuple(entries),
         lambda group: ListedGroup(
             group_id=group.group_id,
             protocol_type=group.protocol_type,

@@ -49,24 +49,24 @@ def handle(
         names = (name for name in broker.topics.list_names() if rights.may_describe(name))
         every = [MetadataRequestTopic(topic_id=NIL, name=name) for name in names]
         return _list_topics(broker, request, every, rights)
-    wanted = _deduplicate(request.topics)
-    if context.api_version < IDS_SINCE and any(t.name is None or t.topic_id != NIL for t in wanted):
+    topics = _deduplicate(request.topics)
+    if context.api_version < IDS_SINCE and any(t.name is None or t.topic_id != NIL for t in topics):
         return SlicedListResponse(
-            partial(_build_response, broker, context, request), wanted, _refuse_without_id
+            partial(_build_response, broker, context, request), topics, _refuse_without_id
         )
     rights = _MetadataRights.check(broker, context)
-    missing = [
+    absent = [
         topic.name
-        for topic in wanted
+        for topic in topics
         if topic.topic_id == NIL
         and broker.topics.find(topic.name or "") is None
         and rights.may_describe(topic.name or "")
     ]
     # Requests before version 4 cannot forbid it.
     may_create = request.allow_auto_topic_creation or context.api_version < 4
-    if missing and may_create and broker.config.auto_create_topics_enable:
-        return _create_then_answer(broker, request, wanted, rights)
-    return _list_topics(broker, request, wanted, rights)
+    if absent and may_create and broker.config.auto_create_topics_enable:
+        return _create_then_answer(broker, request, topics, rights)
+    return _list_topics(broker, request, topics, rights)
 
 
 class _MetadataRights(Value):
@@ -83,79 +83,82 @@ class _MetadataRights(Value):
         return cls(context, make_topic_check(broker, context, Operation.DESCRIBE, log_denied=log_denied))
 
 
-def _deduplicate(wanted: Sequence[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
-    return list({(topic.topic_id, topic.name): topic for topic in wanted}.values())
+def _deduplicate(topics: Sequence[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
+    return list({(topic.topic_id, topic.name): topic for topic in topics}.values())
 
 
 async def _create_then_answer(
     broker: MetadataPort,
     request: MetadataRequest,
-    wanted: Sequence[MetadataRequestTopic],
+    topics: Sequence[MetadataRequestTopic],
     rights: _MetadataRights,
 ) -> SlicedListResponse:
-    refused: dict[str, Reject] = {}
+    refusals: dict[str, Reject] = {}
     may_create = make_topic_check_or_cluster(broker, rights.context, Operation.CREATE)
-    for number, topic in enumerate(wanted, 1):
+    for number, topic in enumerate(topics, 1):
         name = topic.name or ""
         is_missing = topic.topic_id == NIL and broker.topics.find(name) is None
         if is_missing and not rights.may_describe(name):
             continue
         if is_missing and not may_create(name):
-            refused[name] = Reject(_DENIED, "Topic authorization failed.")
+            refusals[name] = Reject(_DENIED, "Topic authorization failed.")
         elif is_missing and name not in INTERNAL_TOPICS:
-            made = await broker.topic_controller.create_if_absent(
+            result = await broker.topic_controller.create_if_absent(
                 TopicSpec(name, broker.config.num_partitions)
             )
-            if isinstance(made, Reject):
-                refused[name] = made
+            if isinstance(result, Reject):
+                refusals[name] = result
         if number % SLICE_ENTRIES == 0:
             await asyncio.sleep(0)  # yield to other connections
-    return _list_topics(broker, request, wanted, rights, refused)
+    return _list_topics(broker, request, topics, rights, refusals)
 
 
 def _list_topics(
     broker: MetadataPort,
     request: MetadataRequest,
-    wanted: Sequence[MetadataRequestTopic],
+    topics: Sequence[MetadataRequestTopic],
     rights: _MetadataRights,
-    refused: Mapping[str, Reject] = MappingProxyType({}),
+    refusals: Mapping[str, Reject] = MappingProxyType({}),
 ) -> SlicedListResponse:
     def answer(topic: MetadataRequestTopic) -> MetadataResponseTopic:
-        why = refused.get(topic.name or "") if topic.topic_id == NIL else None
-        if why is not None and broker.topics.find(topic.name or "") is None:
-            return MetadataResponseTopic(error_code=why.code, name=topic.name or "")
+        refusal = refusals.get(topic.name or "") if topic.topic_id == NIL else None
+        if refusal is not None and broker.topics.find(topic.name or "") is None:
+            return MetadataResponseTopic(error_code=refusal.code, name=topic.name or "")
         return _find_topic(broker, topic, request, rights)
 
     respond = partial(_build_response, broker, rights.context, request)
-    return SlicedListResponse(respond, wanted, answer)
+    return SlicedListResponse(respond, topics, answer)
 
 
 def _find_topic(
-    broker: MetadataPort, wanted: MetadataRequestTopic, request: MetadataRequest, rights: _MetadataRights
+    broker: MetadataPort,
+    requested_topic: MetadataRequestTopic,
+    request: MetadataRequest,
+    rights: _MetadataRights,
 ) -> MetadataResponseTopic:
-    if wanted.topic_id != NIL:
-        topic = broker.topics.find_by_id(wanted.topic_id)
+    if requested_topic.topic_id != NIL:
+        topic = broker.topics.find_by_id(requested_topic.topic_id)
         if topic is not None and not rights.may_describe(topic.name):
-            return _unknown_topic(_DENIED, None, wanted.topic_id)
+            return _unknown_topic(_DENIED, None, requested_topic.topic_id)
         code = ErrorCode.UNKNOWN_TOPIC_ID
     else:
-        name = wanted.name or ""
+        name = requested_topic.name or ""
         if not rights.may_describe(name):
             return _unknown_topic(_DENIED, name, NIL)
         topic = broker.topics.find(name)
-        refused = check_topic_name(name)
-        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code
+        refusal = check_topic_name(name)
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refusal is None else refusal.code
     if topic is None:
-        return _unknown_topic(code, wanted.name, wanted.topic_id)
+        return _unknown_topic(code, requested_topic.name, requested_topic.topic_id)
     return describe_topic(broker, topic, request, rights.context)
 
 
-def _refuse_without_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
+def _refuse_without_id(requested_topic: MetadataRequestTopic) -> MetadataResponseTopic:
     """Refuse a topic by INVALID_REQUEST, with which Kafka refuses the whole request.
 
     The response's name is not nullable, so it is "" for a topic id.
     """
-    return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=wanted.name or "")
+    return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=requested_topic.name or "")
 
 
 def _unknown_topic(code: ErrorCode, name: str | None, topic_id: uuid.UUID) -> MetadataResponseTopic:

@@ -29,21 +29,21 @@ async def handle(
         return OffsetDeleteResponse(error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED)
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    named = await group_distinct(
+    distinct = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
     may_read = make_topic_check(broker, context, Operation.READ)
-    pacer, known = LoopYielder(), list[TopicPartition]()
-    for topic, partitions in named.items():
+    pacer, existing = LoopYielder(), list[TopicPartition]()
+    for topic, partitions in distinct.items():
         for partition in partitions:
             await pacer.count_entry()
             if not may_read(topic):
                 continue
             if broker.topics.find_partition(topic, partition.partition_index) is not None:
-                known.append(TopicPartition(topic, partition.partition_index))
+                existing.append(TopicPartition(topic, partition.partition_index))
     group_id = GroupId(request.group_id)
     command = DeleteOffsets(
-        partitions=tuple(known), may_discard_pending=broker.config.delete_open_transactions
+        partitions=tuple(existing), may_discard_pending=broker.config.delete_open_transactions
     )
     answer = await broker.groups.execute(group_id, command)
     if not isinstance(answer, OffsetPartitionErrors):
@@ -51,7 +51,7 @@ async def handle(
     if ErrorCode.POLICY_VIOLATION in answer.errors.values():
         log_blocking_transactions(broker, group_id, "OffsetDelete")
         broker.metrics.deletions_refused.add()
-    codes: dict[TopicPartition, int] = {**dict.fromkeys(known, ErrorCode.NONE), **answer.errors}
+    codes: dict[TopicPartition, int] = {**dict.fromkeys(existing, ErrorCode.NONE), **answer.errors}
 
     def row(topic: str, partition: OffsetDeleteRequestPartition) -> OffsetDeleteResponsePartition:
         index = partition.partition_index
@@ -65,6 +65,6 @@ async def handle(
     return SlicedTopicResponse(
         lambda topics: OffsetDeleteResponse(topics=topics),
         lambda name, rows: OffsetDeleteResponseTopic(name=name, partitions=rows),
-        named,
+        distinct,
         row,
     )

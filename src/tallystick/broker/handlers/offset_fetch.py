@@ -39,45 +39,47 @@ class _GroupOffsetsReader(Value):
     may_describe: NameCheck
 
     def read_partition(self, topic: str, topic_id: UUID | None, index: int) -> OffsetFetchResponsePartition:
-        found = find_committed_offset(
+        offset = find_committed_offset(
             self.group,
             TopicPartition(topic, index),
             topic_id=topic_id,
             require_stable=self.require_stable,
         )
-        if found is None or isinstance(found, Reject):
-            return missing_offset(index, ErrorCode.NONE if found is None else found.code)
+        if offset is None or isinstance(offset, Reject):
+            return missing_offset(index, ErrorCode.NONE if offset is None else offset.code)
         return OffsetFetchResponsePartition(
             partition_index=index,
-            committed_offset=found.offset,
-            committed_leader_epoch=NO_EPOCH if found.leader_epoch is None else found.leader_epoch,
-            metadata=found.metadata,
+            committed_offset=offset.offset,
+            committed_leader_epoch=NO_EPOCH if offset.leader_epoch is None else offset.leader_epoch,
+            metadata=offset.metadata,
         )
 
     async def read_requested(
         self, topics: Iterable[OffsetFetchRequestTopic], pacer: LoopYielder
     ) -> tuple[OffsetFetchResponseTopic, ...]:
-        named = await group_distinct(
+        distinct = await group_distinct(
             (((topic.name, topic.topic_id), topic.partition_indexes) for topic in topics), identity_key
         )
-        answered = list[OffsetFetchResponseTopic]()
-        for (asked_name, asked_id), indexes in named.items():
+        results = list[OffsetFetchResponseTopic]()
+        for (requested_name, requested_id), indexes in distinct.items():
             await pacer.count_entry()
-            found = find_topic(self.broker.topics, asked_name, asked_id, by_id=self.by_id)
-            denied = self._check_right(asked_name, found)
+            lookup = find_topic(self.broker.topics, requested_name, requested_id, by_id=self.by_id)
+            denied = self._check_right(requested_name, lookup)
             if denied is not None:
                 rows = await _collect_paced((missing_offset(index, denied) for index in indexes), pacer)
-            elif self.by_id and isinstance(found, ErrorCode):
-                rows = await _collect_paced((missing_offset(index, found) for index in indexes), pacer)
+            elif self.by_id and isinstance(lookup, ErrorCode):
+                rows = await _collect_paced((missing_offset(index, lookup) for index in indexes), pacer)
             else:
                 # An offset may outlive its topic's metadata for a moment; it is found by name.
-                known = None if isinstance(found, ErrorCode) else found
-                name, topic_id = (known.name, known.topic_id) if known else (asked_name, None)
+                topic = None if isinstance(lookup, ErrorCode) else lookup
+                name, topic_id = (topic.name, topic.topic_id) if topic else (requested_name, None)
                 rows = await _collect_paced(
                     (self.read_partition(name, topic_id, index) for index in indexes), pacer
                 )
-            answered.append(OffsetFetchResponseTopic(name=asked_name, topic_id=asked_id, partitions=rows))
-        return tuple(answered)
+            results.append(
+                OffsetFetchResponseTopic(name=requested_name, topic_id=requested_id, partitions=rows)
+            )
+        return tuple(results)
 
     def _check_right(self, name: str, found: Topic | ErrorCode) -> ErrorCode | None:
         """Return the code of a denial; one by name comes before whether the topic exists."""
@@ -113,12 +115,12 @@ async def handle(
     pacer = LoopYielder()
     if context.api_version >= 8:
         groups = []
-        for asked in _deduplicate(request.groups):
+        for group_request in _deduplicate(request.groups):
             await pacer.count_entry()
-            groups.append(await _fetch_group(broker, asked, request, context, pacer))
+            groups.append(await _fetch_group(broker, group_request, request, context, pacer))
         return OffsetFetchResponse(groups=tuple(groups))
-    wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
-    group = await _fetch_group(broker, wanted, request, context, pacer)
+    group_request = OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
+    group = await _fetch_group(broker, group_request, request, context, pacer)
     topics = group.topics
     if group.error_code and context.api_version < 2:
         # Version 1 has no error code for the group, so each partition gets it.
@@ -141,21 +143,21 @@ def _deduplicate(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFe
 async def _collect_paced(
     rows: Iterable[OffsetFetchResponsePartition], pacer: LoopYielder
 ) -> tuple[OffsetFetchResponsePartition, ...]:
-    made = []
+    collected = []
     for row in rows:
-        made.append(row)
+        collected.append(row)
         await pacer.count_entry()
-    return tuple(made)
+    return tuple(collected)
 
 
 async def _fetch_group(
     broker: OffsetsPort,
-    wanted: OffsetFetchRequestGroup,
+    group_request: OffsetFetchRequestGroup,
     request: OffsetFetchRequest,
     context: RequestContext,
     pacer: LoopYielder,
 ) -> OffsetFetchResponseGroup:
-    group_id = GroupId(wanted.group_id)
+    group_id = GroupId(group_request.group_id)
     if not may_on_group(broker, context, Operation.DESCRIBE, group_id):
         denied = ErrorCode.GROUP_AUTHORIZATION_FAILED
         return OffsetFetchResponseGroup(group_id=group_id, error_code=denied)
@@ -164,12 +166,12 @@ async def _fetch_group(
     group = await broker.groups.get_settled_group(group_id) if stable else broker.groups.get_group(group_id)
     if isinstance(group, Reject):
         return OffsetFetchResponseGroup(group_id=group_id, error_code=group.code)
-    named = wanted.topics is not None
+    named = group_request.topics is not None
     may_describe = make_topic_check(broker, context, Operation.DESCRIBE, log_denied=named)
     read = _GroupOffsetsReader(broker, group, stable, context.api_version >= 10, may_describe)
     topics = await (
         collect_in_slices(read.read_all())
-        if wanted.topics is None
-        else read.read_requested(wanted.topics, pacer)
+        if group_request.topics is None
+        else read.read_requested(group_request.topics, pacer)
     )
     return OffsetFetchResponseGroup(group_id=group_id, topics=topics)

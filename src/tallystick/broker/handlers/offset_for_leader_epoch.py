@@ -26,10 +26,12 @@ async def handle(
         broker, context, Operation.DESCRIBE, on_cluster=Operation.CLUSTER_ACTION
     )
 
-    def answer(name: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+    def answer(name: str, part_request: OffsetForLeaderPartition) -> EpochEndOffset:
         if not may_describe(name):
-            return EpochEndOffset(partition=wanted.partition, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-        return _find_epoch_end(broker, name, wanted)
+            return EpochEndOffset(
+                partition=part_request.partition, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            )
+        return _find_epoch_end(broker, name, part_request)
 
     return SlicedTopicResponse(
         lambda topics: OffsetForLeaderEpochResponse(topics=topics),
@@ -41,14 +43,14 @@ async def handle(
     )
 
 
-def _find_epoch_end(broker: TopicsPort, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
-    partition = broker.topics.find_partition(topic, wanted.partition)
+def _find_epoch_end(broker: TopicsPort, topic: str, request: OffsetForLeaderPartition) -> EpochEndOffset:
+    partition = broker.topics.find_partition(topic, request.partition)
     if partition is None:
-        return EpochEndOffset(partition=wanted.partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    refused = check_leader_epoch(wanted.current_leader_epoch, partition.leader_epoch)
-    if refused is not None:
-        return EpochEndOffset(partition=wanted.partition, error_code=refused.code)
-    found = partition.find_epoch_end(LeaderEpoch(wanted.leader_epoch))
-    if found is None:
-        return EpochEndOffset(partition=wanted.partition)
-    return EpochEndOffset(partition=wanted.partition, leader_epoch=found[0], end_offset=found[1])
+        return EpochEndOffset(partition=request.partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    refusal = check_leader_epoch(request.current_leader_epoch, partition.leader_epoch)
+    if refusal is not None:
+        return EpochEndOffset(partition=request.partition, error_code=refusal.code)
+    epoch_end = partition.find_epoch_end(LeaderEpoch(request.leader_epoch))
+    if epoch_end is None:
+        return EpochEndOffset(partition=request.partition)
+    return EpochEndOffset(partition=request.partition, leader_epoch=epoch_end[0], end_offset=epoch_end[1])

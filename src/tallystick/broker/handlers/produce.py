@@ -67,7 +67,7 @@ INLINE_DECODE_MEMORY: Final = 512 * KIB
 MEMORY_PER_PARTITION: Final = 1 * KIB
 
 REPEATED_PARTITION: Final = Reject(
-    ErrorCode.INVALID_REQUEST, "the partition is named more than once; nothing is written to it"
+    ErrorCode.INVALID_REQUEST, "the request has this partition more than once; nothing was appended to it"
 )
 
 AppendOutcome = AppendResult | Reject
@@ -113,7 +113,7 @@ def _check_partition_count(broker: ProducePort, request: ProduceRequest) -> None
     count = sum(len(topic.partition_data) for topic in request.topic_data)
     if count > max(PARTITIONS_BEFORE_YIELD, broker.config.max_partitions):
         raise CloseConnection(
-            f"a Produce names {count} partitions, max.partitions is {broker.config.max_partitions}"
+            f"a Produce has {count} partitions, but max.partitions is {broker.config.max_partitions}"
         )
 
 
@@ -170,8 +170,8 @@ async def _prevalidate(
     if partition is None:
         return part
     config, now_ms = partition.log.config, broker.clock.now_ms()
-    found = await asyncio.to_thread(prevalidate_batch, part.records or b"", config, now_ms)
-    return replace(part, records=RefusedRecords(found) if isinstance(found, Reject) else found)
+    result = await asyncio.to_thread(prevalidate_batch, part.records or b"", config, now_ms)
+    return replace(part, records=RefusedRecords(result) if isinstance(result, Reject) else result)
 
 
 def _replace_batches(
@@ -186,9 +186,9 @@ class RefusedRecords(bytes):
     """The reason of a refusal, in the place of records that failed validation in a thread."""
 
     def __new__(cls, why: Reject) -> Self:
-        made = super().__new__(cls)
-        made.reject = why
-        return made
+        records = super().__new__(cls)
+        records.reject = why
+        return records
 
     reject: Reject
 
@@ -196,7 +196,7 @@ class RefusedRecords(bytes):
 async def _serve_many(
     broker: ProducePort,
     request: ProduceRequest,
-    repeated: Collection[tuple[TopicKey, int]],
+    repeats: Collection[tuple[TopicKey, int]],
     context: RequestContext,
 ) -> ResponseBody:
     """Append to very many partitions.
@@ -204,14 +204,14 @@ async def _serve_many(
     Yields to the event loop in between, but to no other request of this connection.
     """
     answer: _TopicStatuses = []
-    done = 0
+    count = 0
     for topic, parts in _list_topics(request, context.api_version):
         pending: list[ProducePartitionStatus] = []
         answer.append((topic, pending))
         for part in parts:
-            pending.append(_append_unless_repeated(broker, request, topic, part, (repeated, context)))
-            done += 1
-            if done % SLICE_ENTRIES == 0:
+            pending.append(_append_unless_repeated(broker, request, topic, part, (repeats, context)))
+            count += 1
+            if count % SLICE_ENTRIES == 0:
                 await asyncio.sleep(0)
     body = _append_transactional(broker, request, answer, context)
     return await body if isinstance(body, Awaitable) else body
@@ -226,13 +226,13 @@ def _serve(
         return _append_transactional(
             broker, request, [(topic, [_append(broker, request, topic, part, context)])], context
         )
-    repeated = _find_repeated(topics)
+    repeats = _find_repeated(topics)
     if sum(len(parts) for _, parts in topics) > PARTITIONS_BEFORE_YIELD:
-        return ExclusiveResponse(_serve_many(broker, _copy_request(request), repeated, context))
+        return ExclusiveResponse(_serve_many(broker, _copy_request(request), repeats, context))
     answer: _TopicStatuses = [
         (
             topic,
-            [_append_unless_repeated(broker, request, topic, part, (repeated, context)) for part in parts],
+            [_append_unless_repeated(broker, request, topic, part, (repeats, context)) for part in parts],
         )
         for topic, parts in topics
     ]
@@ -255,10 +255,10 @@ def _append_unless_repeated(
     request: ProduceRequest,
     topic: TopicKey,
     part: PartitionProduceData,
-    asked: tuple[Collection[tuple[TopicKey, int]], RequestContext],
+    call: tuple[Collection[tuple[TopicKey, int]], RequestContext],
 ) -> ProducePartitionStatus:
-    repeated, context = asked
-    if (topic, part.index) in repeated:
+    repeats, context = call
+    if (topic, part.index) in repeats:
         return ProducePartitionStatus(part.index, None, REPEATED_PARTITION)
     return _append(broker, request, topic, part, context)
 
@@ -269,8 +269,10 @@ def _append_transactional(
     """Append the transactional batches, too, and answer."""
     if request.transactional_id is not None:
         batches = [p for _, pending in answer for p in pending if isinstance(p, TransactionalAppend)]
-        if batches and (waiting := append_transactional(broker, request.transactional_id, batches, context)):
-            return _answer_when_verified(request, answer, waiting, context.api_version)
+        if batches and (
+            unverified := append_transactional(broker, request.transactional_id, batches, context)
+        ):
+            return _answer_when_verified(request, answer, unverified, context.api_version)
     return _answer(request, answer, context.api_version)
 
 
@@ -282,20 +284,20 @@ def _find_repeated(
     Kafka keeps the last of their batches and drops the others silently, which the producer would take for
     written; here all of them are refused.
     """
-    named = Counter((topic, part.index) for topic, parts in topics for part in parts)
-    return {key for key, times in named.items() if times > 1}
+    counts = Counter((topic, part.index) for topic, parts in topics for part in parts)
+    return {key for key, times in counts.items() if times > 1}
 
 
 async def _answer_when_verified(
-    request: ProduceRequest, answer: _TopicStatuses, waiting: WaitingBatches, version: int
+    request: ProduceRequest, answer: _TopicStatuses, batches: WaitingBatches, version: int
 ) -> ResponseBody:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    await waiting.append_when_verified(
+    await batches.append_when_verified(
         min(max(request.timeout_ms / 1000, VERIFICATION_S_MIN), VERIFICATION_S_MAX)
     )
-    finished = _answer(request, answer, version, loop.time() - began_s)
-    return await finished if isinstance(finished, Awaitable) else finished
+    response = _answer(request, answer, version, loop.time() - began_s)
+    return await response if isinstance(response, Awaitable) else response
 
 
 def _answer(
@@ -305,16 +307,16 @@ def _answer(
     if request.acks == 0:
         _close_on_failure(answer)
         return None
-    waiting = [p.durable_future for _, pending in answer for p in pending if p.durable_future is not None]
-    if waiting:
-        return _answer_when_durable(answer, waiting, request.timeout_ms / 1000 - spent_s, version)
+    futures = [p.durable_future for _, pending in answer for p in pending if p.durable_future is not None]
+    if futures:
+        return _answer_when_durable(answer, futures, request.timeout_ms / 1000 - spent_s, version)
     return _encode_response(answer, version)
 
 
 async def _answer_when_durable(
-    answer: _TopicStatuses, waiting: "list[asyncio.Future[None]]", timeout_s: float, version: int
+    answer: _TopicStatuses, futures: "list[asyncio.Future[None]]", timeout_s: float, version: int
 ) -> ResponseBody:
-    await asyncio.wait(waiting, timeout=max(timeout_s, 0))
+    await asyncio.wait(futures, timeout=max(timeout_s, 0))
     for _, partitions in answer:
         for pending in partitions:
             if pending.durable_future is not None:
@@ -325,7 +327,11 @@ async def _answer_when_durable(
 def _get_outcome(pending: ProducePartitionStatus, durable: "asyncio.Future[None]") -> AppendOutcome:
     if not durable.done():
         # It may still become durable; the client's retry is then a duplicate.
-        return Reject(ErrorCode.REQUEST_TIMED_OUT, "the disk took longer than the request's timeout")
+        return Reject(
+            ErrorCode.REQUEST_TIMED_OUT,
+            "the disk took longer than the request's timeout; the batch is appended and may still become"
+            " durable. Retry",
+        )
     failure = durable.exception()
     if failure is None:
         return pending.result
@@ -361,9 +367,9 @@ def _append(
             header=header,
             records=records or b"",
         )
-    borrowed = check_not_borrowed(broker, header) if header.producer_id >= 0 else None
-    if borrowed is not None:
-        return ProducePartitionStatus(index, partition, borrowed)
+    refusal = check_not_borrowed(broker, header) if header.producer_id >= 0 else None
+    if refusal is not None:
+        return ProducePartitionStatus(index, partition, refusal)
     try:
         result = partition.append(records or b"")
     except StorageFailure as exc:
@@ -377,16 +383,18 @@ def _find_partition(broker: ProducePort, topic: TopicKey, index: int) -> Partiti
     if isinstance(topic, str):
         name = topic
     else:
-        known = broker.topics.find_by_id(topic)
-        if known is None:
-            return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic}")
-        name = known.name
+        topic_entry = broker.topics.find_by_id(topic)
+        if topic_entry is None:
+            return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {topic}; refresh the metadata")
+        name = topic_entry.name
     if name in INTERNAL_TOPICS:
         # Kafka accepts it from `__admin_client`, even if the coordinator then cannot read it (ADR 0015).
-        return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
+        return Reject(
+            ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is internal; only the broker writes to it"
+        )
     partition = broker.topics.find_partition(name, index)
     if partition is None:
-        return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
+        return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"partition {name}-{index} does not exist")
     return partition
 
 
@@ -395,14 +403,18 @@ def _check_batch(
 ) -> BatchHeader | Reject:
     """Validate the request for one partition, and return the header of its only batch, of format 2."""
     if request.acks not in (0, 1, ALL_REPLICAS):
-        return Reject(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}, it may be -1, 0 or 1")
+        return Reject(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}; it must be -1, 0 or 1")
+    # Only acks=-1 waits for replicas: min.insync.replicas does not apply to the other values.
     if request.acks == ALL_REPLICAS and partition.min_insync_replicas > 1:
         return Reject(
             ErrorCode.NOT_ENOUGH_REPLICAS,
-            f"min.insync.replicas is {partition.min_insync_replicas}, there is 1 replica",
+            f"min.insync.replicas is {partition.min_insync_replicas}, but there is 1 replica; nothing was"
+            " appended",
         )
     if len(records) < HEADER_SIZE:
-        return Reject(ErrorCode.INVALID_RECORD, f"{len(records)} bytes hold no batch")
+        return Reject(
+            ErrorCode.INVALID_RECORD, f"{len(records)} bytes are fewer than a batch has; nothing was appended"
+        )
     try:
         header = read_header(records)
     except RecordsError as exc:
@@ -410,12 +422,13 @@ def _check_batch(
     if header.size_bytes != len(records):
         return Reject(
             ErrorCode.INVALID_RECORD,
-            f"a partition of a Produce request holds exactly one batch; the first has {header.size_bytes} "
-            f"bytes, there are {len(records)}",
+            "a partition of a Produce request must have exactly one batch; the first has"
+            f" {header.size_bytes} bytes of {len(records)}; nothing was appended",
         )
     if header.codec is Codec.ZSTD and version < ZSTD_SINCE:
         return Reject(
-            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_SINCE}, not {version}"
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            f"zstd needs Produce version {ZSTD_SINCE} or later, not {version}; nothing was appended",
         )
     if header.is_transactional and (request.transactional_id is None or header.producer_id < 0):
         return reject_unauthorized(

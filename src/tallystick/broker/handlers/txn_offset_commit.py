@@ -47,9 +47,10 @@ IMPLICIT_SINCE: Final = 5  # KIP-890
 TOPIC_IDS_SINCE: Final = 6  # KIP-1319, and with it GROUP_ID_NOT_FOUND
 
 INCOMPLETE_PRODUCER: Final = Reject(
-    ErrorCode.INVALID_PRODUCER_ID_MAPPING, "a -1 in it: no transaction has that pair"
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    "the producer id or epoch is -1, which no transaction has; nothing was committed",
 )
-NO_GROUP: Final = Reject(ErrorCode.INVALID_GROUP_ID, "a group id must not be empty")
+NO_GROUP: Final = Reject(ErrorCode.INVALID_GROUP_ID, "the group id must not be empty")
 
 
 async def handle(
@@ -100,14 +101,15 @@ async def _commit(
     if request.producer_id < 0 or request.producer_epoch < 0:
         return INCOMPLETE_PRODUCER
     # Checked first: an unavailable group must not add a partition to the transaction.
-    refused = await broker.groups.ensure_topic() or broker.groups.find_refusal(group_id)
-    if refused is not None:
-        return refused
+    refusal = await broker.groups.ensure_topic() or broker.groups.find_refusal(group_id)
+    if refusal is not None:
+        return refusal
     partition = broker.topics.find_partition(CONSUMER_OFFSETS_TOPIC, broker.groups.partition_for(group_id))
     if partition is None:
         return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{CONSUMER_OFFSETS_TOPIC} was deleted")
     identity = ProducerIdAndEpoch(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
     header = build_batch_header(identity)
+    # KIP-890: before version 5 the client adds the partition by AddOffsetsToTxn, and this only verifies it.
     guard = await verification.open_transaction(
         broker,
         partition,
@@ -118,6 +120,7 @@ async def _commit(
     )
     if isinstance(guard, Reject):
         return guard
+    # KIP-447: generation and member fence a consumer whose partitions have moved to another one.
     generation = request.generation_id_or_member_epoch
     command = CommitTxnOffsets(
         identity=identity,
@@ -127,8 +130,8 @@ async def _commit(
         offsets=offsets,
         knows_group_id_not_found=version >= TOPIC_IDS_SINCE,
     )
-    replaced = partial(verification.check_not_replaced, broker, header)
-    return await broker.groups.commit_transactional(group_id, command, guard, replaced)
+    check_replaced = partial(verification.check_not_replaced, broker, header)
+    return await broker.groups.commit_transactional(group_id, command, guard, check_replaced)
 
 
 async def _build_response(
@@ -141,7 +144,7 @@ async def _build_response(
     )
     return TxnOffsetCommitResponse(
         topics=await collect_in_slices(
-            TxnOffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=partitions)
-            for asked, partitions in zip(request.topics, answers, strict=True)
+            TxnOffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+            for topic, partitions in zip(request.topics, answers, strict=True)
         )
     )
