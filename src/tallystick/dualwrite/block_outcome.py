@@ -34,7 +34,7 @@ class BlockOutcome:
         self._pending_doubt = WriteInDoubt(text, self._states_at_commit)
         return self._pending_doubt
 
-    def resolve(self, rows: Mapping[str, StoredState], known: Mapping[str, StoredState | None]) -> None:
+    def resolve(self, rows: Mapping[str, StoredState], rows_before: Mapping[str, StoredState | None]) -> None:
         """Determine the outcome of the transaction in doubt from the rows, which are all claimed.
 
         It is committed if every row names it. It is not, and never will be, if a row is as it was before. A
@@ -42,7 +42,7 @@ class BlockOutcome:
 
         Args:
             rows: the rows as they are now, by id.
-            known: the rows as this writer last saw them committed.
+            rows_before: the rows as this writer last saw them committed.
         """
         doubt, self._pending_doubt = self._pending_doubt, None
         states = self._states_at_commit if doubt is None else doubt.states
@@ -51,7 +51,9 @@ class BlockOutcome:
         outcome = Outcome.UNKNOWN
         if all(rows[each].state == state for each, state in states.items()):
             outcome = Outcome.COMMITTED
-        elif any((before := known[each]) is not None and rows[each].state == before.state for each in states):
+        elif any(
+            (before := rows_before[each]) is not None and rows[each].state == before.state for each in states
+        ):
             outcome = Outcome.NOT_COMMITTED
         if doubt is not None and outcome is not Outcome.UNKNOWN:
             doubt.set_outcome(outcome)

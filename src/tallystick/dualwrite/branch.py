@@ -22,14 +22,14 @@ class ClusterBranch(Generic[P]):
         two_phase = {"transaction.two.phase.commit.enable": True} if not _configures_modes(config) else {}
         self.cluster = cluster
         self.config: Mapping[str, object] = {**config, **two_phase}
-        parsed = ProducerConfig.parse(self.config)
-        if parsed.transactional_id is None:
+        producer_config = ProducerConfig.parse(self.config)
+        if producer_config.transactional_id is None:
             raise BadConfig("transactional.id: must be set: it names this writer in the database, too")
-        if not parsed.modes:
+        if not producer_config.modes:
             raise BadConfig("transaction.two.phase.commit.enable or tallystick.modes: one must be set")
-        self.id: str = parsed.transactional_id
-        self.strongest_mode = Mode(parsed.modes[0])
-        self.timeout_ms = parsed.transaction_timeout_ms
+        self.id: str = producer_config.transactional_id
+        self.strongest_mode = Mode(producer_config.modes[0])
+        self.timeout_ms = producer_config.transaction_timeout_ms
         self.cluster_id: str | None = None
         self.row: StoredState | None = None
         self.last_finished = NOTHING  # last transaction that this writer saw committed in both halves

@@ -33,36 +33,38 @@ ACTION_PLANNED: Final = {
 
 
 def report_line(
-    row: StoredState, shown: ClusterHalf, finding: Finding, verdict: Verdict, did: str
+    row: StoredState, half: ClusterHalf, finding: Finding, verdict: Verdict, did: str
 ) -> RecoveredId:
     """Build one line of a report."""
     return RecoveredId(
         transactional_id=row.transactional_id,
         state=row.state,
-        in_doubt=PreparedTxnState.of(shown.open_transaction),
+        in_doubt=PreparedTxnState.of(half.open_transaction),
         finding=finding,
         verdict=verdict,
         action=did,
     )
 
 
-def to_txn_state(told: TransactionDescription) -> TxnDescription | None:
+def to_txn_state(description: TransactionDescription) -> TxnDescription | None:
     """Extract from a description what `modes` compares; None for an id that was never initialised."""
-    if told.writer.producer_id < 0:  # created, but never initialised
+    if description.writer.producer_id < 0:  # created, but never initialised
         return None
-    forced = frozenset(each.writer for each in told.forced_outcomes if each.partition is None)
-    return TxnDescription(state=told.state, identity=told.writer, forced_identities=forced)
+    forced = frozenset(each.writer for each in description.forced_outcomes if each.partition is None)
+    return TxnDescription(state=description.state, identity=description.writer, forced_identities=forced)
 
 
-def raise_if_halted(row: StoredState, shown: ClusterHalf, finding: Finding) -> None:
+def raise_if_halted(row: StoredState, half: ClusterHalf, finding: Finding) -> None:
     """Raise Halted for a finding that halts in every mode. Nothing was changed in Kafka."""
     if any(VERDICTS[finding, mode] is not Verdict.HALT for mode in Mode):
         return
-    seen = "nothing" if shown.txn_state is None else f"{shown.txn_state.state} {shown.txn_state.identity}"
+    cluster_text = (
+        "nothing" if half.txn_state is None else f"{half.txn_state.state} {half.txn_state.identity}"
+    )
     text = (
         f"{row.transactional_id}: {finding.value} [{finding.name}]: the database has "
-        f"{row.state or 'nothing'} of cluster {row.cluster_id}, cluster {shown.cluster_id} has {seen}; "
-        "neither commit nor abort is right"
+        f"{row.state or 'nothing'} of cluster {row.cluster_id}, cluster {half.cluster_id} has "
+        f"{cluster_text}; neither commit nor abort is right"
     )
     raise ForeignCluster(text) if finding is Finding.FOREIGN else LogBehind(text)
 
@@ -87,12 +89,12 @@ def overruled_error(row: StoredState, txn_state: TxnDescription | None) -> Torn:
     )
 
 
-def database_behind_error(row: StoredState, seen: TxnDescription | None) -> DatabaseBehind:
+def database_behind_error(row: StoredState, txn_state: TxnDescription | None) -> DatabaseBehind:
     """Build the error for a transaction that the cluster committed and the database lacks."""
-    shows = "nothing" if seen is None else f"{seen.state} {seen.identity}"
+    cluster_text = "nothing" if txn_state is None else f"{txn_state.state} {txn_state.identity}"
     return DatabaseBehind(
         f"{row.transactional_id}: the database names {row.state or 'no transaction'} as the last one, and a "
-        f"later one was committed; the cluster shows {shows}. The database has lost commits that it "
+        f"later one was committed; the cluster shows {cluster_text}. The database has lost commits that it "
         "acknowledged (a failover to an asynchronous replica, a restored backup), or the id was used by a "
         "client without a row. Kafka has the records of what was lost. Write those rows again, or make up "
         "for the records; then recover(accept_torn=True)"

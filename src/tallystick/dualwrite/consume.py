@@ -110,12 +110,12 @@ class ConsumeRecipe(Generic[X]):
         """Seek to the database's offsets; partitions without one go back to the start of `records`."""
         self._is_unsynced = False
         try:
-            kept = self._steps.run("read offsets", self.group, self._store.read_offsets, self.group)
+            stored_offsets = self._steps.run("read offsets", self.group, self._store.read_offsets, self.group)
         except BaseException:
             self._rewind_to(records)
             raise
         assigned = self._consumer.assignment
-        self._stored_offsets = {at: offset for at, offset in kept.items() if at in assigned}
+        self._stored_offsets = {at: offset for at, offset in stored_offsets.items() if at in assigned}
         self._consumer.pin(self._stored_offsets)
         self._seek_assigned({**first_offsets(records), **self._stored_offsets})
 

@@ -210,17 +210,18 @@ class DataLoss(DualWriteError):
 
     def __str__(self) -> str:
         if self.offset < self.begin:
-            what = (
+            problem = (
                 f"records {self.offset} to {self.begin - 1} are gone (retention, or DeleteRecords), and "
                 "their rows will never be written"
             )
         else:
-            what = (
+            problem = (
                 f"the log ends at {self.end}: it was cut, or the topic was deleted and made again, and what "
                 "follows is not what followed before"
             )
         return (
-            f"{self.group!r} in {self.partition}: the database goes on at offset {self.offset}, and {what}. "
+            f"{self.group!r} in {self.partition}: the database goes on at offset {self.offset}, and "
+            f"{problem}. "
             'Put the offset in the database right, or pass on_data_loss="skip"'
         )
 

@@ -23,25 +23,25 @@ class OwningProcess:
         """Whether this process is a fork of the one that used the object first."""
         return self._process is not None and self._process is not get_process_token()
 
-    def check_process(self, what: str) -> None:
+    def check_process(self, subject: str) -> None:
         """Raise NotYours in a forked child."""
         if self.is_forked_child:
             raise NotYours(
-                f"{what} was in use in process {self._pid}, and this is a fork of it, {os.getpid()}: what is "
-                "open there is the parent's to commit, and nothing was done here. Make a writer in each "
+                f"{subject} was in use in process {self._pid}, and this is a fork of it, {os.getpid()}: what "
+                "is open there is the parent's to commit, and nothing was done here. Make a writer in each "
                 "process, after the fork"
             )
 
-    def claim_process(self, what: str) -> None:
+    def claim_process(self, subject: str) -> None:
         """Record this process as the owner. Raises: NotYours in a forked child."""
-        self.check_process(what)
+        self.check_process(subject)
         self._process, self._pid = get_process_token(), os.getpid()
 
 
-def leak_reference(what: object) -> None:
+def leak_reference(resource: object) -> None:
     """Leak a reference, so that the object is never finalized in this process.
 
     Finalization may end the parent's transaction. No variable outlives the interpreter's exit, when drivers
     close collected connections: SQLite's would roll back the transaction in the file that the parent uses.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(what))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))

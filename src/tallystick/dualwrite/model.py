@@ -86,8 +86,8 @@ class StoredState(Value, kw_only=True):
         now = self.state.producer_id
         if now is None or now == state.producer_id:
             return self.former_producer_ids
-        kept = tuple(each for each in self.former_producer_ids if each != now)
-        return (*kept, now)[-FORMER_MAX:]
+        former_ids = tuple(each for each in self.former_producer_ids if each != now)
+        return (*former_ids, now)[-FORMER_MAX:]
 
 
 ColumnValue = str | int | None
@@ -114,11 +114,13 @@ def to_columns(row: StoredState) -> dict[str, ColumnValue]:
 
 def from_columns(columns: Mapping[str, object]) -> StoredState:
     """Convert the result of `to_columns` back. Raises: BadRow otherwise, including for a newer schema."""
-    who = columns.get("transactional_id")
+    transactional_id = columns.get("transactional_id")
     try:
         version = _expect_int(columns["schema_version"])
         if version != SCHEMA_VERSION:
-            raise BadRow(str(who), f"schema version {version}; this library knows {SCHEMA_VERSION}")
+            raise BadRow(
+                str(transactional_id), f"schema version {version}; this library knows {SCHEMA_VERSION}"
+            )
         return StoredState(
             transactional_id=_expect_str(columns["transactional_id"]),
             owner=_expect_str(columns["owner"]),
@@ -138,9 +140,9 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
     except BadRow:
         raise
     except KeyError as exc:
-        raise BadRow(str(who), f"column {exc} is missing") from exc
+        raise BadRow(str(transactional_id), f"column {exc} is missing") from exc
     except (TallystickError, TypeError, ValueError) as exc:
-        raise BadRow(str(who), str(exc)) from exc
+        raise BadRow(str(transactional_id), str(exc)) from exc
 
 
 def to_bytes(row: StoredState) -> bytes:

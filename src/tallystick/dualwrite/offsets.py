@@ -59,9 +59,9 @@ class OffsetsOfBlock:
 
     def add(self, consumer: RewindableConsumer) -> OffsetsInFlight:
         """Add a consumer before its positions are known: its returned records already belong to the block."""
-        sent = OffsetsInFlight(consumer)
-        self._entries.append(sent)
-        return sent
+        entry = OffsetsInFlight(consumer)
+        self._entries.append(entry)
+        return entry
 
     def clear(self) -> None:
         """Drop all entries in a forked child: they belong to the parent."""
@@ -69,22 +69,22 @@ class OffsetsOfBlock:
 
     def apply_outcome(self, outcome: Outcome) -> None:
         """Apply the outcome of the block, as known at its end or after recovery."""
-        for sent in tuple(self._entries):
+        for entry in tuple(self._entries):
             try:
-                _apply_outcome(sent, outcome)
+                _apply_outcome(entry, outcome)
             except ClientError as exc:  # closed, or used by another thread: the block's own error comes first
-                _log.warning("%r: where it goes on was not set: %s", sent.consumer, exc)
+                _log.warning("%r: where it goes on was not set: %s", entry.consumer, exc)
             if outcome is not Outcome.UNKNOWN:
-                self._entries.remove(sent)
+                self._entries.remove(entry)
 
 
-def _apply_outcome(sent: OffsetsInFlight, outcome: Outcome) -> None:
-    consumer = sent.consumer
+def _apply_outcome(entry: OffsetsInFlight, outcome: Outcome) -> None:
+    consumer = entry.consumer
     if outcome is Outcome.UNKNOWN:
-        if sent.paused_partitions is None:
-            held = consumer.assignment - consumer.paused
-            consumer.pause(held)
-            sent.paused_partitions = held
+        if entry.paused_partitions is None:
+            paused = consumer.assignment - consumer.paused
+            consumer.pause(paused)
+            entry.paused_partitions = paused
             _log.warning("%r returns no more records until recover() has found the outcome", consumer)
         else:  # recovery has run, and another writer held the id in between
             _log.error(
@@ -94,11 +94,11 @@ def _apply_outcome(sent: OffsetsInFlight, outcome: Outcome) -> None:
             )
         return
     if outcome is Outcome.COMMITTED:
-        consumer.note_committed(sent.positions)
+        consumer.note_committed(entry.positions)
     else:
         consumer.rewind()
-    if sent.paused_partitions:
-        consumer.resume(sent.paused_partitions & consumer.assignment)
+    if entry.paused_partitions:
+        consumer.resume(entry.paused_partitions & consumer.assignment)
 
 
 class PolledBatch(Value):

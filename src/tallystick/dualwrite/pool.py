@@ -87,8 +87,8 @@ class WriterPool(Generic[D]):
             if may_belong_to_pool(base, self._store.read_state(each))
         ]
         with ExitStack() as stack:
-            left = [stack.enter_context(self._create_writer(each)) for each in larger]
-            for writer in (*self._writers, *left):
+            extra_writers = [stack.enter_context(self._create_writer(each)) for each in larger]
+            for writer in (*self._writers, *extra_writers):
                 try:
                     ids += writer.recover(accept_torn=accept_torn).ids
                 except (Torn, Halted) as exc:
@@ -112,24 +112,24 @@ class WriterPool(Generic[D]):
         if not self._is_recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
         limit_s = self._wait_s if wait_s is None else wait_s
-        taken: list[DualWriter[D]] = []
+        acquired: list[DualWriter[D]] = []
         try:
-            yield self._acquire(taken, limit_s)
+            yield self._acquire(acquired, limit_s)
         except Exception as exc:
-            log_if_fenced(self._config["transactional.id"], taken[-1:], exc)
+            log_if_fenced(self._config["transactional.id"], acquired[-1:], exc)
             raise
         finally:
-            for writer in taken if not self._owning_process.is_forked_child else ():
+            for writer in acquired if not self._owning_process.is_forked_child else ():
                 self._free.put_nowait(writer)
 
-    def _acquire(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
-        """Return a ready writer, appended last to `taken`; the ones before it could not be recovered."""
+    def _acquire(self, acquired: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
+        """Return a ready writer, appended last to `acquired`; the ones before it could not be recovered."""
         failure: Exception | None = None
         while True:
             writer = take_free(self._free, limit_s if failure is None else 0)
             if writer is None:
                 raise failure or no_free_id_error(self._size, limit_s)
-            taken.append(writer)
+            acquired.append(writer)
             try:
                 if not writer.ready:
                     _log.info("recovered before it is used again: %s", writer.recover())

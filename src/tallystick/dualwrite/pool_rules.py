@@ -32,10 +32,10 @@ def pool_ids(config: Mapping[str, object], size: int) -> list[str]:
     return [f"{base}-{number}" for number in range(size)]
 
 
-def select_larger_pool_ids(base: object, size: int, stored: Iterable[str]) -> list[str]:
+def select_larger_pool_ids(base: object, size: int, stored_ids: Iterable[str]) -> list[str]:
     """Select the stored ids that a larger pool of the same name may have left."""
     form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
-    return [each for each in stored if (match := form.fullmatch(each)) and int(match[1]) >= size]
+    return [each for each in stored_ids if (match := form.fullmatch(each)) and int(match[1]) >= size]
 
 
 def may_belong_to_pool(base: object, row: StoredState | None) -> bool:

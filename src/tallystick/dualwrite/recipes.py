@@ -54,10 +54,10 @@ class StepWatch:
 class StepRunner(StepWatch):
     """Runs steps in the caller's thread."""
 
-    def run(self, name: str, subject: str, call: Callable[A, T], *args: A.args, **named: A.kwargs) -> T:
+    def run(self, name: str, subject: str, call: Callable[A, T], *args: A.args, **kwargs: A.kwargs) -> T:
         """Run one step and return its result."""
         report_success = self.announce(name, subject, call)
-        result = call(*args, **named)
+        result = call(*args, **kwargs)
         report_success()
         return result
 
@@ -66,11 +66,11 @@ class AsyncStepRunner(StepWatch):
     """Runs steps in the caller's task; cancellation counts as a failure of the awaited step."""
 
     async def run(
-        self, name: str, subject: str, call: Callable[A, Awaitable[T]], *args: A.args, **named: A.kwargs
+        self, name: str, subject: str, call: Callable[A, Awaitable[T]], *args: A.args, **kwargs: A.kwargs
     ) -> T:
         """Run one step, await its result and return it."""
         report_success = self.announce(name, subject, call)
-        result = await call(*args, **named)
+        result = await call(*args, **kwargs)
         report_success()
         return result
 

@@ -101,33 +101,37 @@ VERDICTS: Final = {
 }
 
 
-def compare_halves(row: StoredState, shown: ClusterHalf, known: StoredState | None = None) -> Finding:
+def compare_halves(row: StoredState, half: ClusterHalf, row_before: StoredState | None = None) -> Finding:
     """Compare the two halves [DW-6]. Only an exact match is DECIDED.
 
     Args:
-        known: the row as this writer last saw it committed; None if it never did.
+        row_before: the row as this writer last saw it committed; None if it never did.
     """
-    if row.state and None not in (row.cluster_id, shown.cluster_id) and row.cluster_id != shown.cluster_id:
+    if row.state and None not in (row.cluster_id, half.cluster_id) and row.cluster_id != half.cluster_id:
         return Finding.FOREIGN
-    if not shown.is_visible:
+    if not half.is_visible:
         return Finding.UNSEEN
-    if known is not None and _is_behind_known(row, known) and shown.open_transaction != known.state.identity:
-        return Finding.BEHIND
-    if shown.open_transaction is not None:
-        return _classify_open(row, shown, shown.open_transaction)
-    ended = _compare_named(row, shown)
     if (
-        shown.txn_state is not None
+        row_before is not None
+        and _is_behind_known(row, row_before)
+        and half.open_transaction != row_before.state.identity
+    ):
+        return Finding.BEHIND
+    if half.open_transaction is not None:
+        return _classify_open(row, half, half.open_transaction)
+    ended = _compare_named(row, half)
+    if (
+        half.txn_state is not None
         and ended in _ANOTHER_TRANSACTION
-        and shown.txn_state.state in _COMMIT_STATES
+        and half.txn_state.state in _COMMIT_STATES
         and not row.completing
     ):
-        return Finding.AHEAD if is_older(row, shown.txn_state.identity) else Finding.BEHIND
+        return Finding.AHEAD if is_older(row, half.txn_state.identity) else Finding.BEHIND
     if not row.pending:
         # Nothing is expected. But an id that is behind a finished transaction has lost it.
         return Finding.AHEAD if ended is modes.TxnFinding.LOST else Finding.IDLE
-    if ended is modes.TxnFinding.MOVED_ON and shown.txn_state is not None:
-        return _classify_moved_on(row, shown.txn_state)
+    if ended is modes.TxnFinding.MOVED_ON and half.txn_state is not None:
+        return _classify_moved_on(row, half.txn_state)
     return _FINDING_OF_ENDED[ended]
 
 
@@ -137,28 +141,33 @@ _COMMIT_STATES: Final = ("PrepareCommit", "CompleteCommit")
 _ABORT_STATES: Final = ("PrepareAbort", "CompleteAbort")
 
 
-def _is_behind_known(row: StoredState, known: StoredState) -> bool:
+def _is_behind_known(row: StoredState, row_before: StoredState) -> bool:
     """Return whether the row is older than the one that this writer saw committed [DW-12]."""
     name = row.state.identity
-    return bool(known.state) and (name is None or is_older(known, name))
+    return bool(row_before.state) and (name is None or is_older(row_before, name))
 
 
-def _classify_moved_on(row: StoredState, seen: TxnDescription) -> Finding:
+def _classify_moved_on(row: StoredState, txn_state: TxnDescription) -> Finding:
     """Find the state of an unsettled row whose id has moved on to a later producer epoch.
 
     A writer that ends a later transaction has first noted that this one is finished [DW-13], or has found it
     committed. So an abort belongs to this transaction, unless the cluster may have moved on by itself (below
     2pc), or an operator has, or a writer of an earlier version, whose rows lack `notes`.
     """
-    if seen.state in _COMMIT_STATES:
+    if txn_state.state in _COMMIT_STATES:
         return Finding.FINISHED  # the row is `completing`; otherwise `compare_halves` returned BEHIND
     name, never_expires = row.state.identity, row.timeout_ms is None
-    if row.notes and seen.state in _ABORT_STATES and never_expires and not (seen.forced_identities - {name}):
+    if (
+        row.notes
+        and txn_state.state in _ABORT_STATES
+        and never_expires
+        and not (txn_state.forced_identities - {name})
+    ):
         return Finding.OVERRULED
     return Finding.UNPROVEN
 
 
-def _classify_open(row: StoredState, shown: ClusterHalf, pair: ProducerIdAndEpoch) -> Finding:
+def _classify_open(row: StoredState, half: ClusterHalf, pair: ProducerIdAndEpoch) -> Finding:
     name = row.state.identity
     if name is None:
         return Finding.UNDECIDED
@@ -166,7 +175,7 @@ def _classify_open(row: StoredState, shown: ClusterHalf, pair: ProducerIdAndEpoc
         return Finding.AHEAD if row.settled else Finding.DECIDED
     if is_older(row, pair):
         return Finding.AHEAD
-    if not row.settled and _compare_named(row, shown) is modes.TxnFinding.FORCED:
+    if not row.settled and _compare_named(row, half) is modes.TxnFinding.FORCED:
         return Finding.FORCED
     return Finding.STALE
 
@@ -196,13 +205,13 @@ _FINDING_OF_ENDED: Final = {
 }
 
 
-def _compare_named(row: StoredState, shown: ClusterHalf) -> modes.TxnFinding | None:
+def _compare_named(row: StoredState, half: ClusterHalf) -> modes.TxnFinding | None:
     """Return the cluster's state of the transaction that the row names; None if it names none."""
     name = row.state.identity
     if name is None:
         return None
     version = EPOCH_BUMP_VERSION if row.transaction_version is None else row.transaction_version
-    return modes.classify_outcome(TxnToResolve(writer=name, client=name, version=version), shown.txn_state)
+    return modes.classify_outcome(TxnToResolve(writer=name, client=name, version=version), half.txn_state)
 
 
 class RecoveredId(Value, kw_only=True):
@@ -220,9 +229,9 @@ class RecoveredId(Value, kw_only=True):
     action: str
 
     def __str__(self) -> str:
-        named = self.in_doubt or self.state
-        what = f"{named}: " if named and self.finding is not Finding.IDLE else ""
-        return f"{self.transactional_id}: {what}{self.finding.value} [{self.finding.name}]; {self.action}"
+        txn_state = self.in_doubt or self.state
+        prefix = f"{txn_state}: " if txn_state and self.finding is not Finding.IDLE else ""
+        return f"{self.transactional_id}: {prefix}{self.finding.value} [{self.finding.name}]; {self.action}"
 
 
 class Report(Value):

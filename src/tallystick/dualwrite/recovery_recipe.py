@@ -73,29 +73,30 @@ class Recovery(Generic[D]):
 
     def recover(self, *, accept_torn: bool) -> Report:
         """Claim every id in the database; describe it; halt where that is right; only then change Kafka."""
-        known = {branch.id: branch.row for branch in self._branches}
+        rows_before = {branch.id: branch.row for branch in self._branches}
         try:
-            return self._recover_known(known, accept_torn=accept_torn)
+            return self._recover_known(rows_before, accept_torn=accept_torn)
         except BaseException:
             for branch in self._branches:  # the next recovery compares with it too
-                branch.row = known[branch.id] or branch.row
+                branch.row = rows_before[branch.id] or branch.row
             raise
 
-    def _recover_known(self, known: Mapping[str, StoredState | None], *, accept_torn: bool) -> Report:
+    def _recover_known(self, rows_before: Mapping[str, StoredState | None], *, accept_torn: bool) -> Report:
         for branch in self._branches:
             self._database.claim(branch)
-        self._outcome.resolve({branch.id: branch.require_row() for branch in self._branches}, known)
+        self._outcome.resolve({branch.id: branch.require_row() for branch in self._branches}, rows_before)
         halves: list[tuple[ClusterBranch[Producer], ClusterHalf, Finding]] = []
         for branch in self._branches:
-            shown = self._clusters.describe(branch)
-            halves.append((branch, shown, compare_halves(branch.row_as_finished(), shown, known[branch.id])))
-        for branch, shown, finding in halves:
-            conclusions.raise_if_halted(branch.require_row(), shown, finding)
+            half = self._clusters.describe(branch)
+            finding = compare_halves(branch.row_as_finished(), half, rows_before[branch.id])
+            halves.append((branch, half, finding))
+        for branch, half, finding in halves:
+            conclusions.raise_if_halted(branch.require_row(), half, finding)
         ids: list[RecoveredId] = []
         differ: list[Torn | DatabaseBehind] = []
-        for branch, shown, finding in halves:
+        for branch, half, finding in halves:
             try:
-                ids.append(self._finish_branch(branch, shown, finding, accept_torn=accept_torn))
+                ids.append(self._finish_branch(branch, half, finding, accept_torn=accept_torn))
             except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
@@ -107,21 +108,21 @@ class Recovery(Generic[D]):
         ids = []
         for branch in self._branches:
             row = self._database.read(branch)
-            shown = self._clusters.describe(branch)
-            finding = compare_halves(row, shown)
+            half = self._clusters.describe(branch)
+            finding = compare_halves(row, half)
             verdict = VERDICTS[finding, branch.strongest_mode]
             action = f"would {conclusions.ACTION_PLANNED[verdict]}"
-            ids.append(conclusions.report_line(row, shown, finding, verdict, action))
+            ids.append(conclusions.report_line(row, half, finding, verdict, action))
         return Report(tuple(ids))
 
     def _finish_branch(
-        self, branch: ClusterBranch[Producer], shown: ClusterHalf, finding: Finding, *, accept_torn: bool
+        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
     ) -> RecoveredId:
         row = branch.require_row()
         token = branch.row_as_finished().pending
         if finding in _CONTRADICTION_ERRORS:
             if not accept_torn:
-                raise _CONTRADICTION_ERRORS[finding](row, shown.txn_state)
+                raise _CONTRADICTION_ERRORS[finding](row, half.txn_state)
             token = NOTHING
         if finding in _SETTLED_FIRST or not token:
             self._database.record_settled(branch, settled=True)  # before InitProducerId erases the proof
@@ -143,7 +144,7 @@ class Recovery(Generic[D]):
             raise conclusions.torn_error(row) from exc
         self._database.record_settled(branch, settled=True)
         branch.last_finished = branch.require_row().state
-        return conclusions.report_line(row, shown, finding, verdict, conclusions.ACTION_DONE[completion])
+        return conclusions.report_line(row, half, finding, verdict, conclusions.ACTION_DONE[completion])
 
     def drop_producers(self) -> None:
         """Close the current producers; transactions prepared or in doubt stay as they are [CLI-62]."""

@@ -41,8 +41,8 @@ def resolve(
                 )
                 continue
             with DualWriter(store, {**config, "transactional.id": each}) as writer:
-                (found,) = (writer.look() if dry_run else writer.recover()).ids
-                yield ResolvedId(transactional_id=each, recovered=found)
+                (recovered,) = (writer.look() if dry_run else writer.recover()).ids
+                yield ResolvedId(transactional_id=each, recovered=recovered)
         except Exception as exc:  # client and database driver errors have no common base class
             yield ResolvedId(
                 transactional_id=each,
@@ -55,5 +55,5 @@ def describe_error(exc: Exception) -> str:
     """Describe an error in one line, without the SQL statement that SQLAlchemy adds."""
     if isinstance(exc, TallystickError):
         return str(exc)
-    told = getattr(exc, "orig", None) or exc
-    return " ".join(f"{type(told).__name__}: {told}".split())
+    cause = getattr(exc, "orig", None) or exc
+    return " ".join(f"{type(cause).__name__}: {cause}".split())

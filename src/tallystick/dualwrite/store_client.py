@@ -55,10 +55,10 @@ class StoreClient(Generic[D]):
         row = branch.require_row()
         if not row.state or row.settled or (row.completing and not settled):
             return
-        noted = replace(row, settled=settled, completing=row.completing or not settled)
+        settled_row = replace(row, settled=settled, completing=row.completing or not settled)
         try:
             txn = self._steps.run("begin settling", branch.id, self._open, self._begin_briefly)
-            self._steps.run("settle", branch.id, txn.record, noted, row)
+            self._steps.run("settle", branch.id, txn.record, settled_row, row)
             self._steps.run("commit settled", branch.id, txn.commit)
             self.transaction = None
         except BaseException as exc:
@@ -66,7 +66,7 @@ class StoreClient(Generic[D]):
             if isinstance(exc, NotCommitted):
                 raise exc.cause from exc
             raise
-        branch.row = noted
+        branch.row = settled_row
 
     def begin(self) -> D:
         """Begin the transaction for the user's rows."""

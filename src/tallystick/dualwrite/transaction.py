@@ -90,13 +90,13 @@ class Savepoint:
         self._send = send
         self._send_batch = send_batch
 
-    def send(self, *args: object, **named: object) -> None:
+    def send(self, *args: object, **kwargs: object) -> None:
         """Queue a call of the transaction's `send` until release."""
-        self.queued_sends.append(partial(self._send, *args, **named))
+        self.queued_sends.append(partial(self._send, *args, **kwargs))
 
-    def send_batch(self, *args: object, **named: object) -> None:
+    def send_batch(self, *args: object, **kwargs: object) -> None:
         """Queue a call of the transaction's `send_batch` until release."""
-        self.queued_sends.append(partial(self._send_batch, *args, **named))
+        self.queued_sends.append(partial(self._send_batch, *args, **kwargs))
 
 
 def begin_savepoint(database: object) -> Any:
@@ -168,6 +168,6 @@ async def flush_rows_async(database: object) -> None:
 
 def notify_sent(database: object) -> None:
     """Notify the database's half of a sent record, which no savepoint rollback can undo."""
-    sent = getattr(database, "sent", None)
-    if sent is not None:
-        sent()
+    notify = getattr(database, "sent", None)
+    if notify is not None:
+        notify()

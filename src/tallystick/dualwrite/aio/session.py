@@ -164,8 +164,8 @@ class AsyncDualWriteSession(Generic[D]):
                 await self._steps.run("begin", branch.id, branch.producer.begin_transaction)
                 branch.in_transaction = True
         except BaseException:  # a producer that cannot begin, or may have begun, is unusable
-            begun = self._database.transaction
-            await self._roll_back_both(begun, lost=begun is not None)
+            database_txn = self._database.transaction
+            await self._roll_back_both(database_txn, lost=database_txn is not None)
             raise
         return txn
 

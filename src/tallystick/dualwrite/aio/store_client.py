@@ -53,10 +53,10 @@ class AsyncStoreClient(Generic[D]):
         row = branch.require_row()
         if not row.state or row.settled or (row.completing and not settled):
             return
-        noted = replace(row, settled=settled, completing=row.completing or not settled)
+        settled_row = replace(row, settled=settled, completing=row.completing or not settled)
         try:
             txn = await self._steps.run("begin settling", branch.id, self._open, self._begin_briefly)
-            await self._steps.run("settle", branch.id, txn.record, noted, row)
+            await self._steps.run("settle", branch.id, txn.record, settled_row, row)
             await self._steps.run("commit settled", branch.id, txn.commit)
             self.transaction = None
         except BaseException as exc:
@@ -64,7 +64,7 @@ class AsyncStoreClient(Generic[D]):
             if isinstance(exc, NotCommitted):
                 raise exc.cause from exc
             raise
-        branch.row = noted
+        branch.row = settled_row
 
     async def begin(self) -> D:
         """Begin the transaction for the user's rows."""

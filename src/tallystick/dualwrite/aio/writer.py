@@ -258,7 +258,7 @@ class DualWriter(Generic[D]):
         Raises: as `transaction`. WriteInDoubt if the outcome cannot be determined, or if the last attempt was
             not committed; `outcome()` distinguishes the two.
         """
-        for left in reversed(range(retries + 1)):
+        for retries_left in reversed(range(retries + 1)):
             results: list[R] = []
             try:
                 async with self.transaction(wait_visible=wait_visible) as txn:
@@ -274,7 +274,7 @@ class DualWriter(Generic[D]):
                     raise doubt from exc
                 if doubt.outcome() is Outcome.COMMITTED:
                     return results[0]
-                if doubt.outcome() is Outcome.UNKNOWN or not left:
+                if doubt.outcome() is Outcome.UNKNOWN or not retries_left:
                     raise
             else:
                 return results[0]

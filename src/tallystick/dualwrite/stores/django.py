@@ -118,7 +118,7 @@ class DjangoTransaction:
         if self._has_orphaned_records:
             raise NotYours(ORPHANED_RECORDS_TEXT)
         values = to_columns(row)
-        who, owner = values.pop("transactional_id"), values.pop("owner")
+        transactional_id, owner = values.pop("transactional_id"), values.pop("owner")
         assignments = ", ".join(f"{name} = %s" for name in values)
         statement = f"UPDATE {TABLE} SET {assignments} WHERE transactional_id = %s AND owner = %s"
         compared = [] if before is None else [str(before.state)]
@@ -127,7 +127,7 @@ class DjangoTransaction:
         with self._connection.cursor() as cursor:
             # First: if its transaction has ended, SQLite would autocommit the row, which decides the outcome.
             self._check_mark(cursor)
-            cursor.execute(statement, [*values.values(), who, owner, *compared])
+            cursor.execute(statement, [*values.values(), transactional_id, owner, *compared])
             if cursor.rowcount != 1:
                 check_record(_read_row(cursor, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
@@ -251,8 +251,10 @@ class DjangoStore:
                 # Under concurrent creation, IF NOT EXISTS lets one of them fail.
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [TABLE])
             cursor.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
-            there = {column.name for column in connection.introspection.get_table_description(cursor, TABLE)}
-        if missing := [name for name in COLUMNS if name not in there]:
+            column_names = {
+                column.name for column in connection.introspection.get_table_description(cursor, TABLE)
+            }
+        if missing := [name for name in COLUMNS if name not in column_names]:
             raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
 
     def claim(self, transactional_id: str) -> StoredState:
@@ -263,15 +265,15 @@ class DjangoStore:
         """
         connection = connections[self.using]
         _check_outermost(connection)
-        fresh = to_columns(StoredState(transactional_id=transactional_id, owner=secrets.token_hex(16)))
+        values = to_columns(StoredState(transactional_id=transactional_id, owner=secrets.token_hex(16)))
         statement = (
-            f"INSERT INTO {TABLE} ({', '.join(fresh)}) VALUES ({', '.join(['%s'] * len(fresh))}) "
+            f"INSERT INTO {TABLE} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))}) "
             "ON CONFLICT (transactional_id) DO UPDATE SET owner = excluded.owner"
         )
         try:
             with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
                 _limit_lock_wait(connection)
-                cursor.execute(statement, list(fresh.values()))
+                cursor.execute(statement, list(values.values()))
                 row = _read_row(cursor, transactional_id)
         except (ProgrammingError, DjangoOperationalError) as exc:
             if TABLE not in connection.introspection.table_names():
@@ -342,7 +344,7 @@ def _check_durable(vendor: str, cursor: Any, allowed: AllowedRisks) -> None:
         cursor.execute("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
         synchronous, fsync = cursor.fetchone()
         check_postgresql(synchronous, allowed)
-        allowed.require("fsync", fsync, safe=fsync == "on", wanted="on")
+        allowed.require("fsync", fsync, safe=fsync == "on", required="on")
         return
     cursor.execute("PRAGMA synchronous")
     (synchronous,) = cursor.fetchone()

@@ -33,11 +33,11 @@ class AllowedRisks(Value):
     allows_all: bool = False
 
     def require(
-        self, risk: DurabilitySetting, found: str, *, safe: bool, wanted: str, called: str = ""
+        self, risk: DurabilitySetting, actual: str, *, safe: bool, required: str, label: str = ""
     ) -> None:
         """Raise UnsafeStore if a setting is neither safe nor allowed."""
         if not (safe or self.covers(risk)):
-            raise UnsafeStore(called or risk, found, wanted, risk)
+            raise UnsafeStore(label or risk, actual, required, risk)
 
     def covers(self, risk: DurabilitySetting) -> bool:
         return self.allows_all or risk in self.risks
@@ -53,9 +53,9 @@ def parse_allowed(allow: AllowUnsafe) -> AllowedRisks:
     names = [allow] if isinstance(allow, str) else list(allow)
     unknown = [each for each in names if each not in DURABILITY_SETTINGS]
     if unknown or isinstance(allow, str):
-        told = ", ".join(map(repr, unknown or names))
+        rejected = ", ".join(map(repr, unknown or names))
         raise ValueError(
-            f"allow_unsafe_durability: {told}: it takes True, or a set of settings out of "
+            f"allow_unsafe_durability: {rejected}: it takes True, or a set of settings out of "
             f"{', '.join(DURABILITY_SETTINGS)}"
         )
     return AllowedRisks(frozenset(names))
@@ -63,13 +63,13 @@ def parse_allowed(allow: AllowUnsafe) -> AllowedRisks:
 
 def check_postgresql(synchronous_commit: str, allowed: AllowedRisks) -> None:
     """Raise UnsafeStore for `off`; local, remote_write, remote_apply and on flush to the local disk first."""
-    allowed.require("synchronous_commit", synchronous_commit, safe=synchronous_commit != "off", wanted="on")
+    allowed.require("synchronous_commit", synchronous_commit, safe=synchronous_commit != "off", required="on")
 
 
 def check_sqlite(synchronous: str, journal: str, allowed: AllowedRisks) -> None:
     """Raise UnsafeStore for unsafe values of `PRAGMA synchronous` and `PRAGMA journal_mode`."""
     full, on_disk = synchronous in ("2", "3"), journal not in ("off", "memory")
-    wanted = "FULL (2) or EXTRA (3)"
-    allowed.require("synchronous", synchronous, safe=full, wanted=wanted, called="PRAGMA synchronous")
-    wanted = "a journal on the disk"
-    allowed.require("journal_mode", journal, safe=on_disk, wanted=wanted, called="PRAGMA journal_mode")
+    required = "FULL (2) or EXTRA (3)"
+    allowed.require("synchronous", synchronous, safe=full, required=required, label="PRAGMA synchronous")
+    required = "a journal on the disk"
+    allowed.require("journal_mode", journal, safe=on_disk, required=required, label="PRAGMA journal_mode")

@@ -98,8 +98,8 @@ class SqlTransaction:
             count = cast(CursorResult[Any], result).rowcount
         if count != 1:
             self._check_mark(dialect)
-            there = self._connection.execute(tables.read_locked(row.transactional_id))
-            now = there.mappings().first()
+            result = self._connection.execute(tables.read_locked(row.transactional_id))
+            now = result.mappings().first()
             sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
 
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
@@ -234,11 +234,11 @@ class SqlStore:
             call_with_connection(connection, self.tables.create)
 
     def claim(self, transactional_id: str) -> StoredState:
-        fresh = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
+        new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
         connection: Connection | None = None
         try:
             connection = self._connect_and_begin(claiming=True)
-            connection.execute(self.tables.claim(fresh, connection.dialect.name))
+            connection.execute(self.tables.claim(new_row, connection.dialect.name))
             row = self._read_row(connection, transactional_id)
             connection.commit()
         except DBAPIError as exc:
@@ -248,7 +248,7 @@ class SqlStore:
         finally:
             if connection is not None:
                 connection.close()
-        if row is None or row.owner != fresh.owner:
+        if row is None or row.owner != new_row.owner:
             raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
         return row
 

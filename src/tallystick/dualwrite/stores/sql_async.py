@@ -104,8 +104,8 @@ class AsyncSqlTransaction:
             count = cast(CursorResult[Any], result).rowcount
         if count != 1:
             await self._check_mark(dialect)
-            there = await self._connection.execute(tables.read_locked(row.transactional_id))
-            now = there.mappings().first()
+            result = await self._connection.execute(tables.read_locked(row.transactional_id))
+            now = result.mappings().first()
             sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
 
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
@@ -240,11 +240,11 @@ class AsyncSqlStore:
             await call_with_connection_async(connection, self.tables.create)
 
     async def claim(self, transactional_id: str) -> StoredState:
-        fresh = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
+        new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
         connection: AsyncConnection | None = None
         try:
             connection = await self._connect_and_begin(claiming=True)
-            await connection.execute(self.tables.claim(fresh, connection.dialect.name))
+            await connection.execute(self.tables.claim(new_row, connection.dialect.name))
             row = await self._read_row(connection, transactional_id)
             await connection.commit()
         except DBAPIError as exc:
@@ -254,7 +254,7 @@ class AsyncSqlStore:
         finally:
             if connection is not None:
                 await connection.close()
-        if row is None or row.owner != fresh.owner:
+        if row is None or row.owner != new_row.owner:
             raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
         return row
 

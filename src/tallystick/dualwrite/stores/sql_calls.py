@@ -50,19 +50,19 @@ def call_with_connection(
     connection: Connection,
     function: Callable[Concatenate[Connection, A], T],
     *args: A.args,
-    **named: A.kwargs,
+    **kwargs: A.kwargs,
 ) -> T:
     """Call blocking code on a connection."""
-    return function(connection, *args, **named)
+    return function(connection, *args, **kwargs)
 
 
 async def call_with_connection_async(
     connection: "AsyncConnection",
     function: Callable[Concatenate[Connection, A], T],
     *args: A.args,
-    **named: A.kwargs,
+    **kwargs: A.kwargs,
 ) -> T:
-    return await connection.run_sync(function, *args, **named)
+    return await connection.run_sync(function, *args, **kwargs)
 
 
 def call_with_session(session: Session, function: Callable[[Session], T]) -> T:

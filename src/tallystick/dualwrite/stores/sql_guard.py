@@ -95,9 +95,9 @@ class TransactionGuard:
         if parse_savepoint(logged.query) is not None and logged.query.startswith("ROLLBACK"):
             self._has_orphaned_records = self._has_orphaned_records or self._sent_count > 0
 
-    def _on_nested(self, _: Session, made: SessionTransaction) -> None:
-        if made.nested:
-            self._sent_at_nested[made] = self._sent_count
+    def _on_nested(self, _: Session, nested_txn: SessionTransaction) -> None:
+        if nested_txn.nested:
+            self._sent_at_nested[nested_txn] = self._sent_count
 
     def _on_nested_rollback(self, _: Session, ended: SessionTransaction) -> None:
         """Check a nested rollback: a session creates its savepoint lazily and may lose rows without one."""

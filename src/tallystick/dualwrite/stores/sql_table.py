@@ -147,8 +147,10 @@ class DualWriteTables:
             self._check(connection, table)
 
     def _check(self, connection: Connection, table: Table) -> None:
-        there = {column["name"] for column in inspect(connection).get_columns(table.name, table.schema)}
-        missing = [column.name for column in table.columns if column.name not in there]
+        column_names = {
+            column["name"] for column in inspect(connection).get_columns(table.name, table.schema)
+        }
+        missing = [column.name for column in table.columns if column.name not in column_names]
         if missing:
             raise BadStore(f"table {table.fullname} is of another version: it has no {', '.join(missing)}")
         if connection.dialect.name in _MYSQL:
@@ -164,8 +166,8 @@ class DualWriteTables:
         values = to_columns(row)
         if dialect in _MYSQL:
             return mysql.insert(self.states).values(values).on_duplicate_key_update(owner=row.owner)
-        made = postgresql.insert(self.states) if dialect == "postgresql" else sqlite.insert(self.states)
-        return made.values(values).on_conflict_do_update(
+        statement = postgresql.insert(self.states) if dialect == "postgresql" else sqlite.insert(self.states)
+        return statement.values(values).on_conflict_do_update(
             index_elements=["transactional_id"], set_={"owner": row.owner}
         )
 
@@ -199,10 +201,10 @@ class DualWriteTables:
 
     def _move_offset(self, group: str, at: TopicPartition, moved: OffsetAdvance) -> Insert | Update:
         if moved.before is None:
-            made = insert(self.offsets).values(
+            statement = insert(self.offsets).values(
                 consumer_group=group, topic=at.topic, partition_id=at.partition, next_offset=moved.after
             )
-            return made.execution_options(preserve_rowcount=True)
+            return statement.execution_options(preserve_rowcount=True)
         offsets = self.offsets.c
         same: Sequence[ColumnElement[bool]] = (
             offsets.consumer_group == group,
@@ -245,21 +247,21 @@ def count_recorded(answers: Sequence[Sequence[Any]], allowed: AllowedRisks) -> i
     return len(answers)
 
 
-def check_mark(found: object, mark: str) -> None:
+def check_mark(actual_mark: object, mark: str) -> None:
     """Raise NotYours unless the transaction is still the one that was begun [DW-11]."""
-    if found != mark:
+    if actual_mark != mark:
         raise NotYours(TRANSACTION_ENDED_TEXT)
 
 
 def raise_not_recorded(
-    found: Mapping[str, object] | None, row: StoredState, before: StoredState | None
+    stored_row: Mapping[str, object] | None, row: StoredState, before: StoredState | None
 ) -> None:
     """Raise the reason why `record` changed no row: Fenced or DatabaseBehind.
 
     MySQL counts unchanged rows only if the client has set CLIENT.FOUND_ROWS; a row already equal to `row`
     is correct.
     """
-    now = None if found is None else from_columns(found)
+    now = None if stored_row is None else from_columns(stored_row)
     check_record(now, row, before)
     if now != row:
         raise Fenced(row.transactional_id, row.owner)
@@ -395,23 +397,23 @@ def check_durability_answers(
     """
     if isolation_level is not None and isolation_level.upper() == "AUTOCOMMIT":
         raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
-    told = [str(each).lower() for each in answers]
-    match dialect, told:
-        case "postgresql", [synchronous, fsync, _, block, behind]:
+    values = [str(each).lower() for each in answers]
+    match dialect, values:
+        case "postgresql", [synchronous, fsync, _, block, async_standbys]:
             _require_transaction("on", open_=block == "open")
             check_postgresql(synchronous, allowed)
-            allowed.require("fsync", fsync, safe=fsync == "on", wanted="on")
-            if behind == "true" and not allowed.covers("synchronous_standby_names"):
+            allowed.require("fsync", fsync, safe=fsync == "on", required="on")
+            if async_standbys == "true" and not allowed.covers("synchronous_standby_names"):
                 _log.warning(ASYNC_STANDBYS_WARNING)
         case (("mysql" | "mariadb"), [flush, binlog, autocommit]):
             _require_transaction(autocommit, open_=autocommit == "0")
-            allowed.require("innodb_flush_log_at_trx_commit", flush, safe=flush == "1", wanted="1")
-            wanted = "1 (with log_bin, recovery takes the binary log's word)"
-            allowed.require("sync_binlog", binlog, safe=binlog == "1", wanted=wanted)
+            allowed.require("innodb_flush_log_at_trx_commit", flush, safe=flush == "1", required="1")
+            required = "1 (with log_bin, recovery takes the binary log's word)"
+            allowed.require("sync_binlog", binlog, safe=binlog == "1", required=required)
         case "sqlite", [synchronous, journal]:
             check_sqlite(synchronous, journal, allowed)
         case _:
-            check(False, f"{dialect} gave {len(told)} answers")
+            check(False, f"{dialect} gave {len(values)} answers")
 
 
 ASYNC_STANDBYS_WARNING: Final = (
@@ -451,5 +453,5 @@ def is_certainly_not_committed(exc: BaseException) -> bool:
 
 def describe_driver_error(exc: Exception) -> str:
     """Describe an error without the SQL statement."""
-    told = getattr(exc, "orig", None) or exc
-    return f"{type(told).__name__}: {told}"
+    cause = getattr(exc, "orig", None) or exc
+    return f"{type(cause).__name__}: {cause}"

@@ -124,21 +124,21 @@ class ZooKeeperStore:
         """Take over the node, without waiting: a `multi` that arrives later finds another version."""
         path, owner = self.path_of(transactional_id), secrets.token_hex(16)
         for _ in range(CLAIM_ATTEMPTS_MAX):
-            found, version = self.read_versioned(transactional_id)
+            stored_row, version = self.read_versioned(transactional_id)
             row = (
-                found.owned_by(owner)
-                if found
+                stored_row.owned_by(owner)
+                if stored_row
                 else StoredState(transactional_id=transactional_id, owner=owner)
             )
             try:
-                if found:
+                if stored_row:
                     self.client.set(path, to_bytes(row), version)
                 else:
                     self.client.create(path, to_bytes(row))
             except (BadVersionError, NodeExistsError):
                 continue  # another client wrote it in between
             except NoNodeError as exc:
-                if found is None:
+                if stored_row is None:
                     raise BadStore(f"there is no {self.path}; create() makes it") from exc
                 continue
             return row
