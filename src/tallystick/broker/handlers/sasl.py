@@ -4,7 +4,7 @@ A listener with SASL answers them itself (`broker/server/login.py`). They stand 
 because ApiVersions is the same on every listener, and librdkafka logs in only where it finds them.
 """
 
-from tallystick.broker.handlers.ports import HasConfig
+from tallystick.broker.handlers.ports import HasAuthorizer
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
@@ -12,14 +12,14 @@ from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest, Sa
 
 
 def handle_handshake(
-    broker: HasConfig, request: SaslHandshakeRequest, context: RequestContext
+    broker: HasAuthorizer, request: SaslHandshakeRequest, context: RequestContext
 ) -> SaslHandshakeResponse:
     """Answer SaslHandshake on a listener without logins."""
     return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE)
 
 
 def handle_token(
-    broker: HasConfig, request: SaslAuthenticateRequest, context: RequestContext
+    broker: HasAuthorizer, request: SaslAuthenticateRequest, context: RequestContext
 ) -> SaslAuthenticateResponse:
     """Answer SaslAuthenticate on a listener without logins."""
     return SaslAuthenticateResponse(
