@@ -131,7 +131,7 @@ def test_metadata_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
         write(broker.bootstrap_servers, b"a")
     for file in tmp_path.glob("metadata.sqlite*"):
         file.unlink()
-    with pytest.raises(BrokerDidNotStart, match="is gone"):
+    with pytest.raises(BrokerDidNotStart, match="is missing"):
         EmbeddedBroker(tmp_path).start()
 
 

@@ -118,7 +118,7 @@ def test_a_lost_decision_is_read_off_a_marker(
         before.lose(producer, (STATE, 0), (TOPIC, 1))
         producer.completed()
         assert values(broker) == [["a"], ["b"]]
-        assert said(capfd, "is decided again")
+        assert said(capfd, "a lost decision was written again")
         producer.write(TOPIC, 1, "c")
         assert producer.end().error_code == 0, "the pair the client was given is the one the coordinator has"
 
