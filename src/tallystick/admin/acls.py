@@ -33,8 +33,8 @@ class Acl(Value, kw_only=True):
     permission: AclPermission | int = AclPermission.ALLOW
 
     def __str__(self) -> str:
-        done = f"{_display_name(self.permission)} {_display_name(self.operation)}"
-        return f"{done} to {self.principal} on {_display_name(self.resource)} {self.name!r}"
+        rule = f"{_display_name(self.permission)} {_display_name(self.operation)}"
+        return f"{rule} to {self.principal} on {_display_name(self.resource)} {self.name!r}"
 
 
 class AclFilter(Value, kw_only=True):
@@ -63,15 +63,15 @@ class PartlyDeleted(ClientError):
         return f"{self.why}; deleted of that filter: {len(self.deleted)} rules"
 
 
-async def describe(asker: AdminCall, wanted: AclFilter) -> tuple[Acl, ...]:
+async def describe(asker: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
     request = ds.DescribeAclsRequest(
-        resource_type_filter=wanted.resource,
-        resource_name_filter=wanted.name,
-        pattern_type_filter=wanted.pattern,
-        principal_filter=wanted.principal,
-        host_filter=wanted.host,
-        operation=wanted.operation,
-        permission_type=wanted.permission,
+        resource_type_filter=acl_filter.resource,
+        resource_name_filter=acl_filter.name,
+        pattern_type_filter=acl_filter.pattern,
+        principal_filter=acl_filter.principal,
+        host_filter=acl_filter.host,
+        operation=acl_filter.operation,
+        permission_type=acl_filter.permission,
     )
 
     async def attempt() -> tuple[Acl, ...]:
@@ -79,9 +79,9 @@ async def describe(asker: AdminCall, wanted: AclFilter) -> tuple[Acl, ...]:
         if answer.error_code:
             raise build_broker_error("DescribeAcls", "", answer.error_code, answer.error_message)
         return tuple(
-            _to_acl((found.resource_type, found.resource_name, found.pattern_type), each)
-            for found in answer.resources
-            for each in found.acls
+            _to_acl((resource.resource_type, resource.resource_name, resource.pattern_type), each)
+            for resource in answer.resources
+            for each in resource.acls
         )
 
     return await asker.cluster.run_with_retries("DescribeAcls", "", attempt, asker.deadline)
@@ -102,20 +102,20 @@ async def create(asker: AdminCall, acls: Iterable[Acl]) -> Answers[Acl, None]:
 
 
 async def delete(asker: AdminCall, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
-    gone: dict[AclFilter, list[Acl]] = {wanted: [] for wanted in filters}
+    deleted: dict[AclFilter, list[Acl]] = {acl_filter: [] for acl_filter in filters}
 
     async def ask(some: Sequence[AclFilter]) -> dict[AclFilter, ClientError | None]:
         request = da.DeleteAclsRequest(filters=tuple(_to_wire_filter(each) for each in some))
         answer = await asker.cluster.send(await asker.find_controller(), request, da.DeleteAclsResponse)
-        told = zip(some, answer.filter_results, strict=False)
-        return {wanted: _collect_deletions(found, gone[wanted]) for wanted, found in told}
+        results = zip(some, answer.filter_results, strict=False)
+        return {acl_filter: _collect_deletions(result, deleted[acl_filter]) for acl_filter, result in results}
 
-    answers = await asker.send_with_retries("DeleteAcls", gone, ask)
+    answers = await asker.send_with_retries("DeleteAcls", deleted, ask)
     return Answers(
-        found={wanted: tuple(gone[wanted]) for wanted in answers.found},
+        found={acl_filter: tuple(deleted[acl_filter]) for acl_filter in answers.found},
         failures={
-            wanted: PartlyDeleted(why.what(), tuple(gone[wanted])) if gone[wanted] else why
-            for wanted, why in answers.failures.items()
+            acl_filter: PartlyDeleted(why.what(), tuple(deleted[acl_filter])) if deleted[acl_filter] else why
+            for acl_filter, why in answers.failures.items()
         },
     )
 
@@ -126,17 +126,17 @@ def collect_deleted(answers: Answers[AclFilter, tuple[Acl, ...]]) -> tuple[Acl, 
     return tuple(dict.fromkeys(chain(*answers.found.values(), *partly)))
 
 
-def _collect_deletions(found: da.DeleteAclsFilterResult, gone: list[Acl]) -> ClientError | None:
-    """Add the deleted rules to `gone`, because a repeated request does not find them again."""
+def _collect_deletions(result: da.DeleteAclsFilterResult, deleted: list[Acl]) -> ClientError | None:
+    """Add the deleted rules to `deleted`, because a repeated request does not find them again."""
     failure = (
-        build_broker_error("DeleteAcls", "", found.error_code, found.error_message)
-        if found.error_code
+        build_broker_error("DeleteAcls", "", result.error_code, result.error_message)
+        if result.error_code
         else None
     )
-    for each in found.matching_acls:
+    for each in result.matching_acls:
         rule = _to_acl((each.resource_type, each.resource_name, each.pattern_type), each)
         if not each.error_code:
-            gone.append(rule)
+            deleted.append(rule)
         elif failure is None:
             failure = build_broker_error("DeleteAcls", rule, each.error_code, each.error_message)
     return failure
@@ -154,15 +154,15 @@ def _to_acl_creation(acl: Acl) -> ca.AclCreation:
     )
 
 
-def _to_wire_filter(wanted: AclFilter) -> da.DeleteAclsFilter:
+def _to_wire_filter(acl_filter: AclFilter) -> da.DeleteAclsFilter:
     return da.DeleteAclsFilter(
-        resource_type_filter=wanted.resource,
-        resource_name_filter=wanted.name,
-        pattern_type_filter=wanted.pattern,
-        principal_filter=wanted.principal,
-        host_filter=wanted.host,
-        operation=wanted.operation,
-        permission_type=wanted.permission,
+        resource_type_filter=acl_filter.resource,
+        resource_name_filter=acl_filter.name,
+        pattern_type_filter=acl_filter.pattern,
+        principal_filter=acl_filter.principal,
+        host_filter=acl_filter.host,
+        operation=acl_filter.operation,
+        permission_type=acl_filter.permission,
     )
 
 

@@ -94,17 +94,17 @@ class AdminCall:
         limit_name = f"half of what was left of {self.deadline.limit_name}"
         return AdminCall(self.cluster, self.cluster.start_deadline(limit_name, left_ms // 2))
 
-    async def list_brokers(self, wanted: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return the ids of all brokers, or `wanted`.
+    async def list_brokers(self, node_ids: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Return the ids of all brokers, or `node_ids`.
 
         Raises: NotSupported if the cluster does not list one of them.
         """
         image = await self.cluster.run_with_retries("Metadata", "", self.cluster.refresh, self.deadline)
-        for node_id in wanted or ():
+        for node_id in node_ids or ():
             if node_id not in image.nodes:
                 known = ", ".join(map(str, sorted(image.nodes)))
                 raise NotSupported(f"broker {node_id}", f"the cluster lists {known}")
-        return tuple(sorted(image.nodes)) if wanted is None else tuple(wanted)
+        return tuple(sorted(image.nodes)) if node_ids is None else tuple(node_ids)
 
     async def send_to_broker(
         self,
@@ -122,17 +122,17 @@ class AdminCall:
         async def attempt() -> R:
             nonlocal refusals
             try:
-                found = await self.cluster.send(node_id, request, answer)
+                response = await self.cluster.send(node_id, request, answer)
             except Unreachable as exc:
                 refusals += 1
                 if refusals >= CONNECT_ATTEMPTS:
                     raise BrokerDown(f"broker {node_id}", exc.what()) from exc
                 raise
-            told = code(found)
-            number, text = told if isinstance(told, tuple) else (told, None)
+            error = code(response)
+            number, text = error if isinstance(error, tuple) else (error, None)
             if number:
                 raise build_broker_error(api, subject, number, text)
-            return found
+            return response
 
         return await self.cluster.run_with_retries(api, subject, attempt, self.deadline)
 
@@ -147,10 +147,10 @@ class AdminCall:
 
         async def attempt() -> tuple[int, R]:
             node = await self.cluster.find_coordinator("group" if kind == "group" else "transaction", key)
-            found = await self.cluster.send(node, request, answer)
-            if number := code(found):
+            response = await self.cluster.send(node, request, answer)
+            if number := code(response):
                 raise build_broker_error(api, key, number)
-            return node, found
+            return node, response
 
         return await self.cluster.run_with_retries(api, key, attempt, self.deadline)
 
@@ -170,33 +170,33 @@ class AdminCall:
         """
         found: dict[K, V] = {}
         failures: dict[K, ClientError] = {}
-        left = dict.fromkeys(keys, 0)
+        failures_by_key = dict.fromkeys(keys, 0)
 
         async def attempt() -> None:
             try:
-                told = await ask(tuple(left))
+                answers = await ask(tuple(failures_by_key))
             except ClientError as exc:
-                told = dict.fromkeys(left, exc)
-            for key, failed_before in tuple(left.items()):
-                each = told.get(key) if key in told else _missing_key_error(api, key)
+                answers = dict.fromkeys(failures_by_key, exc)
+            for key, failed_before in tuple(failures_by_key.items()):
+                each = answers.get(key) if key in answers else _missing_key_error(api, key)
                 if isinstance(each, ClientError):
                     before = failures.get(key)
                     failures[key] = each if before is None else each.after(before.effect)
-                    left[key] += 1
+                    failures_by_key[key] += 1
                     if not _is_retriable(each, failed_before):
-                        del left[key]
+                        del failures_by_key[key]
                 else:
-                    # None is a valid answer here, because `told` contains the key.
+                    # None is a valid answer here, because `answers` contains the key.
                     found[key] = cast(V, each)
                     failures.pop(key, None)
-                    del left[key]
-            if left:
-                raise failures[next(iter(left))]
+                    del failures_by_key[key]
+            if failures_by_key:
+                raise failures[next(iter(failures_by_key))]
 
         try:
             await self.cluster.run_with_retries(api, "", attempt, self.deadline)
         except ClientError as exc:
-            failures |= dict.fromkeys(left, exc)
+            failures |= dict.fromkeys(failures_by_key, exc)
         return Answers(found, failures)
 
     async def send_to_leaders(
@@ -216,10 +216,10 @@ class AdminCall:
         async def one_round(some: Sequence[TopicPartition]) -> Mapping[TopicPartition, V | ClientError]:
             answers: dict[TopicPartition, V | ClientError] = {}
             batches = await self._batch_by_broker(some, broker_id, answers)
-            told = await gather_answers(batches, lambda batch: ask(batch[0], batch[1]))
-            for each in told.found.values():
+            by_broker = await gather_answers(batches, lambda batch: ask(batch[0], batch[1]))
+            for each in by_broker.found.values():
                 answers |= each
-            for batch, failure in told.failures.items():
+            for batch, failure in by_broker.failures.items():
                 answers |= dict.fromkeys(batch[1], failure)
             return answers
 

@@ -86,40 +86,44 @@ def plan_completion(admin: Admin, transactional_id: str, state: PreparedTxnState
 
     Raises: IdExpired for an unknown id; NotAuthorized without the right to DESCRIBE it.
     """
-    found = admin.describe_transactions([transactional_id]).one(transactional_id)
+    description = admin.describe_transactions([transactional_id]).one(transactional_id)
     version = admin.describe_features().get("transaction.version", 0)
-    return CompletionPlan(state=state, description=found, outcome=decide_outcome(state, found, version))
+    return CompletionPlan(
+        state=state, description=description, outcome=decide_outcome(state, description, version)
+    )
 
 
-def decide_outcome(state: PreparedTxnState, found: TransactionDescription, version: int) -> CompletionOutcome:
+def decide_outcome(
+    state: PreparedTxnState, description: TransactionDescription, version: int
+) -> CompletionOutcome:
     """Decide the outcome of a stored state. Pure.
 
     Args: version: the finalized `transaction.version`.
     """
     name = state.identity
-    if found.state == "Ongoing":
-        ahead = (
+    if description.state == "Ongoing":
+        state_is_newer = (
             name is not None
-            and name.producer_id == found.writer.producer_id
-            and name.epoch > found.writer.epoch
+            and name.producer_id == description.writer.producer_id
+            and name.epoch > description.writer.epoch
         )
         # Epochs of a producer id only grow: the other system has decided a later transaction than this one.
         return (
             CompletionOutcome.BEHIND
-            if ahead
+            if state_is_newer
             else CompletionOutcome.COMMIT
-            if name == found.writer
+            if name == description.writer
             else CompletionOutcome.ABORT
         )
     if name is None:
         return CompletionOutcome.NOTHING
     forced = frozenset(
         each.writer
-        for each in found.forced_outcomes
+        for each in description.forced_outcomes
         if each.cause in (AbortCause.TERMINATED, AbortCause.TIMED_OUT)
     )
-    seen = TxnDescription(state=found.state, identity=found.writer, forced_identities=forced)
-    finding = classify_outcome(TxnToResolve(writer=name, client=name, version=version), seen)
+    txn_state = TxnDescription(state=description.state, identity=description.writer, forced_identities=forced)
+    finding = classify_outcome(TxnToResolve(writer=name, client=name, version=version), txn_state)
     return _OUTCOME_BY_VERDICT[ACTION_BY_FINDING[finding, TxnDecision.COMMIT, DescriptionTime.BEFORE]]
 
 
@@ -134,17 +138,17 @@ def complete_by_plan(config: Mapping[str, object], decision: CompletionPlan) -> 
     Raises: as `Producer.init_transactions` and `complete_transaction`.
     """
     name = decision.description.transactional_id
-    said = f"complete {name!r} producer {decision.description.writer} by state {str(decision.state)!r}"
-    _audit.warning("%s: %s", said, decision.outcome.name.lower())
+    audit_text = f"complete {name!r} producer {decision.description.writer} by state {str(decision.state)!r}"
+    _audit.warning("%s: %s", audit_text, decision.outcome.name.lower())
     try:
         with Producer({**config, "transactional.id": name}) as producer:
             producer.init_transactions(keep_prepared_txn=True)
-            done = producer.complete_transaction(decision.state)
+            completion = producer.complete_transaction(decision.state)
     except TallystickError as exc:
-        _audit.warning("%s: %s", said, exc)
+        _audit.warning("%s: %s", audit_text, exc)
         raise
-    _audit.warning("%s: %s", said, done.value)
-    return done
+    _audit.warning("%s: %s", audit_text, completion.value)
+    return completion
 
 
 def check_unused(admin: Admin, transactional_id: str) -> None:

@@ -70,7 +70,7 @@ async def describe(
     async def ask(
         some: Sequence[ConfigResource],
     ) -> dict[ConfigResource, Mapping[str, ConfigValue] | ClientError]:
-        told: dict[ConfigResource, Mapping[str, ConfigValue] | ClientError] = {}
+        values: dict[ConfigResource, Mapping[str, ConfigValue] | ClientError] = {}
         for node, group in (await _group_by_broker(asker, some)).items():
             request = dc.DescribeConfigsRequest(
                 resources=tuple(
@@ -83,15 +83,15 @@ async def describe(
                 )
             )
             answer = await asker.cluster.send(node, request, dc.DescribeConfigsResponse)
-            for found in answer.results:
-                at = ConfigResource(ResourceType(found.resource_type), found.resource_name)
-                if found.error_code:
-                    told[at] = build_broker_error(
-                        "DescribeConfigs", at, found.error_code, found.error_message
+            for result in answer.results:
+                at = ConfigResource(ResourceType(result.resource_type), result.resource_name)
+                if result.error_code:
+                    values[at] = build_broker_error(
+                        "DescribeConfigs", at, result.error_code, result.error_message
                     )
                 else:
-                    told[at] = {each.name: _to_config_value(each) for each in found.configs}
-        return told
+                    values[at] = {each.name: _to_config_value(each) for each in result.configs}
+        return values
 
     return await asker.send_with_retries("DescribeConfigs", resources, ask)
 
@@ -100,18 +100,18 @@ async def alter(
     asker: AdminCall, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
 ) -> Answers[ConfigResource, None]:
     async def ask(some: Sequence[ConfigResource]) -> dict[ConfigResource, ClientError | None]:
-        told: dict[ConfigResource, ClientError | None] = {}
+        errors: dict[ConfigResource, ClientError | None] = {}
         for node, group in (await _group_by_broker(asker, some)).items():
             request = ac.IncrementalAlterConfigsRequest(
                 resources=tuple(_to_alter_resource(each, changes[each]) for each in group),
                 validate_only=validate_only,
             )
             answer = await asker.cluster.send(node, request, ac.IncrementalAlterConfigsResponse)
-            for found in answer.responses:
-                at = ConfigResource(ResourceType(found.resource_type), found.resource_name)
-                code, text = found.error_code, found.error_message
-                told[at] = build_broker_error("IncrementalAlterConfigs", at, code, text) if code else None
-        return told
+            for result in answer.responses:
+                at = ConfigResource(ResourceType(result.resource_type), result.resource_name)
+                code, text = result.error_code, result.error_message
+                errors[at] = build_broker_error("IncrementalAlterConfigs", at, code, text) if code else None
+        return errors
 
     return await asker.send_with_retries("IncrementalAlterConfigs", changes, ask)
 
@@ -134,8 +134,10 @@ async def _group_by_broker(
 ) -> dict[int, list[ConfigResource]]:
     """Group resources by broker: its own settings go to that broker, all others to the controller."""
     nodes = asker.cluster.image.nodes
-    named = {int(each.name) for each in resources if each.type in _BROKER_TYPES and each.name.isdecimal()}
-    if not nodes or not named <= nodes.keys():  # a broker that was down may be listed again
+    broker_ids = {
+        int(each.name) for each in resources if each.type in _BROKER_TYPES and each.name.isdecimal()
+    }
+    if not nodes or not broker_ids <= nodes.keys():  # a broker that was down may be listed again
         nodes = (await asker.cluster.refresh()).nodes
     by_node: dict[int, list[ConfigResource]] = {}
     for each in resources:
@@ -149,11 +151,11 @@ async def _group_by_broker(
 
 
 def _to_config_value(each: dc.DescribeConfigsResourceResult) -> ConfigValue:
-    known = each.config_source in set(ConfigValueSource)
+    is_known_source = each.config_source in set(ConfigValueSource)
     return ConfigValue(
         name=each.name,
         value=each.value,
-        source=ConfigValueSource(each.config_source) if known else ConfigValueSource.UNKNOWN,
+        source=ConfigValueSource(each.config_source) if is_known_source else ConfigValueSource.UNKNOWN,
         read_only=each.read_only,
         sensitive=each.is_sensitive,
     )

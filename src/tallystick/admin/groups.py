@@ -215,12 +215,12 @@ async def list_offsets(
 
 
 async def alter_offsets(
-    asker: AdminCall, group_id: str, wanted: Mapping[TopicPartition, OffsetAndMetadata]
+    asker: AdminCall, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
 ) -> Answers[TopicPartition, None]:
     async def ask(some: Sequence[TopicPartition]) -> dict[TopicPartition, ClientError | None]:
         node = await _find_coordinator(asker, group_id)
         request = build_offset_commit_request(
-            GroupMetadata(group_id=group_id), {at: wanted[at] for at in some}
+            GroupMetadata(group_id=group_id), {at: offsets[at] for at in some}
         )
         answer = await asker.cluster.send(
             node, request, OffsetCommitResponse, max_version=OFFSET_COMMIT_VERSION_MAX
@@ -228,7 +228,7 @@ async def alter_offsets(
         refusals = parse_offset_commit_errors(answer)
         return {at: _forget_if_retriable(asker, group_id, refusals.get(at)) for at in some}
 
-    return await asker.send_with_retries("OffsetCommit", wanted, ask)
+    return await asker.send_with_retries("OffsetCommit", offsets, ask)
 
 
 async def delete_offsets(

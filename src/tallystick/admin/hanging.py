@@ -144,69 +144,74 @@ def judge_transactions(
         A case for each of `look.open_transactions`, in that order.
     """
     before = {c.transaction.key for c in earlier if VERDICT_BY_FINDING[c.finding] is Verdict.HANGING}
-    return tuple(_judge_one(one, look, limit_ms, one.key in before) for one in look.open_transactions)
+    return tuple(
+        _judge_one(transaction, look, limit_ms, transaction.key in before)
+        for transaction in look.open_transactions
+    )
 
 
-def _judge_one(one: OpenTransaction, look: ClusterSnapshot, limit_ms: int, seen_before: bool) -> HangingCase:
-    finding, view = _classify(one, look, limit_ms)
+def _judge_one(
+    transaction: OpenTransaction, look: ClusterSnapshot, limit_ms: int, seen_before: bool
+) -> HangingCase:
+    finding, view = _classify(transaction, look, limit_ms)
     verdict = VERDICT_BY_FINDING[finding]
     if verdict is Verdict.HANGING and not seen_before:
         verdict = Verdict.SUSPECTED
     return HangingCase(
-        transaction=one,
+        transaction=transaction,
         finding=finding,
         verdict=verdict,
         description=view,
-        idle_ms=compute_idle_ms(one, look.at_ms),
+        idle_ms=compute_idle_ms(transaction, look.at_ms),
         open_ms=_compute_open_ms(view, look.at_ms) if finding in _VIEWS_AGREE and view is not None else None,
     )
 
 
 def _classify(
-    one: OpenTransaction, look: ClusterSnapshot, limit_ms: int
+    transaction: OpenTransaction, look: ClusterSnapshot, limit_ms: int
 ) -> tuple[HangingFinding, TransactionDescription | None]:
-    found = [
-        _compare_with_id(one, name, look, limit_ms)
-        for name in look.ids_by_producer.get(one.writer.producer_id, ())
+    findings = [
+        _compare_with_id(transaction, name, look, limit_ms)
+        for name in look.ids_by_producer.get(transaction.writer.producer_id, ())
     ]
-    found = [each for each in found if each[0] is not HangingFinding.UNKNOWN_PRODUCER_ID]
-    if not found:
+    findings = [each for each in findings if each[0] is not HangingFinding.UNKNOWN_PRODUCER_ID]
+    if not findings:
         return (
             HangingFinding.UNKNOWN_PRODUCER_ID if look.is_complete else HangingFinding.MAYBE_UNLISTED
         ), None
-    return min(found, key=lambda each: _MOST_CAUTIOUS_FIRST.index(each[0]))
+    return min(findings, key=lambda each: _MOST_CAUTIOUS_FIRST.index(each[0]))
 
 
 def _compare_with_id(
-    one: OpenTransaction, name: str, look: ClusterSnapshot, limit_ms: int
+    transaction: OpenTransaction, name: str, look: ClusterSnapshot, limit_ms: int
 ) -> tuple[HangingFinding, TransactionDescription | None]:
     if name in look.expired_ids:
         return HangingFinding.EXPIRED_ID, None
     view = look.descriptions.get(name)
     if view is None:
         return HangingFinding.NOT_DESCRIBED, None
-    if view.writer.producer_id != one.writer.producer_id:
+    if view.writer.producer_id != transaction.writer.producer_id:
         return (
             HangingFinding.UNKNOWN_PRODUCER_ID,
             None,
         )  # the id got another producer id between the two listings
-    return _compare_with_description(one, view, look.at_ms, limit_ms), view
+    return _compare_with_description(transaction, view, look.at_ms, limit_ms), view
 
 
 def _compare_with_description(
-    one: OpenTransaction, view: TransactionDescription, now_ms: int, limit_ms: int
+    transaction: OpenTransaction, view: TransactionDescription, now_ms: int, limit_ms: int
 ) -> HangingFinding:
     ongoing = view.state == "Ongoing"
     decided = view.state in ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
-    epoch, known = one.writer.epoch, view.writer.epoch
+    epoch, described_epoch = transaction.writer.epoch, view.writer.epoch
     if not ongoing and not decided and view.state not in ("Empty", "CompleteCommit", "CompleteAbort", "Dead"):
         return HangingFinding.NOT_DESCRIBED  # a state of a newer Kafka
-    if epoch > known:
+    if epoch > described_epoch:
         return HangingFinding.COORDINATOR_BEHIND
-    if one.partition not in view.partitions:
+    if transaction.partition not in view.partitions:
         return HangingFinding.NOT_INCLUDED
     # A marker has the epoch of the data, or the next one with transaction version 2 (KIP-890).
-    if epoch < (known - 1 if decided else known):
+    if epoch < (described_epoch - 1 if decided else described_epoch):
         return HangingFinding.STALE_EPOCH
     if decided:
         return HangingFinding.DECIDED
@@ -214,17 +219,17 @@ def _compare_with_description(
         return HangingFinding.NOT_INCLUDED
     if view.timeout_ms is None:
         return HangingFinding.TWO_PHASE
-    late = view.started_ms is not None and now_ms - view.started_ms > limit_ms
-    return HangingFinding.OVERDUE if late else HangingFinding.RUNNING
+    overdue = view.started_ms is not None and now_ms - view.started_ms > limit_ms
+    return HangingFinding.OVERDUE if overdue else HangingFinding.RUNNING
 
 
 def _compute_open_ms(view: TransactionDescription, now_ms: int) -> int | None:
     return None if view.started_ms is None else max(now_ms - view.started_ms, 0)
 
 
-def compute_idle_ms(one: OpenTransaction, now_ms: int) -> int | None:
+def compute_idle_ms(transaction: OpenTransaction, now_ms: int) -> int | None:
     """Return the time since the last record; None if its timestamp is unknown or in the future."""
-    last = one.last_timestamp_ms
+    last = transaction.last_timestamp_ms
     return None if last is None or last > now_ms else now_ms - last
 
 

@@ -43,11 +43,11 @@ def plan_reset(
         missing = [str(at) for at in partitions if at not in committed]
         if missing:
             raise NotSupported(f"a shift of {group_id!r}", f"a committed offset in {', '.join(missing)}")
-        wanted: Mapping[TopicPartition, int] = {at: committed[at].offset + to.by for at in partitions}
+        targets: Mapping[TopicPartition, int] = {at: committed[at].offset + to.by for at in partitions}
     else:
-        wanted = find_start_offsets(admin, partitions, to, read_committed=False)
+        targets = find_start_offsets(admin, partitions, to, read_committed=False)
     return {
-        at: plan_offset(committed.get(at), min(max(wanted[at], first[at]), last[at])) for at in partitions
+        at: plan_offset(committed.get(at), min(max(targets[at], first[at]), last[at])) for at in partitions
     }
 
 

@@ -35,24 +35,24 @@ class AdminRunner:
         name: str,
         function: Callable[Concatenate[AdminCall, A], Coroutine[object, object, T]],
         *args: A.args,
-        **named: A.kwargs,
+        **kwargs: A.kwargs,
     ) -> T:
         """Run one call.
 
         Args:
             name: the method that the user called, for errors.
         """
-        return self._wait(self._runner.run(name, function, *args, **named), name)
+        return self._wait(self._runner.run(name, function, *args, **kwargs), name)
 
     def run_on_transactions(
         self,
         name: str,
         method: Callable[Concatenate[TransactionAdmin, A], Coroutine[object, object, T]],
         *args: A.args,
-        **named: A.kwargs,
+        **kwargs: A.kwargs,
     ) -> T:
         """Run a method of `TransactionAdmin`."""
-        return self._wait(self._runner.run_on_transactions(name, method, *args, **named), name)
+        return self._wait(self._runner.run_on_transactions(name, method, *args, **kwargs), name)
 
     def metrics(self) -> dict[str, float]:
         """Return the network metrics, under Kafka's names."""

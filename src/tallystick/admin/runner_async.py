@@ -25,22 +25,22 @@ class AsyncAdminRunner:
         _name: str,
         function: Callable[Concatenate[AdminCall, A], Awaitable[T]],
         *args: A.args,
-        **named: A.kwargs,
+        **kwargs: A.kwargs,
     ) -> T:
         """Run one call, with a deadline of its own. The blocking runner names it in its errors."""
         limit_ms = self.config.default_api_timeout_ms
         call = AdminCall(self._cluster, self._cluster.start_deadline("default.api.timeout.ms", limit_ms))
-        return await function(call, *args, **named)
+        return await function(call, *args, **kwargs)
 
     async def run_on_transactions(
         self,
         _name: str,
         method: Callable[Concatenate[TransactionAdmin, A], Awaitable[T]],
         *args: A.args,
-        **named: A.kwargs,
+        **kwargs: A.kwargs,
     ) -> T:
         """Run a method of `TransactionAdmin`, whose steps have deadlines of their own."""
-        return await method(self._transactions, *args, **named)
+        return await method(self._transactions, *args, **kwargs)
 
     def metrics(self) -> dict[str, float]:
         """Return the network metrics, under Kafka's names."""

@@ -29,23 +29,23 @@ FROM_END = AtTimestamp(LATEST)
 
 
 def list_partitions(
-    admin: Admin, topics: Sequence[str], wanted: Collection[int] = ()
+    admin: Admin, topics: Sequence[str], partitions: Collection[int] = ()
 ) -> tuple[TopicPartition, ...]:
     """Return all partitions of topics, or the wanted ones of each.
 
     Raises: UnknownTopic for a topic or partition that does not exist.
     """
-    found = admin.describe_topics(topics).all()
+    topic_infos = admin.describe_topics(topics).all()
     for topic in topics:
-        for index in wanted:
-            if index not in found[topic].partitions:
+        for index in partitions:
+            if index not in topic_infos[topic].partitions:
                 at = TopicPartition(topic, index)
-                text = f"{topic} has {len(found[topic].partitions)} partitions"
+                text = f"{topic} has {len(topic_infos[topic].partitions)} partitions"
                 raise build_broker_error("Metadata", at, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
     return tuple(
         TopicPartition(topic, index)
         for topic in topics
-        for index in sorted(wanted or found[topic].partitions)
+        for index in sorted(partitions or topic_infos[topic].partitions)
     )
 
 
@@ -56,7 +56,7 @@ def find_start_offsets(
     if isinstance(start, AtOffset):
         return dict.fromkeys(partitions, start.offset)
     times = dict.fromkeys(partitions, start.timestamp_ms)
-    found = admin.list_offsets(times, read_committed=read_committed).all()
-    late = [at for at in partitions if (each := found[at]) is None or each.offset < 0]
-    ends = admin.list_offsets(dict.fromkeys(late, LATEST), read_committed=read_committed).all()
-    return {at: each.offset for at in partitions if (each := ends.get(at, found[at])) is not None}
+    offsets = admin.list_offsets(times, read_committed=read_committed).all()
+    without_offset = [at for at in partitions if (each := offsets[at]) is None or each.offset < 0]
+    ends = admin.list_offsets(dict.fromkeys(without_offset, LATEST), read_committed=read_committed).all()
+    return {at: each.offset for at in partitions if (each := ends.get(at, offsets[at])) is not None}

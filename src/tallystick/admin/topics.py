@@ -67,18 +67,18 @@ class CreatedTopic(Value, kw_only=True):
 async def create(
     asker: AdminCall, topics: Iterable[NewTopic], *, validate_only: bool
 ) -> Answers[str, CreatedTopic]:
-    wanted = {topic.name: topic for topic in topics}
+    topics_by_name = {topic.name: topic for topic in topics}
 
     async def ask(names: Sequence[str]) -> dict[str, CreatedTopic | ClientError]:
         request = ct.CreateTopicsRequest(
-            topics=tuple(_to_creatable_topic(wanted[name]) for name in names),
+            topics=tuple(_to_creatable_topic(topics_by_name[name]) for name in names),
             timeout_ms=asker.cluster.config.request_timeout_ms,
             validate_only=validate_only,
         )
         answer = await asker.cluster.send(await asker.find_controller(), request, ct.CreateTopicsResponse)
         return {each.name: _to_created_topic(each) for each in answer.topics}
 
-    return await asker.send_with_retries("CreateTopics", wanted, ask)
+    return await asker.send_with_retries("CreateTopics", topics_by_name, ask)
 
 
 def _to_creatable_topic(topic: NewTopic) -> ct.CreatableTopic:
@@ -203,9 +203,9 @@ async def list_offsets(
         node: int, some: Sequence[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndTimestamp | ClientError | None]:
         request = build_list_offsets_request({at: times_ms[at] for at in some}, {}, int(read_committed))
-        found, errors = parse_list_offsets_response(
+        offsets, errors = parse_list_offsets_response(
             await asker.cluster.send(node, request, ListOffsetsResponse)
         )
-        return {**found, **errors}
+        return {**offsets, **errors}
 
     return await asker.send_to_leaders(times_ms, ask, "ListOffsets")

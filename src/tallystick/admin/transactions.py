@@ -111,10 +111,10 @@ class AbortSpec(Value, kw_only=True):
     def __str__(self) -> str:
         return f"at offset {self.start_offset}" if self.producer is None else f"of producer {self.producer}"
 
-    def matches(self, one: OpenTransaction) -> bool:
-        if self.start_offset is not None and one.start_offset != self.start_offset:
+    def matches(self, transaction: OpenTransaction) -> bool:
+        if self.start_offset is not None and transaction.start_offset != self.start_offset:
             return False
-        return self.producer is None or one.writer == self.producer
+        return self.producer is None or transaction.writer == self.producer
 
 
 class TransactionAdmin:
@@ -197,12 +197,14 @@ class TransactionAdmin:
         suspects = {c.transaction.partition for c in cases if c.verdict is Verdict.SUSPECTED}
         complete = first.is_complete
         if suspects:
-            second, more = await self._take_snapshot(asker, suspects, broker)
+            second, second_failures = await self._take_snapshot(asker, suspects, broker)
             again = judge_transactions(second, limit_ms, cases)
             cases = (*(c for c in cases if c.transaction.partition not in suspects), *again)
-            failures, complete = failures | more, second.is_complete
-        late = tuple(c for c in cases if is_late(c, limit_ms) or c.verdict is Verdict.CONTRADICTION)
-        return HangingReport(cases=late, failures=failures, complete=complete and not failures)
+            failures, complete = failures | second_failures, second.is_complete
+        cases_to_report = tuple(
+            c for c in cases if is_late(c, limit_ms) or c.verdict is Verdict.CONTRADICTION
+        )
+        return HangingReport(cases=cases_to_report, failures=failures, complete=complete and not failures)
 
     async def _select_partitions(
         self, asker: AdminCall, topic: str | None, partition: int | None, broker: int | None
@@ -232,10 +234,10 @@ class TransactionAdmin:
         producers = await _describe_producers(asker.halve_deadline(), partitions, broker)
         failures = {str(at): failure for at, failure in producers.failures.items()}
         opened = tuple(
-            one
+            transaction
             for at, states in producers.found.items()
             for state in states
-            if (one := _to_open_transaction(at, state))
+            if (transaction := _to_open_transaction(at, state))
         )
         if not opened:
             return self._build_snapshot((), Answers({}, {}), Answers({}, {}), complete=True), failures
@@ -243,7 +245,7 @@ class TransactionAdmin:
         request = ListTransactionsRequest(producer_id_filters=tuple({o.writer.producer_id for o in opened}))
         brokers, step = await asker.list_brokers(), asker.halve_deadline()
         listed = await gather_answers(brokers, lambda node_id: _list_transactions(step, node_id, request))
-        names = {one.transactional_id for each in listed.found.values() for one in each}
+        names = {listing.transactional_id for each in listed.found.values() for listing in each}
         step = asker.halve_deadline()
         described = await gather_answers(names, lambda name: _describe_transaction(step, name))
         failures |= {f"broker {node_id}": failure for node_id, failure in listed.failures.items()}
@@ -260,7 +262,7 @@ class TransactionAdmin:
         complete: bool,
     ) -> ClusterSnapshot:
         by_producer: dict[ProducerId, tuple[str, ...]] = {}
-        for each in (one for some in listed.found.values() for one in some):
+        for each in (listing for some in listed.found.values() for listing in some):
             key = ProducerId(each.producer_id)
             names = by_producer.get(key, ())
             by_producer[key] = names if each.transactional_id in names else (*names, each.transactional_id)
@@ -304,13 +306,13 @@ class TransactionAdmin:
         if case is None:
             raise NothingOpen(str(spec.partition), str(spec), _format_open(look.open_transactions))
         leader = await self._cluster.find_leader(spec.partition)
-        known = spec.coordinator_epoch
-        if known is None:
-            known = case.transaction.coordinator_epoch
+        coordinator_epoch = spec.coordinator_epoch
+        if coordinator_epoch is None:
+            coordinator_epoch = case.transaction.coordinator_epoch
         return AbortPlan(
             case=case,
             guarded=await self._checks_start_offset(asker, leader, case.transaction),
-            coordinator_epoch=max(known or 0, 0),
+            coordinator_epoch=max(coordinator_epoch or 0, 0),
         )
 
     async def plan_and_abort(self, what: AbortSpec | AbortPlan, *, force: bool = False) -> bool:
@@ -328,48 +330,65 @@ class TransactionAdmin:
         Raises: NotSafe without `force`, unless the transaction hangs; NothingOpen when it has ended
             meanwhile; BrokerRefused, TimedOut with what may have happened.
         """
-        one = plan.transaction
+        transaction = plan.transaction
         if plan.breaks is not AbortHarm.NOTHING and not force:
-            raise NotSafe(f"{one.partition} at offset {one.start_offset}", plan.breaks.value)
-        said = f"abort {one.partition} offset {one.start_offset} producer {one.writer}"
+            raise NotSafe(f"{transaction.partition} at offset {transaction.start_offset}", plan.breaks.value)
+        audit_text = (
+            f"abort {transaction.partition} offset {transaction.start_offset} producer {transaction.writer}"
+        )
         _audit.warning(
-            "%s, %s, %s%s", said, plan.case.verdict.value, _format_id(plan), ", forced" if force else ""
+            "%s, %s, %s%s", audit_text, plan.case.verdict.value, _format_id(plan), ", forced" if force else ""
         )
         asker = self._start_call()
         try:
             await self._cluster.run_with_retries(
-                "WriteTxnMarkers", one.partition, lambda: self._try_write_marker(asker, plan), asker.deadline
+                "WriteTxnMarkers",
+                transaction.partition,
+                lambda: self._try_write_marker(asker, plan),
+                asker.deadline,
             )
         except NothingOpen as exc:
-            _audit.warning("%s: no longer open", said)
+            _audit.warning("%s: no longer open", audit_text)
             if exc.effect is Effect.UNKNOWN:
                 return False
             raise
         except ClientError as exc:
-            _audit.warning("%s: %s", said, exc)
+            _audit.warning("%s: %s", audit_text, exc)
             raise
-        _audit.warning("%s: aborted", said)
+        _audit.warning("%s: aborted", audit_text)
         return True
 
     async def _try_write_marker(self, asker: AdminCall, plan: AbortPlan) -> None:
         """Try to write the marker once. The leader may have changed since the plan."""
-        one = plan.transaction
-        leader = await self._cluster.find_leader(one.partition)
-        guarded = await self._checks_start_offset(asker, leader, one)
+        transaction = plan.transaction
+        leader = await self._cluster.find_leader(transaction.partition)
+        guarded = await self._checks_start_offset(asker, leader, transaction)
         if not guarded:
-            states = (await _describe_producers(asker, (one.partition,), None)).one(one.partition)
-            now = [found for state in states if (found := _to_open_transaction(one.partition, state))]
-            if one.key not in [each.key for each in now]:
-                raise NothingOpen(str(one.partition), f"at offset {one.start_offset}", _format_open(now))
+            states = (await _describe_producers(asker, (transaction.partition,), None)).one(
+                transaction.partition
+            )
+            now = [
+                open_now
+                for state in states
+                if (open_now := _to_open_transaction(transaction.partition, state))
+            ]
+            if transaction.key not in [each.key for each in now]:
+                raise NothingOpen(
+                    str(transaction.partition), f"at offset {transaction.start_offset}", _format_open(now)
+                )
         epoch = NO_COORDINATOR if guarded else plan.coordinator_epoch
-        starts = (one.start_offset,) if guarded else ()
-        code = await self._send_marker(leader, _build_marker(one, one.partition.partition, starts, epoch))
+        starts = (transaction.start_offset,) if guarded else ()
+        code = await self._send_marker(
+            leader, _build_marker(transaction, transaction.partition.partition, starts, epoch)
+        )
         if guarded and code == ErrorCode.INVALID_TXN_STATE:
-            raise NothingOpen(str(one.partition), f"at offset {one.start_offset}", "its leader says so")
+            raise NothingOpen(
+                str(transaction.partition), f"at offset {transaction.start_offset}", "its leader says so"
+            )
         if code:
-            raise build_broker_error("WriteTxnMarkers", one.partition, code)
+            raise build_broker_error("WriteTxnMarkers", transaction.partition, code)
 
-    async def _checks_start_offset(self, asker: AdminCall, leader: int, one: OpenTransaction) -> bool:
+    async def _checks_start_offset(self, asker: AdminCall, leader: int, transaction: OpenTransaction) -> bool:
         """Return whether this broker checks the start offset of a marker.
 
         The probe is a marker for a partition that cannot exist, with two offsets: a broker that reads them
@@ -379,13 +398,15 @@ class TransactionAdmin:
         if leader not in self._start_offset_checks:
 
             async def attempt() -> bool:
-                code = await self._send_marker(leader, _build_marker(one, INT32_MAX, (0, 0), NO_COORDINATOR))
+                code = await self._send_marker(
+                    leader, _build_marker(transaction, INT32_MAX, (0, 0), NO_COORDINATOR)
+                )
                 if code in (ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                     return code == ErrorCode.INVALID_REQUEST
-                raise build_broker_error("WriteTxnMarkers", one.partition, code)
+                raise build_broker_error("WriteTxnMarkers", transaction.partition, code)
 
             self._start_offset_checks[leader] = await self._cluster.run_with_retries(
-                "WriteTxnMarkers", one.partition, attempt, asker.deadline
+                "WriteTxnMarkers", transaction.partition, attempt, asker.deadline
             )
         return self._start_offset_checks[leader]
 
@@ -408,23 +429,23 @@ class TransactionAdmin:
             system may have committed already. IdExpired for an unknown id, which InitProducerId would create.
         """
         asker = self._start_call()
-        found = await _describe_transaction(asker, transactional_id)
-        if found.in_doubt and not force:
+        description = await _describe_transaction(asker, transactional_id)
+        if description.in_doubt and not force:
             raise NotSafe(transactional_id, AbortHarm.IN_DOUBT.value)
-        said = f"force-terminate {transactional_id!r} producer {found.writer} {found.state}"
-        _audit.warning("%s%s", said, ", forced" if force else "")
+        audit_text = f"force-terminate {transactional_id!r} producer {description.writer} {description.state}"
+        _audit.warning("%s%s", audit_text, ", forced" if force else "")
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
-            transaction_timeout_ms=found.timeout_ms or DEFAULT_TIMEOUT_MS,
+            transaction_timeout_ms=description.timeout_ms or DEFAULT_TIMEOUT_MS,
         )
         try:
             _, answer = await asker.send_to_coordinator(
                 "transaction", transactional_id, request, InitProducerIdResponse, lambda a: a.error_code
             )
         except ClientError as exc:
-            _audit.warning("%s: %s", said, exc)
+            _audit.warning("%s: %s", audit_text, exc)
             raise
-        _audit.warning("%s: terminated", said)
+        _audit.warning("%s: terminated", audit_text)
         return ProducerIdAndEpoch(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
 
 
@@ -463,19 +484,19 @@ async def _describe_transaction(asker: AdminCall, name: str) -> TransactionDescr
         dt.DescribeTransactionsResponse,
         lambda a: next((each.error_code for each in a.transaction_states), ErrorCode.UNKNOWN_SERVER_ERROR),
     )
-    found = answer.transaction_states[0]
+    state = answer.transaction_states[0]
     return TransactionDescription(
-        transactional_id=found.transactional_id,
+        transactional_id=state.transactional_id,
         coordinator=node_id,
-        state=found.transaction_state,
-        writer=_to_identity(found.producer_id, found.producer_epoch),
-        timeout_ms=None if found.transaction_timeout_ms == INT32_MAX else found.transaction_timeout_ms,
-        started_ms=_none_if_negative(found.transaction_start_time_ms),
-        partitions=frozenset(TopicPartition(t.topic, index) for t in found.topics for index in t.partitions),
+        state=state.transaction_state,
+        writer=_to_identity(state.producer_id, state.producer_epoch),
+        timeout_ms=None if state.transaction_timeout_ms == INT32_MAX else state.transaction_timeout_ms,
+        started_ms=_none_if_negative(state.transaction_start_time_ms),
+        partitions=frozenset(TopicPartition(t.topic, index) for t in state.topics for index in t.partitions),
         superseded=None
-        if found.superseded is None
-        else _to_identity(found.superseded.producer_id, found.superseded.producer_epoch),
-        forced_outcomes=tuple(_to_forced_outcome(each) for each in found.forced_outcomes),
+        if state.superseded is None
+        else _to_identity(state.superseded.producer_id, state.superseded.producer_epoch),
+        forced_outcomes=tuple(_to_forced_outcome(each) for each in state.forced_outcomes),
     )
 
 
@@ -506,15 +527,15 @@ async def _describe_producers(
         )
         request = dp.DescribeProducersRequest(topics=topics)
         answer = await asker.cluster.send(node_id, request, dp.DescribeProducersResponse)
-        told: dict[TopicPartition, tuple[ProducerState, ...] | ClientError] = {}
+        answers: dict[TopicPartition, tuple[ProducerState, ...] | ClientError] = {}
         for at, each in (
             (TopicPartition(t.name, p.partition_index), p) for t in answer.topics for p in t.partitions
         ):
             if each.error_code:
-                told[at] = build_broker_error(api, at, each.error_code, each.error_message)
+                answers[at] = build_broker_error(api, at, each.error_code, each.error_message)
             else:
-                told[at] = tuple(_to_producer_state(state) for state in each.active_producers)
-        return told
+                answers[at] = tuple(_to_producer_state(state) for state in each.active_producers)
+        return answers
 
     return await asker.send_to_leaders(partitions, ask, api, broker)
 
@@ -542,14 +563,14 @@ def _to_open_transaction(at: TopicPartition, state: ProducerState) -> OpenTransa
 
 
 def _build_marker(
-    one: OpenTransaction, index: int, starts: tuple[int, ...], coordinator_epoch: int
+    transaction: OpenTransaction, index: int, starts: tuple[int, ...], coordinator_epoch: int
 ) -> WritableTxnMarker:
     topic = WritableTxnMarkerTopic(
-        name=one.partition.topic, partition_indexes=(index,), txn_start_offsets=starts
+        name=transaction.partition.topic, partition_indexes=(index,), txn_start_offsets=starts
     )
     return WritableTxnMarker(
-        producer_id=one.writer.producer_id,
-        producer_epoch=one.writer.epoch,
+        producer_id=transaction.writer.producer_id,
+        producer_epoch=transaction.writer.epoch,
         transaction_result=False,
         topics=(topic,),
         coordinator_epoch=coordinator_epoch,
@@ -565,10 +586,16 @@ def _none_if_negative(value: int) -> int | None:
 
 
 def _format_open(opened: Iterable[OpenTransaction]) -> str:
-    told = ", ".join(f"offset {one.start_offset} by producer {one.writer}" for one in opened)
-    return f"open there: {told}" if told else "nothing is open there"
+    open_text = ", ".join(
+        f"offset {transaction.start_offset} by producer {transaction.writer}" for transaction in opened
+    )
+    return f"open there: {open_text}" if open_text else "nothing is open there"
 
 
 def _format_id(plan: AbortPlan) -> str:
-    known = plan.case.description
-    return "of no known id" if known is None else f"of {known.transactional_id!r} {known.state}"
+    description = plan.case.description
+    return (
+        "of no known id"
+        if description is None
+        else f"of {description.transactional_id!r} {description.state}"
+    )
