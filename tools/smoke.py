@@ -7,10 +7,23 @@ It uses nothing but the standard library and the wheel, and is copied away from 
 
 import subprocess
 import sys
-from importlib import metadata, resources
+from importlib import import_module, metadata, resources
 from pathlib import Path
 
 TOPIC = "smoke"
+
+# What needs each extra: libraries that it installs, and public names of ours that import them.
+EXTRAS = {
+    "arrow": ("numpy", "pyarrow"),
+    "sql": ("tallystick.dualwrite:SqlStore", "tallystick.dualwrite:AsyncSqlStore"),
+    "django": ("tallystick.dualwrite:DjangoStore",),
+    "rocksdb": ("tallystick.dualwrite:RocksStore",),
+    "zookeeper": ("tallystick.dualwrite:ZooKeeperStore",),
+    "metrics": ("prometheus_client",),
+    "re2": ("re2",),
+    "security": ("cryptography", "jwt"),
+    "spark": ("pyspark", "pandas", "tallystick.spark:KafkaDataSource"),
+}
 
 
 def check(holds: bool, claim: str) -> None:
@@ -29,16 +42,37 @@ def check_package(version: str) -> None:
     check(versions == {version}, f"version {version} in the package and its metadata")
     check(resources.files("tallystick").joinpath("py.typed").is_file(), "py.typed is there")
     command = Path(sys.executable).with_name("tallystick")
-    said = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
-    check(said.split() == ["tallystick", version], f"tallystick --version: {said.strip()}")
+    output = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
+    check(output.split() == ["tallystick", version], f"tallystick --version: {output.strip()}")
 
 
-def check_extension(wanted: str) -> None:
+def check_extension(codec: str) -> None:
     """Check that the compiled codec is loaded, or that it is absent and everything works without it."""
     from tallystick.protocol.records import native  # noqa: PLC0415
 
     loaded = "pure" if native.codec is None else "native"
-    check(loaded == wanted, f"record codec: {loaded}")
+    check(loaded == codec, f"record codec: {loaded}")
+
+
+def check_extras() -> None:
+    """Check that each extra imports what it names, or that the error is the sentence that names the extra."""
+    from tallystick import _lazy  # noqa: PLC0415
+
+    provided = set(metadata.metadata("tallystick").get_all("Provides-Extra") or ())
+    check(EXTRAS.keys() <= provided, f"extras in the metadata: {', '.join(EXTRAS)}")
+    for extra, names in EXTRAS.items():
+        for name in names:
+            module, _, attribute = name.partition(":")
+            try:
+                if attribute:
+                    getattr(import_module(module), attribute)
+                else:
+                    _lazy.load(module)
+            except _lazy.MissingLibrary as exc:
+                sentence = f"pip install 'tallystick[{extra}]'"
+                check(sentence in str(exc), f"extra {extra}, absent: {exc}")
+            else:
+                check(True, f"extra {extra}: {attribute or module}")
 
 
 def check_transaction() -> None:
@@ -54,17 +88,18 @@ def check_transaction() -> None:
             producer.begin_transaction()
             producer.send(TOPIC, b"written")
             state = producer.prepare_transaction()
-            done = producer.complete_transaction(state)
-        check(True, f"prepared as {state}, completed: {done}")
+            completion = producer.complete_transaction(state)
+        check(True, f"prepared as {state}, completed: {completion}")
         with Consumer({**servers, "group.id": TOPIC, "auto.offset.reset": "earliest"}) as consumer:
             consumer.subscribe([TOPIC])
             check(next(iter(consumer)).value == b"written", "read back, committed")
 
 
 def main() -> int:
-    version, wanted = sys.argv[1:]
+    version, codec = sys.argv[1:]
     check_package(version)
-    check_extension(wanted)
+    check_extension(codec)
+    check_extras()
     check_transaction()
     return 0
 
