@@ -108,6 +108,7 @@ def compare_halves(row: StoredState, half: ClusterHalf, row_before: StoredState 
         row_before: the row as this writer last saw it committed; None if it never did.
     """
     if row.state and None not in (row.cluster_id, half.cluster_id) and row.cluster_id != half.cluster_id:
+        # KIP-939's prepared state has no cluster in it: two clusters may give out the same pair.
         return Finding.FOREIGN
     if not half.is_visible:
         return Finding.UNSEEN
@@ -116,6 +117,7 @@ def compare_halves(row: StoredState, half: ClusterHalf, row_before: StoredState 
         and _is_behind_known(row, row_before)
         and half.open_transaction != row_before.state.identity
     ):
+        # The recipe takes the database's word, which holds only while the database forgets no commit.
         return Finding.BEHIND
     if half.open_transaction is not None:
         return _classify_open(row, half, half.open_transaction)
@@ -170,13 +172,17 @@ def _classify_moved_on(row: StoredState, txn_state: TxnDescription) -> Finding:
 def _classify_open(row: StoredState, half: ClusterHalf, pair: ProducerIdAndEpoch) -> Finding:
     name = row.state.identity
     if name is None:
+        # KIP-939, recipe: a prepared transaction that the database does not name is aborted.
         return Finding.UNDECIDED
     if pair == name:
+        # KIP-939, completeTransaction: only the same producer id and the same epoch are a commit. A settled
+        # row has seen this transaction end already, so an open one means that the cluster lost the end.
         return Finding.AHEAD if row.settled else Finding.DECIDED
     if is_older(row, pair):
         return Finding.AHEAD
     if not row.settled and _compare_named(row, half) is modes.TxnFinding.FORCED:
         return Finding.FORCED
+    # The row names an earlier transaction, so the database did not commit the open one: abort, by the recipe.
     return Finding.STALE
 
 

@@ -82,6 +82,8 @@ class AsyncRecovery(Generic[D]):
     async def _recover_known(
         self, rows_before: Mapping[str, StoredState | None], *, accept_torn: bool
     ) -> Report:
+        # KIP-939 fences the earlier producer in Kafka only. The claim fences it in the database too, so that
+        # no row can come to name the open transaction after it was read.
         for branch in self._branches:
             await self._database.claim(branch)
         self._outcome.resolve({branch.id: branch.require_row() for branch in self._branches}, rows_before)
@@ -90,6 +92,7 @@ class AsyncRecovery(Generic[D]):
             half = await self._clusters.describe(branch)
             finding = compare_halves(branch.row_as_finished(), half, rows_before[branch.id])
             halves.append((branch, half, finding))
+        # One decision counts for all clusters: none is changed while another one contradicts the database.
         for branch, half, finding in halves:
             conclusions.raise_if_halted(branch.require_row(), half, finding)
         ids: list[RecoveredId] = []
