@@ -22,9 +22,11 @@ def settings_of_role(role: str, client: Mapping[str, str]) -> dict[str, str]:
 
 def build_source_options(source: SourceDefinition, client: Mapping[str, str]) -> dict[str, str]:
     """Build the options of the `tallystick` source."""
-    which = {"subscribePattern": source.pattern} if source.pattern else {"subscribe": ",".join(source.topics)}
-    named = {f"kafka.{name}": text for name, text in settings_of_role("consumer", client).items()}
-    return {**named, **which, "startingOffsets": source.starting, **source.options}
+    topics = (
+        {"subscribePattern": source.pattern} if source.pattern else {"subscribe": ",".join(source.topics)}
+    )
+    settings = {f"kafka.{name}": text for name, text in settings_of_role("consumer", client).items()}
+    return {**settings, **topics, "startingOffsets": source.starting, **source.options}
 
 
 def build_sink_options(
@@ -41,10 +43,10 @@ def build_sink_options(
 def check_definition(definition: Definition) -> None:
     """Validate a definition without a cluster or Spark. Raises: BadConfig with all problems."""
     client = _PLACEHOLDER_CLIENT if definition.kafka is None else definition.kafka
-    found = [*_find_problems(definition, client)]
-    if found:
+    problems = [*_find_problems(definition, client)]
+    if problems:
         # A wrong setting of [kafka] is reported for every source or output: drop the duplicates.
-        raise BadConfig("\n".join(dict.fromkeys(found)))
+        raise BadConfig("\n".join(dict.fromkeys(problems)))
 
 
 def _find_problems(definition: Definition, client: Mapping[str, str]) -> Iterator[str]:

@@ -206,11 +206,11 @@ class Definition(Value, kw_only=True):
 
     def view_names(self, transforms: int | None = None) -> list[str]:
         """Return the names of all views, or of those before the transform with index `transforms`."""
-        made = self.transforms if transforms is None else self.transforms[:transforms]
+        selected = self.transforms if transforms is None else self.transforms[:transforms]
         return [
             *(source.name for source in self.sources),
             *(lookup.name for lookup in self.lookups),
-            *(transform.name for transform in made),
+            *(transform.name for transform in selected),
         ]
 
     def topics_read(self) -> Iterator[tuple[str, str]]:

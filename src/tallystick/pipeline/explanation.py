@@ -65,25 +65,25 @@ def _cluster_lines(definition: Definition) -> Iterator[str]:
 
 
 def _source_line(source: SourceDefinition) -> str:
-    which = f"topics like {source.pattern}" if source.pattern else f"topic {', '.join(source.topics)}"
+    topics = f"topics like {source.pattern}" if source.pattern else f"topic {', '.join(source.topics)}"
     malformed = ""
     if source.malformed is OnMalformed.DEAD_LETTER:
         malformed = f"; what does not fit the schema goes to {source.dead_letter}, in the same decision"
     elif source.schema is not None:
         malformed = "; a value that does not fit the schema stops the query"
-    late = ""
+    watermark_text = ""
     if source.watermark is not None:
-        late = f"; rows may be {source.watermark.delay} late by {source.watermark.column}"
-    read = f"{which} as {source.format}, from {source.starting}, committed records"
-    return f"{source.name}: {read}{malformed}{late}"
+        watermark_text = f"; rows may be {source.watermark.delay} late by {source.watermark.column}"
+    origin = f"{topics} as {source.format}, from {source.starting}, committed records"
+    return f"{source.name}: {origin}{malformed}{watermark_text}"
 
 
 def _view_lines(definition: Definition) -> Iterator[str]:
     for lookup in definition.lookups:
         yield f"{lookup.name}: {lookup.format} {lookup.path or ''}".rstrip()
     for transform in definition.transforms:
-        made = "a function" if transform.sql is None else " ".join(transform.sql.split())
-        yield f"{transform.name}: {made}"
+        body = "a function" if transform.sql is None else " ".join(transform.sql.split())
+        yield f"{transform.name}: {body}"
 
 
 def _output_lines(definition: Definition, output: OutputDefinition) -> Iterator[str]:

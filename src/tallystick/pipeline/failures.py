@@ -48,22 +48,22 @@ class QueryFailure(Value, kw_only=True):
     advice: str
 
 
-def describe_failure(said: str) -> QueryFailure:
+def describe_failure(exception_text: str) -> QueryFailure:
     """Describe a failed query.
 
     Args:
-        said: text of Spark's StreamingQueryException.
+        exception_text: text of Spark's StreamingQueryException.
     """
-    head = said.split(_STATE_HEADING)[0].strip()
+    head = exception_text.split(_STATE_HEADING)[0].strip()
     raised = _RAISED_PATTERN.findall(head)
     kind, text = next(
         (each for each in reversed(raised) if each[0].startswith(_OWN_MODULES)),
         raised[-1] if raised else ("", ""),
     )
-    what = text or re.sub(r"^\[[\w.]+\] ", "", head.splitlines()[0] if head else "it ended without a word")
-    what = re.sub(r"\s*SQLSTATE: \w+$", "", what.strip())
-    if "does not fit the schema" in what:
-        return QueryFailure(cause=what, safety=_SAFE_TEXT, advice=_MALFORMED_ADVICE)
+    cause = text or re.sub(r"^\[[\w.]+\] ", "", head.splitlines()[0] if head else "it ended without a word")
+    cause = re.sub(r"\s*SQLSTATE: \w+$", "", cause.strip())
+    if "does not fit the schema" in cause:
+        return QueryFailure(cause=cause, safety=_SAFE_TEXT, advice=_MALFORMED_ADVICE)
     return QueryFailure(
-        cause=what, safety=_SAFE_TEXT, advice=_ADVICE_BY_ERROR.get(kind.rpartition(".")[2], _RESTART_ADVICE)
+        cause=cause, safety=_SAFE_TEXT, advice=_ADVICE_BY_ERROR.get(kind.rpartition(".")[2], _RESTART_ADVICE)
     )

@@ -82,9 +82,9 @@ def start_query(
 
 def resume_options(definition: Definition, output: OutputDefinition) -> dict[str, str]:
     """Build the source options that start reading where the last decision of an output ended."""
-    where = {} if output.database is None else {"resume.from.database": output.database}
+    decisions_place = {} if output.database is None else {"resume.from.database": output.database}
     return {
-        **where,
+        **decisions_place,
         "resume.from.prefix": definition.prefix_of(output),
         "checkpointLocation": checkpoint_location(definition, output),
     }
@@ -121,23 +121,25 @@ def _build_sinks(spark: SparkSession, definition: Definition, output: OutputDefi
     """Build the sinks of an output with tables, including those for the dead letters of its sources."""
     columns = spark.table(output.view).columns
     alive = f"{_DEAD_LETTER_COLUMN} IS NULL" if dead_letter_sources(definition, output) else None
-    whole = f"to_json(struct({', '.join(map(quote_column, columns))}), map('ignoreNullFields', 'false'))"
-    made: list[Sink] = []
+    row_as_json = (
+        f"to_json(struct({', '.join(map(quote_column, columns))}), map('ignoreNullFields', 'false'))"
+    )
+    sinks: list[Sink] = []
     for sink in output.sinks:
         match sink:
             case TopicSink():
-                made.append(to_topic(sink.topic, key=sink.key, value=sink.value or whole, where=alive))
+                sinks.append(to_topic(sink.topic, key=sink.key, value=sink.value or row_as_json, where=alive))
             case TableSink():
                 write: WriteMode = "upsert" if sink.write is TableWrite.UPSERT else "append"
-                made.append(to_table(sink.table, columns=columns, write=write, keys=sink.keys, where=alive))
+                sinks.append(to_table(sink.table, columns=columns, write=write, keys=sink.keys, where=alive))
     for source in dead_letter_sources(definition, output):
         dead = {name: f"{_DEAD_LETTER_COLUMN}.{name}" for name in ("key", "value", "headers")}
-        made.append(
+        sinks.append(
             to_topic(
                 str(source.dead_letter), **dead, where=f"{_DEAD_LETTER_COLUMN}.topic = '{source.dead_letter}'"
             )
         )
-    return tuple(made)
+    return tuple(sinks)
 
 
 def _add_dead_letters(spark: SparkSession, definition: Definition, output: OutputDefinition) -> DataFrame:

@@ -30,11 +30,11 @@ _HEADERS: Final = "array<struct<key:string,value:binary>>"
 def dead_letter_sources(definition: Definition, output: OutputDefinition) -> tuple[SourceDefinition, ...]:
     """Return the sources whose malformed values are written with this output."""
     earlier = definition.outputs[: definition.outputs.index(output)]
-    taken = {source.name for other in earlier for source in _sources_read_by(definition, other)}
+    sources_of_earlier = {source.name for other in earlier for source in _sources_read_by(definition, other)}
     return tuple(
         source
         for source in _sources_read_by(definition, output)
-        if source.malformed is OnMalformed.DEAD_LETTER and source.name not in taken
+        if source.malformed is OnMalformed.DEAD_LETTER and source.name not in sources_of_earlier
     )
 
 
@@ -58,21 +58,21 @@ def build_records(spark: SparkSession, definition: Definition, output: OutputDef
     """
     rows = spark.table(output.view)
     topics = [(i, sink) for i, sink in enumerate(output.sinks) if isinstance(sink, TopicSink)]
-    made = [_build_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
-    written = _inline_records(rows, made)
+    record_columns = [_build_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
+    records = _inline_records(rows, record_columns)
     for source in dead_letter_sources(definition, output):
-        written = written.unionByName(dead_letter_records(spark, source))
-    return written
+        records = records.unionByName(dead_letter_records(spark, source))
+    return records
 
 
-def _inline_records(rows: DataFrame, made: Sequence[Column]) -> DataFrame:
-    return rows.select(f.inline(f.array(*made)))
+def _inline_records(rows: DataFrame, record_columns: Sequence[Column]) -> DataFrame:
+    return rows.select(f.inline(f.array(*record_columns)))
 
 
 def _build_record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
-    whole = f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
+    row_as_json = f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
     key = f.lit(None).cast("binary") if sink.key is None else _cast_to_binary(rows, sink.key, f"{path}.key")
-    value = whole if sink.value is None else _cast_to_binary(rows, sink.value, f"{path}.value")
+    value = row_as_json if sink.value is None else _cast_to_binary(rows, sink.value, f"{path}.value")
     return f.struct(
         f.lit(sink.topic).alias("topic"),
         key.alias("key"),
@@ -84,12 +84,12 @@ def _build_record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
 def _cast_to_binary(rows: DataFrame, expression: str, path: str) -> Column:
     """Cast a user's expression to binary. Raises: BadConfig."""
     try:
-        found: DataType = rows.select(f.expr(expression)).schema.fields[0].dataType
+        data_type: DataType = rows.select(f.expr(expression)).schema.fields[0].dataType
     except PySparkException as error:
         raise BadConfig(f"{path}: {str(error).strip().splitlines()[0]}") from error
-    if not isinstance(found, StringType | BinaryType):
+    if not isinstance(data_type, StringType | BinaryType):
         raise BadConfig(
-            f"{path}: {expression!r} is {found.simpleString()}, and must be string or binary: cast it"
+            f"{path}: {expression!r} is {data_type.simpleString()}, and must be string or binary: cast it"
         )
     return f.expr(expression).cast("binary")
 

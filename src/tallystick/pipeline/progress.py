@@ -31,22 +31,22 @@ class Progress(Value, kw_only=True):
         return self.rows * 1000 / self.duration_ms if self.duration_ms else 0.0
 
 
-def parse_progress(output: str, said: Mapping[str, object]) -> Progress | None:
+def parse_progress(output: str, report: Mapping[str, object]) -> Progress | None:
     """Parse Spark's report on a batch; return None if the trigger had nothing to do.
 
     Args:
-        said: the parsed object of `StreamingQueryProgress.json`.
+        report: the parsed object of `StreamingQueryProgress.json`.
     """
-    durations = cast(Mapping[str, int], said.get("durationMs") or {})
+    durations = cast(Mapping[str, int], report.get("durationMs") or {})
     if "addBatch" not in durations:
         return None
-    sources = cast(Iterable[Mapping[str, object]], said.get("sources") or ())
+    sources = cast(Iterable[Mapping[str, object]], report.get("sources") or ())
     lags = [lag for source in sources if (lag := _count_lag(source)) is not None]
     return Progress(
         output=output,
-        batch=cast(int, said["batchId"]),
-        at=cast(str, said["timestamp"]),
-        rows=cast(int, said.get("numInputRows") or 0),
+        batch=cast(int, report["batchId"]),
+        at=cast(str, report["timestamp"]),
+        rows=cast(int, report.get("numInputRows") or 0),
         duration_ms=durations.get("triggerExecution", 0),
         lag=sum(lags) if lags else None,
     )
@@ -59,10 +59,10 @@ def _count_lag(source: Mapping[str, object]) -> int | None:
     return sum(max(0, offset - end.get(at, 0)) for at, offset in latest.items())
 
 
-def _parse_offsets(said: object) -> dict[tuple[str, str], int] | None:
+def _parse_offsets(offsets: object) -> dict[tuple[str, str], int] | None:
     """Parse the offsets of `{"topic": {"0": 5}}`, given as text or as an object; None for other forms."""
     try:
-        topics = json.loads(said) if isinstance(said, str) else said
+        topics = json.loads(offsets) if isinstance(offsets, str) else offsets
     except ValueError:
         return None
     if not isinstance(topics, Mapping) or not all(isinstance(each, Mapping) for each in topics.values()):

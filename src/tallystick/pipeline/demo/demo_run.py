@@ -103,7 +103,7 @@ class DemoRun:
 
     def run(self) -> DemoResult:
         """Run the demo and return its result. Raises: NoJava, PipelineFailed, ReadTimedOut, client errors."""
-        began = time.monotonic()
+        started_at = time.monotonic()
         self._prepare_class_archive()
         data = flights.load_flights(self._settings.rows)
         with TemporaryPostgres() as postgres, self._broker:
@@ -118,7 +118,7 @@ class DemoRun:
                 flights.send_flights(bootstrap, data.input_rows)
                 self._say(f"{len(data.input_rows) - 1:,} flights are in the topic {flights.FLIGHTS}")
                 self._run_to_end(admin, len(data.input_rows))
-                left = len(self._list_open_transactions(admin))
+                open_count = len(self._list_open_transactions(admin))
             self._say("an independent reader compares what is committed with the input")
             verdicts = check_topics(bootstrap, data.expected_topics)
             verdicts.append(check_table(postgres.url, flights.TABLE, data.expected_table))
@@ -127,8 +127,8 @@ class DemoRun:
             survived=self._settings.crashes[: len(self._settings.crashes) - len(self._pending_crashes)],
             failures=self._failures,
             in_doubt=self._in_doubt,
-            open_transactions=left,
-            seconds=time.monotonic() - began,
+            open_transactions=open_count,
+            seconds=time.monotonic() - started_at,
         )
 
     def _prepare_class_archive(self) -> None:
@@ -192,7 +192,7 @@ class DemoRun:
     def _list_open_transactions(self, admin: Admin) -> list[str]:
         """Return the pipeline's transactions that are neither committed nor aborted."""
         listed = admin.list_transactions(states=("Ongoing",)).all()
-        names = (each.transactional_id for found in listed.values() for each in found)
+        names = (each.transactional_id for listings in listed.values() for each in listings)
         return [name for name in names if "/w/" in name]
 
     def _crash(self, admin: Admin, driver: PipelineProcess, crash: Crash, rows: int) -> PipelineProcess:
@@ -211,8 +211,8 @@ class DemoRun:
                 self._say("the broker is back, on the same files")
             case Crash.DRIVER:
                 driver.kill()
-                left = len(self._list_open_transactions(admin))
-                self._in_doubt += left
-                self._say(f"KILLED the driver; {left} transactions are in doubt")
+                open_count = len(self._list_open_transactions(admin))
+                self._in_doubt += open_count
+                self._say(f"KILLED the driver; {open_count} transactions are in doubt")
                 return self._start(rows)
         return driver

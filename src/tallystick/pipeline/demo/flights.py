@@ -143,22 +143,22 @@ def pipeline_variables(bootstrap: str, database: str, master: str, rows: int) ->
 
 def load_flights(rows: int | None = None) -> DemoData:
     """Load the first `rows` flights, or all, and compute the expected results."""
-    read = pd.read_csv(data_folder() / "flights.csv.zip")
-    whole = read.sort_values("time_hour", kind="stable").head(rows).reset_index(drop=True)
-    whole["id"] = whole.index
-    whole = whole[[*_COLUMNS]].astype({"dep_delay": "Int64", "arr_delay": "Int64"})
-    closing = {"id": len(whole), "carrier": "ZZ", "flight": 0, "time_hour": _WINDOW_CLOSING_HOUR}
-    sent = pd.concat([whole, pd.DataFrame([closing])], ignore_index=True)
-    delays = _expected_delays(whole)
+    unsorted = pd.read_csv(data_folder() / "flights.csv.zip")
+    flights = unsorted.sort_values("time_hour", kind="stable").head(rows).reset_index(drop=True)
+    flights["id"] = flights.index
+    flights = flights[[*_COLUMNS]].astype({"dep_delay": "Int64", "arr_delay": "Int64"})
+    closing = {"id": len(flights), "carrier": "ZZ", "flight": 0, "time_hour": _WINDOW_CLOSING_HOUR}
+    input_rows = pd.concat([flights, pd.DataFrame([closing])], ignore_index=True)
+    delays = _expected_delays(flights)
     return DemoData(
-        input_rows=sent,
-        expected_topics={BY_FLIGHT: delays, PER_HOUR: _expected_hours(whole)},
+        input_rows=input_rows,
+        expected_topics={BY_FLIGHT: delays, PER_HOUR: _expected_hours(flights)},
         expected_table=delays,
     )
 
 
-def _expected_delays(whole: pd.DataFrame) -> pd.DataFrame:
-    arrived = whole[whole.arr_delay.notna()]
+def _expected_delays(flights: pd.DataFrame) -> pd.DataFrame:
+    arrived = flights[flights.arr_delay.notna()]
     airlines = pd.read_csv(data_folder() / "airlines.csv").rename(columns={"name": "airline"})
     airports = pd.read_csv(data_folder() / "airports.csv").rename(columns={"name": "airport", "faa": "dest"})
     rows = arrived.merge(airlines, on="carrier").merge(airports[["dest", "airport"]], on="dest", how="left")
@@ -168,8 +168,10 @@ def _expected_delays(whole: pd.DataFrame) -> pd.DataFrame:
     return rows[[*names]]
 
 
-def _expected_hours(whole: pd.DataFrame) -> pd.DataFrame:
-    hours = whole.assign(hour=whole.time_hour.str[:13], cancelled=whole.dep_delay.isna()).groupby("hour")
+def _expected_hours(flights: pd.DataFrame) -> pd.DataFrame:
+    hours = flights.assign(hour=flights.time_hour.str[:13], cancelled=flights.dep_delay.isna()).groupby(
+        "hour"
+    )
     return pd.DataFrame(
         {
             "flights": hours.size(),

@@ -119,14 +119,14 @@ class TemporaryPostgres:
         with ExitStack() as stack:
             # Not in a folder of the caller, which the server's account may be unable to reach.
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tallystick-postgres-")))
-            found = find_programs(folder)
+            programs = find_programs(folder)
             self._log = folder / "postgres.log"
-            found.init_cluster(folder / "data", self._log)
+            programs.init_cluster(folder / "data", self._log)
             port = _free_port()
             self.url = f"postgresql://postgres@127.0.0.1:{port}/postgres"
             settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": ""}
             options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
-            self._process = found.start(["postgres", "-D", str(folder / "data"), *options], self._log)
+            self._process = programs.start(["postgres", "-D", str(folder / "data"), *options], self._log)
             stack.callback(self._stop)
             self._wait_until_ready()
             self._exit_stack = stack.pop_all()
@@ -139,8 +139,8 @@ class TemporaryPostgres:
                 psycopg.connect(self.url, connect_timeout=2).close()
             except psycopg.OperationalError as exc:
                 if self._process.poll() is not None or time.monotonic() > limit:
-                    said = self._log.read_text(errors="replace")
-                    raise NoPostgres(f"PostgreSQL did not start: {exc}\n{said}") from exc
+                    log_text = self._log.read_text(errors="replace")
+                    raise NoPostgres(f"PostgreSQL did not start: {exc}\n{log_text}") from exc
                 time.sleep(_POLL_S)
             else:
                 return

@@ -33,11 +33,11 @@ class PipelineProcess:
     def __init__(self, file: Path, variables: Mapping[str, str], log: Path) -> None:
         """Start the process; its log and stderr go to `log`."""
         words = [str(file), "--once", "--output", "json", "--log-file", str(log)]
-        with log.open("ab") as said:
+        with log.open("ab") as log_file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tallystick.cli.main", "run", *words],
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=log_file,
                 env={**os.environ, **variables},
                 process_group=0,
             )
@@ -78,9 +78,11 @@ class PipelineProcess:
 
     def kill_tasks(self) -> int:
         """Send SIGKILL to the Python workers that run tasks; return how many were killed."""
-        there = find_descendants(self._process.pid)
-        daemons = {each.pid for each in there if _TASK_COMMAND in each.command}
-        return _kill_all(each for each in there if _TASK_COMMAND in each.command and each.parent in daemons)
+        descendants = find_descendants(self._process.pid)
+        daemons = {each.pid for each in descendants if _TASK_COMMAND in each.command}
+        return _kill_all(
+            each for each in descendants if _TASK_COMMAND in each.command and each.parent in daemons
+        )
 
     def kill_executor(self) -> int:
         """Send SIGKILL to one executor; return 0 if the driver runs its tasks itself."""
@@ -103,16 +105,16 @@ def _kill_all(processes: Iterator[ProcessInfo]) -> int:
 
 def find_descendants(pid: int) -> list[ProcessInfo]:
     """Return all direct and indirect child processes of `pid`."""
-    said = subprocess.run(
+    listing = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True
     )
-    split = (line.split(None, 2) for line in said.stdout.splitlines())
+    split = (line.split(None, 2) for line in listing.stdout.splitlines())
     everyone = [ProcessInfo(int(words[0]), int(words[1]), words[2]) for words in split if len(words) == 3]
-    found, family = list[ProcessInfo](), {pid}
-    grown = True
-    while grown:
+    descendants, family = list[ProcessInfo](), {pid}
+    has_new = True
+    while has_new:
         new = [each for each in everyone if each.parent in family and each.pid not in family]
-        found += new
+        descendants += new
         family |= {each.pid for each in new}
-        grown = bool(new)
-    return found
+        has_new = bool(new)
+    return descendants

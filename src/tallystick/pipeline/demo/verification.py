@@ -56,8 +56,8 @@ def check_topics(bootstrap: str, expected: Mapping[str, pd.DataFrame]) -> list[C
 def check_table(url: str, table: str, expected: pd.DataFrame) -> ContentCheck:
     """Read and compare the table. Raises: psycopg.Error."""
     with psycopg.connect(url, row_factory=dict_row) as connection:
-        found = connection.execute(f'SELECT * FROM "{table}"').fetchall()
-    return compare_content(f"table {table}", expected, found)
+        rows = connection.execute(f'SELECT * FROM "{table}"').fetchall()
+    return compare_content(f"table {table}", expected, rows)
 
 
 def compare_content(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]]) -> ContentCheck:
@@ -110,15 +110,15 @@ def read_committed_values(bootstrap: str, topic: str) -> list[bytes]:
 
 def _read_to(consumer: Consumer, topic: str, ends: Mapping[int, int]) -> list[bytes]:
     values: list[bytes] = []
-    heard = time.monotonic()
+    last_record_at = time.monotonic()
     while not _is_at_end(consumer, topic, ends):
         messages = consumer.consume(_CONSUME_MAX, 0.2)
         for message in messages:
             if (error := message.error()) is not None:
                 raise KafkaException(error)
             values.append(message.value() or b"")
-        heard = time.monotonic() if messages else heard
-        if time.monotonic() > heard + _READ_TIMEOUT_S:
+        last_record_at = time.monotonic() if messages else last_record_at
+        if time.monotonic() > last_record_at + _READ_TIMEOUT_S:
             raise ReadTimedOut(f"{topic}: {len(values)} records came, then nothing for {_READ_TIMEOUT_S:g} s")
     return values
 
