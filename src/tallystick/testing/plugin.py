@@ -65,19 +65,19 @@ def tallystick_session_broker(pytestconfig: pytest.Config) -> Iterator["Embedded
 
 
 def _marker_settings(marker: pytest.Mark) -> dict[str, object]:
-    given: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for config in marker.args:
         if not isinstance(config, Mapping):
             raise pytest.UsageError(f"{MARKER}: settings are a dict or keywords, not {config!r}")
-        given |= config
-    return given | {name.replace("_", "."): value for name, value in marker.kwargs.items()}
+        settings |= config
+    return settings | {name.replace("_", "."): value for name, value in marker.kwargs.items()}
 
 
 def _parse_settings(lines: list[str]) -> dict[str, object]:
     settings: dict[str, object] = {}
     for line in lines:
-        name, found, value = line.partition("=")
-        if not found:
+        name, equals, value = line.partition("=")
+        if not equals:
             raise pytest.UsageError(f"{INI_OPTION}: {line!r} is not name=value")
         settings[name.strip()] = value.strip()
     return settings

@@ -198,9 +198,9 @@ class StoreSuite:
         txn = desk.call(one.begin)
         desk.call(self.write, txn.handle, "a")
         desk.call(txn.record, replace(row, state=PreparedTxnState("7:1")))
-        seen, state = desk.call(self.read, two), desk.call(two.read_state, ID)
+        visible_rows, state = desk.call(self.read, two), desk.call(two.read_state, ID)
         desk.call(txn.rollback)
-        assert seen == set()
+        assert visible_rows == set()
         assert state == row
 
     def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
@@ -214,10 +214,10 @@ class StoreSuite:
         desk.call(txn.commit)
         assert [desk.call(two.read_state, row.transactional_id) for row in new] == new
 
-        taken = desk.call(two.claim, "west")
+        claimed = desk.call(two.claim, "west")
         later = [replace(row, state=PreparedTxnState("7:2")) for row in new]
         assert self.is_fenced(desk, one, later)
-        assert [desk.call(two.read_state, row.transactional_id) for row in new] == [new[0], taken]
+        assert [desk.call(two.read_state, row.transactional_id) for row in new] == [new[0], claimed]
 
     def test_a_row_that_went_back_is_not_recorded_over(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-12] The database lost this writer's last commit, and the next `record` reports it."""
@@ -239,11 +239,11 @@ class StoreSuite:
         """[DW-2] A writer that stalls after `prepare` is fenced once another one has claimed its id."""
         one, two = pair
         row = desk.call(one.claim, ID)
-        taken = desk.call(two.claim, ID)
+        claimed = desk.call(two.claim, ID)
         assert self.is_fenced(desk, one, [replace(row, state=PreparedTxnState("7:1"))])
-        assert desk.call(two.read_state, ID) == taken
+        assert desk.call(two.read_state, ID) == claimed
         assert desk.call(self.read, two) == set()
-        self.commit(desk, two, replace(taken, state=PreparedTxnState("7:2")))
+        self.commit(desk, two, replace(claimed, state=PreparedTxnState("7:2")))
 
     def test_an_id_without_a_row_cannot_be_recorded(self, pair: tuple[Any, Any], desk: CallRunner) -> None:
         """[DW-2] The row was removed; creating it again would drop the fence that it holds."""
@@ -343,6 +343,6 @@ def _to_list(ids: Iterable[str]) -> list[str]:
 
 def _wait_for_claim(claim: "Future[Any]") -> None:
     """Wait long enough for a claim that does not wait to finish."""
-    done = threading.Event()
-    claim.add_done_callback(lambda _: done.set())
-    done.wait(CLAIM_BLOCKED_S)
+    finished = threading.Event()
+    claim.add_done_callback(lambda _: finished.set())
+    finished.wait(CLAIM_BLOCKED_S)
