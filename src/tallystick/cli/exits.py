@@ -15,6 +15,7 @@ Exit codes, so that scripts can tell (docs/adr/0030):
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -61,6 +62,8 @@ def ignore_interrupts() -> None:
 
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    # A signal may come between the making of a call's coroutine and its start, and nobody needs to be told.
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
     raise KeyboardInterrupt
 
 
