@@ -326,7 +326,7 @@ def test_nobody_closed_it(broker: EmbeddedBroker, topic: str) -> None:
 
 def test_every_problem_of_a_configuration_at_once() -> None:
     with pytest.raises(errors.BadConfig) as bad:
-        Producer({"bootstrap.server": "x:1", "acks": 7, "security.protocol": "SSL"})
+        Producer({"bootstrap.server": "x:1", "acks": 7, "security.protocol": "TLS"})
     for name in ("bootstrap.server", "acks", "security.protocol"):
         assert name in str(bad.value)
 
