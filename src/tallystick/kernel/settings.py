@@ -5,6 +5,7 @@ underscores is Kafka's name. `problems_in` and `build_config` work on any such c
 configurations are checked, shown and documented by the same code.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field, fields
 from enum import IntEnum
@@ -21,6 +22,9 @@ T = TypeVar("T", bound=SettingValue)
 C = TypeVar("C")
 
 _META: Final = "tallystick.setting"
+# java.util.Properties.load: `\uXXXX`, four letters, and any other character for itself.
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|(.))", re.DOTALL)
+_ESCAPED: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _DECLARED: Final[dict[type, tuple[tuple[str, "Setting"], ...]]] = {}
 
 
@@ -203,6 +207,9 @@ def describe_unknown(name: str, names: Mapping[str, object]) -> str:
 def read_properties(text: str, source: str) -> dict[str, str]:
     r"""Parse a `server.properties` file: `#` and `!` comments, `=` or `:`, lines continued with `\`.
 
+    A backslash escapes as in java.util.Properties: a JAAS string with `\"` in a file that Kafka reads has the
+    same value here.
+
     Raises: BadConfig naming each line that is not `name=value`, and each duplicate name.
     """
     values: dict[str, str] = {}
@@ -218,7 +225,12 @@ def read_properties(text: str, source: str) -> dict[str, str]:
         elif name in values:
             problems.append(f"{source}:{number}: {name} is set twice; keep one of the lines")
         else:
-            values[name] = line[at + 1 :].strip()
+            try:
+                values[name] = _unescape(line[at + 1 :].lstrip())
+            except ValueError:
+                problems.append(
+                    f"{source}:{number}: \\u takes four hexadecimal digits; write \\\\ for a backslash"
+                )
     if problems:
         raise BadConfig("\n".join(problems))
     return values
@@ -231,13 +243,30 @@ def _iter_logical_lines(text: str) -> Iterator[tuple[int, str]]:
         if not pending and (not line or line[0] in "#!"):
             continue
         first = first if pending else number
-        if line.endswith("\\"):
+        if (len(line) - len(line.rstrip("\\"))) % 2:
             pending += line[:-1]
             continue
         yield first, pending + line
         pending = ""
     if pending:
         yield first, pending
+
+
+def _unescape(text: str) -> str:
+    r"""Replace the escapes of java.util.Properties; a backslash before any other character goes."""
+    if "\\" not in text:
+        return text
+    # Java's characters are of UTF-16: two escapes may be one character.
+    return _ESCAPE.sub(_replace_escape, text).encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def _replace_escape(match: re.Match[str]) -> str:
+    code, letter = match[1], match[2]
+    if code is not None:
+        return chr(int(code, 16))
+    if letter == "u":
+        raise ValueError("u without four digits")
+    return _ESCAPED.get(letter, letter)
 
 
 def _collect_settings(cls: type) -> tuple[tuple[str, Setting], ...]:

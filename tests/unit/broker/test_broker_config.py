@@ -191,6 +191,26 @@ def test_properties_may_be_continued_commented_and_use_colons() -> None:
     assert read_properties(text, "f") == {"num.partitions": "3", "log.dirs": "/tmp/x", "empty": ""}
 
 
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (r'a=required user_x="a\\"b";', 'required user_x="a\\"b";'),
+        (r"a=C:\\logs", r"C:\logs"),
+        (r"a=one\ntwo\tthree\q", "one\ntwo\tthreeq"),
+        (r"a=w\u00f6rd \ud83d\ude00", "w\u00f6rd \U0001f600"),
+        ("a=ends\\\\\nb=2", "ends\\"),
+    ],
+)
+def test_properties_escape_as_in_java(line: str, value: str) -> None:
+    """java.util.Properties.load: "a backslash character before a non-valid escape character" is dropped."""
+    assert read_properties(line, "f")["a"] == value
+
+
+def test_properties_refuse_an_unfinished_escape() -> None:
+    with pytest.raises(BadConfig, match="four hexadecimal digits"):
+        read_properties(r"a=\u12", "f")
+
+
 def test_properties_report_every_bad_line() -> None:
     with pytest.raises(BadConfig) as caught:
         read_properties("a=1\nnonsense\na=2\n=3", "f")
