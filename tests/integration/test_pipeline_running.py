@@ -225,7 +225,7 @@ def test_topics_that_are_missing_on_a_cluster_are_all_named(
     said = str(refused.value)
     assert "sources.numbers.topics: there is no topic 'missing.in'" in said
     assert "outputs.all.sinks[0].topic: there is no topic 'missing.out'" in said
-    assert "tallystick topics create missing.out --bootstrap-server" in said
+    assert "tallystick topics create --topic missing.out --bootstrap-server" in said
 
 
 def test_everything_wrong_is_told_before_anything_is_started() -> None:

@@ -301,7 +301,9 @@ def test_a_missing_topic_that_cannot_be_made_is_named_with_the_command(query: Qu
     with Admin({"bootstrap.servers": query.bootstrap}) as admin:
         admin.create_topics([NewTopic(name="made.before", partitions=1)]).all()
     client = {"bootstrap.servers": query.bootstrap}
-    with pytest.raises(NoDecisionTopic, match=r"made_before.* is missing .*tallystick topics create made_"):
+    with pytest.raises(
+        NoDecisionTopic, match=r"made_before.* is missing .*tallystick topics create --topic made_"
+    ):
         resolve(query.prefix, client, decisions="made_before")
 
 

@@ -248,8 +248,8 @@ def ensure_topics(definition: Definition, client: Mapping[str, str], *, make: bo
             servers = client["bootstrap.servers"]
             raise BadConfig(
                 "\n".join(
-                    f"{path}: there is no topic {topic!r}; make it with `tallystick topics create {topic} "
-                    f"--bootstrap-server {servers}`"
+                    f"{path}: there is no topic {topic!r}; make it with `tallystick topics create "
+                    f"--topic {topic} --bootstrap-server {servers}`"
                     for topic, path in missing.items()
                 )
             )

@@ -228,7 +228,7 @@ class DecisionTopic:
 
     def _create_command(self) -> str:
         settings = " ".join(f"--config {name}={value}" for name, value in TOPIC_CONFIG.items())
-        return f"tallystick topics create {self._partition.topic} --partitions 1 {settings}"
+        return f"tallystick topics create --topic {self._partition.topic} --partitions 1 {settings}"
 
     async def _check_config(self, asker: AdminCall, info: TopicInfo) -> None:
         """Refuse a topic that loses decisions or takes none. Raises: NoDecisionTopic."""
