@@ -5,12 +5,13 @@ turn: of a payment, then of the recovery of whatever a killed payment left. Afte
 recovers again and finds nothing, and the database's rows are compared with what librdkafka is shown.
 
 The short form has every step on SQLite, and the decisive ones on every other store and in every mode; the
-long form has every step everywhere, and Apache Kafka.
+long form has every step everywhere, and Apache Kafka. One cell logs in over TLS, with no right beyond those
+that a dual writer needs and with another certificate of the broker in every life.
 """
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.support import crash_table
 from tests.support.dual_write_lives import Life, Lives, Strike
 from tests.support.dual_write_stores import KINDS, Place, create, leave, rows
 from tests.support.effort import LONG, long_form
+from tests.support.secure_broker import PASSWORD, SecureBroker
 from tests.support.servers import quick_place
 from tools import apache_kafka
 
@@ -52,6 +54,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache_kafka.Apa
     settings = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
     with apache_kafka.ApacheKafka(directory=tmp_path_factory.mktemp("kafka"), settings=settings) as node:
         yield node
+
+
+@pytest.fixture(scope="module")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    settings = {"flush.policy": "os", "transaction.two.phase.commit.enable": "true"}
+    with SecureBroker(tmp_path_factory.mktemp("secure"), settings) as running:
+        running.grant_dual_writer("paid-", "paid-")
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +132,20 @@ class Shown:
 
 @dataclass
 class Cell:
-    """A store and a mode, and everything that one transactional id lives through in them."""
+    """A store and a mode, and everything that one transactional id lives through in them.
+
+    bootstrap    where the test reads
+    client       how a life connects, if otherwise
+    before_life  called before every life
+    """
 
     place: Place
     cluster: str
     mode: str
     bootstrap: str
     lives: Lives
+    client: Mapping[str, str] = field(default_factory=dict)
+    before_life: Callable[[], None] = lambda: None
     expected: list[int] = field(default_factory=list)
     strikes: list[crash_table.Struck] = field(default_factory=list)
     payments: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -143,10 +160,12 @@ class Cell:
             "transactional.id": self.topic,
             "linger.ms": 0,
             **MODES[self.mode],
+            **self.client,
         }
 
     def pay(self, strike: Strike) -> Life:
         """A life that recovers and pays, killed at `strike`; what it committed is expected from now on."""
+        self.before_life()
         n = next(self.payments)
         life = self.lives.live(self.place, self.config, pay=n, strike=strike)
         # The one moment at which both halves are decided [DW-7].
@@ -155,6 +174,7 @@ class Cell:
         return life
 
     def recover(self, strike: Strike) -> Life:
+        self.before_life()
         return self.lives.live(self.place, self.config, strike=strike)
 
     def settle(self, life: Life, strike: Strike, during: str) -> None:
@@ -233,6 +253,22 @@ def test_every_store(broker: EmbeddedBroker, lives: Lives, place: Place) -> None
 @pytest.mark.parametrize("kind", KINDS if LONG else ["sqlite"])
 def test_every_mode(broker: EmbeddedBroker, lives: Lives, place: Place, mode: str) -> None:
     check(Cell(place, OURS, mode, broker.bootstrap_servers, lives), every_step=LONG)
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_every_step_over_sasl_ssl(secure_broker: SecureBroker, lives: Lives, place: Place) -> None:
+    cell = Cell(
+        place,
+        OURS,
+        "2pc",
+        secure_broker.bootstrap,
+        lives,
+        client=secure_broker.client,
+        before_life=secure_broker.rotate,
+    )
+    check(cell, every_step=LONG)
+    assert secure_broker.count_reloads() > 0
+    assert PASSWORD not in secure_broker.log.read_text()
 
 
 @pytest.mark.kafka

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.effort import LONG, TORTURE_SEEDS
-from tests.support.spark_torture_lives import BareTorture, Told, Torture
+from tests.support.spark_torture_lives import BareSecureTorture, BareTorture, SecureTorture, Told, Torture
 
 KNOWN = Path(__file__).with_name("spark_seeds.txt")
 SEEDS = range(TORTURE_SEEDS) if LONG else range(1)
@@ -57,6 +57,20 @@ def test_every_row_is_there_once(seed: int, tmp_path: Path, total: Told) -> None
 def test_every_row_is_there_once_without_java(seed: int, tmp_path: Path, bare_total: Told) -> None:
     """[SPK-20] [SPK-21] [SPK-22] [SPK-23]"""
     check(BareTorture(seed, tmp_path, starts=STARTS, rows_a_start=BARE_ROWS_A_START).run(), bare_total)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_row_is_there_once_over_sasl_ssl(seed: int, tmp_path: Path, total: Told) -> None:
+    """[SPK-20] [SPK-21] [SPK-22] [SPK-23] With logins and ACLs; no file has the password."""
+    check(SecureTorture(seed, tmp_path, starts=3, rows_a_start=ROWS_A_START).run(), total)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_row_is_there_once_over_sasl_ssl_without_java(
+    seed: int, tmp_path: Path, bare_total: Told
+) -> None:
+    """[SPK-20] [SPK-21] [SPK-22] [SPK-23]"""
+    check(BareSecureTorture(seed, tmp_path, starts=STARTS, rows_a_start=BARE_ROWS_A_START).run(), bare_total)
 
 
 def check(told: Told, total: Told) -> None:

@@ -72,6 +72,7 @@ class Fault:
     release              the zombies go on, and this waits until they have ended
     kill-database        SIGKILL of the database; it is back when the effect goes on
     lose-database        the same, and it is back when the driver has ended
+    rotate               the broker's certificate is replaced; connections made from now on get the new one
     """
 
     point: str
@@ -185,7 +186,7 @@ def strike(point: str) -> str | None:
 def _wait(folder: Folder, kind: str) -> None:
     """Wait until the other process has done its part."""
     match kind:
-        case "kill-broker" | "kill-database" | "lose-database":
+        case "kill-broker" | "kill-database" | "lose-database" | "rotate":
             folder.say(kind)
             eventually(lambda: not folder.says(kind), _STALL_S)
         case "stop":

@@ -36,7 +36,7 @@ def frames(spark: SparkSession, spec: dict[str, Any]) -> list[DataFrame]:
         prefix = spec["sink"]["transactional.id.prefix"]
         resume = {"resume.from.prefix": prefix, "checkpointLocation": spec["checkpoint"]}
     for at, topic in enumerate(spec["topics"]):
-        reader = spark.readStream.format("tortured").option("kafka.bootstrap.servers", spec["bootstrap"])
+        reader = spark.readStream.format("tortured").options(**spec["source"])
         reader = reader.option("subscribe", topic).option("maxOffsetsPerTrigger", spec["per_trigger"])
         reader = reader.option("startingOffsets", spec["starting"][at]).options(**resume)
         rows = reader.load().select("value")

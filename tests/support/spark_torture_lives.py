@@ -24,6 +24,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import NullPool, create_engine, text
+from tests.support.secure_broker import PASSWORD, SecureBroker
 from tests.support.servers import MariaDB, PostgreSQL
 from tests.support.spark_cluster import Cluster
 from tests.support.spark_torture import FOLDER, Fault, Folder
@@ -226,7 +227,7 @@ class Torture:
 
     def new_checkpoint(self, choice: str) -> None:
         """Delete the checkpoint, and start anew or after the last decision, as `choice` says."""
-        client = {"bootstrap.servers": self.broker.bootstrap, "tallystick.modes": self.mode}
+        client = {**self.client, "tallystick.modes": self.mode}
         resolve(self.prefix, client)
         decision = resolve(self.prefix, client, dry_run=True).decision
         if decision is None or decision.query_id is None:
@@ -241,6 +242,11 @@ class Torture:
     # ----------------------------------------------------------------------------------- drivers
 
     @property
+    def client(self) -> dict[str, str]:
+        """Return how the query connects, and those who recover for it."""
+        return {"bootstrap.servers": self.broker.bootstrap}
+
+    @property
     def checkpoint(self) -> Path:
         return self.folder / f"checkpoint-{self.generation}"
 
@@ -248,8 +254,9 @@ class Torture:
         self._lives += 1
         folder = Folder(self.folder / f"life-{self._lives}")
         folder.plan(faults)
+        kafka_options = {f"kafka.{name}": text for name, text in self.client.items()}
         sink = {
-            "kafka.bootstrap.servers": self.broker.bootstrap,
+            **kafka_options,
             "kafka.max.block.ms": "20000",
             "transactional.id.prefix": self.prefix,
             "tallystick.modes": self.mode,
@@ -260,7 +267,7 @@ class Torture:
         for name in NOT_OF[self.surface]:
             del sink[name]
         spec = {
-            "bootstrap": self.broker.bootstrap,
+            "source": kafka_options,
             "topics": self.topics,
             "starting": self.starting,
             "until": self.produced,
@@ -472,6 +479,44 @@ class BareTorture(Torture):
         log = (folder.path / "log").read_text(errors="replace")
         if "Traceback" in log:
             self.told.surprises.append(f"{folder.path}: a process raised: {log[-3000:]}")
+
+
+class SecureTorture(Torture):
+    """A query that logs in over TLS, with the rights it needs; sessions end and certificates change."""
+
+    def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
+        super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
+        self.broker: SecureBroker = SecureBroker(folder / "broker", BROKER)
+        self.mode = "2pc"
+
+    @property
+    def client(self) -> dict[str, str]:
+        return self.broker.client
+
+    def create_topics(self) -> None:
+        super().create_topics()
+        self.broker.grant_query(self.prefix, "in", "out")
+
+    def wishes(self) -> dict[str, Callable[[], None]]:
+        return {**super().wishes(), "rotate": self.broker.rotate}
+
+    def faults(self) -> list[Fault]:
+        draw = self.random
+        points = draw.choice(DRIVER_POINTS), draw.choice(TASK_POINTS)
+        return [*super().faults(), *(Fault(point, draw.randint(1, 4), "rotate") for point in points)]
+
+    def check(self) -> None:
+        super().check()
+        for path in self.folder.rglob("*"):
+            # The test wrote these, for the driver and the broker to read.
+            if path.name in ("spec", "server.properties") or not path.is_file():
+                continue
+            if PASSWORD.encode() in path.read_bytes():
+                self.told.surprises.append(f"{path}: it has the password of the query")
+
+
+class BareSecureTorture(SecureTorture, BareTorture):
+    """The same without Java."""
 
 
 class Together(Torture):
