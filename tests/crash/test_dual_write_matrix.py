@@ -11,6 +11,7 @@ that a dual writer needs and with another certificate of the broker in every lif
 
 import itertools
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,13 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support import crash_table
 from tests.support.dual_write_lives import Life, Lives, Strike
-from tests.support.dual_write_stores import KINDS, Place, create, leave, rows
+from tests.support.dual_write_stores import KINDS, Place, create, leave, opened, rows, write
 from tests.support.effort import LONG, long_form
-from tests.support.secure_broker import PASSWORD, SecureBroker
+from tests.support.secure_broker import SECRET, SESSION_MS, SecureBroker
 from tests.support.servers import quick_place
 from tools import apache_kafka
 
+from tallystick.dualwrite import DualWriter
 from tallystick.testing import EmbeddedBroker, eventually
 
 KAFKA = "Apache Kafka"
@@ -268,7 +270,31 @@ def test_every_step_over_sasl_ssl(secure_broker: SecureBroker, lives: Lives, pla
     )
     check(cell, every_step=LONG)
     assert secure_broker.count_reloads() > 0
-    assert PASSWORD not in secure_broker.log.read_text()
+    assert SECRET not in secure_broker.log.read_text()
+
+
+def test_a_dual_write_outlives_its_login(secure_broker: SecureBroker, folder: Path) -> None:
+    """KIP-368: the client logs in again with its transaction open, and the broker ends no connection."""
+    topic = f"paid-{next(_serial)}"
+    place = Place("sqlite", f"sqlite:///{folder / 'rows.db'}")
+    create(place)
+    admin = AdminClient({"bootstrap.servers": secure_broker.bootstrap})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    config = {**secure_broker.client, "transactional.id": topic, "linger.ms": 0}
+    sent = 0
+    with opened(place) as store, DualWriter(store, config) as writer:
+        writer.recover()
+        with writer.transaction() as txn:
+            write(place.kind, txn.database.handle, 1)
+            end = time.monotonic() + 1.5 * SESSION_MS / 1000
+            while time.monotonic() < end:
+                txn.send(topic, str(sent).encode()).result(30)
+                sent += 1
+    shown = Shown(secure_broker.bootstrap, topic)
+    assert shown.read() == list(range(sent))
+    shown.close()
+    assert rows(place) == [1]
+    assert "session expired" not in secure_broker.log.read_text()
 
 
 @pytest.mark.kafka

@@ -17,7 +17,9 @@ from tallystick.admin import Acl, AclOperation, AclPattern, AclResource
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
 
 USER: Final = "app"
-PASSWORD: Final = 'open=se"same;9f2c\\'
+# What a JAAS string quotes, and a part that looks the same however it is quoted and escaped.
+SECRET: Final = "9f2c;open=same"
+PASSWORD: Final = f'a"b{SECRET}\\'
 SESSION_MS: Final = 2_000
 _MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _QUOTED: Final = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')

@@ -9,6 +9,7 @@ told and may live through later batches, which Spark's local mode cannot do. The
 """
 
 import json
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -252,6 +253,7 @@ def write(path: Path, text: str) -> None:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.DEBUG)  # What is logged is searched for secrets.
     folder = Folder(Path(os.environ[FOLDER]))
     spec = json.loads((folder.path / "spec").read_text())
     folder.say("pids", str(os.getpid()))

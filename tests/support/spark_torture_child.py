@@ -7,6 +7,7 @@ A query that a fault stops is restarted in the same Spark: its Python workers ke
 """
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def one_run(spark: SparkSession, spec: dict[str, Any], folder: Folder) -> str:
             (folder.path / "stop").unlink()
             folder.say("stopped")
             return "stopped"
+        query.explain(extended=True)
         query.awaitTermination()
     except StreamingQueryException as exc:
         return f"failed: {exc}"
@@ -78,6 +80,9 @@ def one_run(spark: SparkSession, spec: dict[str, Any], folder: Folder) -> str:
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.DEBUG)  # What is logged is searched for secrets.
+    # It shows every argument that passes between Python and Java: every option of every format.
+    logging.getLogger("py4j").setLevel(logging.INFO)
     folder = Folder(Path(os.environ[FOLDER]))
     spec = json.loads((folder.path / "spec").read_text())
     settings = {"spark.sql.shuffle.partitions": "2", "spark.sql.streaming.noDataMicroBatches.enabled": "true"}

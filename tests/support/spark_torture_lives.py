@@ -24,7 +24,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import NullPool, create_engine, text
-from tests.support.secure_broker import PASSWORD, SecureBroker
+from tests.support.secure_broker import SECRET, SecureBroker
 from tests.support.servers import MariaDB, PostgreSQL
 from tests.support.spark_cluster import Cluster
 from tests.support.spark_torture import FOLDER, Fault, Folder
@@ -488,6 +488,14 @@ class SecureTorture(Torture):
         super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
         self.broker: SecureBroker = SecureBroker(folder / "broker", BROKER)
         self.mode = "2pc"
+        events = folder / "events"
+        events.mkdir()
+        self.settings = {
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": events.as_uri(),
+            "spark.log.level": "INFO",
+        }
 
     @property
     def client(self) -> dict[str, str]:
@@ -511,7 +519,7 @@ class SecureTorture(Torture):
             # The test wrote these, for the driver and the broker to read.
             if path.name in ("spec", "server.properties") or not path.is_file():
                 continue
-            if PASSWORD.encode() in path.read_bytes():
+            if SECRET.encode() in path.read_bytes():
                 self.told.surprises.append(f"{path}: it has the password of the query")
 
 
