@@ -19,6 +19,7 @@ from tallystick.client.net.bearer_token import BearerToken, read_expiry_ms
 from tallystick.client.retry import compute_backoff_ms
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.secret import Secret
+from tallystick.security.https_opener import build_https_opener
 from tallystick.security.sasl.settings import ClientCredentials, SaslSettings
 from tallystick.security.tls.failures import explain_handshake_failure
 
@@ -74,7 +75,7 @@ def request_token(credentials: ClientCredentials, settings: SaslSettings) -> byt
         raise AuthenticationFailed(url, f"https.ca.location: {exc}") from None
     http_client, errors = _lazy.load("http.client"), _lazy.load("urllib.error")
     try:
-        with _build_opener(context).open(request, timeout=timeout_ms / 1000) as response:
+        with build_https_opener(context).open(request, timeout=timeout_ms / 1000) as response:
             answer: bytes = response.read(_ANSWER_BYTES_MAX + 1)
     except errors.HTTPError as exc:
         with exc:
@@ -130,34 +131,6 @@ def parse_token_answer(answer: bytes, url: str, asked_at_ms: int) -> BearerToken
     if isinstance(expires_in, int | float) and not isinstance(expires_in, bool) and 0 < expires_in < 2**40:
         return BearerToken(Secret(text), asked_at_ms + int(expires_in * 1000))
     return BearerToken(Secret(text), read_expiry_ms(text))
-
-
-def _build_opener(context: ssl.SSLContext) -> Any:
-    """Return an opener for https, through a proxy of the environment, that redirects on one host only."""
-    library = _lazy.load("urllib.request")
-
-    class SameHostRedirects(library.HTTPRedirectHandler):  # type: ignore[name-defined, misc]
-        def redirect_request(self, req: Any, *details: Any) -> Any:
-            _, code, _, _, newurl = details
-            before, after = urlsplit(req.full_url), urlsplit(newurl)
-            same = (after.scheme, after.hostname, after.port) == (before.scheme, before.hostname, before.port)
-            # 307 and 308 repeat the request as it is; the others would turn it into a GET.
-            if not same or code not in (307, 308):
-                return None
-            return library.Request(
-                newurl, req.data, dict(req.header_items()), method=req.get_method(), unverifiable=True
-            )
-
-    opener = library.OpenerDirector()
-    for handler in (
-        library.ProxyHandler(),
-        library.HTTPSHandler(context=context),
-        library.HTTPErrorProcessor(),
-        library.HTTPDefaultErrorHandler(),
-        SameHostRedirects(),
-    ):
-        opener.add_handler(handler)
-    return opener
 
 
 def _describe_oauth_error(answer: bytes) -> str:

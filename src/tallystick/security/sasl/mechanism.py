@@ -11,7 +11,24 @@ from tallystick.kernel.errors import TallystickError
 
 
 class SaslAuthenticationFailed(TallystickError):
-    """The server refuses this login. The text goes to the peer, so it holds no secret and no hint at one."""
+    """The server refuses this login. The text goes to the peer, so it holds no secret and no hint at one.
+
+    Attributes: log_text, which is for the server's log alone, and says more where the peer is told less.
+    """
+
+    def __init__(self, text: str, log_text: str | None = None) -> None:
+        super().__init__(text, log_text)
+        self.log_text = text if log_text is None else log_text
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class KeyNeeded(TallystickError):
+    """The server needs a key that is not at hand, before it can answer a token.
+
+    Nothing has changed: once the key was looked for, the same token is given again, and is answered then.
+    """
 
 
 class SaslPeerRefused(TallystickError):
@@ -49,7 +66,10 @@ class SaslServer(Protocol):
         """When what was shown expires, in milliseconds since 1970; None if it does not."""
 
     def respond(self, token: bytes) -> bytes:
-        """Return the answer to a token. Raises: SaslAuthenticationFailed; the login is over then."""
+        """Return the answer to a token.
+
+        Raises: SaslAuthenticationFailed, and the login is over then; KeyNeeded, once for a token.
+        """
 
 
 def describe_bad_credentials(mechanism: str) -> str:

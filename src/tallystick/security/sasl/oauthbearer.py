@@ -17,6 +17,7 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.value import Value
 from tallystick.security.sasl.mechanism import (
+    KeyNeeded,
     SaslAuthenticationFailed,
     SaslPeerRefused,
 )
@@ -109,11 +110,11 @@ class OauthBearerServer:
         """Create a server that has heard nothing.
 
         Args:
-            validate: returns what a token says, or raises TokenRefused.
+            validate: returns what a token says, or raises TokenRefused, or KeyNeeded.
         """
         self._validate = validate
-        self._refusal = ""
-        self._spent = False
+        self._refusal: SaslAuthenticationFailed | None = None
+        self._spent = self._has_waited = False
         self.principal: str | None = None
         self.session_expires_ms: int | None = None
         self.extensions: Mapping[str, str] = NO_EXTENSIONS
@@ -124,17 +125,19 @@ class OauthBearerServer:
 
     def respond(self, token: bytes) -> bytes:
         """Return nothing for a valid token; the error as JSON for another, and refuse what follows that."""
-        if self._refusal:
-            raise SaslAuthenticationFailed(self._refusal)
+        if self._refusal is not None:
+            raise self._refusal
         if self._spent:
             raise SaslAuthenticationFailed("Authentication failed: OAUTHBEARER has one message")
         self._spent = True
         authorization_id, bearer, extensions = parse_client_message(token)
         try:
-            valid = self._validate(bearer)
+            valid = self._validate_or_wait(bearer)
         except TokenRefused as exc:
-            self._refusal = f'{{"status":{json.dumps(exc.status)}}}'
-            return self._refusal.encode()
+            # The peer is told the status alone: which claim is wrong, and by how much, helps one who guesses.
+            status = f'{{"status":{json.dumps(exc.status)}}}'
+            self._refusal = SaslAuthenticationFailed(status, f"the token is refused: {exc.why}")
+            return status.encode()
         if authorization_id not in ("", valid.subject):
             raise SaslAuthenticationFailed(
                 "Authentication failed: Client requested an authorization id that is different from "
@@ -144,6 +147,16 @@ class OauthBearerServer:
         self.session_expires_ms = valid.expires_at_ms
         self.principal = valid.subject
         return b""
+
+    def _validate_or_wait(self, bearer: str) -> ValidatedToken:
+        """Validate a token, which may wait for its key once. Raises: TokenRefused, KeyNeeded."""
+        try:
+            return self._validate(bearer)
+        except KeyNeeded as exc:
+            if self._has_waited:
+                raise TokenRefused(str(exc)) from None
+            self._has_waited, self._spent = True, False
+            raise
 
 
 def parse_client_message(message: bytes) -> tuple[str, str, dict[str, str]]:

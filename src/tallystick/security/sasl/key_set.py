@@ -1,0 +1,96 @@
+"""The identity provider's keys (JWKS, RFC 7517), and when they are to be fetched again.
+
+Pure: told the time and what was fetched, a key set fetches nothing. Keys are fetched when they are old; when
+a token names one that is not there, but no sooner than `UNKNOWN_KEY_INTERVAL_MS` after the fetch before, so
+that tokens with invented names, which cost nothing, cannot make a broker hammer the provider; and after a
+failure, with a backoff. Until a fetch succeeds, the keys fetched last stay in use.
+
+Source: KIP-768; Kafka RefreshingHttpsJwks.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import Value
+
+UNKNOWN_KEY_INTERVAL_MS: Final = 5_000
+_DOUBLINGS_MAX: Final = 30
+
+Jwk = Mapping[str, object]
+
+
+class BadKeySet(TallystickError):
+    """A JWKS document is unreadable, or has no key to verify signatures with."""
+
+
+class KeySetFailure(TallystickError):
+    """The key set could not be fetched."""
+
+
+class FetchIntervals(Value, kw_only=True):
+    """Kafka's `sasl.oauthbearer.jwks.endpoint.*` settings about time."""
+
+    refresh_ms: int = 3_600_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 10_000
+
+
+def parse_key_set(document: bytes) -> dict[str, Jwk]:
+    """Return the public signature keys of a JWKS document by `kid`. Raises: BadKeySet."""
+    try:
+        content = json.loads(document)
+        listed = content["keys"]
+        keys = {
+            key["kid"]: key
+            for key in listed
+            if isinstance(key.get("kid"), str) and key.get("kty") != "oct" and key.get("use", "sig") == "sig"
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+        raise BadKeySet(f"not a JWKS document: {type(exc).__name__}") from None
+    if not keys:
+        raise BadKeySet("the JWKS document has no public key with a kid for signatures")
+    return keys
+
+
+class KeySet:
+    """The keys in use. Times are of one clock, which need not be that of a calendar."""
+
+    def __init__(self, intervals: FetchIntervals) -> None:
+        """Create a set that is to be fetched at once."""
+        self._intervals = intervals
+        self._keys: Mapping[str, Jwk] = {}
+        self._tried_at_ms: int | None = None
+        self._failures = 0
+
+    def find(self, key_id: str) -> Jwk | None:
+        """Return a key, or None for one that was not fetched."""
+        return self._keys.get(key_id)
+
+    def replace(self, keys: Mapping[str, Jwk], now_ms: int) -> None:
+        """Take fetched keys into use, in place of all before: a provider withdraws a key so."""
+        self._keys, self._tried_at_ms, self._failures = keys, now_ms, 0
+
+    def record_failure(self, now_ms: int) -> None:
+        """Keep the keys in use, and try again after a backoff."""
+        self._tried_at_ms = now_ms
+        self._failures += 1
+
+    def compute_due_ms(self, is_key_wanted: bool) -> int:
+        """Return when the keys are to be fetched.
+
+        Args:
+            is_key_wanted: whether a token names a key that is not there.
+        """
+        if self._tried_at_ms is None:
+            return 0
+        intervals = self._intervals
+        if self._failures:
+            doublings = min(self._failures - 1, _DOUBLINGS_MAX)
+            wait_ms = min(intervals.retry_backoff_ms << doublings, intervals.retry_backoff_max_ms)
+        elif is_key_wanted:
+            wait_ms = min(UNKNOWN_KEY_INTERVAL_MS, intervals.refresh_ms)
+        else:
+            wait_ms = intervals.refresh_ms
+        return self._tried_at_ms + wait_ms
