@@ -75,9 +75,11 @@ class Service:
     async def start(self) -> None:
         """Recover the data directory, then listen: no client is served before recovery ends.
 
-        Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
+        Raises: BadConfig, before any data is touched; DirectoryInUse, DataDirectoryUnusable, CorruptLog,
+            MetadataUnusable, OSError.
         """
         broker = self.broker
+        await self._server.prepare()
         broker.open()
         broker.unsent_bytes = lambda: self._server.unsent_bytes
         broker.config_listeners.append(self._server.apply_config)
@@ -90,7 +92,11 @@ class Service:
     async def _start_metrics(self) -> None:
         if self._metrics is None:
             return
-        of = replace(make_gauge_sources(self.broker), tls_listeners=lambda: self._server.tls_states)
+        of = replace(
+            make_gauge_sources(self.broker),
+            tls_listeners=lambda: self._server.tls_states,
+            signing_keys=lambda: self._server.signing_key_states,
+        )
         self.broker.metrics.registry.add_source(lambda: read_gauges(of))
         self.metrics_address = await self._metrics.start()
         _log.info("metrics are at http://%s%s", self.metrics_address, PATH)

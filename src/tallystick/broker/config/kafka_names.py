@@ -117,7 +117,7 @@ REMOVED_SETTINGS: Final = frozenset(
 
 INEFFECTIVE_SETTINGS: Final = REMOVED_SETTINGS | frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY: Final = "clients are known by TLS certificates and SASL PLAIN only"
+_SECURITY: Final = "clients log in with TLS certificates and SASL PLAIN or OAUTHBEARER only"
 _PLUGIN: Final = "this broker loads no Java classes"
 _TIERED: Final = "there is no tiered storage"
 _QUOTA: Final = "connections are limited only in number: max.connections, max.connections.per.ip"
@@ -146,18 +146,9 @@ _SECURITY_DEFAULTS: Final = """
     sasl.oauthbearer.assertion.template.file
     sasl.oauthbearer.client.credentials.client.id
     sasl.oauthbearer.client.credentials.client.secret
-    sasl.oauthbearer.clock.skew.seconds 30
-    sasl.oauthbearer.expected.audience
-    sasl.oauthbearer.expected.issuer
-    sasl.oauthbearer.jwks.endpoint.refresh.ms 3600000
-    sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms 10000
-    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms 100
-    sasl.oauthbearer.jwks.endpoint.url
     sasl.oauthbearer.jwt.retriever.class org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever
     sasl.oauthbearer.jwt.validator.class org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator
     sasl.oauthbearer.scope
-    sasl.oauthbearer.scope.claim.name scope
-    sasl.oauthbearer.sub.claim.name sub
     sasl.oauthbearer.token.endpoint.url
     sasl.server.callback.handler.class
     ssl.engine.factory.class

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from msgspec import field
 
 from tallystick.broker.config.endpoint import WILDCARD_HOSTS, Endpoint
+from tallystick.broker.config.oauth_settings import CALLBACK_HANDLER, OauthSettings, find_handler_problem
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import (
     BadConfig,
@@ -25,6 +26,7 @@ from tallystick.kernel.settings import (
 )
 from tallystick.kernel.value import Value
 from tallystick.security.sasl.jaas import BadJaasConfig, LoginModule, parse_jaas_config
+from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 from tallystick.security.sasl.plain import PLAIN
 from tallystick.security.tls.principal_rules import PrincipalRule, parse_principal_rules
 from tallystick.security.tls.settings import TlsSettings
@@ -32,8 +34,10 @@ from tallystick.security.tls.settings import TlsSettings
 C = TypeVar("C")
 
 JAAS: Final = "sasl.jaas.config"
-MECHANISMS: Final = (PLAIN,)
+MECHANISMS: Final = (PLAIN, OAUTHBEARER)
 _USER: Final = "user_"
+_MAX_REAUTH: Final = "connections.max.reauth.ms"
+_OAUTH_PREFIX: Final = f"{OAUTHBEARER.lower()}."
 LISTENER_PREFIX: Final = "listener.name."
 DEFAULT_LISTENERS: Final = "PLAINTEXT://127.0.0.1:9092"
 
@@ -82,7 +86,7 @@ class ListenerSettings:
         low=1,
     )
     sasl_enabled_mechanisms: tuple[str, ...] = setting(
-        (), "Mechanisms that clients may log in with: PLAIN. A SASL listener needs one."
+        (), "Mechanisms that clients may log in with: PLAIN, OAUTHBEARER. A SASL listener needs one."
     )
     sasl_server_max_receive_size: int = setting(
         524_288,
@@ -112,6 +116,8 @@ class Listener(Value, kw_only=True):
 
     advertised  the address for clients; None: the one that is bound
     jaas        sasl.jaas.config by the name of the mechanism
+    oauth       for OAUTHBEARER, its own prefix included
+    max_reauth  connections.max.reauth.ms of mechanisms that have their own
     """
 
     name: str
@@ -121,6 +127,8 @@ class Listener(Value, kw_only=True):
     tls: TlsSettings = TlsSettings()
     settings: ListenerSettings = ListenerSettings()
     jaas: Mapping[str, Secret] = field(default_factory=dict)
+    oauth: OauthSettings = OauthSettings()
+    max_reauth: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name}://{self.endpoint}"
@@ -135,7 +143,8 @@ class Listener(Value, kw_only=True):
         return self.protocol is SecurityProtocol.PLAINTEXT and not self.endpoint.is_loopback
 
 
-LISTENER_SETTINGS: Final = list_settings(TlsSettings) | list_settings(ListenerSettings)
+_OAUTH_SETTINGS: Final = list_settings(OauthSettings)
+LISTENER_SETTINGS: Final = list_settings(TlsSettings) | list_settings(ListenerSettings) | _OAUTH_SETTINGS
 
 
 def is_listener_setting(name: str) -> bool:
@@ -177,6 +186,8 @@ def parse_listeners(
             tls=tls,
             settings=settings,
             jaas=_collect_jaas(name, texts),
+            oauth=_build(OauthSettings, own | _collect_mechanism(name, OAUTHBEARER, texts), name, problems),
+            max_reauth=_collect_max_reauth(name, texts, problems),
         )
         problems += _find_rule_problems(made)
         problems += [f"{problem} (listener {name})" for problem in find_mechanism_problems(made)]
@@ -191,6 +202,22 @@ def collect_listener_texts(name: str, texts: Mapping[str, str]) -> dict[str, str
     prefix = f"{LISTENER_PREFIX}{name.lower()}."
     own = {key.removeprefix(prefix): text for key, text in texts.items() if key.startswith(prefix)}
     return {key: text for key, text in texts.items() if key in LISTENER_SETTINGS} | own
+
+
+def _collect_mechanism(name: str, mechanism: str, texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings with the prefix of a listener and a mechanism by plain name."""
+    prefix = f"{LISTENER_PREFIX}{name.lower()}.{mechanism.lower()}."
+    return {key.removeprefix(prefix): text for key, text in texts.items() if key.startswith(prefix)}
+
+
+def _collect_max_reauth(name: str, texts: Mapping[str, str], problems: list[str]) -> dict[str, int]:
+    limits = {}
+    for mechanism in MECHANISMS:
+        own = _collect_mechanism(name, mechanism, texts)
+        if _MAX_REAUTH in own:
+            only = {_MAX_REAUTH: own[_MAX_REAUTH]}
+            limits[mechanism] = _build(ListenerSettings, only, name, problems).connections_max_reauth_ms
+    return limits
 
 
 def _collect_jaas(name: str, texts: Mapping[str, str]) -> dict[str, Secret]:
@@ -218,6 +245,8 @@ def find_mechanism_problems(listener: Listener) -> Iterator[str]:
                     yield f'plain.{JAAS}: no user can log in: give options user_NAME="PASSWORD"'
             except BadJaasConfig as exc:
                 yield f"plain.{JAAS}: {exc}"
+        elif mechanism == OAUTHBEARER:
+            yield from listener.oauth.find_problems(listener.jaas.get(OAUTHBEARER))
 
 
 def list_plain_users(jaas: Secret | None) -> dict[str, Secret]:
@@ -323,7 +352,7 @@ def _find_address_problems(
 
 
 def _find_prefix_problems(texts: Mapping[str, str], named: Mapping[str, Endpoint]) -> Iterator[str]:
-    for key in texts:
+    for key, text in texts.items():
         if not key.startswith(LISTENER_PREFIX):
             continue
         name, _, plain = key.removeprefix(LISTENER_PREFIX).partition(".")
@@ -331,9 +360,26 @@ def _find_prefix_problems(texts: Mapping[str, str], named: Mapping[str, Endpoint
             yield f"{key}: the name of a listener is in lower case here"
         elif name.upper() not in named:
             yield f"{key}: there is no listener {name.upper()}, only {', '.join(named)}"
-        elif plain.endswith(f".{JAAS}") and plain.removesuffix(f".{JAAS}").upper() in MECHANISMS:
+        elif _split_mechanism(plain) in (JAAS, _MAX_REAUTH):
             continue
+        elif plain.startswith(_OAUTH_PREFIX):
+            yield from _find_oauth_prefix_problems(key, plain.removeprefix(_OAUTH_PREFIX), text)
         elif plain == JAAS:
             yield f"{key}: name the mechanism, {LISTENER_PREFIX}{name}.plain.{JAAS}"
         elif plain not in LISTENER_SETTINGS:
             yield f"{LISTENER_PREFIX}{name}.{describe_unknown(plain, LISTENER_SETTINGS)}"
+
+
+def _split_mechanism(plain: str) -> str | None:
+    """Return what follows the name of a mechanism in lower case, None without one."""
+    mechanism, _, rest = plain.partition(".")
+    return rest if mechanism.islower() and mechanism.upper() in MECHANISMS else None
+
+
+def _find_oauth_prefix_problems(key: str, plain: str, text: str) -> Iterator[str]:
+    if plain == CALLBACK_HANDLER:
+        problem = find_handler_problem(text)
+        if problem is not None:
+            yield f"{key}: {problem}"
+    elif plain not in _OAUTH_SETTINGS:
+        yield f"{key.removesuffix(plain)}{describe_unknown(plain, _OAUTH_SETTINGS)}"

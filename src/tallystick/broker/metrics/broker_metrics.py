@@ -28,6 +28,7 @@ from tallystick.broker.metrics.registry import (
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.listening import TlsListenerState
+from tallystick.broker.server.signing_keys import SigningKeysState
 from tallystick.broker.txn.machine.consistency import LostCommittedRecords
 from tallystick.broker.txn.machine.model import (
     DecidedPhase,
@@ -159,6 +160,14 @@ TLS_FAILED_HANDSHAKES: Final = make_counter(
     "tls_failed_handshakes", "Connections that ended in their handshake.", _BY_LISTENER
 )
 
+# ---- logins, by listener
+JWKS_FETCH_FAILED: Final = make_gauge(
+    "jwks_fetch_failed",
+    "1 while the keys that tokens are checked with cannot be fetched, and those before are in use.",
+    _BY_LISTENER,
+)
+JWKS_FETCHES: Final = make_counter("jwks_fetches", "Fetches of these keys.", _BY_LISTENER)
+
 # ---- authorization
 ACLS: Final = make_kafka_metric(
     "kafka.server:type=authorizer-metrics,name=acls-total-count", "ACLs in force."
@@ -204,6 +213,7 @@ FAMILIES: Final = (
     *(HANGING_AT_START, LOST_AT_START),
     *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
     *(TLS_RELOAD_FAILED, TLS_VALID_UNTIL, TLS_RELOADS, TLS_FAILED_HANDSHAKES),
+    *(JWKS_FETCH_FAILED, JWKS_FETCHES),
     *(ACLS, AUTHORIZATIONS),
     *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
 )
@@ -299,6 +309,7 @@ class GaugeSources(Value, kw_only=True):
     authorizer: AuthorizerGauges | None = None
     topics_to_delete: Callable[[], int] = lambda: 0
     tls_listeners: Callable[[], Sequence[TlsListenerState]] = lambda: ()
+    signing_keys: Callable[[], Sequence[SigningKeysState]] = lambda: ()
 
 
 def read_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
@@ -329,6 +340,9 @@ def read_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
     yield TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
     yield TLS_RELOADS, [((each.name,), each.reload_count) for each in listeners]
     yield TLS_FAILED_HANDSHAKES, [((each.name,), each.failed_handshakes) for each in listeners]
+    keys = sources.signing_keys()
+    yield JWKS_FETCH_FAILED, [((each.name,), each.is_fetch_failed) for each in keys]
+    yield JWKS_FETCHES, [((each.name,), each.fetch_count) for each in keys]
     acl = sources.authorizer
     yield ACLS, [((), 0 if acl is None else acl.acl_count)]
     allowed, denied = (0, 0) if acl is None else (acl.allowed, acl.denied)

@@ -13,6 +13,7 @@ Source: KIP-43, KIP-152, KIP-368; Kafka SaslServerAuthenticator.
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from struct import Struct
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from tallystick.kernel.codes import ErrorCode
@@ -33,6 +34,7 @@ Q = TypeVar("Q")
 
 # KIP-368: "re-authentication may occur no more than once per second".
 REAUTHENTICATION_INTERVAL_MS: Final = 1000
+NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
 _HEADER_START: Final = Struct(">hhi")
 _ANSWER_START: Final = Struct(">ii")
 
@@ -61,14 +63,21 @@ class LoginAnswer(Value):
 class Login:
     """The login of one connection. Told the time, it asks no clock."""
 
-    def __init__(self, mechanisms: Mapping[str, Callable[[], SaslServer]], max_reauth_ms: int) -> None:
+    def __init__(
+        self,
+        mechanisms: Mapping[str, Callable[[], SaslServer]],
+        max_reauth_ms: int,
+        own_reauth_ms: Mapping[str, int] = NO_LIMITS,
+    ) -> None:
         """Create a login that has heard nothing.
 
         Args:
             mechanisms: makes the server's half of a login, by the name of the mechanism.
             max_reauth_ms: connections.max.reauth.ms, 0 for sessions that do not end.
+            own_reauth_ms: the same of mechanisms that have their own.
         """
         self._mechanisms, self._max_reauth_ms = mechanisms, max_reauth_ms
+        self._own_reauth_ms = own_reauth_ms
         self.state = LoginState.VERSIONS
         self.principal: str | None = None
         self._mechanism = ""
@@ -84,7 +93,8 @@ class Login:
     def take(self, frame: memoryview, now_ms: int) -> LoginAnswer | None:
         """Take a request; None: it is one for the broker.
 
-        Raises: LoginRefused, to close the connection without an answer.
+        Raises: LoginRefused, to close the connection without an answer; KeyNeeded, to be given the same
+            request again once the key was looked for, and nothing has changed before.
         """
         if len(frame) < _HEADER_START.size:
             raise LoginRefused(f"a request of {len(frame)} bytes has no room for a header")
@@ -155,7 +165,7 @@ class Login:
         try:
             token = server.respond(request.auth_bytes)
         except SaslAuthenticationFailed as exc:
-            return self._fail(header, _refuse(ErrorCode.SASL_AUTHENTICATION_FAILED, str(exc)), str(exc))
+            return self._fail(header, _refuse(ErrorCode.SASL_AUTHENTICATION_FAILED, str(exc)), exc.log_text)
         if not server.complete:
             return _answer(header, SaslAuthenticateResponse(auth_bytes=token))
         name = server.principal
@@ -178,7 +188,8 @@ class Login:
 
     def _limit_session(self, token_expires_ms: int | None, now_ms: int) -> int:
         """Set when the session ends, and return its life as the client is told it; 0 for no end."""
-        lives = [self._max_reauth_ms] if self._max_reauth_ms else []
+        limit_ms = self._own_reauth_ms.get(self._mechanism, self._max_reauth_ms)
+        lives = [limit_ms] if limit_ms else []
         if token_expires_ms is not None:
             lives.append(max(1, token_expires_ms - now_ms))
         self._expires_ms = now_ms + min(lives) if lives else None

@@ -3,11 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from tallystick.broker.server.log_throttle import LogThrottle
-from tallystick.broker.server.login import LoginRefused
+from tallystick.broker.server.login import LoginAnswer, LoginRefused
 from tallystick.broker.server.login_rules import LoginRules
+from tallystick.broker.server.signing_keys import SigningKeys
+from tallystick.kernel.check import check
 from tallystick.security.principals import ANONYMOUS, Principal
+from tallystick.security.sasl.mechanism import KeyNeeded
 
 _log = logging.getLogger("tallystick.broker.server")
 
@@ -41,11 +45,26 @@ class LoginGate:
     def take(self, frame: memoryview, peer: object) -> Answer | Awaitable[Answer]:
         """Answer a request of the login; None: the request is for the dispatcher.
 
-        After a failure the answer comes late, and the connection ends behind it.
+        After a failure the answer comes late, and the connection ends behind it. `principal` and
+        `has_failed` say how the login stands when the answer is there.
 
         Raises: LoginRefused, to close the connection without an answer.
         """
-        answer = self._login.take(frame, self._rules.now_ms())
+        try:
+            answer = self._login.take(frame, self._rules.now_ms())
+        except KeyNeeded:
+            # The frame is valid until this returns.
+            return self._take_with_fresh_keys(bytes(frame), peer)
+        return self._conclude(answer, peer)
+
+    async def _take_with_fresh_keys(self, frame: bytes, peer: object) -> Answer:
+        keys = self._rules.signing_keys
+        check(keys is not None, "a key is needed by a login that has none")
+        await cast(SigningKeys, keys).wait_for_fetch()
+        answer = self._conclude(self._login.take(memoryview(frame), self._rules.now_ms()), peer)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def _conclude(self, answer: LoginAnswer | None, peer: object) -> Answer | Awaitable[Answer]:
         if answer is None:
             return None
         if answer.failure is not None:

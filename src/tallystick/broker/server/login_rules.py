@@ -3,16 +3,25 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from msgspec import field
+
 from tallystick.broker.config.listeners import Listener, list_plain_users
 from tallystick.broker.server.login import Login
+from tallystick.broker.server.oauth_login import make_oauth_login
+from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.value import Value
 from tallystick.security.sasl.mechanism import SaslServer
+from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 from tallystick.security.sasl.plain import PLAIN, PlainServer
 
 
 class LoginRules(Value):
-    """The rules of one listener; each connection has a login of its own."""
+    """The rules of one listener; each connection has a login of its own.
+
+    signing_keys   of OAUTHBEARER; None if it is not enabled
+    own_reauth_ms  of mechanisms that have a limit of their own
+    """
 
     mechanisms: Mapping[str, Callable[[], SaslServer]]
     max_reauth_ms: int
@@ -20,26 +29,34 @@ class LoginRules(Value):
     timeout_s: float
     failure_delay_s: float
     now_ms: Callable[[], int]
+    signing_keys: SigningKeys | None = None
+    own_reauth_ms: Mapping[str, int] = field(default_factory=dict)
 
     def make_login(self) -> Login:
-        return Login(self.mechanisms, self.max_reauth_ms)
+        return Login(self.mechanisms, self.max_reauth_ms, self.own_reauth_ms)
 
 
 def make_login_rules(listener: Listener) -> LoginRules | None:
-    """Return the rules of a listener; None if it asks for no login."""
+    """Return the rules of a listener; None if it asks for no login. Raises: BadConfig."""
     if not listener.protocol.uses_sasl:
         return None
     settings = listener.settings
+    now_ms = SystemClock().now_ms
     mechanisms: dict[str, Callable[[], SaslServer]] = {}
+    signing_keys: SigningKeys | None = None
     for mechanism in settings.sasl_enabled_mechanisms:
         if mechanism == PLAIN:
             find_password = list_plain_users(listener.jaas.get(PLAIN)).get
             mechanisms[PLAIN] = partial(PlainServer, find_password)
+        elif mechanism == OAUTHBEARER:
+            mechanisms[OAUTHBEARER], signing_keys = make_oauth_login(listener, now_ms)
     return LoginRules(
         mechanisms,
         settings.connections_max_reauth_ms,
         settings.sasl_server_max_receive_size,
         settings.sasl_handshake_timeout_ms / 1000,
         settings.connection_failed_authentication_delay_ms / 1000,
-        SystemClock().now_ms,
+        now_ms,
+        signing_keys,
+        listener.max_reauth,
     )

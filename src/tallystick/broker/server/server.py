@@ -15,7 +15,7 @@ closed, even if it keeps sending single bytes.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
@@ -25,8 +25,10 @@ from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
+from tallystick.broker.server.signing_keys import SigningKeys, SigningKeysState
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
+from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 from tallystick.security.principals import ANONYMOUS, Principal
@@ -421,11 +423,31 @@ def _take_login(
 ) -> ResponseBuffers | Awaitable[ResponseBuffers]:
     """Answer a request of the login; None: the request is for the dispatcher. Raises: LoginRefused."""
     answer = gate.take(frame, connection.peer)
+    _apply_login(connection, gate)
+    if answer is None or isinstance(answer, list):
+        return answer
+    return _finish_login(connection, gate, answer)
+
+
+async def _finish_login(
+    connection: ServerConnection, gate: LoginGate, answer: Awaitable[ResponseBuffers]
+) -> ResponseBuffers:
+    """Wait for the answer to a request of the login, and apply it before the next request is started."""
+    buffers = await answer
+    _apply_login(connection, gate)
+    return buffers
+
+
+def _apply_login(connection: ServerConnection, gate: LoginGate) -> None:
     if gate.has_failed:
         connection._is_ending = True
     elif gate.principal is not connection.peer.principal:
         connection.peer = replace(connection.peer, principal=gate.principal)
-    return answer
+
+
+def _list_signing_keys(ports: Sequence[ListeningPort]) -> list[SigningKeys]:
+    keys = [port.logins.signing_keys for port in ports if port.logins is not None]
+    return [each for each in keys if each is not None]
 
 
 def _explain_length(exc: InvalidFrameLength, listener: str) -> str:
@@ -472,6 +494,17 @@ class Server:
         self._ports = make_ports(config.make_listeners(), self)
         self._idle_timer: asyncio.TimerHandle | None = None
 
+    async def prepare(self) -> None:
+        """Fetch the keys that logins are checked with. Raises: BadConfig with every listener's problem."""
+        problems = []
+        for keys in _list_signing_keys(self._ports):
+            try:
+                await keys.start()
+            except BadConfig as exc:
+                problems.append(str(exc))
+        if problems:
+            raise BadConfig("\n".join(problems))
+
     async def start(self) -> tuple[str, int]:
         """Listen, and return the address of the first listener, with the chosen port if it was 0.
 
@@ -488,6 +521,11 @@ class Server:
         return [port.state for port in self._ports if isinstance(port, TlsPort)]
 
     @property
+    def signing_key_states(self) -> list[SigningKeysState]:
+        """The state of the keys of each listener with OAUTHBEARER."""
+        return [keys.state for keys in _list_signing_keys(self._ports)]
+
+    @property
     def addresses(self) -> dict[str, tuple[str, int]]:
         """The bound address of each listener, by its name."""
         return {port.name: port.address for port in self._ports}
@@ -499,6 +537,8 @@ class Server:
                 timer.cancel()
         for port in self._ports:
             port.close()
+        for keys in _list_signing_keys(self._ports):
+            keys.stop()
         give_up_at = self.loop.time() + deadline_s
         while [c for c in list(self._connections.values()) if not c.drain()]:
             if self.loop.time() >= give_up_at:
