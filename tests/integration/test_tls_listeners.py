@@ -1,6 +1,7 @@
 """Listeners with TLS: real sockets, half handshakes, reloaded files, and librdkafka as a client."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -19,8 +20,12 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.server.listening import TlsPort
 from tallystick.broker.server.server import Peer, ResponseBuffers, Server
+from tallystick.client.config import AdminConfig
+from tallystick.client.errors import Unreachable
+from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.settings import BadConfig
+from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 pytestmark = pytest.mark.server
 EC = trustme.KeyType.ECDSA
@@ -165,6 +170,44 @@ def test_the_wrong_protocol_is_named_in_the_log(authority, tmp_path, caplog):
         writer.write(b"\0\0\0\x1a\0\x12\0\3\0\0\0\1\0\7rdkafka")
         await world.until(lambda: "the peer does not speak TLS on this port" in caplog.text)
         writer.close()
+
+    scene(play, authority, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("listener", "line"),
+    [
+        ("PLAINTEXT", "the client speaks HTTP, listener PLAINTEXT does not"),
+        ("SSL", "the peer speaks HTTP without TLS on this port"),
+    ],
+)
+def test_a_browser_is_named_in_the_log(authority, tmp_path, caplog, listener, line):
+    async def play(world: World) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.server.addresses[listener][1])
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        await world.until(lambda: line in caplog.text)
+        writer.close()
+
+    scene(play, authority, tmp_path)
+
+
+def test_our_client_is_told_that_a_port_has_tls_or_has_none(authority, tmp_path):
+    """The port itself cannot say so: what a client sees is the end of the connection."""
+
+    async def play(world: World) -> None:
+        trusting = {"security.protocol": "SSL", "ssl.truststore.location": str(tmp_path / "ca.pem")}
+        for listener, config, text in (
+            ("SSL", {}, "is that a port with TLS? Then security.protocol is SSL or SASL_SSL"),
+            ("PLAINTEXT", trusting, "is that a port without TLS? Then security.protocol is PLAINTEXT"),
+        ):
+            address = f"localhost:{world.server.addresses[listener][1]}"
+            cluster = Cluster(AdminConfig.parse({"bootstrap.servers": address, **config}).client)
+            with pytest.raises(Unreachable) as caught:
+                await cluster.send_to_any(MetadataRequest(topics=()), MetadataResponse)
+            assert text in str(caught.value)
+            await cluster.close()
 
     scene(play, authority, tmp_path)
 

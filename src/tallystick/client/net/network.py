@@ -72,6 +72,9 @@ _END_IN_HANDSHAKE: Final = (
     "the peer closed the connection in the TLS handshake: is that a port without TLS? Then security.protocol "
     "is PLAINTEXT or SASL_PLAINTEXT"
 )
+_END_BEFORE_ANSWER: Final = (
+    "nothing was answered; is that a port with TLS? Then security.protocol is SSL or SASL_SSL"
+)
 _LOGIN_HINT: Final = "a listener that asks for a login does so: see security.protocol"
 _CLOSED_BY_BROKER: Final = ConnectionError("the broker closed the connection")
 
@@ -236,6 +239,10 @@ class _Handshake:
         """Report that there is no connection."""
         if self._socket.ready.done():
             return
+        has_tls = self._socket.settings.security.ssl_context is not None
+        if not has_tls and (why is None or isinstance(why, ConnectionResetError)):
+            # To a port with TLS the first request is a bad greeting, and few servers send their alert first.
+            hint = _END_BEFORE_ANSWER
         address, text = str(self._socket.address), _describe_error(why or _CLOSED_BY_BROKER, hint)
         # TLS 1.3: a broker refuses the client's certificate after the client's side of the handshake.
         is_refusal = isinstance(why, ssl.SSLError) and not isinstance(why, ssl.SSLEOFError)
