@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -36,11 +37,14 @@ PAGE = (
 class World:
     """A server whose metrics a test may choose."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str]) -> None:
         self.readings: list[MetricReading | None] = [(A, [((), 1)]), None, (B, [((), 2)])]
         self.made = 0
         self.fails = False
-        self.server = MetricsServer(Endpoint("127.0.0.1", 0), self.read, PATIENCE_S)
+        config = BrokerConfig.parse({"metrics.listener": "127.0.0.1:0", **settings})
+        listen = config.make_metrics_listener()
+        assert listen is not None
+        self.server = MetricsServer(listen, self.read, PATIENCE_S)
 
     def read(self) -> Iterator[MetricReading | None]:
         self.made += 1
@@ -77,9 +81,11 @@ class World:
         return int(status.split()[1]), headers, body
 
 
-def scene(play: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def scene(
+    play: Callable[[World], Coroutine[Any, Any, None]], settings: Mapping[str, str] = MappingProxyType({})
+) -> None:
     async def run() -> None:
-        world = World()
+        world = World(settings)
         world.port = (await world.server.start()).port
         try:
             async with asyncio.timeout(30):
@@ -200,8 +206,10 @@ def test_a_broken_gauge_is_an_answer_and_a_line_in_the_log(caplog: pytest.LogCap
 def test_a_listener_that_is_none_stops_the_start(text: str) -> None:
     with pytest.raises(BadConfig, match=r"metrics\.listener"):
         BrokerConfig.parse({"metrics.listener": text})
-    assert BrokerConfig.parse({"metrics.listener": "[::1]:9090"}).metrics_endpoint == Endpoint("::1", 9090)
-    assert BrokerConfig.parse({"metrics.listener": ""}).metrics_endpoint is None
+    listen = BrokerConfig.parse({"metrics.listener": "[::1]:9090"}).make_metrics_listener()
+    assert listen is not None
+    assert listen.listener.endpoint == Endpoint("::1", 9090)
+    assert BrokerConfig.parse({"metrics.listener": ""}).make_metrics_listener() is None
 
 
 def test_without_the_library_a_broker_with_the_listener_does_not_start(

@@ -16,10 +16,11 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener
+from tallystick.broker.config.metrics_listener import METRICS
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.dispatch import RequestDispatcher
 from tallystick.broker.metrics.broker_metrics import GaugeSources, read_gauges
-from tallystick.broker.metrics.http import PATH, MetricsServer
+from tallystick.broker.metrics.http import MetricsServer
 from tallystick.broker.partitions.descriptors import DescriptorBudget
 from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
 from tallystick.broker.partitions.partition import Partition
@@ -27,7 +28,7 @@ from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.limits import MIB
-from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import replace
 from tallystick.storage.fs import StorageFailure
 
@@ -62,13 +63,18 @@ class Service:
         descriptors = _make_descriptor_budget()
         self._listeners = config.make_listeners()
         self.broker = Broker(config, Path(config.log_dirs), SystemClock(), descriptors=descriptors)
-        self._server = Server(
-            config,
-            RequestDispatcher(self.broker, HANDLERS),
-            lambda: descriptors.limit_connections(self.broker.topics.partition_count),
-            memory=self.broker.request_memory,
-        )
-        self._metrics = _make_metrics_server(self.broker)
+        problems: list[str] = []
+        with collect_problems(problems):
+            self._server = Server(
+                config,
+                RequestDispatcher(self.broker, HANDLERS),
+                lambda: descriptors.limit_connections(self.broker.topics.partition_count),
+                memory=self.broker.request_memory,
+            )
+        with collect_problems(problems):
+            self._metrics = _make_metrics_server(self.broker)
+        if problems:
+            raise BadConfig("\n".join(problems))
         self.metrics_address: Endpoint | None = None
         self.stop_requested = asyncio.Event()
 
@@ -92,14 +98,15 @@ class Service:
     async def _start_metrics(self) -> None:
         if self._metrics is None:
             return
+        metrics = self._metrics
         of = replace(
             make_gauge_sources(self.broker),
-            tls_listeners=lambda: self._server.tls_states,
+            tls_listeners=lambda: [*self._server.tls_states, *metrics.tls_states],
             signing_keys=lambda: self._server.signing_key_states,
         )
         self.broker.metrics.registry.add_source(lambda: read_gauges(of))
         self.metrics_address = await self._metrics.start()
-        _log.info("metrics are at http://%s%s", self.metrics_address, PATH)
+        _log.info("metrics are at %s", self._metrics.url)
 
     async def stop(self) -> None:
         """Answer pending requests, close every connection, then leave the data directory clean."""
@@ -115,6 +122,9 @@ class Service:
         policy = broker.config.flush_policy
         durability = policy if policy == "ack" else f"{policy} (not power-safe)"
         exposed = [each.name for each in self._listeners if each.is_open_to_the_network]
+        metrics = broker.static_config.make_metrics_listener()
+        if metrics is not None and metrics.is_open_to_the_network:
+            exposed.append(METRICS)
         open_door = f", {', '.join(exposed)} open to the network without a login" if exposed else ""
         return (
             f"tallystick {__version__}: cluster {broker.cluster_id}, "
@@ -138,7 +148,7 @@ class Service:
 
 def _make_metrics_server(broker: Broker) -> MetricsServer | None:
     """Return a server if `metrics.listener` is set. Raises: BadConfig, before any data is touched."""
-    listen = broker.config.metrics_endpoint
+    listen = broker.config.make_metrics_listener()
     if listen is None:
         return None
     # Here, because a broker without the listener must not load the library.

@@ -7,6 +7,7 @@ configurations are checked, shown and documented by the same code.
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import field, fields
 from enum import IntEnum
 from typing import Final, TypeVar, cast
@@ -30,6 +31,15 @@ _DECLARED: Final[dict[type, tuple[tuple[str, "Setting"], ...]]] = {}
 
 class BadConfig(TallystickError):
     """All problems of a configuration, one per line."""
+
+
+@contextmanager
+def collect_problems(problems: list[str]) -> Iterator[None]:
+    """Add the problems of a BadConfig to a list, to be reported with those of the next step."""
+    try:
+        yield
+    except BadConfig as exc:
+        problems += str(exc).splitlines()
 
 
 class SettingType(IntEnum):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, is_refused, iter_problems
 from tallystick.broker.config.listeners import (
     DEFAULT_LISTENERS,
@@ -19,6 +18,12 @@ from tallystick.broker.config.listeners import (
     Listener,
     is_listener_setting,
     parse_listeners,
+)
+from tallystick.broker.config.metrics_listener import (
+    AUTH_PREFIX,
+    MetricsListener,
+    find_metrics_setting,
+    parse_metrics_listener,
 )
 from tallystick.broker.config.setting_texts import SettingTexts
 from tallystick.broker.config.topic_config import (
@@ -31,6 +36,7 @@ from tallystick.broker.config.topic_config import (
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
 from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_config, list_settings, setting
+from tallystick.security.http_credentials import CredentialFiles
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
 DEFAULT_PROTOCOL_MAP: Final = "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT"
@@ -412,9 +418,19 @@ class BrokerConfig:
     # ----------------------------------------------------------------------- metrics
     metrics_listener: str | None = setting(
         None,
-        "HOST:PORT at which /metrics is served in Prometheus' text format, without authentication; "
-        "port 0 selects a free one. Needs `pip install 'tallystick[metrics]'`. Not Kafka's.",
+        "HOST:PORT at which /metrics is served in Prometheus' text format, https://HOST:PORT with TLS: "
+        "`metrics.ssl.*` are its own settings over `ssl.*`. Port 0 selects a free one. Needs "
+        "`pip install 'tallystick[metrics]'`. Not Kafka's.",
         none="",
+    )
+    metrics_auth_token_file: str | None = setting(
+        None, "File with the bearer token that lets a scraper in. Not Kafka's.", none=""
+    )
+    metrics_auth_user: str = setting(
+        "", "User that HTTP's Basic authentication lets in at metrics.listener. Not Kafka's."
+    )
+    metrics_auth_password_file: str | None = setting(
+        None, "File with the password of metrics.auth.user. Not Kafka's.", none=""
     )
 
     def problems(self) -> Iterator[str]:
@@ -434,10 +450,7 @@ class BrokerConfig:
             yield f"log.dirs: {self.log_dirs!r} lists several directories; only one is supported"
         yield from self._find_listener_problems()
         yield from self._find_authorizer_problems()
-        try:
-            _ = self.metrics_endpoint
-        except ValueError as exc:
-            yield f"metrics.listener: {exc}"
+        yield from self._find_metrics_problems()
 
     def _find_listener_problems(self) -> Iterator[str]:
         try:
@@ -452,6 +465,35 @@ class BrokerConfig:
                 "neither a login nor encryption. Listen on the loopback, use SSL, or give "
                 "allow.insecure.listeners=true if the network is closed"
             )
+
+    def _find_metrics_problems(self) -> Iterator[str]:
+        try:
+            metrics = self.make_metrics_listener()
+        except BadConfig as exc:
+            yield from str(exc).splitlines()
+            return
+        if metrics is None:
+            given = [name for name in self.originals if name.startswith(AUTH_PREFIX) and self.originals[name]]
+            if given:
+                yield f"{given[0]}: has no effect without metrics.listener"
+        elif metrics.is_open_to_the_network and not self.allow_insecure_listeners:
+            yield (
+                f"metrics.listener: everyone who reaches {metrics.listener.endpoint} reads the metrics, "
+                "names of topics among them. Listen on the loopback, give metrics.auth.token.file, or "
+                "allow.insecure.listeners=true if the network is closed"
+            )
+
+    def make_metrics_listener(self) -> MetricsListener | None:
+        """Return the listener of /metrics, if there is one. Raises: BadConfig, as `parse` does."""
+        if self.metrics_listener is None:
+            return None
+        files = CredentialFiles(
+            prefix=AUTH_PREFIX,
+            token_file=self.metrics_auth_token_file,
+            user=self.metrics_auth_user,
+            password_file=self.metrics_auth_password_file,
+        )
+        return parse_metrics_listener(self.metrics_listener, files, self.originals)
 
     def make_listeners(self) -> tuple[Listener, ...]:
         """Return the listeners with their own settings. Raises: BadConfig, as `parse` does."""
@@ -474,10 +516,6 @@ class BrokerConfig:
         return frozenset(name.strip() for name in self.super_users.split(";") if name.strip())
 
     @property
-    def metrics_endpoint(self) -> Endpoint | None:
-        return None if self.metrics_listener is None else Endpoint.parse(self.metrics_listener)
-
-    @property
     def flush_interval_ms(self) -> int:
         return 1000 if self.log_flush_interval_ms is None else self.log_flush_interval_ms
 
@@ -497,7 +535,11 @@ class BrokerConfig:
             if name not in INEFFECTIVE_SETTINGS and not is_refused(name)
         }
         try:
-            own = {name: text for name, text in effective.items() if not is_listener_setting(name)}
+            own = {
+                name: text
+                for name, text in effective.items()
+                if not is_listener_setting(name) and find_metrics_setting(name) is None
+            }
             config = build_config(cls, own, originals=MappingProxyType(SettingTexts(effective)))
         except BadConfig as exc:
             raise BadConfig("\n".join([*problems, str(exc)])) from None

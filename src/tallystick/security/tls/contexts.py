@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
 
-from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
 from tallystick.security.tls.certificates import Certificate
 from tallystick.security.tls.ciphers import choose_ciphers
@@ -47,12 +47,12 @@ def build_client_context(settings: TlsSettings, now: datetime | None = None) -> 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = settings.ssl_endpoint_identification_algorithm == "https"
     problems: list[str] = []
-    with _collect(problems):
+    with collect_problems(problems):
         _apply_versions(context, settings)
-    with _collect(problems):
+    with collect_problems(problems):
         if not _load_trusted(context, settings):
             context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-    with _collect(problems):
+    with collect_problems(problems):
         _load_own_key(context, load_key_store(settings), now)
     if problems:
         raise BadConfig("\n".join(problems))
@@ -84,9 +84,9 @@ def load_server_tls(settings: TlsSettings, now: datetime | None = None) -> Serve
     context.num_tickets = 0
     context.verify_mode = _CLIENT_AUTH[settings.ssl_client_auth]
     problems: list[str] = []
-    with _collect(problems):
+    with collect_problems(problems):
         _apply_versions(context, settings)
-    with _collect(problems):
+    with collect_problems(problems):
         if not _load_trusted(context, settings) and settings.ssl_client_auth != "none":
             # Java would trust every public authority here: anyone with a certificate for a web site comes in.
             raise BadConfig(
@@ -94,7 +94,7 @@ def load_server_tls(settings: TlsSettings, now: datetime | None = None) -> Serve
                 "clients' certificates are trusted"
             )
     store = None
-    with _collect(problems):
+    with collect_problems(problems):
         store = load_key_store(settings)
         if store is None:
             raise BadConfig("TLS needs a private key: ssl.keystore.location or ssl.keystore.key")
@@ -102,14 +102,6 @@ def load_server_tls(settings: TlsSettings, now: datetime | None = None) -> Serve
     if problems or store is None:
         raise BadConfig("\n".join(problems))
     return ServerTls(context, store.certificate)
-
-
-@contextmanager
-def _collect(problems: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except BadConfig as exc:
-        problems.append(str(exc))
 
 
 def _apply_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
