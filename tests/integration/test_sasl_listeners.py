@@ -16,6 +16,7 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.server.server import Peer, ResponseBuffers, Server
 from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.value import replace
 
 pytestmark = pytest.mark.server
 
@@ -32,6 +33,7 @@ class Names:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.server: Server | None = None
 
     def is_pipelined(self, frame: memoryview) -> bool:
         return False
@@ -81,6 +83,7 @@ def scene(play: Play, settings: Mapping[str, str] | None = None) -> None:
         names = Names()
         server = Server(BrokerConfig.parse({**SETTINGS, **(settings or {})}), names, lambda: INT32_MAX)
         _, port = await server.start()
+        names.server = server
         clients: list[Client] = []
 
         async def connect() -> Client:
@@ -154,6 +157,47 @@ def test_a_failed_login_is_answered_late_and_closed(caplog: pytest.LogCaptureFix
         assert "geheim" not in caplog.text
 
     scene(play, {"connection.failed.authentication.delay.ms": "150"})
+
+
+def test_logins_are_counted_as_kafka_counts_them() -> None:
+    """A request in place of a login is a failure, too; a renewal has totals of its own (KIP-368)."""
+
+    async def log_in(client: Client, token: bytes = b"\0alice\0won der;=", version: int = 1) -> None:
+        client.send_handshake()
+        await client.answer()
+        client.send(36, version, struct.pack(">i", len(token)) + token)
+        await client.answer()
+
+    async def play(connect: Callable[[], Awaitable[Client]], names: Names) -> None:
+        assert names.server is not None
+        (counts,), (port,) = names.server.authentications.values(), names.server._ports
+        assert port.logins is not None
+        now_ms = 0
+        port.logins = replace(port.logins, now_ms=lambda: now_ms)
+        await log_in(await connect(), version=0)
+        assert (counts.successful, counts.no_reauth) == (1, 1)
+        client = await connect()
+        await log_in(client)
+        assert (counts.successful, counts.no_reauth, counts.failed) == (2, 1, 0)
+        await log_in(await connect(), b"\0alice\0wrong")
+        stranger = await connect()
+        stranger.send(3, 1)
+        assert await stranger.is_closed()
+        assert counts.failed == 2
+        now_ms = 5_000
+        await log_in(client)
+        assert (counts.successful, counts.successful_renewals) == (2, 1)
+        idle = await connect()
+        await log_in(idle)
+        now_ms = 10_000
+        await log_in(client, b"\0alice\0wrong")
+        assert (counts.failed, counts.failed_renewals) == (2, 1)
+        now_ms = 30_000
+        idle.send(3, 1)
+        assert await idle.is_closed()
+        assert counts.expired == 1
+
+    scene(play, {"connections.max.reauth.ms": "20000", "connection.failed.authentication.delay.ms": "0"})
 
 
 def test_an_unknown_mechanism_is_told_which_there_are() -> None:

@@ -94,6 +94,8 @@ class Service:
         broker.address = next(iter(broker.addresses.values()))
         await broker.start()
         await self._start_metrics()
+        for text in self._list_exposures():
+            _log.warning("a listener that other machines can reach: %s", text)
 
     async def _start_metrics(self) -> None:
         if self._metrics is None:
@@ -103,6 +105,7 @@ class Service:
             make_gauge_sources(self.broker),
             tls_listeners=lambda: [*self._server.tls_states, *metrics.tls_states],
             signing_keys=lambda: self._server.signing_key_states,
+            authentications=lambda: self._server.authentications,
         )
         self.broker.metrics.registry.add_source(lambda: read_gauges(of))
         self.metrics_address = await self._metrics.start()
@@ -121,16 +124,17 @@ class Service:
         broker = self.broker
         policy = broker.config.flush_policy
         durability = policy if policy == "ack" else f"{policy} (not power-safe)"
-        exposed = [each.name for each in self._listeners if each.is_open_to_the_network]
-        metrics = broker.static_config.make_metrics_listener()
-        if metrics is not None and metrics.is_open_to_the_network:
-            exposed.append(METRICS)
-        open_door = f", {', '.join(exposed)} open to the network without a login" if exposed else ""
+        warnings = "".join(f", {text}" for text in self._list_exposures())
         return (
             f"tallystick {__version__}: cluster {broker.cluster_id}, "
             f"listening on {self._describe_addresses()}, "
-            f"data in {broker.data_dir}, flush.policy {durability}{open_door}"
+            f"data in {broker.data_dir}, flush.policy {durability}{warnings}"
         )
+
+    def _list_exposures(self) -> list[str]:
+        metrics = self.broker.static_config.make_metrics_listener()
+        is_open = metrics is not None and metrics.is_open_to_the_network
+        return list_exposures(self._listeners, *([METRICS] if is_open else []))
 
     def _describe_addresses(self) -> str:
         """Return the address alone where there is one plain listener, else each with its listener's name."""
@@ -179,6 +183,21 @@ def make_gauge_sources(broker: Broker) -> GaugeSources:
         authorizer=broker.authorizer if isinstance(broker.authorizer, StandardAuthorizer) else None,
         topics_to_delete=lambda: len(broker.topic_controller.deletions),
     )
+
+
+def list_exposures(listeners: Sequence[Listener], *open_names: str) -> list[str]:
+    """Return what the network may do or read at these listeners.
+
+    Args:
+        open_names: further ones that it comes in by without a login.
+    """
+    exposed = [each.name for each in listeners if each.is_open_to_the_network] + list(open_names)
+    readable = [each.name for each in listeners if each.shows_secrets_to_the_network]
+    texts = (
+        (exposed, "open to the network without a login"),
+        (readable, "with passwords or tokens in clear"),
+    )
+    return [f"{', '.join(names)} {text}" for names, text in texts if names]
 
 
 def _resolve_addresses(

@@ -5,6 +5,7 @@ import pytest
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener, SecurityProtocol
+from tallystick.broker.serve import list_exposures
 from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.kernel.secret import Secret
@@ -31,6 +32,30 @@ def test_without_settings_there_is_one_plain_listener_on_the_loopback() -> None:
     assert (listener.name, listener.protocol) == ("PLAINTEXT", SecurityProtocol.PLAINTEXT)
     assert str(listener) == "PLAINTEXT://127.0.0.1:9092"
     assert not listener.is_open_to_the_network
+
+
+@pytest.mark.parametrize(
+    ("listeners", "mechanisms", "shows"),
+    [
+        ("SASL_PLAINTEXT://192.0.2.1:9092", "PLAIN", True),
+        ("SASL_PLAINTEXT://127.0.0.1:9092", "PLAIN", False),
+        ("SASL_SSL://192.0.2.1:9092", "PLAIN", False),
+    ],
+)
+def test_passwords_in_clear_are_seen(listeners: str, mechanisms: str, shows: bool) -> None:
+    """Allowed, since a client still needs a login; the start line and the log say so."""
+    name = listeners.partition(":")[0].lower()
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_alice="x";'
+    (made,) = listeners_of(
+        {
+            "listeners": listeners,
+            "sasl.enabled.mechanisms": mechanisms,
+            f"listener.name.{name}.plain.sasl.jaas.config": jaas,
+        }
+    ).values()
+    assert made.shows_secrets_to_the_network is shows
+    assert not made.is_open_to_the_network
+    assert list_exposures([made]) == ([f"{made.name} with passwords or tokens in clear"] if shows else [])
 
 
 def test_names_are_free_once_they_are_mapped() -> None:

@@ -35,6 +35,8 @@ C = TypeVar("C")
 
 JAAS: Final = "sasl.jaas.config"
 MECHANISMS: Final = (PLAIN, OAUTHBEARER)
+# Mechanisms whose messages hold the secret itself; SCRAM's do not.
+_IN_CLEAR: Final = (PLAIN, OAUTHBEARER)
 _USER: Final = "user_"
 _MAX_REAUTH: Final = "connections.max.reauth.ms"
 _OAUTH_PREFIX: Final = f"{OAUTHBEARER.lower()}."
@@ -141,6 +143,12 @@ class Listener(Value, kw_only=True):
     def is_open_to_the_network(self) -> bool:
         """Whether clients of other machines come in without a login and without encryption."""
         return self.protocol is SecurityProtocol.PLAINTEXT and not self.endpoint.is_loopback
+
+    @property
+    def shows_secrets_to_the_network(self) -> bool:
+        """Whether passwords or tokens cross a network that others may read."""
+        is_readable = self.protocol is SecurityProtocol.SASL_PLAINTEXT and not self.endpoint.is_loopback
+        return is_readable and any(name in _IN_CLEAR for name in self.settings.sasl_enabled_mechanisms)
 
 
 _OAUTH_SETTINGS: Final = list_settings(OauthSettings)

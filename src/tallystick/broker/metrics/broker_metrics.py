@@ -12,7 +12,7 @@ Source: KIP-664 "Metrics", KIP-939 "Metric Changes"; Kafka 4.3: ReplicaManager, 
 """
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
@@ -27,6 +27,7 @@ from tallystick.broker.metrics.registry import (
 )
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from tallystick.broker.server.authentication_counts import AuthenticationCounts
 from tallystick.broker.server.listening import TlsListenerState
 from tallystick.broker.server.signing_keys import SigningKeysState
 from tallystick.broker.txn.machine.consistency import LostCommittedRecords
@@ -161,6 +162,33 @@ TLS_FAILED_HANDSHAKES: Final = make_counter(
 )
 
 # ---- logins, by listener
+_SOCKETS: Final = "kafka.server:type=socket-server-metrics,name="
+AUTHENTICATIONS: Final = make_kafka_metric(
+    f"{_SOCKETS}successful-authentication-total",
+    "Clients that proved who they are: by a login, or on a listener without logins by TLS.",
+    _BY_LISTENER,
+)
+FAILED_AUTHENTICATIONS: Final = make_kafka_metric(
+    f"{_SOCKETS}failed-authentication-total",
+    "Logins that failed, and handshakes of TLS that did.",
+    _BY_LISTENER,
+)
+REAUTHENTICATIONS: Final = make_kafka_metric(
+    f"{_SOCKETS}successful-reauthentication-total", "Sessions that were renewed (KIP-368).", _BY_LISTENER
+)
+FAILED_REAUTHENTICATIONS: Final = make_kafka_metric(
+    f"{_SOCKETS}failed-reauthentication-total", "Sessions whose renewal failed.", _BY_LISTENER
+)
+NO_REAUTHENTICATION: Final = make_kafka_metric(
+    f"{_SOCKETS}successful-authentication-no-reauth-total",
+    "Logins of clients that cannot renew a session.",
+    _BY_LISTENER,
+)
+EXPIRED_KILLED: Final = make_kafka_metric(
+    f"{_SOCKETS}expired-connections-killed-count",
+    "Connections closed because their session had ended and was not renewed.",
+    _BY_LISTENER,
+)
 JWKS_FETCH_FAILED: Final = make_gauge(
     "jwks_fetch_failed",
     "1 while the keys that tokens are checked with cannot be fetched, and those before are in use.",
@@ -213,7 +241,8 @@ FAMILIES: Final = (
     *(HANGING_AT_START, LOST_AT_START),
     *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
     *(TLS_RELOAD_FAILED, TLS_VALID_UNTIL, TLS_RELOADS, TLS_FAILED_HANDSHAKES),
-    *(JWKS_FETCH_FAILED, JWKS_FETCHES),
+    *(AUTHENTICATIONS, FAILED_AUTHENTICATIONS, REAUTHENTICATIONS, FAILED_REAUTHENTICATIONS),
+    *(NO_REAUTHENTICATION, EXPIRED_KILLED, JWKS_FETCH_FAILED, JWKS_FETCHES),
     *(ACLS, AUTHORIZATIONS),
     *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
 )
@@ -310,6 +339,7 @@ class GaugeSources(Value, kw_only=True):
     topics_to_delete: Callable[[], int] = lambda: 0
     tls_listeners: Callable[[], Sequence[TlsListenerState]] = lambda: ()
     signing_keys: Callable[[], Sequence[SigningKeysState]] = lambda: ()
+    authentications: Callable[[], Mapping[str, AuthenticationCounts]] = dict
 
 
 def read_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
@@ -335,6 +365,24 @@ def read_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
     yield RESERVE, [((), reserve.reserved_bytes)]
     yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.reserved_bytes))]
     yield TOPICS_TO_DELETE, [((), sources.topics_to_delete())]
+    yield from _read_listener_gauges(sources)
+    acl = sources.authorizer
+    yield ACLS, [((), 0 if acl is None else acl.acl_count)]
+    allowed, denied = (0, 0) if acl is None else (acl.allowed, acl.denied)
+    yield AUTHORIZATIONS, [(("allowed",), allowed), (("denied",), denied)]
+
+
+_COUNTS: Final = {
+    AUTHENTICATIONS: "successful",
+    FAILED_AUTHENTICATIONS: "failed",
+    REAUTHENTICATIONS: "successful_renewals",
+    FAILED_REAUTHENTICATIONS: "failed_renewals",
+    NO_REAUTHENTICATION: "no_reauth",
+    EXPIRED_KILLED: "expired",
+}
+
+
+def _read_listener_gauges(sources: GaugeSources) -> Iterator[MetricReading]:
     listeners = sources.tls_listeners()
     yield TLS_RELOAD_FAILED, [((each.name,), each.is_reload_failed) for each in listeners]
     yield TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
@@ -343,10 +391,9 @@ def read_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:
     keys = sources.signing_keys()
     yield JWKS_FETCH_FAILED, [((each.name,), each.is_fetch_failed) for each in keys]
     yield JWKS_FETCHES, [((each.name,), each.fetch_count) for each in keys]
-    acl = sources.authorizer
-    yield ACLS, [((), 0 if acl is None else acl.acl_count)]
-    allowed, denied = (0, 0) if acl is None else (acl.allowed, acl.denied)
-    yield AUTHORIZATIONS, [(("allowed",), allowed), (("denied",), denied)]
+    counts = sources.authentications().items()
+    for family, attribute in _COUNTS.items():
+        yield family, [((name,), getattr(count, attribute)) for name, count in counts]
 
 
 def _read_coordinator_gauges(sources: GaugeSources) -> Iterator[MetricReading | None]:

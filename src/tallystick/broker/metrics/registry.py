@@ -18,6 +18,7 @@ from tallystick.kernel.check import check
 from tallystick.kernel.value import Value
 
 _METERS: Final = ("PerSec", "Rate")
+_TOTAL: Final = "-total"
 
 Sample = tuple[tuple[str, ...], float]  # values of the labels, value
 
@@ -64,7 +65,7 @@ def to_prometheus_name(mbean: str) -> str:
 
 def make_kafka_metric(mbean: str, text: str, labels: tuple[str, ...] = ()) -> MetricFamily:
     """Return a metric under Kafka's name; labels are the MBean's keys besides type and name."""
-    kind = MetricType.COUNTER if mbean.endswith(_METERS) else MetricType.GAUGE
+    kind = MetricType.COUNTER if mbean.endswith((*_METERS, _TOTAL)) else MetricType.GAUGE
     return MetricFamily(name=to_prometheus_name(mbean), type=kind, help=text, mbean=mbean, labels=labels)
 
 

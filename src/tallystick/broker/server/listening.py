@@ -11,10 +11,11 @@ import logging
 import socket
 import ssl
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener
+from tallystick.broker.server.authentication_counts import AuthenticationCounts
 from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login_rules import LoginRules, make_login_rules
@@ -50,11 +51,15 @@ class ConnectionHost(Protocol):
 
 
 class ListeningPort(Protocol):
-    """One listener's socket."""
+    """One listener's socket.
+
+    authentications  None where a client proves nothing
+    """
 
     name: str
     address: tuple[str, int]
     logins: LoginRules | None
+    authentications: AuthenticationCounts | None
 
     @property
     def is_listening(self) -> bool: ...
@@ -104,6 +109,7 @@ class PlainPort:
         self.name = listener.name
         self.address = ("", 0)
         self.logins = make_login_rules(listener)
+        self.authentications = None if self.logins is None else self.logins.counts
         self._server: asyncio.Server | None = None
 
     @property
@@ -135,6 +141,9 @@ class TlsPort:
         self.name = listener.name
         self.address = ("", 0)
         self.logins = make_login_rules(listener)
+        self.authentications: AuthenticationCounts | None = (
+            AuthenticationCounts() if self.logins is None else self.logins.counts
+        )
         self.context = ReloadingContext(listener)
         self.failed_handshakes = 0
         self._rules = listener.principal_rules
@@ -231,6 +240,8 @@ class TlsPort:
                 )
         except (OSError, TallystickError) as exc:
             accepted.close()
+            if isinstance(exc, ssl.SSLError) and not isinstance(exc, ssl.SSLEOFError):
+                cast(AuthenticationCounts, self.authentications).record_failure(is_renewal=False)
             why = explain_handshake_failure(exc)
             if loop.time() - started_s >= timeout_s:
                 why = f"it did not end within ssl.handshake.timeout.ms, {settings.ssl_handshake_timeout_ms}"

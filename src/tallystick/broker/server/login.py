@@ -53,6 +53,10 @@ class LoginRefused(TallystickError):
     """The connection is closed without an answer; the text is for the log."""
 
 
+class SessionExpired(LoginRefused):
+    """A session has ended, and the client goes on without a new login."""
+
+
 class LoginAnswer(Value):
     """An answer to a request of the login; `failure` is why the connection is closed behind it."""
 
@@ -80,6 +84,8 @@ class Login:
         self._own_reauth_ms = own_reauth_ms
         self.state = LoginState.VERSIONS
         self.principal: str | None = None
+        self.success_count = 0
+        self.can_renew = True
         self._mechanism = ""
         self._server: SaslServer | None = None
         self._expires_ms: int | None = None
@@ -106,7 +112,7 @@ class Login:
             if self._expires_ms is not None and now_ms >= self._expires_ms:
                 if key == ApiKey.API_VERSIONS:
                     return None
-                raise LoginRefused("its session expired, and it did not log in again (KIP-368)")
+                raise SessionExpired("its session expired, and it did not log in again (KIP-368)")
             return None
         if key == ApiKey.API_VERSIONS and self.state is LoginState.VERSIONS:
             spec = API_SPECS[ApiKey.API_VERSIONS]
@@ -181,6 +187,9 @@ class Login:
                 why,
             )
         self.principal, self._server = name, None
+        self.success_count += 1
+        # KIP-368: version 1 tells the client how long its session lives.
+        self.can_renew = header.version >= 1
         lifetime_ms = self._limit_session(server.session_expires_ms, now_ms)
         self._authenticated_ms = now_ms
         self.state = LoginState.COMPLETE

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from tallystick.broker.server.log_throttle import LogThrottle
-from tallystick.broker.server.login import LoginAnswer, LoginRefused
+from tallystick.broker.server.login import LoginAnswer, LoginRefused, SessionExpired
 from tallystick.broker.server.login_rules import LoginRules
 from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.kernel.check import check
@@ -51,17 +51,36 @@ class LoginGate:
         Raises: LoginRefused, to close the connection without an answer.
         """
         try:
-            answer = self._login.take(frame, self._rules.now_ms())
+            answer = self._take(frame)
         except KeyNeeded:
             # The frame is valid until this returns.
             return self._take_with_fresh_keys(bytes(frame), peer)
         return self._conclude(answer, peer)
 
+    def _take(self, frame: memoryview) -> LoginAnswer | None:
+        """Give a request to the login, and count what comes of it."""
+        login, counts = self._login, self._rules.counts
+        is_renewal, before = login.success_count > 0, login.success_count
+        try:
+            answer = login.take(frame, self._rules.now_ms())
+        except SessionExpired:
+            counts.expired += 1
+            raise
+        except LoginRefused:
+            counts.record_failure(is_renewal=is_renewal)
+            raise
+        if answer is not None and answer.failure is not None:
+            counts.record_failure(is_renewal=is_renewal)
+        elif login.success_count > before:
+            counts.record_success(is_renewal=is_renewal)
+            counts.no_reauth += not (login.can_renew or is_renewal)
+        return answer
+
     async def _take_with_fresh_keys(self, frame: bytes, peer: object) -> Answer:
         keys = self._rules.signing_keys
         check(keys is not None, "a key is needed by a login that has none")
         await cast(SigningKeys, keys).wait_for_fetch()
-        answer = self._conclude(self._login.take(memoryview(frame), self._rules.now_ms()), peer)
+        answer = self._conclude(self._take(memoryview(frame)), peer)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _conclude(self, answer: LoginAnswer | None, peer: object) -> Answer | Awaitable[Answer]:

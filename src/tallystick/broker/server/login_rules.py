@@ -6,6 +6,7 @@ from functools import partial
 from msgspec import field
 
 from tallystick.broker.config.listeners import Listener, list_plain_users
+from tallystick.broker.server.authentication_counts import AuthenticationCounts
 from tallystick.broker.server.login import Login
 from tallystick.broker.server.oauth_login import make_oauth_login
 from tallystick.broker.server.signing_keys import SigningKeys
@@ -31,6 +32,7 @@ class LoginRules(Value):
     now_ms: Callable[[], int]
     signing_keys: SigningKeys | None = None
     own_reauth_ms: Mapping[str, int] = field(default_factory=dict)
+    counts: AuthenticationCounts = field(default_factory=AuthenticationCounts)
 
     def make_login(self) -> Login:
         return Login(self.mechanisms, self.max_reauth_ms, self.own_reauth_ms)

@@ -165,6 +165,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         if logins is not None:
             self._gate = LoginGate(logins, server.loop, server.failed_logins, self.close)
             check_size = self._gate.limit(check_size)
+        elif self._port.authentications is not None:
+            count = self._port.authentications
+            (count.record_failure if refusal else count.record_success)(is_renewal=False)
         self._large_memory = LargeRequestMemory(server.memory, host, check_size, server.loop.time)
         self._receive_buffer = ReceiveBuffer(BUFFER_BYTES, server.frame_bytes_max, self._large_memory)
         refusal = server.register(self) or refusal
@@ -492,6 +495,9 @@ class Server:
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[ServerConnection] = set()
         self._ports = make_ports(config.make_listeners(), self)
+        self.authentications = {
+            port.name: port.authentications for port in self._ports if port.authentications is not None
+        }
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def prepare(self) -> None:
