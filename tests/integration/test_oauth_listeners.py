@@ -2,12 +2,14 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import confluent_kafka
 import pytest
 import trustme
 from tests.support.identity_provider import AUDIENCE, CLIENT_ID, CLIENT_SECRET, ISSUER, IdentityProvider
@@ -98,6 +100,30 @@ def test_a_function_and_client_credentials_give_tokens(world: World) -> None:
             producer.send("t", b"2").result(30)
         assert world.provider.token_requests == [{"grant_type": "client_credentials", "scope": "kafka"}]
         assert world.provider.fetches == 1
+
+
+def test_librdkafka_logs_in_with_a_token_and_renews_it(world: World) -> None:
+    tokens: list[str] = []
+
+    def give(_: str) -> tuple[str, float]:
+        # It asks for the next token at 80 % of this life, and logs in again at 85 % of the session's.
+        tokens.append(world.provider.sign(life_s=8))
+        return tokens[-1], time.time() + 4
+
+    with world.broker() as broker:
+        config = {
+            "bootstrap.servers": world.client(broker)["bootstrap.servers"],
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": f"{world.folder}/ca.pem",
+            "sasl.mechanism": "OAUTHBEARER",
+            "oauth_cb": give,
+        }
+        producer = confluent_kafka.Producer(config)
+        (counts,) = server_of(broker).authentications.values()
+        eventually(lambda: (producer.produce("t", b"1"), producer.flush(5)) and counts.successful_renewals)
+        assert producer.flush(30) == 0
+        assert len(set(tokens)) > 1
+        assert (counts.failed, counts.failed_renewals, counts.expired) == (0, 0, 0)
 
 
 def test_a_refused_token_is_explained_to_the_operator_alone(
