@@ -20,7 +20,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.dispatch import RequestDispatcher
-from tallystick.broker.metadata.store import MetadataStore
+from tallystick.broker.metadata.store import IN_MEMORY, MetadataStore
 from tallystick.broker.partitions.data_directory import StorageEnvironment
 from tallystick.broker.partitions.log_cleaner import CleanerProcess
 from tallystick.kernel.clock import Clock
@@ -117,7 +117,7 @@ class InMemoryMetadataStore(MetadataStore):
     """The metadata in memory; like data on a disk, what a method has written survives the process."""
 
     def __init__(self, cluster_id: str, content: bytes | None = None) -> None:
-        super().__init__(Path(":memory:"), cluster_id)
+        super().__init__(IN_MEMORY, cluster_id)
         if content is not None:
             self._db.deserialize(content)
             self._db.execute("PRAGMA foreign_keys = ON")

@@ -1,7 +1,9 @@
 """The metadata store: what was answered is there after any end of the process."""
 
 import asyncio
+import os
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +18,7 @@ from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.broker.partitions.topic_controller import TopicController
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
+from tallystick.security.sasl.scram import SCRAM_SHA_256, create_credential
 from tallystick.storage.log_dir import make_random_id
 
 T = TypeVar("T")
@@ -152,14 +155,41 @@ def test_a_file_of_format_1_is_upgraded_and_keeps_what_it_has(tmp_path: Path) ->
         db.executescript(script)
     for _ in range(2):
         store = MetadataStore(tmp_path / "m", "another")
-        assert store._db.execute("PRAGMA user_version").fetchone() == (2,)
+        assert store._db.execute("PRAGMA user_version").fetchone() == (3,)
         assert store.load_cluster_id() == "c" * 22
         assert [(t.name, t.partitions, dict(t.configs)) for t in store.load_topics()] == [
             ("orders", 3, {"retention.ms": "5"})
         ]
         assert store.load_broker_configs() == {"": {"message.max.bytes": "8"}}
         assert store.load_acls() == []
+        assert store.load_scram_credentials() == {}
         store.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX's")
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_the_file_is_its_owners_alone(tmp_path: Path, mode: int | None) -> None:
+    """It has keys of passwords; so has the write-ahead log beside it."""
+    path = tmp_path / "m"
+    if mode is not None:
+        path.touch(mode)
+    store = MetadataStore(path, "c")
+    store.set_broker_config("1", {"a": "b"})
+    assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}
+    assert len(list(tmp_path.iterdir())) > 1
+    store.close()
+
+
+def test_credentials_change_together_and_are_read_back(tmp_path: Path) -> None:
+    alice, bob = ("alice", 1), ("bob", 2)
+    first, second = (create_credential(SCRAM_SHA_256, password) for password in ("one", "two"))
+    store = MetadataStore(tmp_path / "m", "c")
+    store.change_scram_credentials({alice: first, bob: first})
+    store.change_scram_credentials({alice: second, bob: None})
+    store.close()
+    again = MetadataStore(tmp_path / "m", "c")
+    assert again.load_scram_credentials() == {alice: second}
+    again.close()
 
 
 def test_acls_change_together_and_are_read_back(tmp_path: Path) -> None:

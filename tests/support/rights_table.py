@@ -577,6 +577,22 @@ _CLUSTER = (
         places=entry_codes("filter_results"),
     ),
     Row(
+        name="describe-user-scram-credentials",
+        version=0,
+        request=_named(K.DESCRIBE_USER_SCRAM_CREDENTIALS, users=None),
+        rights=on(Op.DESCRIBE, CLUSTER_RESOURCE),
+        code=_C31,
+        places=top_code,
+    ),
+    Row(
+        name="alter-user-scram-credentials",
+        version=0,
+        request=_named(K.ALTER_USER_SCRAM_CREDENTIALS, deletions=[{"name": "x", "mechanism": 1}]),
+        rights=on(Op.ALTER, CLUSTER_RESOURCE),
+        code=_C31,
+        places=entry_codes("results"),
+    ),
+    Row(
         name="describe-log-dirs",
         version=4,
         request=_named(K.DESCRIBE_LOG_DIRS, topics=None),

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from tallystick.admin.configs import ConfigResource, ConfigValue, ResourceType
     from tallystick.admin.errors import BrokerDown, NothingOpen, NotSafe
     from tallystick.admin.hanging import Verdict
+    from tallystick.admin.scram import (
+        ScramCredentialInfo,
+        UserScramCredentialDeletion,
+        UserScramCredentialUpsertion,
+    )
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
     from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport
     from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
@@ -43,6 +48,9 @@ __all__ = [
     "NothingOpen",
     "PartlyDeleted",
     "ResourceType",
+    "ScramCredentialInfo",
+    "UserScramCredentialDeletion",
+    "UserScramCredentialUpsertion",
     "Verdict",
 ]
 
@@ -54,6 +62,11 @@ if not TYPE_CHECKING:
         "admin.errors": ("BrokerDown", "NothingOpen", "NotSafe"),
         "admin.hanging": ("Verdict",),
         "admin.listing": ("Answers",),
+        "admin.scram": (
+            "ScramCredentialInfo",
+            "UserScramCredentialDeletion",
+            "UserScramCredentialUpsertion",
+        ),
         "admin.topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
         "admin.transactions": ("AbortPlan", "AbortSpec", "HangingReport"),
         "protocol.acls": ("AclOperation", "AclPattern", "AclPermission", "AclResource"),

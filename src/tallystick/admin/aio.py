@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from tallystick.admin import acls, cluster_view, configs, groups, topics
+from tallystick.admin import acls, cluster_view, configs, groups, scram, topics
 from tallystick.admin.acls import Acl, AclFilter
 from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
@@ -12,6 +12,7 @@ from tallystick.admin.configs import ConfigResource, ConfigValue
 from tallystick.admin.groups import GroupDescription, GroupListing
 from tallystick.admin.model import ProducerState, TransactionDescription, TransactionListing
 from tallystick.admin.runner_async import AsyncAdminRunner
+from tallystick.admin.scram import ScramCredentialInfo, UserScramCredentialAlteration
 from tallystick.admin.topics import CreatedTopic, NewTopic
 from tallystick.admin.transactions import (
     DEFAULT_LIMIT_MS,
@@ -290,6 +291,21 @@ class Admin:
             deleted. Rules deleted by an attempt whose answer was lost are in neither.
         """
         return await self._runner.run("delete_acls", acls.delete, filters)
+
+    async def describe_user_scram_credentials(
+        self, users: Iterable[str] = ()
+    ) -> Answers[str, tuple[ScramCredentialInfo, ...]]:
+        """Return the SCRAM credentials of users, by name; of all if none is named (KIP-554)."""
+        return await self._runner.run("describe_user_scram_credentials", scram.describe, users)
+
+    async def alter_user_scram_credentials(
+        self, alterations: Iterable[UserScramCredentialAlteration]
+    ) -> Answers[str, None]:
+        """Set and remove SCRAM credentials, each user's on its own (KIP-554).
+
+        Raises: BadConfig, for a mechanism that is not SCRAM's; nothing is sent then.
+        """
+        return await self._runner.run("alter_user_scram_credentials", scram.alter, alterations)
 
     # --------------------------------------------------------------------- the cluster
 

@@ -28,6 +28,7 @@ from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.machine.model import GroupConfig
 from tallystick.broker.metadata.acl_controller import AclController
 from tallystick.broker.metadata.features import FinalizedFeatures
+from tallystick.broker.metadata.scram_controller import ScramController
 from tallystick.broker.metadata.store import ProducerIdBlock
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
@@ -50,6 +51,7 @@ from tallystick.broker.txn.start_comparison import (
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import INT32_MAX, ProducerId
+from tallystick.security.sasl.scram import ScramCredential, ScramMechanism
 
 _log = logging.getLogger("tallystick.broker")
 
@@ -127,6 +129,7 @@ class Broker:
         self.config = self._build_effective_config(self._dynamic_configs)
         self.data_directory.reconfigure(self.config)
         self._open_authorizer()
+        self.scram_controller = ScramController(self.metadata_store, self.worker, self.fail)
         self.features = FinalizedFeatures(self.metadata_store, self.worker, self._gate_downgrade)
         self.topic_controller = TopicController(
             self.metadata_store, self.data_directory, self.worker, self.config, new_uuid=self._new_uuid
@@ -200,6 +203,10 @@ class Broker:
             for partition in self.topics.list_partitions():
                 partition.fail(cause)
             self.failed_event.set()
+
+    def find_scram_credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
+        """Return what a login of this user is checked with now; None for an unknown user."""
+        return self.scram_controller.find(mechanism, user)
 
     def get_address(self, listener: str) -> Endpoint:
         """Return the address that clients of a listener are told."""

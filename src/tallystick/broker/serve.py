@@ -19,6 +19,7 @@ from tallystick.broker.config.listeners import Listener
 from tallystick.broker.config.metrics_listener import METRICS
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.dispatch import RequestDispatcher
+from tallystick.broker.metadata.scram_credentials import CredentialChange
 from tallystick.broker.metrics.broker_metrics import GaugeSources, read_gauges
 from tallystick.broker.metrics.http import MetricsServer
 from tallystick.broker.partitions.descriptors import DescriptorBudget
@@ -30,6 +31,7 @@ from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import replace
+from tallystick.security.sasl.scram import SCRAM_MECHANISMS
 from tallystick.storage.fs import StorageFailure
 
 _uvloop_factory: Callable[[], asyncio.AbstractEventLoop] | None
@@ -55,13 +57,17 @@ _OPEN_FILES_TARGET: Final = 1 << 20
 class Service:
     """One broker that accepts connections. Lives on the loop that created it."""
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, users: Sequence[CredentialChange] = ()) -> None:
         """Create a broker that is not started.
+
+        Args:
+            users: SCRAM credentials to set at the start, for a first administrator.
 
         Raises: BadConfig, if the metrics' library is missing or a key or certificate cannot be used.
         """
         descriptors = _make_descriptor_budget()
         self._listeners = config.make_listeners()
+        self._users = users
         self.broker = Broker(config, Path(config.log_dirs), SystemClock(), descriptors=descriptors)
         problems: list[str] = []
         with collect_problems(problems):
@@ -70,6 +76,7 @@ class Service:
                 RequestDispatcher(self.broker, HANDLERS),
                 lambda: descriptors.limit_connections(self.broker.topics.partition_count),
                 memory=self.broker.request_memory,
+                find_credential=self.broker.find_scram_credential,
             )
         with collect_problems(problems):
             self._metrics = _make_metrics_server(self.broker)
@@ -87,6 +94,7 @@ class Service:
         broker = self.broker
         await self._server.prepare()
         broker.open()
+        await self._set_users()
         broker.unsent_bytes = lambda: self._server.unsent_bytes
         broker.config_listeners.append(self._server.apply_config)
         await self._server.start()
@@ -96,6 +104,23 @@ class Service:
         await self._start_metrics()
         for text in self._list_exposures():
             _log.warning("a listener that other machines can reach: %s", text)
+
+    async def _set_users(self) -> None:
+        scram = self.broker.scram_controller
+        for change in self._users:
+            for user, refusal in (await scram.alter([change])).items():
+                raise BadConfig(f"--add-scram: user {user}: {refusal.reason}")
+        needing = [
+            each.name
+            for each in self._listeners
+            if each.protocol.uses_sasl and SCRAM_MECHANISMS.keys() & each.settings.sasl_enabled_mechanisms
+        ]
+        if needing and not scram.credentials:
+            _log.warning(
+                "listener %s: no user can log in with SCRAM yet: give --add-scram, or `tallystick users "
+                "create` at another listener",
+                ", ".join(needing),
+            )
 
     async def _start_metrics(self) -> None:
         if self._metrics is None:
@@ -212,13 +237,18 @@ def _resolve_addresses(
     return addresses
 
 
-async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
+async def serve(
+    config: BrokerConfig, ready: Callable[[Service], None], users: Sequence[CredentialChange] = ()
+) -> int:
     """Run a broker until its `stop_requested` is set, a signal arrives, or the disk fails.
+
+    Args:
+        users: SCRAM credentials to set at the start.
 
     Returns:
         The process's exit code: 0, or 1 when the disk failed.
     """
-    service = Service(config)
+    service = Service(config, users)
     await service.start()
     loop = asyncio.get_running_loop()
     with suppress(ValueError, RuntimeError):  # not the main thread: the embedding program stops it
@@ -235,12 +265,14 @@ async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
     return 1 if service.broker.failure is not None else 0
 
 
-def run(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
+def run(
+    config: BrokerConfig, ready: Callable[[Service], None], users: Sequence[CredentialChange] = ()
+) -> int:
     """Run `serve` on its own loop, on uvloop where it is installed and allowed."""
     _raise_open_files_limit()
     keep_freed_memory()
     with asyncio.Runner(loop_factory=_uvloop_factory if config.event_loop == "auto" else None) as runner:
-        return runner.run(serve(config, ready))
+        return runner.run(serve(config, ready, users))
 
 
 def _make_descriptor_budget() -> DescriptorBudget:

@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "groups": "List, describe and delete groups, and move their offsets.",
     "configs": "Read and change settings of topics, brokers and groups.",
     "acls": "List, grant and revoke rights, TwoPhaseCommit among them.",
+    "users": "List, create and delete users that log in with SCRAM.",
     "features": "Show and set levels, such as transaction.version.",
 }
 

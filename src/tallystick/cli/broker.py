@@ -6,11 +6,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tallystick.admin.scram import UserScramCredentialUpsertion
 from tallystick.broker.config.broker_config import BrokerConfig, list_ineffective
 from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.metadata.scram_credentials import CredentialChange, SaltedPassword
 from tallystick.broker.serve import Service, run
+from tallystick.cli.scram_text import parse_scram_argument
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties
+from tallystick.security.sasl.scram import SCRAM_MECHANISMS, compute_salted_password, generate_nonce
 
 _log = logging.getLogger("tallystick.broker")
 
@@ -27,6 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = _merge_settings(options)
         config = BrokerConfig.parse(settings)
+        users = [_to_change(parse_scram_argument(text)) for text in options.add_scram]
         if not config.log_dirs:
             raise BadConfig("log.dirs: give --data-dir DIRECTORY")
     except BadConfig as exc:
@@ -37,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         _log.warning("accepted, without effect here: %s", ", ".join(unused))
     try:
         Path(config.log_dirs).mkdir(parents=True, exist_ok=True)
-        return run(config, _print_started)
+        return run(config, _print_started, users)
     except BadConfig as exc:
         print(f"tallystick broker: {exc}", file=sys.stderr)
         return 2
@@ -81,6 +86,13 @@ def _merge_settings(options: argparse.Namespace) -> dict[str, str]:
     return settings
 
 
+def _to_change(each: UserScramCredentialUpsertion) -> CredentialChange:
+    mechanism, iterations = SCRAM_MECHANISMS[each.credential.mechanism], each.credential.iterations
+    salt = generate_nonce().encode()
+    salted = compute_salted_password(mechanism, each.password.reveal(), salt, iterations)
+    return CredentialChange(each.user, mechanism.number, SaltedPassword(salt, salted, iterations))
+
+
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tallystick broker",
@@ -92,6 +104,13 @@ def _build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="settings, as in Kafka's server.properties")
     parser.add_argument(
         "-o", "--option", metavar="NAME=VALUE", action="append", default=[], help="one setting; repeatable"
+    )
+    parser.add_argument(
+        "--add-scram",
+        metavar="CREDENTIAL",
+        action="append",
+        default=[],
+        help="a user of SCRAM to set, as SCRAM-SHA-512=[name=admin,password_file=FILE]; repeatable",
     )
     parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="what is logged"

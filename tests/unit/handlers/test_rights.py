@@ -125,8 +125,6 @@ def test_every_api_is_in_the_table_or_needs_no_right_of_its_own() -> None:
         ApiKey.DESCRIBE_CLUSTER,
         ApiKey.LIST_GROUPS,
         ApiKey.LIST_TRANSACTIONS,
-        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
-        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
         ApiKey.CONSUMER_GROUP_HEARTBEAT,
         ApiKey.CONSUMER_GROUP_DESCRIBE,
     }

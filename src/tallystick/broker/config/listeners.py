@@ -28,13 +28,14 @@ from tallystick.kernel.value import Value
 from tallystick.security.sasl.jaas import BadJaasConfig, LoginModule, parse_jaas_config
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 from tallystick.security.sasl.plain import PLAIN
+from tallystick.security.sasl.scram import SCRAM_MECHANISMS
 from tallystick.security.tls.principal_rules import PrincipalRule, parse_principal_rules
 from tallystick.security.tls.settings import TlsSettings
 
 C = TypeVar("C")
 
 JAAS: Final = "sasl.jaas.config"
-MECHANISMS: Final = (PLAIN, OAUTHBEARER)
+MECHANISMS: Final = (PLAIN, *SCRAM_MECHANISMS, OAUTHBEARER)
 # Mechanisms whose messages hold the secret itself; SCRAM's do not.
 _IN_CLEAR: Final = (PLAIN, OAUTHBEARER)
 _USER: Final = "user_"
@@ -88,7 +89,9 @@ class ListenerSettings:
         low=1,
     )
     sasl_enabled_mechanisms: tuple[str, ...] = setting(
-        (), "Mechanisms that clients may log in with: PLAIN, OAUTHBEARER. A SASL listener needs one."
+        (),
+        "Mechanisms that clients may log in with: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER. A SASL "
+        "listener needs one.",
     )
     sasl_server_max_receive_size: int = setting(
         524_288,
@@ -253,8 +256,24 @@ def find_mechanism_problems(listener: Listener) -> Iterator[str]:
                     yield f'plain.{JAAS}: no user can log in: give options user_NAME="PASSWORD"'
             except BadJaasConfig as exc:
                 yield f"plain.{JAAS}: {exc}"
+        elif mechanism in SCRAM_MECHANISMS:
+            yield from _find_scram_problems(mechanism, listener.jaas.get(mechanism))
         elif mechanism == OAUTHBEARER:
             yield from listener.oauth.find_problems(listener.jaas.get(OAUTHBEARER))
+
+
+def _find_scram_problems(mechanism: str, jaas: Secret | None) -> Iterator[str]:
+    """Yield what is wrong with a login module, which Kafka needs and which says nothing here."""
+    if jaas is None:
+        return
+    where = f"{mechanism.lower()}.{JAAS}"
+    try:
+        module = parse_jaas_config(jaas.reveal()).module
+    except BadJaasConfig as exc:
+        yield f"{where}: {exc}"
+        return
+    if module is not LoginModule.SCRAM:
+        yield f"{where}: {module.value} is not the login module of {mechanism}, {LoginModule.SCRAM.value} is"
 
 
 def list_plain_users(jaas: Secret | None) -> dict[str, Secret]:

@@ -18,6 +18,7 @@ from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.metadata.acl_controller import AclController
 from tallystick.broker.metadata.features import FinalizedFeatures
+from tallystick.broker.metadata.scram_controller import ScramController
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
 from tallystick.broker.partitions.data_directory import DataDirectory
 from tallystick.broker.partitions.fetch_sessions import FetchSessionCache
@@ -43,6 +44,13 @@ class HasAclController(Protocol):
 
     @property
     def acl_controller(self) -> AclController | None: ...
+
+
+class HasScramController(Protocol):
+    """The only writer of SCRAM credentials."""
+
+    @property
+    def scram_controller(self) -> ScramController: ...
 
 
 class HasConfig(Protocol):
@@ -216,6 +224,10 @@ class AclsPort(HasAuthorizer, HasAclController, Protocol):
     """What describing and changing ACLs needs."""
 
 
+class ScramCredentialsPort(HasAuthorizer, HasScramController, Protocol):
+    """What describing and changing SCRAM credentials needs."""
+
+
 class FeaturesPort(HasAuthorizer, HasFeatures, Protocol):
     """What reading and changing the finalized features needs."""
 
@@ -287,6 +299,7 @@ class FetchPort(HasAuthorizer, HasClock, HasConfig, HasFetches, HasRequestMemory
 class BrokerPorts(
     HasAuthorizer,
     HasAclController,
+    HasScramController,
     HasConfig,
     HasConfigLayers,
     HasAddress,

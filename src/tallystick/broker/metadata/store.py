@@ -1,4 +1,4 @@
-"""Metadata of the broker in SQLite: topics, configs, producer ids, the cluster id.
+"""Metadata of the broker in SQLite: topics, configs, ACLs, credentials, producer ids, the cluster id.
 
 The store is blocking and durable: when a method returns, its change survives power loss (`synchronous=FULL`
 on a write-ahead log: one sync per change). The broker calls it from one thread, and changes its own image of
@@ -7,7 +7,9 @@ the metadata, which handlers read, only after the store has answered [MET-1].
 Source: docs/adr/0011-metadata-in-sqlite.md.
 """
 
+import os
 import sqlite3
+import stat
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
@@ -22,12 +24,16 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, ProducerId
 from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
+from tallystick.security.sasl.scram import ScramCredential
 
 PRODUCER_ID_BLOCK: Final = 1000
 FILE_NAME: Final = "metadata.sqlite"
+IN_MEMORY: Final = Path(":memory:")
+"""SQLite's name for a database without a file."""
 # Exceptions of a failed or full disk during a change of files or metadata.
 STORAGE_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
-_FORMAT: Final = 2
+_FORMAT: Final = 3
+_FILE_MODE: Final = 0o600
 
 _SCHEMA: Final = """
     CREATE TABLE cluster (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -55,7 +61,13 @@ _STEPS: Final[Mapping[int, str]] = MappingProxyType(
         principal TEXT NOT NULL, host TEXT NOT NULL, operation INTEGER NOT NULL, permission INTEGER NOT NULL,
         PRIMARY KEY (resource_type, name, pattern_type, principal, host, operation, permission)
     ) STRICT, WITHOUT ROWID;
-"""
+""",
+        3: """
+    CREATE TABLE scram_credential (
+        user TEXT NOT NULL, mechanism INTEGER NOT NULL, salt BLOB NOT NULL, stored_key BLOB NOT NULL,
+        server_key BLOB NOT NULL, iterations INTEGER NOT NULL, PRIMARY KEY (user, mechanism)
+    ) STRICT, WITHOUT ROWID;
+""",
     }
 )
 
@@ -89,6 +101,8 @@ class MetadataStore:
         self._path = path
         self._make_room = make_room
         try:
+            if path != IN_MEMORY:
+                _close_to_others(path)
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             # Exclusive access: no shared-memory file beside the write-ahead log.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -96,7 +110,7 @@ class MetadataStore:
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._prepare(cluster_id)
-        except sqlite3.DatabaseError as exc:
+        except (sqlite3.DatabaseError, OSError) as exc:
             raise MetadataUnusable(f"{path}: {exc}") from exc
 
     def _prepare(self, cluster_id: str) -> None:
@@ -179,7 +193,25 @@ class MetadataStore:
             for kind, name, pattern, principal, host, operation, permission in rows
         ]
 
+    def load_scram_credentials(self) -> dict[tuple[str, int], ScramCredential]:
+        """Return credentials by user and number of the mechanism."""
+        rows = self._db.execute(
+            "SELECT user, mechanism, salt, stored_key, server_key, iterations FROM scram_credential"
+        )
+        return {(user, mechanism): ScramCredential(*parts) for user, mechanism, *parts in rows}
+
     # ----------------------------------------------------------------------- changing
+
+    def change_scram_credentials(self, changes: Mapping[tuple[str, int], ScramCredential | None]) -> None:
+        """Set credentials, and remove those that are None: all of them, or, if the process ends, none."""
+        with self._transaction():
+            for (user, mechanism), new in changes.items():
+                self._db.execute(
+                    "DELETE FROM scram_credential WHERE user = ? AND mechanism = ?", (user, mechanism)
+                )
+                if new is not None:
+                    row = user, mechanism, new.salt, new.stored_key, new.server_key, new.iterations
+                    self._db.execute("INSERT INTO scram_credential VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def change_acls(self, *, add: Iterable[AclBinding] = (), remove: Iterable[AclBinding] = ()) -> None:
         """Add and remove ACLs: all of them, or, if the process ends, none."""
@@ -253,6 +285,19 @@ class MetadataStore:
     def close(self) -> None:
         with closing(self._db):
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _close_to_others(path: Path) -> None:
+    """Create the file, or change its mode, so that its owner alone reads it: it has keys of passwords.
+
+    SQLite gives its other files, the write-ahead log, the same mode.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, _FILE_MODE)
+    try:
+        if os.name == "posix" and stat.S_IMODE(os.fstat(descriptor).st_mode) != _FILE_MODE:
+            os.fchmod(descriptor, _FILE_MODE)
+    finally:
+        os.close(descriptor)
 
 
 def _to_acl_row(acl: AclBinding) -> tuple[int, str, int, str, str, int, int]:

@@ -18,7 +18,12 @@ from tallystick.broker.config.listeners import Listener
 from tallystick.broker.server.authentication_counts import AuthenticationCounts
 from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.log_throttle import LogThrottle
-from tallystick.broker.server.login_rules import LoginRules, make_login_rules
+from tallystick.broker.server.login_rules import (
+    FindScramCredential,
+    LoginRules,
+    find_no_credential,
+    make_login_rules,
+)
 from tallystick.broker.server.tls_reload import ReloadingContext
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
@@ -87,13 +92,19 @@ class TlsListenerState(Value):
     failed_handshakes: int
 
 
-def make_ports(listeners: Sequence[Listener], host: ConnectionHost) -> list[ListeningPort]:
+def make_ports(
+    listeners: Sequence[Listener],
+    host: ConnectionHost,
+    find_credential: FindScramCredential = find_no_credential,
+) -> list[ListeningPort]:
     """Make a port for each listener. Raises: BadConfig with every problem of their keys."""
     ports: list[ListeningPort] = []
     problems: list[str] = []
     for listener in listeners:
         try:
-            ports.append(TlsPort(listener, host) if listener.protocol.uses_tls else PlainPort(listener, host))
+            logins = make_login_rules(listener, find_credential)
+            make_port = TlsPort if listener.protocol.uses_tls else PlainPort
+            ports.append(make_port(listener, host, logins))
         except BadConfig as exc:
             problems += [f"listener {listener.name}: {line}" for line in str(exc).splitlines()]
     if problems:
@@ -104,11 +115,11 @@ def make_ports(listeners: Sequence[Listener], host: ConnectionHost) -> list[List
 class PlainPort:
     """A port without TLS."""
 
-    def __init__(self, listener: Listener, host: ConnectionHost) -> None:
+    def __init__(self, listener: Listener, host: ConnectionHost, logins: LoginRules | None) -> None:
         self._listener, self._host = listener, host
         self.name = listener.name
         self.address = ("", 0)
-        self.logins = make_login_rules(listener)
+        self.logins = logins
         self.authentications = None if self.logins is None else self.logins.counts
         self._server: asyncio.Server | None = None
 
@@ -135,12 +146,12 @@ class PlainPort:
 class TlsPort:
     """A port with TLS: accepts, shakes hands, and watches the files of its keys."""
 
-    def __init__(self, listener: Listener, host: ConnectionHost) -> None:
+    def __init__(self, listener: Listener, host: ConnectionHost, logins: LoginRules | None) -> None:
         """Read the keys. Raises: BadConfig."""
         self._listener, self._host = listener, host
         self.name = listener.name
         self.address = ("", 0)
-        self.logins = make_login_rules(listener)
+        self.logins = logins
         self.authentications: AuthenticationCounts | None = (
             AuthenticationCounts() if self.logins is None else self.logins.counts
         )

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from secrets import token_bytes
+from typing import Final
 
 from msgspec import field
 
@@ -15,6 +17,15 @@ from tallystick.kernel.value import Value
 from tallystick.security.sasl.mechanism import SaslServer
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 from tallystick.security.sasl.plain import PLAIN, PlainServer
+from tallystick.security.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramMechanism
+from tallystick.security.sasl.scram_server import ScramServer
+
+FindScramCredential = Callable[[ScramMechanism, str], ScramCredential | None]
+_DUMMY_SECRET_BYTES: Final = 32
+
+
+def find_no_credential(mechanism: ScramMechanism, user: str) -> None:
+    """Know no user, where no broker keeps credentials."""
 
 
 class LoginRules(Value):
@@ -38,18 +49,27 @@ class LoginRules(Value):
         return Login(self.mechanisms, self.max_reauth_ms, self.own_reauth_ms)
 
 
-def make_login_rules(listener: Listener) -> LoginRules | None:
-    """Return the rules of a listener; None if it asks for no login. Raises: BadConfig."""
+def make_login_rules(
+    listener: Listener, find_credential: FindScramCredential = find_no_credential
+) -> LoginRules | None:
+    """Return the rules of a listener; None if it asks for no login. Raises: BadConfig.
+
+    Args:
+        find_credential: asked at each login with SCRAM, so that a change holds from then on.
+    """
     if not listener.protocol.uses_sasl:
         return None
     settings = listener.settings
     now_ms = SystemClock().now_ms
     mechanisms: dict[str, Callable[[], SaslServer]] = {}
     signing_keys: SigningKeys | None = None
+    dummy_secret = token_bytes(_DUMMY_SECRET_BYTES)
     for mechanism in settings.sasl_enabled_mechanisms:
         if mechanism == PLAIN:
             find_password = list_plain_users(listener.jaas.get(PLAIN)).get
             mechanisms[PLAIN] = partial(PlainServer, find_password)
+        elif (scram := SCRAM_MECHANISMS.get(mechanism)) is not None:
+            mechanisms[mechanism] = partial(ScramServer, scram, partial(find_credential, scram), dummy_secret)
         elif mechanism == OAUTHBEARER:
             mechanisms[OAUTHBEARER], signing_keys = make_oauth_login(listener, now_ms)
     return LoginRules(

@@ -23,6 +23,7 @@ from tallystick.broker.server.listening import ListeningPort, TlsListenerState, 
 from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
+from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.broker.server.signing_keys import SigningKeys, SigningKeysState
@@ -469,6 +470,7 @@ class Server:
         connections_max: Callable[[], int],
         *,
         memory: RequestMemory | None = None,
+        find_credential: FindScramCredential = find_no_credential,
         patience_s: float = STUCK_REQUEST_S,
     ) -> None:
         """Create a server that is not listening. Raises: BadConfig, if the keys of a listener cannot be used.
@@ -476,6 +478,7 @@ class Server:
         Args:
             connections_max: returns how many connections the descriptors suffice for now.
             memory: the account that is shared with handlers.
+            find_credential: returns what a login with SCRAM is checked with.
         """
         self.memory = memory or RequestMemory(lambda: self._config.queued_max_request_bytes)
         self.memory.release_listeners.append(self._schedule_recheck)
@@ -494,7 +497,7 @@ class Server:
         self.failed_logins = LogThrottle(self.loop.time)
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[ServerConnection] = set()
-        self._ports = make_ports(config.make_listeners(), self)
+        self._ports = make_ports(config.make_listeners(), self, find_credential)
         self.authentications = {
             port.name: port.authentications for port in self._ports if port.authentications is not None
         }

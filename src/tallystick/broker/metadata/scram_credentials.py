@@ -1,0 +1,118 @@
+"""SCRAM credentials as values: which changes of a request are taken, and what a description shows.
+
+A user has a credential for each mechanism. A request names each user once: a second change of the same user
+refuses both, and the others go on.
+
+Source: KIP-554; Kafka ScramControlManager, ScramImage.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.secret import HIDDEN
+from tallystick.kernel.value import Value
+from tallystick.security.sasl.scram import (
+    ITERATIONS_MIN,
+    SCRAM_MECHANISMS,
+    SERVER_ITERATIONS_MAX,
+    ScramCredential,
+    ScramMechanism,
+    derive_credential,
+)
+
+MECHANISMS_BY_NUMBER: Mapping[int, ScramMechanism] = {each.number: each for each in SCRAM_MECHANISMS.values()}
+
+CredentialKey = tuple[str, int]
+"""A user, and the number of a mechanism."""
+Credentials = Mapping[CredentialKey, ScramCredential]
+
+
+class SaltedPassword(Value):
+    """What a client sends instead of a password. The broker derives its keys from it and drops it."""
+
+    salt: bytes
+    salted_password: bytes
+    iterations: int
+
+    def __repr__(self) -> str:
+        return f"SaltedPassword({HIDDEN}, iterations={self.iterations})"
+
+
+class CredentialChange(Value):
+    """A change of one user's credential; without a password its removal."""
+
+    user: str
+    mechanism_number: int
+    password: SaltedPassword | None = None
+
+    @property
+    def key(self) -> CredentialKey:
+        return self.user, self.mechanism_number
+
+
+def find_refusals(credentials: Credentials, changes: Sequence[CredentialChange]) -> dict[str, Reject]:
+    """Return the users whose change is refused, with the reason."""
+    counts = Counter(change.user for change in changes)
+    refusals = {}
+    for change in changes:
+        refusal = (
+            Reject(
+                ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request"
+            )
+            if counts[change.user] > 1
+            else _check_change(credentials, change)
+        )
+        if refusal is not None:
+            refusals[change.user] = refusal
+    return refusals
+
+
+def _check_change(credentials: Credentials, change: CredentialChange) -> Reject | None:
+    password = change.password
+    if not change.user:
+        return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty")
+    if change.mechanism_number not in MECHANISMS_BY_NUMBER:
+        return Reject(ErrorCode.UNSUPPORTED_SASL_MECHANISM, "Unknown SCRAM mechanism")
+    if password is None:
+        if change.key in credentials:
+            return None
+        why = "Attempt to delete a user credential that does not exist"
+        return Reject(ErrorCode.RESOURCE_NOT_FOUND, why)
+    if password.iterations < ITERATIONS_MIN:
+        return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
+    if password.iterations > SERVER_ITERATIONS_MAX:
+        return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
+    return None
+
+
+def derive(change: CredentialChange) -> ScramCredential | None:
+    """Return the credential that a change leaves, None after a removal."""
+    password = change.password
+    if password is None:
+        return None
+    mechanism = MECHANISMS_BY_NUMBER[change.mechanism_number]
+    return derive_credential(mechanism, password.salted_password, password.salt, password.iterations)
+
+
+def describe_users(
+    credentials: Credentials, users: Iterable[str] | None
+) -> dict[str, dict[int, int] | Reject]:
+    """Return, by user, the iterations of each mechanism; of all users if none is named."""
+    by_user: dict[str, dict[int, int]] = {}
+    for (user, mechanism_number), credential in credentials.items():
+        by_user.setdefault(user, {})[mechanism_number] = credential.iterations
+    counts = Counter(users or list(by_user))
+    return {user: _describe_user(by_user, user, count) for user, count in counts.items()}
+
+
+def _describe_user(by_user: Mapping[str, dict[int, int]], user: str, count: int) -> dict[int, int] | Reject:
+    if count > 1:
+        return Reject(
+            ErrorCode.DUPLICATE_RESOURCE,
+            f"Cannot describe SCRAM credentials for the same user twice in a single request: {user}",
+        )
+    return by_user.get(user) or Reject(
+        ErrorCode.RESOURCE_NOT_FOUND, f"Attempt to describe a user credential that does not exist: {user}"
+    )
