@@ -18,6 +18,7 @@ from tallystick.cli.cluster_command import ClusterTarget, confirm, create_app, r
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.scram_text import parse_iterations, parse_scram_argument, read_password_file
 from tallystick.cli.tables import Row
+from tallystick.client.errors import ClientError
 from tallystick.kernel.secret import Secret
 from tallystick.security.sasl.scram import ITERATIONS_MIN, SCRAM_MECHANISMS, SCRAM_SHA_512
 
@@ -74,7 +75,8 @@ def create(
             for name in user
             for each in names
         ]
-    failures, rows = {}, list[Row]()
+    failures: dict[str, ClientError] = {}
+    rows: list[Row] = []
     with at.open_admin() as admin:
         # A request names a user once (KIP-554): a second mechanism is a request of its own.
         for each in credentials:
