@@ -7,18 +7,21 @@ Lifecycle: `open` (blocking: locks the data directory, recovers the logs), `star
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 from uuid import UUID, uuid4
 
 from tallystick.broker.authorizer.acl_index import AclSettings
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.dynamic_config import build_effective_config
 from tallystick.broker.config.endpoint import Endpoint
+from tallystick.broker.config.setting_texts import is_secret
 from tallystick.broker.coordinator.topics import (
     ConsumerOffsetsTopic,
     CoordinatorTopic,
@@ -29,7 +32,7 @@ from tallystick.broker.group.machine.model import GroupConfig
 from tallystick.broker.metadata.acl_controller import AclController
 from tallystick.broker.metadata.features import FinalizedFeatures
 from tallystick.broker.metadata.scram_controller import ScramController
-from tallystick.broker.metadata.store import ProducerIdBlock
+from tallystick.broker.metadata.store import FILE_NAME, ProducerIdBlock
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.broker.metrics.broker_metrics import BrokerMetrics
 from tallystick.broker.partitions.data_directory import DataDirectory, StorageEnvironment
@@ -51,9 +54,22 @@ from tallystick.broker.txn.start_comparison import (
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import INT32_MAX, ProducerId
+from tallystick.kernel.settings import BadConfig
 from tallystick.security.sasl.scram import ScramCredential, ScramMechanism
 
 _log = logging.getLogger("tallystick.broker")
+
+
+# Loads keys for settings and the names of those that were set; returns the function that puts them in use.
+KeyPreparation = Callable[[BrokerConfig, Collection[str]], Awaitable[Callable[[], None]]]
+UNPROTECTED_STORE: Final = (
+    "a password would be stored where others can read it: take the rights of group and others from "
+    f"{FILE_NAME} in the data directory (chmod 600), or give the key in a file without a password"
+)
+
+
+async def _prepare_no_keys(config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
+    return lambda: None
 
 
 class Broker:
@@ -99,6 +115,8 @@ class Broker:
         self.is_stopping = False
         # Bytes of answers that the peers have not read yet; set by the server.
         self.unsent_bytes: Callable[[], int] = lambda: 0
+        # Loads the keys of changed settings, and returns what puts them in use; set with the server.
+        self.prepare_keys: KeyPreparation = _prepare_no_keys
         self.config_listeners: list[Callable[[BrokerConfig], None]] = []
         self.request_memory = RequestMemory(lambda: self.config.queued_max_request_bytes)
         # Held while a large request is decoded off the loop: one at a time, for all connections.
@@ -126,6 +144,9 @@ class Broker:
         self.metadata_store = self.data_directory.open()
         self.cluster_id = self.metadata_store.load_cluster_id()
         self._dynamic_configs = self.metadata_store.load_broker_configs()
+        _, orphans = build_effective_config(self.static_config, self._dynamic_configs)
+        if orphans:
+            _log.warning("stored settings of listeners that are gone are ignored: %s", ", ".join(orphans))
         self.config = self._build_effective_config(self._dynamic_configs)
         self.data_directory.reconfigure(self.config)
         self._open_authorizer()
@@ -220,35 +241,53 @@ class Broker:
         return MappingProxyType(self._dynamic_configs)
 
     def _build_effective_config(self, dynamic: Mapping[str, Mapping[str, str]]) -> BrokerConfig:
-        layers: dict[str, str] = dict(self.static_config.originals)
-        for broker in ("", str(self.static_config.node_id)):
-            layers.update(dynamic.get(broker, {}))
-        config = BrokerConfig.parse(layers)
+        config, _ = build_effective_config(self.static_config, dynamic)
         return replace(config, max_partitions=min(config.max_partitions, self.descriptors.partitions_max))
 
     def check_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig:
         """Return the configuration that results if `broker` has these dynamic settings. Raises: BadConfig."""
-        return self._build_effective_config({**self._dynamic_configs, broker: dict(configs)})
+        dynamic = {**self._dynamic_configs, broker: dict(configs)}
+        _, orphans = build_effective_config(self.static_config, dynamic)
+        new = [name for name in orphans if name not in self._dynamic_configs.get(broker, {})]
+        if new:
+            names = ", ".join(each.name for each in self.static_config.make_listeners())
+            raise BadConfig(f"{', '.join(new)}: there is no such listener, only {names}")
+        return self._build_effective_config(dynamic)
 
     async def set_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> None:
         """Replace the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig."""
         await self.alter_dynamic_configs(broker, lambda _: configs)
 
     async def alter_dynamic_configs(
-        self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+        self,
+        broker: str,
+        change: Callable[[Mapping[str, str]], Mapping[str, str]],
+        *,
+        touched: Collection[str] = (),
+        validate_only: bool = False,
     ) -> None:
         """Change the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig.
 
         Args:
             change: returns the new settings for the present ones, called when its turn has come: changes are
                 made one after another, and the settings of this broker and of all depend on each other.
+            touched: names of the settings that the change sets, the same value as before among them.
+            validate_only: check the change, files of keys included, and do not make it.
         """
         async with self._alter_lock:
             configs = dict(change(self._dynamic_configs.get(broker, {})))
             config = self.check_dynamic_configs(broker, configs)
+            if any(is_secret(each) and each in configs for each in touched) and (
+                not self.metadata_store.is_private
+            ):
+                raise BadConfig(UNPROTECTED_STORE)
+            use_keys = await self.prepare_keys(config, touched)
+            if validate_only:
+                return
             await self.worker.run(lambda: self.metadata_store.set_broker_config(broker, configs))
             self._dynamic_configs[broker] = configs
             self.config = config
+            use_keys()
             self.data_directory.reconfigure(config)
             self.topic_controller.reconfigure(config)
             for tell in self.config_listeners:

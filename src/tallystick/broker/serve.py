@@ -14,12 +14,14 @@ from tallystick import __version__, _lazy
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.dynamic_config import build_effective_config, list_prefixed
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.config.listeners import Listener
 from tallystick.broker.config.metrics_listener import METRICS
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.handlers.dispatch import RequestDispatcher
 from tallystick.broker.metadata.scram_credentials import CredentialChange
+from tallystick.broker.metadata.store import FILE_NAME, peek_broker_configs
 from tallystick.broker.metrics.broker_metrics import GaugeSources, read_gauges
 from tallystick.broker.metrics.http import MetricsServer
 from tallystick.broker.partitions.descriptors import DescriptorBudget
@@ -71,19 +73,35 @@ class Service:
         self.broker = Broker(config, Path(config.log_dirs), SystemClock(), descriptors=descriptors)
         problems: list[str] = []
         with collect_problems(problems):
-            self._server = Server(
-                config,
-                RequestDispatcher(self.broker, HANDLERS),
-                lambda: descriptors.limit_connections(self.broker.topics.partition_count),
-                memory=self.broker.request_memory,
-                find_credential=self.broker.find_scram_credential,
-            )
+            self._server = self._make_server(config)
         with collect_problems(problems):
             self._metrics = _make_metrics_server(self.broker)
         if problems:
             raise BadConfig("\n".join(problems))
         self.metrics_address: Endpoint | None = None
         self.stop_requested = asyncio.Event()
+
+    def _make_server(self, config: BrokerConfig) -> Server:
+        """Return a server that is not listening. Raises: BadConfig, before any data is touched."""
+        broker = self.broker
+        # Keys that were changed at run time are used, whatever became of the files in the configuration.
+        stored = peek_broker_configs(broker.data_dir / FILE_NAME)
+        effective, _ = build_effective_config(config, stored)
+        try:
+            return Server(
+                effective,
+                RequestDispatcher(broker, HANDLERS),
+                lambda: broker.descriptors.limit_connections(broker.topics.partition_count),
+                memory=broker.request_memory,
+                find_credential=broker.find_scram_credential,
+            )
+        except BadConfig as exc:
+            changed = list_prefixed(stored.values())
+            if not changed:
+                raise
+            raise BadConfig(
+                f"{exc}\nset while the broker ran, and stronger than its configuration: {', '.join(changed)}"
+            ) from exc
 
     async def start(self) -> None:
         """Recover the data directory, then listen: no client is served before recovery ends.
@@ -96,7 +114,9 @@ class Service:
         broker.open()
         await self._set_users()
         broker.unsent_bytes = lambda: self._server.unsent_bytes
+        self._server.load_config(broker.config)
         broker.config_listeners.append(self._server.apply_config)
+        broker.prepare_keys = self._server.prepare_keys
         await self._server.start()
         broker.addresses = _resolve_addresses(self._listeners, self._server.addresses)
         broker.address = next(iter(broker.addresses.values()))

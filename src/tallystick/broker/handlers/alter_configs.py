@@ -10,6 +10,7 @@ from typing import Final
 
 from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS
+from tallystick.broker.config.dynamic_config import find_change_problems, find_setting
 from tallystick.broker.config.kafka_names import is_kafka_name
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.broker.handlers.config_view import ConfigResourceType, check_config_right
@@ -201,21 +202,23 @@ async def _alter_broker(
             f"broker {name!r} does not exist; the only one is {broker.config.node_id}",
         )
 
+    touched = [change.name for change in changes]
+
     def change(current: Mapping[str, str]) -> Mapping[str, str]:
-        configs = apply_changes({} if replace else current, changes, BROKER_SETTINGS)
-        read_only = [n for n in configs if not BROKER_SETTINGS[n].dynamic]
-        if read_only:
-            raise BadConfig(
-                f"cannot be changed while the broker runs: {', '.join(read_only)}; set them in its"
-                " configuration and restart"
-            )
+        configs = apply_changes({} if replace else current, changes, _list_broker_settings(touched))
+        problems = list(find_change_problems(configs, is_default=not name))
+        if problems:
+            raise BadConfig("\n".join(problems))
         return configs
 
-    if validate_only:
-        broker.check_dynamic_configs(name, change(broker.dynamic_configs.get(name, {})))
-    else:
-        await broker.alter_dynamic_configs(name, change)
+    await broker.alter_dynamic_configs(name, change, touched=touched, validate_only=validate_only)
     return None
+
+
+def _list_broker_settings(names: Iterable[str]) -> Mapping[str, Setting]:
+    """Return every setting of a broker, those of its listeners by the names given."""
+    own = {name: spec for name in names if (spec := find_setting(name)) is not None}
+    return BROKER_SETTINGS | own
 
 
 def apply_changes(
@@ -228,6 +231,7 @@ def apply_changes(
     Source: KIP-339; ConfigurationControlManager.
     """
     configs, problems = dict(current), list[str]()
+    is_broker = settings.keys() >= BROKER_SETTINGS.keys()
     for change in changes:
         if len(problems) == PROBLEMS_REPORTED_MAX:
             problems.append("and perhaps more")
@@ -237,7 +241,7 @@ def apply_changes(
             configs.pop(change.name, None)  # as in Kafka: deleting an unknown setting succeeds
         elif spec is None and settings is TOPIC_SETTINGS and change.name in DEFAULT_ONLY_SETTINGS:
             configs[change.name] = change.value or ""  # validated with the topic's other settings
-        elif spec is None and settings is BROKER_SETTINGS and is_kafka_name(change.name):
+        elif spec is None and is_broker and is_kafka_name(change.name):
             problems.append(f"{change.name}: has no effect in this broker and cannot be changed")
         elif spec is None:
             problems.append(describe_unknown(change.name, settings))

@@ -16,6 +16,7 @@ from tallystick.broker.authorizer.authorizer import (
     topic_resource,
 )
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from tallystick.broker.config.dynamic_config import find_setting, list_prefixed, split_listener_name
 from tallystick.broker.handlers.ports import ConfigViewPort, HasAuthorizer
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.server.request_context import RequestContext
@@ -124,17 +125,29 @@ def describe_broker_settings(broker: ConfigViewPort) -> Iterator[DescribedSettin
         yield DescribedSetting(
             spec, tuple(_iter_broker_synonyms(broker, spec)), is_read_only=not spec.dynamic
         )
+    # Those of one listener are described once they are set, with the plain setting as a synonym.
+    for name in list_prefixed((*broker.dynamic_configs.values(), broker.static_config.originals)):
+        own = find_setting(name)
+        if own is not None:
+            plain = BROKER_SETTINGS.get(split_listener_name(name)[1])
+            synonyms = list(_iter_broker_synonyms(broker, own, has_default=plain is None))
+            synonyms += _iter_broker_synonyms(broker, plain) if plain is not None else ()
+            yield DescribedSetting(own, tuple(synonyms), is_read_only=not own.dynamic)
 
 
 def describe_default_settings(broker: ConfigViewPort) -> Iterator[DescribedSetting]:
     """Yield the dynamic settings of all brokers; Kafka returns no more for the empty broker name."""
     for name, value in broker.dynamic_configs.get("", {}).items():
-        yield DescribedSetting(
-            BROKER_SETTINGS[name], (ConfigSynonym(name, value, ConfigSource.ALL_BROKERS),), is_read_only=False
-        )
+        spec = find_setting(name)
+        if spec is not None:
+            yield DescribedSetting(
+                spec, (ConfigSynonym(name, value, ConfigSource.ALL_BROKERS),), is_read_only=False
+            )
 
 
-def _iter_broker_synonyms(broker: ConfigViewPort, spec: Setting) -> Iterator[ConfigSynonym]:
+def _iter_broker_synonyms(
+    broker: ConfigViewPort, spec: Setting, *, has_default: bool = True
+) -> Iterator[ConfigSynonym]:
     dynamic = broker.dynamic_configs
     layers = (
         (ConfigSource.BROKER, dynamic.get(str(broker.config.node_id), {})),
@@ -146,7 +159,8 @@ def _iter_broker_synonyms(broker: ConfigViewPort, spec: Setting) -> Iterator[Con
             # As in Kafka, a password is described without its text.
             text = None if spec.kind is SettingType.PASSWORD else layer[spec.name]
             yield ConfigSynonym(spec.name, text, source)
-    yield ConfigSynonym(spec.name, spec.format(spec.default), ConfigSource.DEFAULT)
+    if has_default:
+        yield ConfigSynonym(spec.name, spec.format(spec.default), ConfigSource.DEFAULT)
 
 
 def _iter_fallbacks(broker: ConfigViewPort, spec: Setting) -> Iterator[ConfigSynonym]:

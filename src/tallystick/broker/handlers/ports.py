@@ -8,7 +8,7 @@ Protocols fit by their members: a port need not name those that functions shared
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -69,10 +69,13 @@ class HasConfigLayers(Protocol):
     @property
     def dynamic_configs(self) -> Mapping[str, Mapping[str, str]]: ...
 
-    def check_dynamic_configs(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig: ...
-
     async def alter_dynamic_configs(
-        self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+        self,
+        broker: str,
+        change: Callable[[Mapping[str, str]], Mapping[str, str]],
+        *,
+        touched: Collection[str] = (),
+        validate_only: bool = False,
     ) -> None: ...
 
 

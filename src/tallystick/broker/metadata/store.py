@@ -34,6 +34,7 @@ IN_MEMORY: Final = Path(":memory:")
 STORAGE_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
 _FORMAT: Final = 3
 _FILE_MODE: Final = 0o600
+_OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 _SCHEMA: Final = """
     CREATE TABLE cluster (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -170,10 +171,15 @@ class MetadataStore:
 
     def load_broker_configs(self) -> dict[str, dict[str, str]]:
         """Return dynamic settings by broker id as text; the empty text is the default of all brokers."""
-        configs: dict[str, dict[str, str]] = {}
-        for broker, name, value in self._db.execute("SELECT broker, name, value FROM broker_config"):
-            configs.setdefault(broker, {})[name] = value
-        return configs
+        return _load_broker_configs(self._db)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether no other user of this machine may read the file: secrets may be stored."""
+        try:
+            return not self._path.stat().st_mode & _OF_OTHERS
+        except FileNotFoundError:
+            return True  # in memory, or deleted: not to be read either way
 
     def load_features(self) -> tuple[int, dict[str, int]]:
         """Return the epoch of the finalized feature levels, and those that were ever set."""
@@ -306,6 +312,27 @@ def _to_acl_row(acl: AclBinding) -> tuple[int, str, int, str, str, int, int]:
         *(int(pattern.resource_type), pattern.name, int(pattern.pattern_type)),
         *(entry.principal, entry.host, int(entry.operation), int(entry.permission)),
     )
+
+
+def peek_broker_configs(path: Path) -> dict[str, dict[str, str]]:
+    """Return what `load_broker_configs` of a file would, before the data directory is taken.
+
+    A file that cannot be read now, of a running broker for one, has none: opening it says what is wrong.
+    """
+    if not path.exists():
+        return {}
+    try:
+        with closing(sqlite3.connect(path, timeout=0)) as db:
+            return _load_broker_configs(db)
+    except sqlite3.Error:
+        return {}
+
+
+def _load_broker_configs(db: sqlite3.Connection) -> dict[str, dict[str, str]]:
+    configs: dict[str, dict[str, str]] = {}
+    for broker, name, value in db.execute("SELECT broker, name, value FROM broker_config"):
+        configs.setdefault(broker, {})[name] = value
+    return configs
 
 
 def is_commit_in_doubt(exc: BaseException) -> bool:

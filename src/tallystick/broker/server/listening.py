@@ -10,11 +10,12 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Final, Protocol, cast
 
 from tallystick.broker.config.endpoint import Endpoint
-from tallystick.broker.config.listeners import Listener
+from tallystick.broker.config.listeners import LISTENER_PREFIX, Listener
 from tallystick.broker.server.authentication_counts import AuthenticationCounts
 from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.log_throttle import LogThrottle
@@ -26,12 +27,13 @@ from tallystick.broker.server.login_rules import (
 )
 from tallystick.broker.server.tls_reload import ReloadingContext
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
 from tallystick.security.principals import ANONYMOUS, Principal
 from tallystick.security.tls.failures import explain_handshake_failure
 from tallystick.security.tls.names import read_subject_name
 from tallystick.security.tls.principal_rules import map_principal
+from tallystick.security.tls.settings import has_key_store, has_trust_store
 
 _log = logging.getLogger("tallystick.broker.server")
 
@@ -77,6 +79,10 @@ class ListeningPort(Protocol):
         """Bind and listen. Raises: OSError."""
         ...
 
+    async def prepare_keys(self, listener: Listener, *, is_touched: bool) -> Callable[[], None]:
+        """Load the keys of changed settings; return what puts them in use. Raises: BadConfig."""
+        ...
+
     def close(self) -> None:
         """Accept no more."""
         ...
@@ -112,6 +118,40 @@ def make_ports(
     return ports
 
 
+async def prepare_keys(
+    ports: Sequence[ListeningPort], listeners: Sequence[Listener], touched: Collection[str]
+) -> Callable[[], None]:
+    """Load the keys of changed settings, and return the function that puts them in use.
+
+    Args:
+        listeners: with the settings as they would be.
+        touched: names of the settings that the change sets: the same file set again is read again.
+
+    Raises: BadConfig with the problems of every listener; nothing has changed then.
+    """
+    wanted = {each.name: each for each in listeners}
+    problems, renewals = list[str](), list[Callable[[], None]]()
+    for port in ports:
+        with collect_problems(problems):
+            prefix = f"{LISTENER_PREFIX}{port.name.lower()}.ssl."
+            renewal = await port.prepare_keys(
+                wanted[port.name], is_touched=any(name.startswith(prefix) for name in touched)
+            )
+            renewals.append(renewal)
+
+    def use() -> None:
+        for renewal in renewals:
+            renewal()
+
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return use
+
+
+def _keep() -> None:
+    """Do nothing: the keys stay as they are."""
+
+
 class PlainPort:
     """A port without TLS."""
 
@@ -137,6 +177,14 @@ class PlainPort:
         )
         address = self._server.sockets[0].getsockname()
         self.address = str(address[0]), int(address[1])
+
+    async def prepare_keys(self, listener: Listener, *, is_touched: bool) -> Callable[[], None]:
+        if is_touched and listener.tls != self._listener.tls:
+            raise BadConfig(
+                f"listener {self.name}: Cannot add SSL keystore to an existing listener for which no "
+                "keystore was configured: it does not use TLS"
+            )
+        return _keep
 
     def close(self) -> None:
         if self._server is not None:
@@ -194,6 +242,33 @@ class TlsPort:
         self.address = str(address[0]), int(address[1])
         self._tasks = [asyncio.ensure_future(self._accept(each)) for each in self._sockets]
         self._tasks.append(asyncio.ensure_future(self._watch_files()))
+
+    def load_keys(self, listener: Listener) -> None:
+        """Take other keys before the first connection. Raises: BadConfig."""
+        if listener.tls != self.context.listener.tls:
+            self.context = ReloadingContext(listener)
+
+    async def prepare_keys(self, listener: Listener, *, is_touched: bool) -> Callable[[], None]:
+        context = self.context
+        before = context.listener.tls
+        if listener.tls == before and not is_touched:
+            return _keep
+        try:
+            if not has_key_store(listener.tls):
+                raise BadConfig(
+                    "Cannot remove the SSL keystore from an existing listener for which a keystore was "
+                    "configured"
+                )
+            if has_trust_store(listener.tls) and not has_trust_store(before):
+                raise BadConfig(
+                    "Cannot add SSL truststore to an existing listener for which no truststore was configured"
+                )
+            keys = await asyncio.to_thread(context.prepare, listener)
+        except BadConfig as exc:
+            raise BadConfig(
+                "\n".join(f"listener {self.name}: {line}" for line in str(exc).splitlines())
+            ) from exc
+        return partial(context.use, keys)
 
     def close(self) -> None:
         for task in (*self._tasks, *self._handshakes.keys()):

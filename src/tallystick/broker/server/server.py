@@ -15,11 +15,17 @@ closed, even if it keeps sending single bytes.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.server.listening import ListeningPort, TlsListenerState, TlsPort, make_ports
+from tallystick.broker.server.listening import (
+    ListeningPort,
+    TlsListenerState,
+    TlsPort,
+    make_ports,
+    prepare_keys,
+)
 from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import LoginRefused
 from tallystick.broker.server.login_gate import LoginGate
@@ -679,6 +685,18 @@ class Server:
     def apply_config(self, config: BrokerConfig) -> None:
         """Apply limits that were changed at run time."""
         self._config = config
+
+    def load_config(self, config: BrokerConfig) -> None:
+        """Apply the stored settings before the server listens. Raises: BadConfig."""
+        self.apply_config(config)
+        listeners = {each.name: each for each in config.make_listeners()}
+        for port in self._ports:
+            if isinstance(port, TlsPort):
+                port.load_keys(listeners[port.name])
+
+    async def prepare_keys(self, config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
+        """Load the keys of changed settings; return what puts them in use. Raises: BadConfig."""
+        return await prepare_keys(self._ports, config.make_listeners(), touched)
 
     def _schedule_idle_check(self) -> None:
         period_s = min(max(self._config.connections_max_idle_ms / 10_000, 0.05), 10.0)

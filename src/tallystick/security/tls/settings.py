@@ -120,3 +120,13 @@ class TlsSettings:
 
     def _has(self, name: str) -> bool:
         return bool(getattr(self, name.replace(".", "_")))
+
+
+def has_key_store(settings: TlsSettings) -> bool:
+    """Return whether the settings name a private key."""
+    return bool(settings.ssl_keystore_location or settings.ssl_keystore_key or settings.ssl_key_location)
+
+
+def has_trust_store(settings: TlsSettings) -> bool:
+    """Return whether the settings name certificates that are trusted."""
+    return bool(settings.ssl_truststore_location or settings.ssl_truststore_certificates)

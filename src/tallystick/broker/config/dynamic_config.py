@@ -1,0 +1,118 @@
+"""Settings that are changed while the broker runs: which may be, for which broker, and how they are layered.
+
+A key store is changed for one listener of one broker, `listener.name.<name>.ssl.keystore.location`; other
+dynamic settings for one broker or for all.
+
+Source: Kafka's DynamicBrokerConfig; KIP-226.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from tallystick.broker.config.broker_config import BROKER_SETTINGS, BrokerConfig
+from tallystick.broker.config.listeners import JAAS, LISTENER_PREFIX, LISTENER_SETTINGS
+from tallystick.broker.config.metrics_listener import METRICS_PREFIX, find_metrics_setting
+from tallystick.kernel.settings import Setting, SettingType
+from tallystick.kernel.value import replace
+
+# Source: SslConfigs.RECONFIGURABLE_CONFIGS; the two of a key in files of their own are not Java's.
+RECONFIGURABLE_SETTINGS: Final = frozenset(
+    {
+        "ssl.key.password",
+        "ssl.keystore.certificate.chain",
+        "ssl.keystore.key",
+        "ssl.keystore.location",
+        "ssl.keystore.password",
+        "ssl.keystore.type",
+        "ssl.truststore.certificates",
+        "ssl.truststore.location",
+        "ssl.truststore.password",
+        "ssl.truststore.type",
+        "ssl.certificate.location",
+        "ssl.key.location",
+    }
+)
+_JAAS_SETTING: Final = Setting(kind=SettingType.PASSWORD, default=None, doc="", none="")
+
+
+def find_setting(name: str) -> Setting | None:
+    """Return the setting of a name, with or without the prefix of a listener; None if it is unknown."""
+    declared = BROKER_SETTINGS.get(name) or find_metrics_setting(name)
+    if declared is not None:
+        return declared
+    listener, plain = split_listener_name(name)
+    if listener is None:
+        return None
+    if plain.endswith(JAAS):
+        return replace(_JAAS_SETTING, name=name)
+    found = LISTENER_SETTINGS.get(plain)
+    return None if found is None else replace(found, name=name, dynamic=plain in RECONFIGURABLE_SETTINGS)
+
+
+def split_listener_name(name: str) -> tuple[str | None, str]:
+    """Return the listener, in upper case, and the plain setting of `listener.name.<name>.<setting>`."""
+    if not name.startswith(LISTENER_PREFIX):
+        return None, name
+    listener, _, plain = name.removeprefix(LISTENER_PREFIX).partition(".")
+    return listener.upper(), plain
+
+
+def list_prefixed(layers: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the names in the layers that are of one listener, each once."""
+    prefixes = (LISTENER_PREFIX, METRICS_PREFIX)
+    names = {name for layer in layers for name in layer if name.startswith(prefixes)}
+    return sorted(names - BROKER_SETTINGS.keys())
+
+
+def find_change_problems(configs: Mapping[str, str], *, is_default: bool) -> Iterator[str]:
+    """Yield why settings cannot be changed while the broker runs.
+
+    Args:
+        is_default: they are for all brokers and not for one.
+    """
+    specs = {name: find_setting(name) for name in configs}
+    unprefixed = sorted(RECONFIGURABLE_SETTINGS & specs.keys())
+    if unprefixed:
+        yield (
+            "These security configs can be dynamically updated only per-listener using the listener prefix: "
+            f"{', '.join(unprefixed)}"
+        )
+    fixed = [n for n, spec in specs.items() if not (spec and spec.dynamic) and n not in unprefixed]
+    if fixed:
+        yield (
+            f"cannot be changed while the broker runs: {', '.join(fixed)}; set them in its configuration and "
+            "restart"
+        )
+    own = sorted(
+        n for n in specs if split_listener_name(n)[1] in RECONFIGURABLE_SETTINGS and n not in unprefixed
+    )
+    if is_default and own:
+        yield (
+            "Cannot update these configs at default cluster level, broker id must be specified: "
+            f"{', '.join(own)}"
+        )
+
+
+def build_effective_config(
+    static: BrokerConfig, dynamic: Mapping[str, Mapping[str, str]]
+) -> tuple[BrokerConfig, list[str]]:
+    """Return the configuration in force, and the dynamic settings that are of no listener any more.
+
+    Those are stored and without effect: a listener can be removed from a configuration although its keys
+    were changed while it was there.
+
+    Args:
+        dynamic: settings by broker id as text; the empty text is for all brokers.
+
+    Raises: BadConfig.
+    """
+    listeners = {each.name for each in static.make_listeners()}
+    texts, orphans = dict(static.originals), list[str]()
+    for broker in ("", str(static.node_id)):
+        for name, text in dynamic.get(broker, {}).items():
+            listener, _ = split_listener_name(name)
+            if listener is None or listener in listeners:
+                texts[name] = text
+            else:
+                orphans.append(name)
+    return BrokerConfig.parse(texts), orphans
