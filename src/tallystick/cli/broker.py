@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tallystick.admin.scram import UserScramCredentialUpsertion
-from tallystick.broker.config.broker_config import BrokerConfig, list_ineffective
+from tallystick.broker.config.broker_config import list_ineffective
 from tallystick.broker.config.endpoint import Endpoint
 from tallystick.broker.metadata.scram_credentials import CredentialChange, SaltedPassword
 from tallystick.broker.serve import Service, run
+from tallystick.broker.server.start_checks import parse_config
 from tallystick.cli.scram_text import parse_scram_argument
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         settings = _merge_settings(options)
-        config = BrokerConfig.parse(settings)
+        config = parse_config(settings)
         users = [_to_change(parse_scram_argument(text)) for text in options.add_scram]
         if not config.log_dirs:
             raise BadConfig("log.dirs: give --data-dir DIRECTORY")
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         Path(config.log_dirs).mkdir(parents=True, exist_ok=True)
         return run(config, _print_started, users)
     except BadConfig as exc:
-        print(f"tallystick broker: {exc}", file=sys.stderr)
+        print(f"tallystick broker: {exc}".replace("\n", "\n  "), file=sys.stderr)
         return 2
     except (TallystickError, OSError) as exc:
         print(f"tallystick broker: {exc}", file=sys.stderr)

@@ -201,6 +201,7 @@ def test_what_asks_for_more_than_there_is_says_why_beside_every_other_problem() 
         "ssl.engine.factory.class",
         "remote.log.storage.system.enable",
         "num.partition",
+        "listener.name.plaintext.ssl.keystore.lokation",
     ]
     assert "TLS certificates and" in str(caught.value)
     assert "tiered storage" in str(caught.value)

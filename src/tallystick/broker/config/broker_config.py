@@ -18,6 +18,7 @@ from tallystick.broker.config.listeners import (
     Listener,
     is_listener_setting,
     parse_listeners,
+    read_listeners,
 )
 from tallystick.broker.config.metrics_listener import (
     AUTH_PREFIX,
@@ -35,7 +36,15 @@ from tallystick.broker.config.topic_config import (
 )
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
-from tallystick.kernel.settings import BadConfig, Setting, SettingType, build_config, list_settings, setting
+from tallystick.kernel.settings import (
+    BadConfig,
+    Setting,
+    SettingType,
+    build_config,
+    list_settings,
+    parse_values,
+    setting,
+)
 from tallystick.security.http_credentials import CredentialFiles
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
@@ -448,6 +457,10 @@ class BrokerConfig:
             )
         if "," in self.log_dirs:
             yield f"log.dirs: {self.log_dirs!r} lists several directories; only one is supported"
+        yield from self.find_security_problems()
+
+    def find_security_problems(self) -> Iterator[str]:
+        """Yield what is wrong with listeners, keys' settings, rights and metrics."""
         yield from self._find_listener_problems()
         yield from self._find_authorizer_problems()
         yield from self._find_metrics_problems()
@@ -465,6 +478,15 @@ class BrokerConfig:
                 "neither a login nor encryption. Listen on the loopback, use SSL, or give "
                 "allow.insecure.listeners=true if the network is closed"
             )
+
+    def list_sound_listeners(self) -> list[Listener]:
+        """Return the listeners whose own settings have no problem; those of others are unknown."""
+        made, problems = read_listeners(
+            self.listeners, self.advertised_listeners, self.listener_security_protocol_map, self.originals
+        )
+        return [
+            each for each in made if not any(line.endswith(f"(listener {each.name})") for line in problems)
+        ]
 
     def _find_metrics_problems(self) -> Iterator[str]:
         try:
@@ -522,6 +544,18 @@ class BrokerConfig:
     @classmethod
     def parse(cls, originals: Mapping[str, str]) -> "BrokerConfig":
         """Return the configuration for `originals`, by dotted name. Raises BadConfig with all problems."""
+        config, problems = cls.read(originals)
+        if problems:
+            raise BadConfig("\n".join(problems))
+        return config
+
+    @classmethod
+    def read(cls, originals: Mapping[str, str]) -> tuple["BrokerConfig", list[str]]:
+        """Return the configuration as far as it can be read, and every problem.
+
+        What is wrong with listeners is looked for even if a value elsewhere cannot be read: whoever corrects
+        a file should not meet the next problem at the next start.
+        """
         settings = dict(originals)
         for old, new in RENAMED_SETTINGS.items():
             if old in settings:
@@ -534,18 +568,16 @@ class BrokerConfig:
             for name, text in settings.items()
             if name not in INEFFECTIVE_SETTINGS and not is_refused(name)
         }
-        try:
-            own = {
-                name: text
-                for name, text in effective.items()
-                if not is_listener_setting(name) and find_metrics_setting(name) is None
-            }
-            config = build_config(cls, own, originals=MappingProxyType(SettingTexts(effective)))
-        except BadConfig as exc:
-            raise BadConfig("\n".join([*problems, str(exc)])) from None
-        if problems:
-            raise BadConfig("\n".join(problems))
-        return config
+        own = {
+            name: text
+            for name, text in effective.items()
+            if not is_listener_setting(name) and find_metrics_setting(name) is None
+        }
+        values, wrong = parse_values(cls, own)
+        config = cls(**{"originals": MappingProxyType(SettingTexts(effective)), **values})  # type: ignore[arg-type]
+        problems += wrong
+        problems += config.find_security_problems() if wrong else config.problems()
+        return config, problems
 
     def make_topic_config(self, overrides: Mapping[str, str] = MappingProxyType({})) -> TopicConfig:
         """Return a topic's configuration: its own `overrides` over this broker's fall-backs.
@@ -597,12 +629,12 @@ def list_ineffective(originals: Mapping[str, str]) -> list[str]:
 def _remove_controller_listeners(settings: dict[str, str], controllers: str) -> None:
     """Remove controller listeners: a KRaft server.properties has them, and there is no quorum here."""
     names = {name.strip().upper() for name in controllers.split(",") if name.strip()}
-    for key in ("listeners", "advertised.listeners"):
+    for key in ("listeners", "advertised.listeners", "listener.security.protocol.map"):
         if key in settings:
             parts = [
                 part
                 for part in settings[key].split(",")
-                if part.partition("://")[0].strip().upper() not in names
+                if part.partition(":")[0].strip().upper() not in names
             ]
             settings[key] = ",".join(parts)
 

@@ -173,12 +173,27 @@ def parse_listeners(
 
     Raises: BadConfig with all problems.
     """
+    result, problems = read_listeners(listeners, advertised, protocols, texts)
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return result
+
+
+def read_listeners(
+    listeners: str, advertised: str | None, protocols: str, texts: Mapping[str, str]
+) -> tuple[tuple[Listener, ...], list[str]]:
+    """Return the listeners as far as they can be read, and every problem; arguments as for the one above."""
     problems: list[str] = []
     named = _parse_endpoints("listeners", listeners, problems)
     known = _parse_protocols(protocols, problems)
     shown = _parse_advertised(advertised, named, problems)
     problems += _find_address_problems(named, advertised, shown)
     problems += _find_prefix_problems(texts, named)
+    problems += [
+        f"listener.security.protocol.map: {name} is not in listeners, which has {', '.join(named) or 'none'}"
+        for name in known
+        if name not in named and name not in SecurityProtocol.__members__
+    ]
     result = []
     for name, endpoint in named.items():
         if name not in known:
@@ -203,9 +218,7 @@ def parse_listeners(
         problems += _find_rule_problems(made)
         problems += [f"{problem} (listener {name})" for problem in find_mechanism_problems(made)]
         result.append(made)
-    if problems:
-        raise BadConfig("\n".join(dict.fromkeys(problems)))
-    return tuple(result)
+    return tuple(result), list(dict.fromkeys(problems))
 
 
 def collect_listener_texts(name: str, texts: Mapping[str, str]) -> dict[str, str]:
