@@ -15,7 +15,9 @@ from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, format_
 from tallystick.broker.authorizer.authorizer import (
     AuthorizableRequestContext,
     Operation,
+    References,
     ResourceType,
+    count_one,
 )
 from tallystick.broker.authorizer.bindings import ResourcePattern
 from tallystick.broker.broker import Broker
@@ -62,7 +64,7 @@ class DenyTable:
         operation: Operation,
         resource: ResourcePattern,
         *,
-        references: int = 1,
+        references: References = count_one,
         log_denied: bool = True,
     ) -> bool:
         return self.denied.isdisjoint({(operation, resource), (operation, resource.resource_type)})

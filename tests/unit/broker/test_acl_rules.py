@@ -326,7 +326,7 @@ def test_the_audit_log_has_kafkas_text_and_levels(caplog: pytest.LogCaptureFixtu
     """StandardAuthorizerData.logAuditMessage: denied at INFO, allowed at DEBUG, filters of lists at TRACE."""
     authorizer = StandardAuthorizer(AclSettings(frozenset({"User:root"})), AclIndex([acl(Op.WRITE)]))
     with caplog.at_level(TRACE, logger=AUDIT_LOGGER):
-        authorizer.allows(context(), Op.WRITE, ORDERS, references=2)
+        authorizer.allows(context(), Op.WRITE, ORDERS, references=lambda name: 2)
         authorizer.allows(context("bob"), Op.DESCRIBE, ORDERS)
         authorizer.allows(context("bob", ApiKey.METADATA), Op.DESCRIBE, ORDERS, log_denied=False)
         authorizer.allows(context("root"), Op.WRITE, ResourcePattern(Kind.TRANSACTIONAL_ID, "t"))

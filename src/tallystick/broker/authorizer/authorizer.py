@@ -9,7 +9,7 @@ Without an authorizer everything is allowed: `ALLOW_ALL`.
 Source: Kafka Authorizer, AuthorizableRequestContext, AclOperation, ResourceType; KIP-939 "ACL Changes".
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, format_operations
@@ -20,6 +20,13 @@ Operation = AclOperation
 ResourceType = AclResource
 
 CLUSTER_RESOURCE: Final = ResourcePattern(ResourceType.CLUSTER, CLUSTER_NAME)
+# Returns how often a request names the resource of a name.
+References = Callable[[str], int]
+
+
+def count_one(name: str) -> int:
+    """Return how often a request names what it can name once."""
+    return 1
 
 
 def topic_resource(name: str) -> ResourcePattern:
@@ -66,13 +73,13 @@ class Authorizer(Protocol):
         operation: Operation,
         resource: ResourcePattern,
         *,
-        references: int = 1,
+        references: References = count_one,
         log_denied: bool = True,
     ) -> bool:
         """Return whether the sender of the request may perform the operation on the resource.
 
         Args:
-            references: how often the request names the resource, for the audit log.
+            references: returns how often the request names a resource; called for the audit log alone.
             log_denied: False if the answer only filters a list: the sender did not ask for this resource.
         """
         ...
@@ -99,7 +106,7 @@ class _AllowAll:
         operation: Operation,
         resource: ResourcePattern,
         *,
-        references: int = 1,
+        references: References = count_one,
         log_denied: bool = True,
     ) -> bool:
         return True

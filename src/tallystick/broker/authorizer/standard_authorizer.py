@@ -20,7 +20,13 @@ from tallystick.broker.authorizer.acl_index import (
     Verdict,
     format_operations,
 )
-from tallystick.broker.authorizer.authorizer import AuthorizableRequestContext, Operation, ResourceType
+from tallystick.broker.authorizer.authorizer import (
+    AuthorizableRequestContext,
+    Operation,
+    References,
+    ResourceType,
+    count_one,
+)
 from tallystick.broker.authorizer.bindings import ResourcePattern
 from tallystick.protocol.apis import API_SPECS, ApiKey
 
@@ -70,7 +76,7 @@ class StandardAuthorizer:
         operation: Operation,
         resource: ResourcePattern,
         *,
-        references: int = 1,
+        references: References = count_one,
         log_denied: bool = True,
     ) -> bool:
         """Implement Authorizer.allows."""
@@ -82,7 +88,9 @@ class StandardAuthorizer:
             self.denied += 1
             level = logging.INFO if log_denied else TRACE
         if _audit_log.isEnabledFor(level):
-            _audit_log.log(level, "%s", _format_audit(context, operation, resource, verdict, references))
+            _audit_log.log(
+                level, "%s", _format_audit(context, operation, resource, verdict, references(resource.name))
+            )
         return verdict.is_allowed
 
     def allows_any(

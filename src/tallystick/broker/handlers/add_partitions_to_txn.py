@@ -81,7 +81,8 @@ async def _add_partitions(
     from_client = context.api_version < BATCHED_SINCE
     if from_client and not may_write_as(broker, context, transaction.transactional_id):
         return dict.fromkeys(partitions, NOT_AUTHORIZED.code)
-    may_write = make_topic_check(broker, context, Operation.WRITE) if from_client else None
+    names = lambda: (partition.topic for partition in partitions)  # noqa: E731
+    may_write = make_topic_check(broker, context, Operation.WRITE, names=names) if from_client else None
     wrong: dict[TopicPartition, ErrorCode] = {}
     for partition in partitions:
         await pacer.count_entry()

@@ -9,7 +9,8 @@ Two rules hold for all:
 Source: AuthHelper, KafkaApis, ControllerApis.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 
 from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
@@ -23,22 +24,52 @@ from tallystick.broker.server.request_context import RequestContext
 NameCheck = Callable[[str], bool]
 
 
+class TopicReferences:
+    """How often a request names each topic, for the audit log: counted when the first line is written.
+
+    Source: AuthHelper.filterByAuthorized, whose actions have the count of the entries of a name.
+    """
+
+    __slots__ = ("_counts", "_list_names")
+
+    def __init__(self, list_names: Callable[[], Iterable[str]]) -> None:
+        """Keep the function that lists a name for each entry that is asked about in its name."""
+        self._list_names = list_names
+        self._counts: Mapping[str, int] | None = None
+
+    def __call__(self, name: str) -> int:
+        if self._counts is None:
+            self._counts = Counter(self._list_names())
+        return max(1, self._counts.get(name, 0))
+
+
 def make_topic_check(
-    broker: HasAuthorizer, context: RequestContext, operation: Operation, *, log_denied: bool = True
+    broker: HasAuthorizer,
+    context: RequestContext,
+    operation: Operation,
+    *,
+    names: Callable[[], Iterable[str]] = tuple,
+    log_denied: bool = True,
 ) -> NameCheck:
     """Return a function that tells whether the sender may perform the operation on a topic.
 
     It asks the authorizer once for each topic, however many partitions the request names.
+
+    Args:
+        names: lists the topic of each entry of the request, for the audit log; none: each is named once.
     """
     authorizer = broker.authorizer
     if not authorizer.is_configured:
         return _allow
     answers: dict[str, bool] = {}
+    references = TopicReferences(names)
 
     def check(name: str) -> bool:
         allowed = answers.get(name)
         if allowed is None:
-            allowed = authorizer.allows(context, operation, topic_resource(name), log_denied=log_denied)
+            allowed = authorizer.allows(
+                context, operation, topic_resource(name), references=references, log_denied=log_denied
+            )
             answers[name] = allowed
         return allowed
 
@@ -46,7 +77,12 @@ def make_topic_check(
 
 
 def make_topic_check_or_cluster(
-    broker: HasAuthorizer, context: RequestContext, operation: Operation, on_cluster: Operation | None = None
+    broker: HasAuthorizer,
+    context: RequestContext,
+    operation: Operation,
+    on_cluster: Operation | None = None,
+    *,
+    names: Callable[[], Iterable[str]] = tuple,
 ) -> NameCheck:
     """Return such a function for an operation that a right on the cluster grants on every topic.
 
@@ -57,7 +93,7 @@ def make_topic_check_or_cluster(
         return _allow
     if may_on_cluster(broker, context, on_cluster or operation, log_denied=False):
         return _allow
-    return make_topic_check(broker, context, operation)
+    return make_topic_check(broker, context, operation, names=names)
 
 
 def may_on_cluster(

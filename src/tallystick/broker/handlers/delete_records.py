@@ -33,7 +33,9 @@ async def handle(
     distinct = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
-    may_delete = make_topic_check(broker, context, Operation.DELETE)
+    may_delete = make_topic_check(
+        broker, context, Operation.DELETE, names=lambda: (topic.name for topic in request.topics)
+    )
 
     def delete(name: str, record_request: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         if not may_delete(name):

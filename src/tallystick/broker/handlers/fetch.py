@@ -7,7 +7,7 @@ Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -163,7 +163,7 @@ class _DelayedFetch:
         self._context = plan
         self._version = context.api_version
         # As in Kafka, the rights are those at the arrival of the request, however long it waits.
-        self._may_read = _make_read_check(broker, request, context)
+        self._may_read = _make_read_check(broker, request, plan, context)
         # Every value but 1 is READ_UNCOMMITTED; Kafka refuses values other than 0 and 1.
         self._isolation = IsolationLevel(request.isolation_level == 1)
         self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
@@ -395,7 +395,9 @@ class _DelayedFetch:
         return [*encode_parts(response, self._version)]
 
 
-def _make_read_check(broker: FetchPort, request: FetchRequest, context: RequestContext) -> NameCheck | None:
+def _make_read_check(
+    broker: FetchPort, request: FetchRequest, plan: FetchContext, context: RequestContext
+) -> NameCheck | None:
     """Return what tells whether the sender may read a topic; None if there is no authorizer to ask.
 
     A replica needs CLUSTER_ACTION: the id is a mere claim (CVE-2018-1288).
@@ -404,9 +406,20 @@ def _make_read_check(broker: FetchPort, request: FetchRequest, context: RequestC
         return None
     # KIP-903 moved the field in version 15; the other one has its default then.
     if max(request.replica_id, request.replica_state.replica_id) < 0:
-        return make_topic_check(broker, context, Operation.READ)
+        return make_topic_check(
+            broker, context, Operation.READ, names=lambda: _iter_topic_names(broker, plan.partitions)
+        )
     is_replica = may_on_cluster(broker, context, Operation.CLUSTER_ACTION)
     return lambda name: is_replica
+
+
+def _iter_topic_names(broker: FetchPort, partitions: Iterable[CachedPartition]) -> Iterator[str]:
+    for each in partitions:
+        name = each.key[0]
+        if isinstance(name, str):
+            yield name
+        elif (topic := broker.topics.find_by_id(name)) is not None:
+            yield topic.name
 
 
 def _find_divergence(partition: Partition, request: CachedPartition) -> EpochEndOffset | Reject | None:

@@ -45,7 +45,9 @@ async def handle(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
 
-    may_describe = make_topic_check(broker, context, Operation.DESCRIBE)
+    may_describe = make_topic_check(
+        broker, context, Operation.DESCRIBE, names=lambda: (topic.name for topic in request.topics)
+    )
 
     def answer(name: str, part_request: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
         if not may_describe(name):

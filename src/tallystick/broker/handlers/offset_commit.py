@@ -31,7 +31,9 @@ async def handle(
             broker.topics,
             request.topics,
             by_id=context.api_version >= TOPIC_IDS_SINCE,
-            may_read=make_topic_check(broker, context, Operation.READ),
+            may_read=make_topic_check(
+                broker, context, Operation.READ, names=lambda: (topic.name for topic in request.topics)
+            ),
         )
     else:
         commit = OffsetCommitPlan.refuse_all(request.topics, ErrorCode.GROUP_AUTHORIZATION_FAILED)

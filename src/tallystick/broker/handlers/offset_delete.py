@@ -32,7 +32,9 @@ async def handle(
     distinct = await group_distinct(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
-    may_read = make_topic_check(broker, context, Operation.READ)
+    may_read = make_topic_check(
+        broker, context, Operation.READ, names=lambda: (topic.name for topic in request.topics)
+    )
     pacer, existing = LoopYielder(), list[TopicPartition]()
     for topic, partitions in distinct.items():
         for partition in partitions:

@@ -23,7 +23,11 @@ async def handle(
 ) -> SlicedTopicResponse:
     # Other brokers need CLUSTER_ACTION, and nothing else.
     may_describe = make_topic_check_or_cluster(
-        broker, context, Operation.DESCRIBE, on_cluster=Operation.CLUSTER_ACTION
+        broker,
+        context,
+        Operation.DESCRIBE,
+        on_cluster=Operation.CLUSTER_ACTION,
+        names=lambda: (topic.topic for topic in request.topics),
     )
 
     def answer(name: str, part_request: OffsetForLeaderPartition) -> EpochEndOffset:

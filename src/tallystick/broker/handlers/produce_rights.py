@@ -7,6 +7,7 @@ looks at their topic or validates them: the answer does not depend on whether th
 Source: KafkaApis.handleProduceRequest.
 """
 
+from collections.abc import Iterator
 from typing import Final, Self
 
 from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
@@ -49,8 +50,15 @@ def withhold_denied(broker: ProducePort, request: ProduceRequest, context: Reque
     if _has_transactional_records(request) and not _may_write_as(broker, request, context):
         topics = tuple(_withhold(topic, _DENIED_BY_ID) for topic in request.topic_data)
         return replace(request, topic_data=topics)
-    may_write = make_topic_check(broker, context, Operation.WRITE)
     by_id = context.api_version >= TOPIC_ID_SINCE
+
+    def iter_names() -> Iterator[str]:
+        for topic in request.topic_data:
+            known = broker.topics.find_by_id(topic.topic_id) if by_id else None
+            name = topic.name if known is None else known.name
+            yield from [name] * len(topic.partition_data)
+
+    may_write = make_topic_check(broker, context, Operation.WRITE, names=iter_names)
 
     def is_denied(topic: TopicProduceData) -> bool:
         if not by_id:

@@ -65,7 +65,9 @@ async def handle(
         broker.topics,
         request.topics,
         by_id=version >= TOPIC_IDS_SINCE,
-        may_read=make_topic_check(broker, context, Operation.READ),
+        may_read=make_topic_check(
+            broker, context, Operation.READ, names=lambda: (topic.name for topic in request.topics)
+        ),
     )
     answer = await _commit(broker, request, version, commit.offsets) if commit.offsets else None
     if (
