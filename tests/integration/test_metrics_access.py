@@ -6,10 +6,12 @@ import ssl
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography import x509
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.serve import Service
@@ -17,6 +19,7 @@ from tallystick.kernel.settings import BadConfig
 
 pytestmark = pytest.mark.server
 EC = trustme.KeyType.ECDSA
+DAYS = 'tallystick_tls_certificate_days_left{listener="metrics"}'
 SCRAPE = b"GET /metrics HTTP/1.1\r\n"
 
 
@@ -137,7 +140,11 @@ def test_tls_with_keys_that_are_reloaded(
             assert service._metrics is not None
             assert service._metrics.url.startswith("https://127.0.0.1:")
             answer = await ask(service, tls=client)
+            certificate = x509.load_pem_x509_certificates((tmp_path / "key.pem").read_bytes())[0]
+            left_days = (certificate.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
             assert 'tallystick_tls_reload_failed{listener="metrics"} 0.0' in answer
+            (days,) = (line.split()[1] for line in answer.splitlines() if line.startswith(DAYS))
+            assert abs(float(days) - left_days) < 0.1
             with suppress(OSError):
                 assert await ask(service) == ""
             (tmp_path / "key.pem").write_text("not a key")

@@ -146,6 +146,7 @@ TOPICS_TO_DELETE: Final = make_kafka_metric(
 
 # ---- TLS, by listener
 _BY_LISTENER: Final = ("listener",)
+_DAY_S: Final = 86_400
 TLS_RELOAD_FAILED: Final = make_gauge(
     "tls_reload_failed",
     "1 while the changed files of a listener's keys cannot be used, and those before are in use.",
@@ -154,6 +155,11 @@ TLS_RELOAD_FAILED: Final = make_gauge(
 TLS_VALID_UNTIL: Final = make_gauge(
     "tls_certificate_valid_until_seconds",
     "When the certificate in use expires, in seconds since 1970.",
+    _BY_LISTENER,
+)
+TLS_DAYS_LEFT: Final = make_gauge(
+    "tls_certificate_days_left",
+    "Days until the certificate in use expires; negative once it has.",
     _BY_LISTENER,
 )
 TLS_RELOADS: Final = make_counter("tls_reloads", "Changed keys that were taken into use.", _BY_LISTENER)
@@ -240,7 +246,7 @@ FAMILIES: Final = (
     ),
     *(HANGING_AT_START, LOST_AT_START),
     *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
-    *(TLS_RELOAD_FAILED, TLS_VALID_UNTIL, TLS_RELOADS, TLS_FAILED_HANDSHAKES),
+    *(TLS_RELOAD_FAILED, TLS_VALID_UNTIL, TLS_DAYS_LEFT, TLS_RELOADS, TLS_FAILED_HANDSHAKES),
     *(AUTHENTICATIONS, FAILED_AUTHENTICATIONS, REAUTHENTICATIONS, FAILED_REAUTHENTICATIONS),
     *(NO_REAUTHENTICATION, EXPIRED_KILLED, JWKS_FETCH_FAILED, JWKS_FETCHES),
     *(ACLS, AUTHORIZATIONS),
@@ -386,6 +392,8 @@ def _read_listener_gauges(sources: GaugeSources) -> Iterator[MetricReading]:
     listeners = sources.tls_listeners()
     yield TLS_RELOAD_FAILED, [((each.name,), each.is_reload_failed) for each in listeners]
     yield TLS_VALID_UNTIL, [((each.name,), each.valid_until_s) for each in listeners]
+    now_s = sources.now_ms() / 1000
+    yield TLS_DAYS_LEFT, [((each.name,), (each.valid_until_s - now_s) / _DAY_S) for each in listeners]
     yield TLS_RELOADS, [((each.name,), each.reload_count) for each in listeners]
     yield TLS_FAILED_HANDSHAKES, [((each.name,), each.failed_handshakes) for each in listeners]
     keys = sources.signing_keys()
