@@ -6,7 +6,7 @@ with all of them and the row's own is not refused.
 Source: Kafka 4.3 KafkaApis, ControllerApis, ConfigHelper.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from tallystick.broker.authorizer.authorizer import (
 from tallystick.broker.authorizer.bindings import ResourcePattern
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.value import Value
+from tallystick.protocol.acls import AclResource
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -35,6 +36,12 @@ DENIALS = frozenset(
         E.CLUSTER_AUTHORIZATION_FAILED,
         E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
+)
+
+EVERYTHING: tuple[Right, ...] = tuple(
+    (Operation.ALL, ResourcePattern(kind, "kafka-cluster" if kind is AclResource.CLUSTER else "*"))
+    for kind in AclResource
+    if kind is not AclResource.ANY
 )
 
 
@@ -124,3 +131,11 @@ def top_code(answer: Any) -> list[int]:
 
 def on(operation: Operation, resource: ResourcePattern) -> tuple[Right, ...]:
     return ((operation, resource),)
+
+
+def rename(rights: Iterable[Right]) -> list[Right]:
+    """Return these rights with the topic that does not exist in place of the one that does."""
+    return [
+        (operation, topic_resource("absent") if resource == ON_TOPIC else resource)
+        for operation, resource in rights
+    ]

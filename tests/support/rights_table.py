@@ -68,6 +68,13 @@ def _add_partitions(topic: str) -> object:
     )
 
 
+def _verify_partitions(topic: str) -> object:
+    topics = [{"name": topic, "partitions": [0]}]
+    verified = {"transactional_id": ID, **_PAIR, "verify_only": True, "topics": topics}
+    # Kafka never answers a request without transactions.
+    return build(K.ADD_PARTITIONS_TO_TXN, {"transactions": [verified]})
+
+
 def _txn_offsets(topic: str) -> object:
     topics = [{"name": topic, "partitions": [_COMMITTED]}]
     return build(K.TXN_OFFSET_COMMIT, {"transactional_id": ID, "group_id": GROUP, **_PAIR, "topics": topics})
@@ -431,7 +438,7 @@ _TRANSACTIONS = (
     Row(
         name="add-partitions-of-brokers",
         version=4,
-        request=_named(K.ADD_PARTITIONS_TO_TXN, transactions=[]),
+        request=_verify_partitions,
         rights=on(Op.CLUSTER_ACTION, CLUSTER_RESOURCE),
         code=_C31,
         places=top_code,

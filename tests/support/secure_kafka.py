@@ -1,5 +1,6 @@
 """Apache Kafka with TLS and logins: three listeners beside the plain one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class SecureKafka:
     folder: Path
     ca: trustme.CA = field(default_factory=trustme.CA)
     ports: dict[str, int] = field(default_factory=dict)
+    users: Mapping[str, str] = field(default_factory=lambda: {"alice": PASSWORD})
+    """Names and passwords for PLAIN."""
     _topic_count: int = 0
 
     def address(self, listener: str) -> str:
@@ -78,7 +81,6 @@ class SecureKafka:
         config.write_text(text + "".join(f"{name}={escape(value)}\n" for name, value in more.items()))
 
     def _list_listener_settings(self, prefix: str, protocol: str) -> dict[str, str]:
-        quoted = PASSWORD.replace("\\", "\\\\").replace('"', '\\"')
         made: dict[str, str] = {}
         if protocol.endswith("SSL"):
             made |= {
@@ -90,7 +92,7 @@ class SecureKafka:
         if protocol.startswith("SASL"):
             made |= {
                 "sasl.enabled.mechanisms": ",".join(("PLAIN", "OAUTHBEARER", *SCRAM_MECHANISMS)),
-                "plain.sasl.jaas.config": f'{MODULES}.plain.PlainLoginModule required user_alice="{quoted}";',
+                "plain.sasl.jaas.config": format_plain_users(self.users),
                 "oauthbearer.sasl.jaas.config": (
                     f"{MODULES}.oauthbearer.OAuthBearerLoginModule required "
                     'unsecuredLoginStringClaim_sub="broker";'
@@ -116,6 +118,13 @@ class SecureKafka:
             with RawConnection(self.node.bootstrap) as connection:
                 results = connection.ask(request, AlterUserScramCredentialsResponse, 0).results
             assert [result.error_code for result in results] == [0], results
+
+
+def format_plain_users(users: Mapping[str, str]) -> str:
+    """Return the `sasl.jaas.config` of a listener that knows these users and passwords."""
+    quoted = {name: password.replace("\\", "\\\\").replace('"', '\\"') for name, password in users.items()}
+    listed = " ".join(f'user_{name}="{password}"' for name, password in quoted.items())
+    return f"{MODULES}.plain.PlainLoginModule required {listed};"
 
 
 def escape(value: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, on_a_loop
 from tests.support.rights import (
     DENIALS,
+    EVERYTHING,
     GROUP,
     ID,
     ON_GROUP,
@@ -19,6 +20,7 @@ from tests.support.rights import (
     Row,
     build,
     iter_codes,
+    rename,
 )
 from tests.support.rights_table import ROWS
 
@@ -36,11 +38,6 @@ from tallystick.security.principals import Principal
 
 ADMIN, ALICE = Principal("admin"), Principal("alice")
 SETTINGS = {"authorizer_class_name": STANDARD_AUTHORIZER, "super_users": "User:admin"}
-EVERYTHING = [
-    (Operation.ALL, ResourcePattern(kind, "kafka-cluster" if kind is AclResource.CLUSTER else "*"))
-    for kind in AclResource
-    if kind is not AclResource.ANY
-]
 
 
 def bind(rights: Iterable[Right], permission: AclPermission) -> list[AclBinding]:
@@ -92,7 +89,7 @@ def test_a_right_and_its_absence(row: Row, monkeypatch: pytest.MonkeyPatch) -> N
             # Nothing else in the answer says more than the denial.
             assert set(iter_codes(denied)) <= {row.code, E.NONE}
             if row.is_absent:
-                grant(desk, EVERYTHING, denied=_rename(row.rights))
+                grant(desk, EVERYTHING, denied=rename(row.rights))
                 absent = await desk.ask(row.request("absent"), row.version, principal=ALICE)
                 assert _describe(absent).replace("absent", TOPIC) == _describe(denied)
             for right in row.rights:
@@ -105,13 +102,6 @@ def test_a_right_and_its_absence(row: Row, monkeypatch: pytest.MonkeyPatch) -> N
 
 def _describe(answer: object) -> str:
     return re.sub("<memory at [^>]*>", "<memory>", repr(answer))
-
-
-def _rename(rights: Iterable[Right]) -> list[Right]:
-    return [
-        (operation, topic_resource("absent") if resource == ON_TOPIC else resource)
-        for operation, resource in rights
-    ]
 
 
 def test_every_api_is_in_the_table_or_needs_no_right_of_its_own() -> None:
