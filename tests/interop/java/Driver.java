@@ -80,6 +80,7 @@ public final class Driver {
     private static void run(JsonNode command, ObjectNode answer) throws Exception {
         switch (command.get("do").asText()) {
             case "tool" -> tool(command, answer);
+            case "property" -> System.setProperty(command.get("name").asText(), command.get("value").asText());
             case "produce" -> produce(command, answer);
             case "consume" -> consume(command, answer);
             case "member-start" -> {
