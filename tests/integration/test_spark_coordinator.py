@@ -57,7 +57,7 @@ def test_batch_after_batch(query: Query, mode: str) -> None:
         assert query.open_ids() == []
     again = begins.begin()
     skipped = [query.write(again, 2), query.write(again, 2)]
-    assert all(vote.skipped and vote.participant is None for vote in skipped)
+    assert all(vote.is_skipped and vote.participant is None for vote in skipped)
     assert commits.commit(skipped) is None
 
 
@@ -71,8 +71,8 @@ def test_what_was_decided_is_completed_by_the_next_driver(query: Query, mode: st
     lease = query.station().begin()
     assert query.open_ids() == []
     assert query.committed() == 22  # two markers
-    assert lease.decided is not None
-    assert lease.decided.batch_id == 0
+    assert lease.last_decision is not None
+    assert lease.last_decision.batch_id == 0
 
 
 def test_a_batch_in_doubt_is_finished_in_a_stronger_mode(query: Query) -> None:
@@ -103,7 +103,7 @@ def test_a_recovery_that_dies_half_way_is_recovered_again(query: Query, mode: st
     lease = query.station().begin()
     assert query.open_ids() == []
     assert query.committed() == 22
-    assert lease.decided is not None
+    assert lease.last_decision is not None
 
 
 def keep(query: Query, transactional_id: str) -> None:
@@ -201,7 +201,7 @@ def test_a_decision_that_the_cluster_aborted_is_reported_until_it_is_accepted(qu
             query.station().begin()
     client = {"bootstrap.servers": query.bootstrap, "tallystick.modes": "resume"}
     assert len(resolve(query.prefix, client, retire=True).lost_ids) == 1
-    assert query.station().begin().decided is None
+    assert query.station().begin().last_decision is None
 
 
 def test_a_transaction_that_ended_before_the_decision_is_not_decided_on(query: Query) -> None:
@@ -283,8 +283,8 @@ def test_another_prefix_holds_nobody_up(query: Query) -> None:
         lease = driver.begin()
         assert driver.commit([query.write(lease, 0)]) is not None
         again = query.station().begin()
-        assert again.decided is not None
-        assert again.decided.nonce == lease.nonce
+        assert again.last_decision is not None
+        assert again.last_decision.nonce == lease.nonce
         other.abort_transaction()
 
 

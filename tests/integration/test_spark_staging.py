@@ -279,11 +279,11 @@ def test_a_row_is_decided_by_its_owner_alone(engine: Engine) -> None:
         row.decide(decision("x"), NEXT, moves)
     assert not row.claim(NEXT, lambda: False)
     row.decide(decision("x"), PAIR, moves)
-    assert (row.read().decision, row.read().done) == (decision("x"), False)
+    assert (row.read().decision, row.read().is_complete) == (decision("x"), False)
     row.mark_done("an older one")
-    assert not row.read().done
+    assert not row.read().is_complete
     row.mark_done("x")
-    assert row.read().done
+    assert row.read().is_complete
     assert row.claim(NEXT, lambda: True)
     assert select(engine, "SELECT word, n FROM counts") == [("one", 1)]
     assert select(engine, f"SELECT * FROM {made.table.name}") == []

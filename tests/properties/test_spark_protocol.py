@@ -144,7 +144,7 @@ class Query:
     async def attempt(self, lease: Lease, number: int, rows: list[int], ids: WorkerIdPool) -> Vote:
         """What `attempt.Attempt` does, effect by effect."""
         job = MicroBatch(self.query_id, number)
-        way = plan_task(lease.decided, job, self.on_new)
+        way = plan_task(lease.last_decision, job, self.on_new)
         if isinstance(way, SinkError):
             raise way
         participant = None
@@ -167,7 +167,7 @@ class Query:
             job=job,
             tallies=(tally_of(rows),),
             participant=participant,
-            skipped=way is TaskAction.SKIP,
+            is_skipped=way is TaskAction.SKIP,
         )
 
 
@@ -455,7 +455,7 @@ def test_a_commit_leaves_a_newer_drivers_transactions_alone() -> None:
         commit = query.coordinator().commit(votes)
         ended = advance(commit, steps)
         newer = run_alone(query.coordinator().begin())
-        number = 0 if newer.decided is None else 1
+        number = 0 if newer.last_decision is None else 1
         new_votes = run_alone(query.tasks(newer, number, list(query.checkpoint.planned[number])))
         if not ended:
             with suppress(SinkError):

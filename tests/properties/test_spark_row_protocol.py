@@ -145,7 +145,7 @@ class Driver:
 
     async def attempt(self, task: int, lease: Lease, number: int, rows: range) -> Vote:
         job = MicroBatch(QUERY, number)
-        way = plan_task(lease.decided, job, NewCheckpoint.REFUSE)
+        way = plan_task(lease.last_decision, job, NewCheckpoint.REFUSE)
         if isinstance(way, SinkError):
             raise way
         participant = None
@@ -162,7 +162,7 @@ class Driver:
             job=job,
             tallies=(RowChecksum(len(rows), sum(rows)),),
             participant=participant,
-            skipped=way is TaskAction.SKIP,
+            is_skipped=way is TaskAction.SKIP,
         )
 
     def stage(self, attempt: str, rows: range) -> None:
@@ -367,7 +367,7 @@ def test_a_database_that_lost_what_it_acknowledged_stops_the_query(
             asyncio.run(Driver(world).run(decided + 2))
     assert world.cluster.committed == Counter(range(4 * (decided + 1)))
     asyncio.run(Driver(world).coordinator.retire())
-    assert asyncio.run(Driver(world).coordinator.begin()).decided is None
+    assert asyncio.run(Driver(world).coordinator.begin()).last_decision is None
 
 
 def test_a_prefix_that_was_given_up_has_no_decision(new_world: NewWorld) -> None:
@@ -490,7 +490,7 @@ async def stall_beside_a_newer_driver(
         await asyncio.gather(waking, return_exceptions=True)
         return False
     lease = await newer.coordinator.begin()
-    number = 0 if lease.decided is None else (lease.decided.batch_id or 0) + 1
+    number = 0 if lease.last_decision is None else (lease.last_decision.batch_id or 0) + 1
     votes, moves = await newer.tasks(lease, number)
     newer.log.set_staged_moves(lease.nonce, moves)
     owner = world.cluster.ids[f"{PREFIX}/coordinator"].pair

@@ -70,7 +70,7 @@ class World:
 
     async def attempt(self, lease: Lease, number: int, rows: list[int], worker: WorkerIdPool) -> Vote:
         job = MicroBatch(QUERY, number)
-        way = plan_task(lease.decided, job, NewCheckpoint.REFUSE, NewPrefix.ADOPT)
+        way = plan_task(lease.last_decision, job, NewCheckpoint.REFUSE, NewPrefix.ADOPT)
         if isinstance(way, SinkError):
             raise way
         participant = None
@@ -86,7 +86,7 @@ class World:
             job=job,
             tallies=(RowChecksum(len(rows), sum(rows)),),
             participant=participant,
-            skipped=way is TaskAction.SKIP,
+            is_skipped=way is TaskAction.SKIP,
         )
 
     @property
@@ -182,7 +182,7 @@ class Taker:
         self._more = True
         self._driver = world.driver()
         lease = run_alone(self._driver.begin())
-        decided = lease.decided.batch_id if lease.decided is not None else None
+        decided = lease.last_decision.batch_id if lease.last_decision is not None else None
         self.first = first if decided is None else decided + 1
         self.last = self.first + batches - 1
         for number in range(self.first, self.last):
@@ -250,8 +250,8 @@ def verdict(world: World, newer: Taker, undisturbed: bool) -> str | None:
     driver = world.driver()
     try:
         lease = run_alone(driver.begin())
-        given_up = newer.first > 0 and lease.decided is None
-        decided = lease.decided.batch_id if lease.decided is not None else None
+        given_up = newer.first > 0 and lease.last_decision is None
+        decided = lease.last_decision.batch_id if lease.last_decision is not None else None
         for number in range(newer.first if decided is None else decided + 1, newer.last + 1):
             if given_up:  # `retire` came after a decision, completed that, and forgot it
                 break

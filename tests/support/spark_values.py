@@ -32,7 +32,7 @@ LEASES = st.builds(
     nonce=TEXTS,
     coordinator=IDENTITIES,
     transaction_version=st.integers(0, 2),
-    decided=st.none()
+    last_decision=st.none()
     | st.builds(DecisionSummary, nonce=TEXTS, query_id=st.none() | TEXTS, batch_id=st.none() | NUMBERS),
     repeats=st.booleans(),
     began_ms=NUMBERS,
@@ -45,7 +45,7 @@ VOTES = st.builds(
     job=st.builds(MicroBatch, TEXTS, NUMBERS) | st.builds(BatchWrite, TEXTS),
     tallies=_SINKS,
     participant=st.none() | PARTICIPANTS,
-    skipped=st.booleans(),
+    is_skipped=st.booleans(),
     mode=TEXTS,
     began_ms=NUMBERS,
 )

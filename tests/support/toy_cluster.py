@@ -232,7 +232,9 @@ class ToyLog:
         if not data:
             return DecisionState()
         decision = decode_decision(data)
-        return DecisionState(decision=decision, done=self._cluster.done.get(self._prefix) == decision.nonce)
+        return DecisionState(
+            decision=decision, is_complete=self._cluster.done.get(self._prefix) == decision.nonce
+        )
 
     async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         await self._write(encode_decision(decision), held)

@@ -52,10 +52,10 @@ def read_query_id(location: str | None) -> str | None:
     if folder is None:
         return None
     try:
-        found = json.loads((folder / "metadata").read_text())["id"]
+        query_id = json.loads((folder / "metadata").read_text())["id"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if isinstance(found, str) else None
+    return query_id if isinstance(query_id, str) else None
 
 
 def read_end_offsets(location: str | None, batch_id: int) -> str | None:
@@ -104,8 +104,8 @@ def read_decision_location(location: str | None) -> DecisionLocation | None:
     if path is None:
         return None
     try:
-        found = json.loads(path.read_text())
-        return DecisionLocation(prefix=str(found["prefix"]), location=str(found["place"]))
+        note = json.loads(path.read_text())
+        return DecisionLocation(prefix=str(note["prefix"]), location=str(note["place"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as exc:
@@ -143,24 +143,24 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
         )
     path = folder / _OWN_FOLDER / f"start-{sha256(source.encode()).hexdigest()[:16]}.json"
     try:
-        found: OffsetJson = json.loads(path.read_text())
+        offsets: OffsetJson = json.loads(path.read_text())
     except FileNotFoundError:
-        found = find()
-        _write_atomically(path, json.dumps(found))
+        offsets = find()
+        _write_atomically(path, json.dumps(offsets))
     except (OSError, ValueError) as exc:
         raise BadCheckpoint(f"{path} cannot be read: {exc}. Nothing was begun") from exc
-    return found
+    return offsets
 
 
 def _write_atomically(path: Path, text: str) -> None:
     """Write a file atomically and durably: a crash leaves all of it or nothing."""
     try:
         path.parent.mkdir(exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        with fresh.open("w") as file:
+        draft = path.with_suffix(f".{os.getpid()}")
+        with draft.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(path)
+        draft.replace(path)
     except OSError as exc:
         raise BadCheckpoint(f"{path} cannot be written: {exc}. Nothing was begun") from exc

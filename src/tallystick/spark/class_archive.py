@@ -36,10 +36,10 @@ def class_archive_path() -> Path:
     """Return the path of the archive for this Java and this Spark. Raises: NoJava."""
     # Java refuses an archive if the jars' modification times differ, as after another installation.
     jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
-    written = [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
-    name = hashlib.sha256("\n".join((read_version_text(find_java_home()), *written)).encode()).hexdigest()[
-        :16
-    ]
+    jar_versions = [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
+    name = hashlib.sha256(
+        "\n".join((read_version_text(find_java_home()), *jar_versions)).encode()
+    ).hexdigest()[:16]
     return user_cache_dir() / "classes" / f"spark-{pyspark.__version__}-{name}.jsa"
 
 
@@ -83,9 +83,9 @@ def _write_archive(file: Path, command: Callable[[Path], list[str]]) -> None:
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        done = _run(command(draft))
-        if done.returncode != 0:
-            raise NoArchive(f"no {file.name}: {done.stderr.strip()[-1000:]}")
+        completion = _run(command(draft))
+        if completion.returncode != 0:
+            raise NoArchive(f"no {file.name}: {completion.stderr.strip()[-1000:]}")
         draft.replace(file)
     except OSError as exc:
         raise NoArchive(f"no {file.name}: {exc}") from exc

@@ -49,9 +49,11 @@ def _run_sample(spark: SparkSession, folder: Path) -> None:
         str(folder / "in")
     )
     lines = spark.readStream.text(str(folder / "in"))
-    read = lines.select(f.from_json("value", _SCHEMA).alias("v")).select("v.*")
-    hours = read.withWatermark("at", "1 hour").groupBy(f.window("at", "1 hour")).agg(f.count("*").alias("n"))
-    for number, frame in enumerate((hours, read)):
+    events = lines.select(f.from_json("value", _SCHEMA).alias("v")).select("v.*")
+    hours = (
+        events.withWatermark("at", "1 hour").groupBy(f.window("at", "1 hour")).agg(f.count("*").alias("n"))
+    )
+    for number, frame in enumerate((hours, events)):
         stream = frame.writeStream.outputMode("append").foreachBatch(_drain)
         place = str(folder / f"checkpoint-{number}")
         stream.option("checkpointLocation", place).trigger(availableNow=True).start().awaitTermination()

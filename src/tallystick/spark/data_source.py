@@ -53,8 +53,8 @@ _HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField(
 
 def spark_schema(*, headers: bool) -> StructType:
     """Return the schema. Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
-    last = [StructField("headers", ArrayType(_HEADER_TYPE))] if headers else []
-    return StructType([*_COLUMNS, *last])
+    header_fields = [StructField("headers", ArrayType(_HEADER_TYPE))] if headers else []
+    return StructType([*_COLUMNS, *header_fields])
 
 
 class KafkaDataSource(DataSource):
@@ -66,19 +66,19 @@ class KafkaDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
-        found = spark_schema(headers=parse_source_options(self.options).include_headers)
+        columns = spark_schema(headers=parse_source_options(self.options).include_headers)
         freeze_loaded_modules()
-        return found
+        return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        made = source.batch_reader.BatchReader(self.options)
+        reader = source.batch_reader.BatchReader(self.options)
         freeze_loaded_modules()
-        return made
+        return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
-        made = source.stream_reader.StreamReader(self.options)
+        reader = source.stream_reader.StreamReader(self.options)
         freeze_loaded_modules()
-        return made
+        return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return sink.writers.create_batch_writer(self.options, schema, overwrite)

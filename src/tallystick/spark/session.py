@@ -42,14 +42,14 @@ def spark_session(
     """
     # Read by the JVM that PySpark starts, and by the workers that the JVM starts.
     os.environ["JAVA_HOME"] = str(find_java_home())
-    here = master.startswith("local")
-    python = worker_python() if here else sys.executable
+    is_local = master.startswith("local")
+    python = worker_python() if is_local else sys.executable
     # PYSPARK_DRIVER_PYTHON is for the workers of the driver itself.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    archived = jvm_options_for(class_archive_path()) if here else ""
-    java_options = dict.fromkeys(_JAVA_OPTIONS, archived) if archived else {}
+    archive_options = jvm_options_for(class_archive_path()) if is_local else ""
+    java_options = dict.fromkeys(_JAVA_OPTIONS, archive_options) if archive_options else {}
     ours = {**_default_settings(Path(work_dir).absolute()), **java_options}
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)

@@ -93,4 +93,4 @@ def test_the_timeout_hole_is_reported_until_it_is_accepted(query: Query) -> None
             query.station().begin()
     client = {"bootstrap.servers": query.bootstrap, "tallystick.modes": "resume"}
     assert len(resolve(query.prefix, client, retire=True).lost_ids) == 1
-    assert query.station().begin().decided is None
+    assert query.station().begin().last_decision is None

@@ -58,7 +58,7 @@ def test_a_decision_is_written_like_this() -> None:
 
 
 def test_a_note_of_a_decision_reads_back() -> None:
-    noted = DecisionNote(number=3, what="batch 2 of query q", offsets='{"a":{"0":5}}')
+    noted = DecisionNote(number=3, description="batch 2 of query q", offsets='{"a":{"0":5}}')
     assert decode_decision_note(encode_decision_note(noted)) == noted
 
 

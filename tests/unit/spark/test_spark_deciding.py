@@ -157,7 +157,7 @@ def test_votes_are_summed_and_tasks_without_report_or_rows_are_left_out() -> Non
     ballot = ballot_of(VOTE, None, replace(VOTE, participant=TWO), replace(VOTE, participant=None, mode=""))
     assert ballot.participants == (ONE, TWO)
     assert ballot.tallies == (RowChecksum(6, 30),)
-    assert (ballot.mode, ballot.job, ballot.skipped) == ("2pc", MicroBatch("q", 3), False)
+    assert (ballot.mode, ballot.job, ballot.is_skipped) == ("2pc", MicroBatch("q", 3), False)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_votes_are_summed_and_tasks_without_report_or_rows_are_left_out() -> Non
         replace(VOTE, participant=TWO, nonce="m"),
         replace(VOTE, participant=TWO, coordinator=pair(8)),
         replace(VOTE, participant=TWO, job=MicroBatch("q", 4)),
-        replace(VOTE, participant=None, skipped=True),
+        replace(VOTE, participant=None, is_skipped=True),
         replace(VOTE, participant=TWO, tallies=()),
         VOTE,
     ],
@@ -233,7 +233,7 @@ def test_a_repetition_is_the_same_rows(
     job: MicroBatch | BatchWrite, tally: RowChecksum, *, same: bool
 ) -> None:
     """[SPK-22] What is too old to be compared is not taken for the same."""
-    ballot = ballot_of(replace(VOTE, job=job, tallies=(tally,), participant=None, skipped=True))
+    ballot = ballot_of(replace(VOTE, job=job, tallies=(tally,), participant=None, is_skipped=True))
     found = refuse_changed_replay(LAST, ballot)
     assert found is None if same else isinstance(found, CheckpointsDiffer)
 
@@ -286,7 +286,9 @@ def test_a_database_that_knows_less_than_the_cluster_was_told_has_lost_it(
     """[SPK-44]"""
     known = DecisionState(
         decision=None if number is None else replace(LAST, number=number),
-        note=None if noted is None else DecisionNote(number=noted, what="batch 4 of query q", offsets="[5]"),
+        note=None
+        if noted is None
+        else DecisionNote(number=noted, description="batch 4 of query q", offsets="[5]"),
     )
     found = find_lost_decisions("p/database", known)
     if fits:
@@ -300,7 +302,7 @@ def test_a_database_that_knows_less_than_the_cluster_was_told_has_lost_it(
 
 def test_a_decision_of_an_earlier_version_has_no_number_to_compare() -> None:
     """After a downgrade the note is older than the row."""
-    known = DecisionState(decision=replace(LAST, number=0), note=DecisionNote(number=3, what="x"))
+    known = DecisionState(decision=replace(LAST, number=0), note=DecisionNote(number=3, description="x"))
     assert find_lost_decisions("p", known) is None
 
 

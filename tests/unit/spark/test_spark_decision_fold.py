@@ -58,7 +58,7 @@ class Log:
 
     def note(self, number: int | None) -> None:
         offset = len(self.batches)
-        value = None if number is None else encode_decision_note(DecisionNote(number=number, what="x"))
+        value = None if number is None else encode_decision_note(DecisionNote(number=number, description="x"))
         record = Record(offset=offset, timestamp_ms=0, key=note_key("p"), value=value)
         self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
 
@@ -104,10 +104,10 @@ def test_the_note_of_completion_is_about_one_decision() -> None:
     log.decide(OURS, "a")
     log.mark(OURS, ControlType.COMMIT)
     log.done("a")
-    assert log.known() == DecisionState(decision=decision("a"), done=True)
+    assert log.known() == DecisionState(decision=decision("a"), is_complete=True)
     log.decide(OURS, "b")
     log.mark(OURS, ControlType.COMMIT)
-    assert log.known() == DecisionState(decision=decision("b"), done=False)
+    assert log.known() == DecisionState(decision=decision("b"), is_complete=False)
 
 
 def test_what_is_known_is_decoded_once() -> None:

@@ -31,15 +31,15 @@ class DecisionDatabase(Value, kw_only=True):
 
 def resolve_database(url: str) -> DecisionDatabase:
     """Check the URL on the driver and return its database. Raises: BadConfig."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() not in (*_DRIVERS, "sqlite"):
-        raise BadConfig(f"database: {parsed.get_backend_name()} is not PostgreSQL, MySQL, MariaDB or SQLite")
-    if parsed.get_backend_name() != "sqlite":
+    address = make_url(url)
+    if address.get_backend_name() not in (*_DRIVERS, "sqlite"):
+        raise BadConfig(f"database: {address.get_backend_name()} is not PostgreSQL, MySQL, MariaDB or SQLite")
+    if address.get_backend_name() != "sqlite":
         return DecisionDatabase(url=url)
-    place = _locate_sqlite_file(parsed)
+    place = _locate_sqlite_file(address)
     if place is None:
         raise BadConfig(
-            f"database: {parsed.database or ':memory:'}: is no file here; the sink does not make one, and "
+            f"database: {address.database or ':memory:'}: is no file here; the sink does not make one, and "
             "tasks are processes of their own"
         )
     return DecisionDatabase(url=url, sqlite_location=place)
@@ -50,32 +50,32 @@ def get_engine(where: DecisionDatabase) -> Engine:
     key = (os.getpid(), where.url)
     if key in _ENGINES:
         return _ENGINES[key]
-    parsed = make_url(where.url)
-    backend = parsed.get_backend_name()
+    address = make_url(where.url)
+    backend = address.get_backend_name()
     if backend == "sqlite":
-        if _locate_sqlite_file(parsed) != where.sqlite_location:
+        if _locate_sqlite_file(address) != where.sqlite_location:
             raise BadConfig(
-                f"database: {parsed.database}: this task is on {platform.node()}, where that is not the "
+                f"database: {address.database}: this task is on {platform.node()}, where that is not the "
                 "driver's file. SQLite is for masters local and local-cluster; use a database server"
             )
-        engine = create_engine(parsed, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_S})
+        engine = create_engine(address, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_S})
     else:
-        plain = parsed.drivername == backend
-        parsed = parsed.set(drivername=_DRIVERS[backend]) if plain else parsed
+        plain = address.drivername == backend
+        address = address.set(drivername=_DRIVERS[backend]) if plain else address
         # With pre_ping, a restart of the server between two batches fails no batch.
-        engine = create_engine(parsed, isolation_level="READ COMMITTED", pool_pre_ping=True)
+        engine = create_engine(address, isolation_level="READ COMMITTED", pool_pre_ping=True)
     return _ENGINES.setdefault(key, engine)
 
 
-def _locate_sqlite_file(parsed: URL) -> str | None:
+def _locate_sqlite_file(address: URL) -> str | None:
     """Identify host and file, by device and inode: containers share a kernel, but not the file system."""
-    if parsed.database in (None, "", ":memory:"):
+    if address.database in (None, "", ":memory:"):
         return None
     boot = platform.node()
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     try:
-        found = os.stat(parsed.database or "")
+        status = os.stat(address.database or "")
     except OSError:
         return None
-    return f"{boot} {found.st_dev}:{found.st_ino}"
+    return f"{boot} {status.st_dev}:{status.st_ino}"

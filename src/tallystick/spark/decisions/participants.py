@@ -37,21 +37,21 @@ class ClusterParticipants:
 
     async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
         # InitProducerId fences the earlier driver, and succeeds only when its open transaction has ended.
-        held = await self._init_producer_id(self._coordinator_id, self._options.coordinator_timeout_ms, None)
-        return held, self._txn_client(self._coordinator_id).transaction_version
+        owner = await self._init_producer_id(self._coordinator_id, self._options.coordinator_timeout_ms, None)
+        return owner, self._txn_client(self._coordinator_id).transaction_version
 
-    async def reclaim(self, held: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
+    async def reclaim(self, owner: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
         # KIP-360: InitProducerId with the current producer id and epoch is fenced if a newer one was issued.
         try:
             return await self._init_producer_id(
-                self._coordinator_id, self._options.coordinator_timeout_ms, held
+                self._coordinator_id, self._options.coordinator_timeout_ms, owner
             )
         except (Fenced, IdExpired):
             return None
 
-    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
-        found = (await self.describe([self._coordinator_id]))[self._coordinator_id]
-        return found is not None and found.writer == held
+    async def owns_prefix(self, owner: ProducerIdAndEpoch) -> bool:
+        description = (await self.describe([self._coordinator_id]))[self._coordinator_id]
+        return description is not None and description.writer == owner
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
         names = tuple(transactional_ids)
@@ -65,30 +65,32 @@ class ClusterParticipants:
     async def end(
         self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
-        named = {each.transactional_id: each for each in participants}
+        participants_by_id = {each.transactional_id: each for each in participants}
 
-        async def one(name: str) -> None:
-            end = DueEndTxn(client=named[name].identity, decision=wish, version=transaction_version)
+        async def end_transaction(name: str) -> None:
+            end = DueEndTxn(
+                client=participants_by_id[name].identity, decision=wish, version=transaction_version
+            )
             await self._txn_client(name).end_txn(end)
 
-        return (await gather_answers(named, one)).failures
+        return (await gather_answers(participants_by_id, end_transaction)).failures
 
     async def recover(
         self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
     ) -> Mapping[str, ClientError]:
-        named = {each.transactional_id: each.identity for each in participants}
+        identities = {each.transactional_id: each.identity for each in participants}
 
-        async def one(name: str) -> None:
-            client, kept = await self._init_keeping_prepared(name)
-            if kept != named[name]:
+        async def recover_transaction(name: str) -> None:
+            client, writer = await self._init_keeping_prepared(name)
+            if writer != identities[name]:
                 # The id has been reused. The transaction that is open now is another one, and stays open.
-                why = f"{named[name]} is no longer what is open: that is {kept}"
+                why = f"{identities[name]} is no longer what is open: that is {writer}"
                 raise build_broker_error("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH, why)
             await self._txn_client(name).end_txn(
                 DueEndTxn(client=client, decision=wish, version=transaction_version)
             )
 
-        return (await gather_answers(named, one)).failures
+        return (await gather_answers(identities, recover_transaction)).failures
 
     async def _init_keeping_prepared(self, name: str) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
         """Initialise the id and keep its open transaction (KIP-939).
@@ -117,16 +119,16 @@ class ClusterParticipants:
     async def list_open_ids(self) -> Collection[str]:
         answers = await self._transactions.list(states=("Ongoing",))
         # If a coordinator does not answer, its orphans stay open until the next batch: no decision has them.
-        return {each.transactional_id for found in answers.found.values() for each in found}
+        return {each.transactional_id for transactions in answers.found.values() for each in transactions}
 
     async def _init_producer_id(
-        self, name: str, timeout_ms: int, held: ProducerIdAndEpoch | None
+        self, name: str, timeout_ms: int, current: ProducerIdAndEpoch | None
     ) -> ProducerIdAndEpoch:
         request = InitProducerIdRequest(
             transactional_id=name,
             transaction_timeout_ms=timeout_ms,
-            producer_id=-1 if held is None else held.producer_id,
-            producer_epoch=-1 if held is None else held.epoch,
+            producer_id=-1 if current is None else current.producer_id,
+            producer_epoch=-1 if current is None else current.epoch,
         )
         client, _ = await self._txn_client(name).init_producer_id(request)
         return client

@@ -90,19 +90,19 @@ class DecisionRow:
     `DatabaseDecisionLog` is the asynchronous interface.
     """
 
-    def __init__(self, engine: Engine, prefix: str, staged: Sequence[StagingTable] = ()) -> None:
+    def __init__(self, engine: Engine, prefix: str, staging_tables: Sequence[StagingTable] = ()) -> None:
         self.prefix = prefix
-        self._engine, self._staged = engine, staged
+        self._engine, self._staging_tables = engine, staging_tables
         self._store = SqlStore(engine)  # for its transactions, which check that commits are durable
         self._is_created = False
 
-    def claim(self, held: ProducerIdAndEpoch, is_last: Callable[[], bool]) -> bool:
-        """Give the prefix to `held` and sweep staged rows, if `is_last()` holds under the row's lock.
+    def claim(self, owner: ProducerIdAndEpoch, is_last: Callable[[], bool]) -> bool:
+        """Give the prefix to `owner` and sweep staged rows, if `is_last()` holds under the row's lock.
 
         Order: waits for a decision in flight; when this returns True, that is in the row or will never be.
         """
         self.create_table()
-        for each in self._staged:
+        for each in self._staging_tables:
             each.create()
         transaction = self._store.begin()
         try:
@@ -110,10 +110,10 @@ class DecisionRow:
             if connection.dialect.name == "postgresql":
                 for statement in first_statements("postgresql", claiming=True):
                     connection.execute(statement)
-            connection.execute(self._claim_statement(str(held), connection.dialect.name))
+            connection.execute(self._claim_statement(str(owner), connection.dialect.name))
             if not is_last():
                 return False
-            for each in self._staged:
+            for each in self._staging_tables:
                 each.sweep(connection)
             transaction.commit()
         finally:
@@ -124,8 +124,10 @@ class DecisionRow:
         values = {"prefix": self.prefix, "owner": owner, "done": 0, "schema_version": SCHEMA_VERSION}
         if dialect in _MYSQL:
             return mysql.insert(_TABLE).values(values).on_duplicate_key_update(owner=owner)
-        made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
-        return made.values(values).on_conflict_do_update(index_elements=["prefix"], set_={"owner": owner})
+        statement = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+        return statement.values(values).on_conflict_do_update(
+            index_elements=["prefix"], set_={"owner": owner}
+        )
 
     def find_location(self) -> str | None:
         """Return the name that the decision table keeps for its database; it survives a change of address."""
@@ -140,10 +142,10 @@ class DecisionRow:
     def read(self) -> DecisionState:
         """Read the last decision. Raises: BadCommittable, BadStore."""
         if not self._is_created:
-            found = inspect(self._engine)
-            if not found.has_table(TABLE):
+            inspector = inspect(self._engine)
+            if not inspector.has_table(TABLE):
                 return DecisionState()
-            _check_columns(found)
+            _check_columns(inspector)
         with self._engine.connect() as connection:
             row = connection.execute(select(_TABLE).where(_TABLE.c.prefix == self.prefix)).mappings().first()
         if row is None:
@@ -152,16 +154,18 @@ class DecisionRow:
             raise BadStore(f"{TABLE}: the row of {self.prefix!r} has version {row['schema_version']}")
         if row["decision"] is None:
             return DecisionState()
-        return DecisionState(decision=decode_decision(row["decision"].encode()), done=bool(row["done"]))
+        return DecisionState(
+            decision=decode_decision(row["decision"].encode()), is_complete=bool(row["done"])
+        )
 
     def decide(
         self,
         decision: Decision,
-        held: ProducerIdAndEpoch,
+        owner: ProducerIdAndEpoch,
         moves: StagedMoves,
         in_time: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Commit the decision and the moved rows in one transaction, if `held` still owns the prefix.
+        """Commit the decision and the moved rows in one transaction, if `owner` still owns the prefix.
 
         This is the commit point.
 
@@ -170,33 +174,33 @@ class DecisionRow:
                 transactions.
         Raises: PrefixTaken, VoteLost, RowsRejected: nothing is decided. InDoubt.
         """
-        check(len(moves.rows) == len(self._staged), "a decision moves the rows of every table")
+        check(len(moves.rows) == len(self._staging_tables), "a decision moves the rows of every table")
         self._commit(
-            held,
+            owner,
             {"decision": encode_decision(decision).decode(), "nonce": decision.nonce, "done": 0},
             moves,
             in_time,
         )
 
-    def forget(self, held: ProducerIdAndEpoch) -> None:
-        nothing = StagedMoves(attempts=(), rows=(0,) * len(self._staged))
-        self._commit(held, {"decision": None, "nonce": None, "done": 0}, nothing, lambda: True)
+    def forget(self, owner: ProducerIdAndEpoch) -> None:
+        nothing = StagedMoves(attempts=(), rows=(0,) * len(self._staging_tables))
+        self._commit(owner, {"decision": None, "nonce": None, "done": 0}, nothing, lambda: True)
 
     def _commit(
         self,
-        held: ProducerIdAndEpoch,
+        owner: ProducerIdAndEpoch,
         values: Mapping[str, object],
         moves: StagedMoves,
         in_time: Callable[[], bool],
     ) -> None:
-        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(held))
+        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(owner))
         transaction = self._store.begin()
         try:
             # The update comes first, because it takes the lock that a claim waits for.
-            done = transaction.connection.execute(update(_TABLE).where(*mine).values(values))
-            if cast(CursorResult[Any], done).rowcount != 1:
-                raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {held}'s")
-            for each, rows in zip(self._staged, moves.rows, strict=True):
+            result = transaction.connection.execute(update(_TABLE).where(*mine).values(values))
+            if cast(CursorResult[Any], result).rowcount != 1:
+                raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {owner}'s")
+            for each, rows in zip(self._staging_tables, moves.rows, strict=True):
                 each.move(transaction.connection, moves.attempts, rows)
             if not in_time():
                 raise VoteLost(
@@ -242,14 +246,14 @@ def _name_database_statement(dialect: str) -> Executable:
     values = {"prefix": _DATABASE_NAME_KEY, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
     if dialect in _MYSQL:
         return mysql.insert(_TABLE).values(values).prefix_with("IGNORE")
-    made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
-    return made.values(values).on_conflict_do_nothing(index_elements=["prefix"])
+    statement = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+    return statement.values(values).on_conflict_do_nothing(index_elements=["prefix"])
 
 
-def _check_columns(found: Inspector) -> None:
-    there = {each["name"] for each in found.get_columns(TABLE)}
-    if missing := [each.name for each in _TABLE.columns if each.name not in there]:
-        raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
+def _check_columns(inspector: Inspector) -> None:
+    names = {each["name"] for each in inspector.get_columns(TABLE)}
+    if missing_names := [each.name for each in _TABLE.columns if each.name not in names]:
+        raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing_names)}")
 
 
 class DecisionNotes(Protocol):
@@ -259,7 +263,7 @@ class DecisionNotes(Protocol):
 
     async def read(self) -> DecisionState: ...
 
-    async def write_note(self, noted: DecisionNote | None) -> None: ...
+    async def write_note(self, note: DecisionNote | None) -> None: ...
 
 
 class DatabaseDecisionLog:
@@ -306,27 +310,27 @@ class DatabaseDecisionLog:
         return await asyncio.to_thread(self._row.find_location)
 
     async def read(self) -> DecisionState:
-        noted = None
+        note = None
         if self._notes is not None:
             try:
                 # Read before the row: a decision that is made and noted in between must not look lost.
-                noted = (await self._notes.read()).note
+                note = (await self._notes.read()).note
             except _NOTE_REFUSED as exc:
                 self._disable_notes(exc)
-        return replace(await asyncio.to_thread(self._row.read), note=noted)
+        return replace(await asyncio.to_thread(self._row.read), note=note)
 
     async def note(self, decision: Decision | None) -> None:
         if self._notes is None:
             return
-        noted = None
+        note = None
         if decision is not None:
-            noted = DecisionNote(number=decision.number, what=str(decision), offsets=decision.offsets)
+            note = DecisionNote(number=decision.number, description=str(decision), offsets=decision.offsets)
         try:
-            await self._notes.write_note(noted)
+            await self._notes.write_note(note)
         except _NOTE_REFUSED as exc:
             self._disable_notes(exc)
 
-    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
+    async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         nonce, moves = self._staged_moves or ("", StagedMoves(attempts=(), rows=()))
         check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")
         began_ms = self._clock.now_ms()
@@ -335,13 +339,13 @@ class DatabaseDecisionLog:
             keeps = decision.mode == Mode.TWO_PHASE.value or not decision.participants
             return keeps or self._clock.now_ms() - began_ms < self._limit_ms
 
-        await asyncio.to_thread(self._row.decide, decision, held, moves, in_time)
+        await asyncio.to_thread(self._row.decide, decision, owner, moves, in_time)
 
     async def mark_done(self, nonce: str) -> None:
         await asyncio.to_thread(self._row.mark_done, nonce)
 
-    async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
-        await asyncio.to_thread(self._row.forget, held)
+    async def forget(self, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
+        await asyncio.to_thread(self._row.forget, owner)
         await self.note(None)
 
 
@@ -355,26 +359,26 @@ class DatabaseParticipants:
         self._cluster, self._row = cluster, row
 
     async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
-        held, transaction_version = await self._cluster.claim()
-        if not await self._claim_row(held):
+        owner, transaction_version = await self._cluster.claim()
+        if not await self._claim_row(owner):
             raise PrefixTaken(self._row.prefix, "another query began at the same time")
-        return held, transaction_version
+        return owner, transaction_version
 
-    async def reclaim(self, held: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
-        fresh = await self._cluster.reclaim(held)
-        return fresh if fresh is not None and await self._claim_row(fresh) else None
+    async def reclaim(self, owner: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
+        new_owner = await self._cluster.reclaim(owner)
+        return new_owner if new_owner is not None and await self._claim_row(new_owner) else None
 
-    async def _claim_row(self, held: ProducerIdAndEpoch) -> bool:
+    async def _claim_row(self, owner: ProducerIdAndEpoch) -> bool:
         loop = asyncio.get_running_loop()
 
         def is_last() -> bool:
-            return asyncio.run_coroutine_threadsafe(self._cluster.owns_prefix(held), loop).result()
+            return asyncio.run_coroutine_threadsafe(self._cluster.owns_prefix(owner), loop).result()
 
         # One thread uses the connection for all of its statements, even if the caller is cancelled.
-        return await asyncio.to_thread(self._row.claim, held, is_last)
+        return await asyncio.to_thread(self._row.claim, owner, is_last)
 
-    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
-        return await self._cluster.owns_prefix(held)
+    async def owns_prefix(self, owner: ProducerIdAndEpoch) -> bool:
+        return await self._cluster.owns_prefix(owner)
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
         return await self._cluster.describe(transactional_ids)

@@ -115,21 +115,21 @@ class StagingTable:
         )
 
     def _staged_type(self, name: str) -> Any:
-        found = self.target.c[name].type
-        return Text() if isinstance(found, _TEXT_STAGED_TYPES) else found
+        target_type = self.target.c[name].type
+        return Text() if isinstance(target_type, _TEXT_STAGED_TYPES) else target_type
 
     def _find_problems(self) -> Iterator[str]:
-        at, there = f"table {self.sink.table}", self.target.c
-        given = [name for name, _ in self.sink.columns or ()]
-        for name in given:
-            if name not in there:
-                yield f"{at}: has no column {name}; it has {', '.join(there.keys())}"
-        for column in there:
+        at, columns = f"table {self.sink.table}", self.target.c
+        names = [name for name, _ in self.sink.columns or ()]
+        for name in names:
+            if name not in columns:
+                yield f"{at}: has no column {name}; it has {', '.join(columns.keys())}"
+        for column in columns:
             fills_itself = (
                 column.nullable or column.server_default is not None or column.autoincrement is True
             )
             if (
-                column.name not in given
+                column.name not in names
                 and not fills_itself
                 and column is not self.target.autoincrement_column
             ):
@@ -148,10 +148,10 @@ class StagingTable:
         unique.discard(frozenset())
         keys = frozenset(self.sink.keys)
         if keys not in unique:
-            shown = (
+            unique_keys = (
                 " or ".join(", ".join(sorted(each)) for each in sorted(unique, key=sorted)) or "no columns"
             )
-            yield f"{at}: keys {', '.join(self.sink.keys)}: what it keeps unique is {shown}"
+            yield f"{at}: keys {', '.join(self.sink.keys)}: what it keeps unique is {unique_keys}"
         elif self._dialect in _MYSQL and len(unique) > 1:
             # ON DUPLICATE KEY UPDATE applies to the first unique key that matches.
             yield f"{at}: has several unique keys, and {self._dialect} cannot be told by which to replace"
@@ -163,10 +163,10 @@ class StagingTable:
         if self._is_created:
             return
         with self._engine.begin() as connection:
-            found = inspect(connection)
-            if found.has_table(self.table.name, self.table.schema):
-                there = found.get_columns(self.table.name, self.table.schema)
-                kinds = {each["name"]: self._compile_type(each["type"]) for each in there}
+            inspector = inspect(connection)
+            if inspector.has_table(self.table.name, self.table.schema):
+                columns = inspector.get_columns(self.table.name, self.table.schema)
+                kinds = {each["name"]: self._compile_type(each["type"]) for each in columns}
                 if [each.name for each in self.table.columns] != list(kinds) or any(
                     kinds[name] != self._compile_type(self.table.c[name].type) for name in self._column_names
                 ):
@@ -199,24 +199,24 @@ class StagingTable:
 
     # ---- task
 
-    def stage(self, attempt: str, first: int, rows: pa.RecordBatch) -> None:
+    def stage(self, attempt: str, first_number: int, rows: pa.RecordBatch) -> None:
         """Stage rows of one attempt.
 
         Args:
-            first: the number of the first row; row numbers are unique within an attempt.
+            first_number: the number of the first row; row numbers are unique within an attempt.
             rows: rows with the sink's columns.
         """
         columns = [
             _to_python_values(rows.column(name), self.table.c[name].type, self._dialect)
             for name in self._column_names
         ]
-        made = zip(repeat(attempt, rows.num_rows), count(first), *columns)
+        values = zip(repeat(attempt, rows.num_rows), count(first_number), *columns)
         with self._engine.begin() as connection:
             if self._engine.driver == "psycopg" and self._is_copied(rows.schema):
-                self._stage_by_copy(connection, made)
+                self._stage_by_copy(connection, values)
             else:
                 names = self.table.c.keys()
-                connection.execute(insert(self.table), [dict(zip(names, row, strict=True)) for row in made])
+                connection.execute(insert(self.table), [dict(zip(names, row, strict=True)) for row in values])
 
     def _is_copied(self, schema: pa.Schema) -> bool:
         return all(
@@ -227,14 +227,14 @@ class StagingTable:
             for name in self._column_names
         )
 
-    def _stage_by_copy(self, connection: Connection, made: Iterable[tuple[Any, ...]]) -> None:
+    def _stage_by_copy(self, connection: Connection, values: Iterable[tuple[Any, ...]]) -> None:
         """Stage rows by COPY, in a seventh of an insert's CPU time: docs/notes/performance.md."""
-        quoted = connection.dialect.identifier_preparer
-        names = ", ".join(map(quoted.quote, self.table.c.keys()))
-        statement = f"COPY {quoted.format_table(self.table)} ({names}) FROM STDIN"
+        preparer = connection.dialect.identifier_preparer
+        names = ", ".join(map(preparer.quote, self.table.c.keys()))
+        statement = f"COPY {preparer.format_table(self.table)} ({names}) FROM STDIN"
         psycopg: Any = connection.connection.driver_connection
         with psycopg.cursor() as cursor, cursor.copy(statement) as copy:
-            for row in made:
+            for row in values:
                 copy.write_row(row)
 
     # ---- driver, in the transaction that decides
@@ -246,20 +246,22 @@ class StagingTable:
             rows: the number of rows by the votes.
         Raises: VoteLost if the number differs; RowsRejected.
         """
-        voted = self.table.c[ATTEMPT].in_(attempts)
-        found = connection.execute(select(func.count()).select_from(self.table).where(voted)).scalar_one()
-        if found != rows:
+        is_voted = self.table.c[ATTEMPT].in_(attempts)
+        row_count = connection.execute(
+            select(func.count()).select_from(self.table).where(is_voted)
+        ).scalar_one()
+        if row_count != rows:
             raise VoteLost(
-                f"table {self.sink.table}: {rows} rows were staged, and {found} are there: the database lost "
-                "them, or somebody has emptied the staging table. Nothing was decided: the batch is written "
-                "again when the query is restarted"
+                f"table {self.sink.table}: {rows} rows were staged, and {row_count} are there: the database "
+                "lost them, or somebody has emptied the staging table. Nothing was decided: the batch is "
+                "written again when the query is restarted"
             )
         if not rows:
             return
         if self.sink.write == "upsert":
-            self._check_keys(connection, voted)
+            self._check_keys(connection, is_voted)
         try:
-            connection.execute(self._move_statement(voted))
+            connection.execute(self._move_statement(is_voted))
         except DBAPIError as exc:
             if exc.connection_invalidated:
                 raise
@@ -268,40 +270,42 @@ class StagingTable:
                 f"{' '.join(str(exc.orig).split())}. Nothing was decided"
             ) from exc
 
-    def _check_keys(self, connection: Connection, voted: ColumnElement[bool]) -> None:
+    def _check_keys(self, connection: Connection, is_voted: ColumnElement[bool]) -> None:
         """Refuse rows with the same keys: a batch has no order, so neither is the later one."""
         keys = [self.table.c[name] for name in self.sink.keys]
-        twice = select(*keys).where(voted).group_by(*keys).having(func.count() > 1).limit(1)
-        if (found := connection.execute(twice).first()) is not None:
-            shown = ", ".join(f"{name}={value!r}" for name, value in zip(self.sink.keys, found, strict=True))
+        twice = select(*keys).where(is_voted).group_by(*keys).having(func.count() > 1).limit(1)
+        if (duplicate := connection.execute(twice).first()) is not None:
+            keys_text = ", ".join(
+                f"{name}={value!r}" for name, value in zip(self.sink.keys, duplicate, strict=True)
+            )
             raise RowsRejected(
-                f"table {self.sink.table}: more than one row of this batch has {shown}, and nothing says "
+                f"table {self.sink.table}: more than one row of this batch has {keys_text}, and nothing says "
                 "which is the later one. Nothing was decided: aggregate them to one row for each of the keys"
             )
 
-    def _move_statement(self, voted: ColumnElement[bool]) -> Executable:
+    def _move_statement(self, is_voted: ColumnElement[bool]) -> Executable:
         values = []
         for name in self._column_names:
-            wanted, staged = self.target.c[name].type, self.table.c[name]
-            is_cast = isinstance(wanted, _TEXT_STAGED_TYPES) and self._dialect == "postgresql"
-            values.append(cast(staged, wanted) if is_cast else staged)
-        rows = select(*values).where(voted)
+            target_type, column = self.target.c[name].type, self.table.c[name]
+            is_cast = isinstance(target_type, _TEXT_STAGED_TYPES) and self._dialect == "postgresql"
+            values.append(cast(column, target_type) if is_cast else column)
+        rows = select(*values).where(is_voted)
         if self.sink.write == "append":
             return insert(self.target).from_select(self._column_names, rows)
-        others = [name for name in self._column_names if name not in self.sink.keys]
+        other_names = [name for name in self._column_names if name not in self.sink.keys]
         if self._dialect in _MYSQL:
-            made = mysql.insert(self.target).from_select(self._column_names, rows)
+            statement = mysql.insert(self.target).from_select(self._column_names, rows)
             # Without other columns to replace, a key is set to its own value.
-            return made.on_duplicate_key_update(
-                {name: made.inserted[name] for name in others or self.sink.keys[:1]}
+            return statement.on_duplicate_key_update(
+                {name: statement.inserted[name] for name in other_names or self.sink.keys[:1]}
             )
         dialect: Any = postgresql if self._dialect == "postgresql" else sqlite
         upsert = dialect.insert(self.target).from_select(self._column_names, rows)
-        if not others:
+        if not other_names:
             return upsert.on_conflict_do_nothing(index_elements=self.sink.keys)  # type: ignore[no-any-return]
-        replaced = {name: upsert.excluded[name] for name in others}
+        replacements = {name: upsert.excluded[name] for name in other_names}
         return upsert.on_conflict_do_update(  # type: ignore[no-any-return]
-            index_elements=self.sink.keys, set_=replaced
+            index_elements=self.sink.keys, set_=replacements
         )
 
 

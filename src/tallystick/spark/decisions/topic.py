@@ -84,10 +84,10 @@ _CHECKED_CONFIGS: Final = ("cleanup.policy", "min.insync.replicas", "unclean.lea
 
 
 def find_unusable_config(
-    topic: str, found: Mapping[str, str | None], replicas: int
+    topic: str, config: Mapping[str, str | None], replicas: int
 ) -> NoDecisionTopic | None:
     """Return an error if the topic would delete decisions or could never take one."""
-    policy, least = found.get("cleanup.policy"), found.get("min.insync.replicas")
+    policy, least = config.get("cleanup.policy"), config.get("min.insync.replicas")
     change = f"tallystick configs alter --entity-type topics --entity-name {topic} --add-config"
     if policy not in (None, "compact"):
         return NoDecisionTopic(
@@ -104,16 +104,16 @@ def find_unusable_config(
     return None
 
 
-def find_durability_risks(found: Mapping[str, str | None], replicas: int, brokers: int) -> Iterator[str]:
+def find_durability_risks(config: Mapping[str, str | None], replicas: int, brokers: int) -> Iterator[str]:
     """Yield the ways in which an acknowledged decision may be lost; these are warnings only."""
     if replicas == 1 and brokers > 1:
         yield f"has one replica on {brokers} brokers: decisions are lost with that broker's disk"
-    if replicas > 1 and found.get("min.insync.replicas") == "1":
+    if replicas > 1 and config.get("min.insync.replicas") == "1":
         yield (
             f"has min.insync.replicas=1: with one of its {replicas} replicas in sync, a decision is lost "
             "with that broker's disk; 2 is what Kafka's own transaction log has"
         )
-    if found.get("unclean.leader.election.enable") == "true":
+    if config.get("unclean.leader.election.enable") == "true":
         yield "has unclean.leader.election.enable=true: an election may take decisions back"
 
 
@@ -151,7 +151,7 @@ class DecisionTopic:
 
     async def _fetch(self) -> None:
         node = await self._cluster.find_leader(self._partition)
-        wanted = FetchPartition(
+        partition = FetchPartition(
             partition=self._partition.partition,
             fetch_offset=self._fold.next_offset,
             partition_max_bytes=_FETCH_BYTES,
@@ -160,19 +160,19 @@ class DecisionTopic:
             max_wait_ms=0,
             min_bytes=0,
             max_bytes=_FETCH_BYTES,
-            topics=(FetchTopic(topic=self._partition.topic, partitions=(wanted,)),),
+            topics=(FetchTopic(topic=self._partition.topic, partitions=(partition,)),),
         )
         answer = await self._cluster.send(node, request, FetchResponse, max_version=_FETCH_BY_NAME_VERSION)
         if answer.error_code:
             raise build_broker_error("Fetch", self._partition, answer.error_code)
-        (found,) = (each for topic in answer.responses for each in topic.partitions)
-        if found.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and found.log_start_offset > 0:
-            self._fold = DecisionFold(self._options.prefix, found.log_start_offset)
+        (data,) = (each for topic in answer.responses for each in topic.partitions)
+        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > 0:
+            self._fold = DecisionFold(self._options.prefix, data.log_start_offset)
             return
-        if found.error_code:
-            raise build_broker_error("Fetch", self._partition, found.error_code)
+        if data.error_code:
+            raise build_broker_error("Fetch", self._partition, data.error_code)
         before = self._fold.next_offset
-        self._fold.feed(found.records or b"")
+        self._fold.feed(data.records or b"")
         if self._fold.next_offset == before:
             raise build_broker_error("Fetch", self._partition, ErrorCode.OFFSET_NOT_AVAILABLE)
 
@@ -213,8 +213,8 @@ class DecisionTopic:
             return None
 
     async def _create(self, asker: AdminCall) -> None:
-        wanted = NewTopic(name=self._partition.topic, partitions=1, config=TOPIC_CONFIG)
-        answer = await topics.create(asker, (wanted,), validate_only=False)
+        topic = NewTopic(name=self._partition.topic, partitions=1, config=TOPIC_CONFIG)
+        answer = await topics.create(asker, (topic,), validate_only=False)
         failure = answer.failures.get(self._partition.topic)
         exists = isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TOPIC_ALREADY_EXISTS
         if failure is not None and not exists:
@@ -236,18 +236,18 @@ class DecisionTopic:
         answer = await configs.describe(asker, (at,), _CHECKED_CONFIGS)
         if at not in answer.found:
             _log.warning("%s: whether it is compacted cannot be seen: %s", at.name, answer.failures.get(at))
-        found = {name: each.value for name, each in answer.found.get(at, {}).items()}
+        config = {name: each.value for name, each in answer.found.get(at, {}).items()}
         replicas = len(info.partitions[0].replicas)
-        if (refusal := find_unusable_config(info.name, found, replicas)) is not None:
+        if (refusal := find_unusable_config(info.name, config, replicas)) is not None:
             raise refusal
-        for worry in find_durability_risks(found, replicas, len(self._cluster.image.nodes)):
+        for worry in find_durability_risks(config, replicas, len(self._cluster.image.nodes)):
             _log.warning("the topic of decisions, %r, %s", info.name, worry)
         if len(info.partitions) != 1:
             _log.warning("%s has %d partitions; decisions are in partition 0", at.name, len(info.partitions))
 
     # ---------------------------------------------------------------------------- writing
 
-    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
+    async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         value = encode_decision(decision)
         if len(value) > DECISION_BYTES_MAX:
             raise TooManyTasks(
@@ -255,18 +255,18 @@ class DecisionTopic:
                 f"{DECISION_BYTES_MAX} fit into a record. Nothing was decided: write fewer partitions, with "
                 "coalesce()"
             )
-        await self._write_in_transaction(value, held, transaction_version)
+        await self._write_in_transaction(value, owner, transaction_version)
         self._fold.cache_decision(value, decision)
 
-    async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
-        await self._write_in_transaction(None, held, transaction_version)
+    async def forget(self, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
+        await self._write_in_transaction(None, owner, transaction_version)
 
     async def note(self, decision: Decision | None) -> None:
         """Do nothing: the decision itself is in the cluster."""
 
-    async def write_note(self, noted: DecisionNote | None) -> None:
+    async def write_note(self, note: DecisionNote | None) -> None:
         """Write the note of a decision in a database. Raises: the client's errors."""
-        value = None if noted is None else encode_decision_note(noted)
+        value = None if note is None else encode_decision_note(note)
         await self._produce(note_key(self._options.prefix), value, None, _IMPLICIT_ADD_PARTITIONS)
 
     async def mark_done(self, nonce: str) -> None:
@@ -278,33 +278,33 @@ class DecisionTopic:
             _log.info("%s: the note that it is complete was not written: %s", self._options.prefix, exc)
 
     async def _write_in_transaction(
-        self, value: bytes | None, held: ProducerIdAndEpoch, transaction_version: int
+        self, value: bytes | None, owner: ProducerIdAndEpoch, transaction_version: int
     ) -> None:
         """Write one record in a transaction with exactly this producer id and epoch, its only transaction."""
         await self.open()
         wire = TxnRequestSender(self._cluster, self._coordinator_id, self._options.coordinator_timeout_ms)
         try:
             if transaction_version < EPOCH_BUMP_VERSION:
-                await wire.add_partitions(held, (self._partition,))
+                await wire.add_partitions(owner, (self._partition,))
             highest = _IMPLICIT_ADD_PARTITIONS - (transaction_version < EPOCH_BUMP_VERSION)
-            await self._produce(decision_key(self._options.prefix), value, held, highest)
+            await self._produce(decision_key(self._options.prefix), value, owner, highest)
         except Fenced as exc:  # EndTxn was not sent, so nothing is decided
             raise PrefixTaken(self._options.prefix, exc.what()) from exc
-        end = DueEndTxn(client=held, decision=TxnDecision.COMMIT, version=transaction_version)
+        end = DueEndTxn(client=owner, decision=TxnDecision.COMMIT, version=transaction_version)
         try:
             await wire.end_txn(end)
         except ClientError as exc:
-            await self._resolve_end_txn(wire, held, transaction_version, exc)
+            await self._resolve_end_txn(wire, owner, transaction_version, exc)
 
     async def _resolve_end_txn(
-        self, wire: TxnRequestSender, held: ProducerIdAndEpoch, transaction_version: int, error: ClientError
+        self, wire: TxnRequestSender, owner: ProducerIdAndEpoch, transaction_version: int, error: ClientError
     ) -> None:
         """Return if a failed EndTxn was carried out after all. Raises: see `DecisionLogPort.append`."""
         if error.remedy is Remedy.LOOK_UP:
-            asked = TxnToResolve(writer=held, client=held, version=transaction_version)
+            txn = TxnToResolve(writer=owner, client=owner, version=transaction_version)
             try:
                 verdict = ACTION_BY_FINDING[
-                    classify_outcome(asked, await wire.describe()), TxnDecision.COMMIT, DescriptionTime.AFTER
+                    classify_outcome(txn, await wire.describe()), TxnDecision.COMMIT, DescriptionTime.AFTER
                 ]
             except ClientError as exc:
                 _log.info("%s: cannot be looked up: %s", self._coordinator_id, exc)
@@ -325,20 +325,20 @@ class DecisionTopic:
         ) from error
 
     async def _produce(
-        self, key: bytes, value: bytes | None, held: ProducerIdAndEpoch | None, max_version: int
+        self, key: bytes, value: bytes | None, owner: ProducerIdAndEpoch | None, max_version: int
     ) -> None:
         meta = BatchMeta()
-        if held is not None:
+        if owner is not None:
             meta = BatchMeta(
-                producer_id=held.producer_id,
-                producer_epoch=held.epoch,
+                producer_id=owner.producer_id,
+                producer_epoch=owner.epoch,
                 base_sequence=0,
                 is_transactional=True,
             )
         record = Record(offset=0, timestamp_ms=self._clock.now_ms(), key=key, value=value)
         data = PartitionProduceData(index=self._partition.partition, records=encode_batch([record], meta))
         request = ProduceRequest(
-            transactional_id=None if held is None else self._coordinator_id,
+            transactional_id=None if owner is None else self._coordinator_id,
             acks=-1,
             timeout_ms=self._cluster.config.request_timeout_ms,
             topic_data=(TopicProduceData(name=self._partition.topic, partition_data=(data,)),),
@@ -347,10 +347,12 @@ class DecisionTopic:
         async def attempt() -> None:
             node = await self._cluster.find_leader(self._partition)
             answer = await self._cluster.send(node, request, ProduceResponse, max_version=max_version)
-            (found,) = (each for topic in answer.responses for each in topic.partition_responses)
+            (partition,) = (each for topic in answer.responses for each in topic.partition_responses)
             # As in Kafka's Sender, a duplicate sequence number means that an earlier try was appended.
-            if found.error_code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                raise build_broker_error("Produce", self._partition, found.error_code, found.error_message)
+            if partition.error_code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                raise build_broker_error(
+                    "Produce", self._partition, partition.error_code, partition.error_message
+                )
 
         limit_ms = self._options.coordinator_timeout_ms
         deadline = self._cluster.start_deadline("the timeout of the coordinator's transaction", limit_ms)

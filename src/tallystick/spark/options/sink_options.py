@@ -84,14 +84,14 @@ class SinkOptions(Value, kw_only=True):
         return _COORDINATOR_TIMEOUT_MS
 
 
-def parse_sink_options(given: Mapping[str, str], query: QueryType) -> SinkOptions:
+def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> SinkOptions:
     """Parse the options of a writer.
 
     Args:
-        given: the options as Spark passes them: strings by name, in any case.
+        raw_options: the options as Spark passes them: strings by name, in any case.
     Raises: BadConfig with all problems at once.
     """
-    texts = {name.lower(): text.strip() for name, text in given.items()}
+    texts = {name.lower(): text.strip() for name, text in raw_options.items()}
     # Spark adds these two to what the user gave.
     checkpoint, _ = texts.pop("checkpointlocation", None), texts.pop("queryname", None)
     problems = list(find_common_problems(texts, ConnectorSide.SINK, query))
@@ -137,5 +137,5 @@ def _find_client_problems(options: SinkOptions) -> Iterator[str]:
         ProducerConfig.parse(options.producer_settings_for("checked"))
     except BadConfig as exc:
         for line in str(exc).splitlines():
-            own = line.startswith("tallystick.")
-            yield line if own else f"{KAFKA_PREFIX}{line}"
+            is_own_setting = line.startswith("tallystick.")
+            yield line if is_own_setting else f"{KAFKA_PREFIX}{line}"

@@ -94,12 +94,12 @@ def to_table(
             with the same keys are refused.
         where: boolean; selects the rows.
     """
-    named = (
+    expressions = (
         columns if columns is None or isinstance(columns, Mapping) else {c: quote_column(c) for c in columns}
     )
     return ToTable(
         table=table,
-        columns=None if named is None else tuple(named.items()),
+        columns=None if expressions is None else tuple(expressions.items()),
         write=write,
         keys=tuple(keys),
         where=where,
@@ -131,5 +131,7 @@ def find_sink_problems(sinks: Sequence[object], database: str | None) -> Iterato
         elif sink.write == "append" and sink.keys:
             yield f"{at}: keys: mean nothing to an append; write='upsert'?"
         if sink.columns is not None:
-            given = {name for name, _ in sink.columns}
-            yield from (f"{at}: key {key} is none of its columns" for key in sink.keys if key not in given)
+            column_names = {name for name, _ in sink.columns}
+            yield from (
+                f"{at}: key {key} is none of its columns" for key in sink.keys if key not in column_names
+            )

@@ -132,16 +132,16 @@ class SourceOptions(Value, kw_only=True):
         return self.client["isolation.level"] == _READ_COMMITTED
 
 
-def parse_source_options(given: Mapping[str, str], query: QueryType | None = None) -> SourceOptions:
+def parse_source_options(raw_options: Mapping[str, str], query: QueryType | None = None) -> SourceOptions:
     """Parse the options of a reader.
 
     Args:
-        given: the options as Spark passes them: strings by name, in any case.
+        raw_options: the options as Spark passes them: strings by name, in any case.
         query: a batch or a stream; None if that is not known yet, and then only problems of both are
             reported.
     Raises: BadConfig with all problems at once.
     """
-    texts = {name.lower(): text.strip() for name, text in given.items()}
+    texts = {name.lower(): text.strip() for name, text in raw_options.items()}
     values, problems = _parse_values(texts, query)
     client = {"isolation.level": _READ_COMMITTED, **kafka_client_settings(texts)}
     problems += _find_client_problems(client)
@@ -154,15 +154,15 @@ def parse_source_options(given: Mapping[str, str], query: QueryType | None = Non
         problems += _find_batch_problems(start, end)
     if problems or topics is None:
         raise BadConfig("\n".join(problems))
-    named = {field: values[name] for name, field in _FIELD_NAMES.items() if name in values}
-    named["resume"] = resume
-    return SourceOptions(topics=topics, starting=start, ending=end, client=ClientSettings(client), **named)  # type: ignore[arg-type]
+    fields = {field: values[name] for name, field in _FIELD_NAMES.items() if name in values}
+    fields["resume"] = resume
+    return SourceOptions(topics=topics, starting=start, ending=end, client=ClientSettings(client), **fields)  # type: ignore[arg-type]
 
 
-def kafka_client_settings(given: Mapping[str, str]) -> dict[str, str]:
+def kafka_client_settings(raw_options: Mapping[str, str]) -> dict[str, str]:
     """Return the Kafka client settings among the options, except those without effect or refused."""
     not_taken = {o.name.lower() for o in OPTIONS if o.support is not OptionSupport.SUPPORTED}
-    texts = {name.lower(): text for name, text in given.items()}
+    texts = {name.lower(): text for name, text in raw_options.items()}
     return {
         n.removeprefix(KAFKA_PREFIX): t
         for n, t in texts.items()
@@ -178,25 +178,25 @@ def find_common_problems(
     Args:
         texts: the options by name in lower case.
     """
-    known = {o.name.lower(): o for o in OPTIONS if side in o.sides}
-    others = {o.name.lower(): o for o in OPTIONS if side not in o.sides}
+    options = {o.name.lower(): o for o in OPTIONS if side in o.sides}
+    other_options = {o.name.lower(): o for o in OPTIONS if side not in o.sides}
     for name, text in texts.items():
-        option = known.get(name)
-        if option is None and name in others:
-            other = others[name]
+        option = options.get(name)
+        if option is None and name in other_options:
+            other = other_options[name]
             yield f"{other.name}: an option of the {other.sides[0].value}, this is a {side.value}"
         elif option is None:
             if not name.startswith(KAFKA_PREFIX):
-                yield _unknown_option_problem(name, known)
+                yield _unknown_option_problem(name, options)
         elif option.support is OptionSupport.REFUSED:
             yield f"{option.name}: {text!r} is refused: {option.doc}"
         elif query is not None and query not in option.queries and not option.ignored_elsewhere:
             yield f"{option.name}: only in a {option.queries[0].value} query"
 
 
-def _unknown_option_problem(name: str, known: Mapping[str, Option]) -> str:
-    near = _lazy.load("difflib").get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"{name}: unknown option" + (f"; did you mean {known[near[0]].name}?" if near else "")
+def _unknown_option_problem(name: str, options: Mapping[str, Option]) -> str:
+    matches = _lazy.load("difflib").get_close_matches(name, options, n=1, cutoff=0.6)
+    return f"{name}: unknown option" + (f"; did you mean {options[matches[0]].name}?" if matches else "")
 
 
 # -------------------------------------------------------------------------------- reading values
@@ -207,10 +207,10 @@ def _parse_values(texts: Mapping[str, str], query: QueryType | None) -> tuple[di
     problems = list(find_common_problems(texts, ConnectorSide.SOURCE, query))
     values: dict[str, object] = {}
     names = {option.name.lower(): option.name for option in OPTIONS}
-    for name, read in _PARSERS.items():
+    for name, parse in _PARSERS.items():
         if name in texts:
             try:
-                values[name] = read(texts[name])
+                values[name] = parse(texts[name])
             except ValueError as exc:
                 problems.append(f"{names[name]}: {exc}")
     return values, problems
@@ -224,10 +224,10 @@ def _find_client_problems(client: Mapping[str, str]) -> Iterator[str]:
 
 
 def _select_topics(values: Mapping[str, object], problems: list[str]) -> ConsumerStrategy | None:
-    given = [name for name in ("assign", "subscribe", "subscribepattern") if name in values]
-    if len(given) == 1:
-        return cast(ConsumerStrategy, values[given[0]])
-    if given or not any(line.startswith(("assign:", "subscribe")) for line in problems):
+    names = [name for name in ("assign", "subscribe", "subscribepattern") if name in values]
+    if len(names) == 1:
+        return cast(ConsumerStrategy, values[names[0]])
+    if names or not any(line.startswith(("assign:", "subscribe")) for line in problems):
         problems.append("assign, subscribe, subscribePattern: one of these must be given, and only one")
     return None
 
@@ -276,22 +276,22 @@ def _find_batch_problems(start: OffsetRangeLimit, end: OffsetRangeLimit) -> Iter
         for at in sorted(at for at, offset in end.offsets.items() if offset is Edge.EARLIEST):
             yield f"endingOffsets: {at} cannot end at earliest (-2)"
     match start, end:
-        case AtOffsets(offsets=first), AtOffsets(offsets=last):
-            yield from _find_range_problems("Offsets", first, last)
+        case AtOffsets(offsets=starts), AtOffsets(offsets=ends):
+            yield from _find_range_problems("Offsets", starts, ends)
         case AtTimes(times_ms=first_ms), AtTimes(times_ms=last_ms):
             yield from _find_range_problems("OffsetsByTimestamp", first_ms, last_ms)
 
 
 def _find_range_problems(
     suffix: str,
-    first: Mapping[TopicPartition, int | Edge],
-    last: Mapping[TopicPartition, int | Edge],
+    starts: Mapping[TopicPartition, int | Edge],
+    ends: Mapping[TopicPartition, int | Edge],
 ) -> Iterator[str]:
-    apart = sorted(set(first) ^ set(last))
+    apart = sorted(set(starts) ^ set(ends))
     if apart:
         yield f"starting{suffix}, ending{suffix}: only one of them names {', '.join(map(str, apart))}"
-    for at in sorted(set(first) & set(last)):
-        begin, end = first[at], last[at]
+    for at in sorted(set(starts) & set(ends)):
+        begin, end = starts[at], ends[at]
         if isinstance(begin, int) and isinstance(end, int) and begin > end:
             yield f"starting{suffix}: {at} starts at {begin}, behind its end {end}"
 
@@ -306,12 +306,12 @@ def _parse_boolean(text: str) -> bool:
 
 
 def _integer_parser(least: int, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
+    def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not least <= int(text) <= most:
             raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
         return int(text)
 
-    return read
+    return parse
 
 
 _parse_count: Final = _integer_parser(1, INT64_MAX)
@@ -348,26 +348,26 @@ def _parse_pattern(text: str) -> Matching:
 
 
 def _parse_assign(text: str) -> Assigned:
-    wanted = 'JSON such as {"topicA":[0,1],"topicB":[2]}'
-    found = _parse_json_object(text, wanted)
+    form = 'JSON such as {"topicA":[0,1],"topicB":[2]}'
+    topics = _parse_json_object(text, form)
     partitions = []
-    for topic, numbers in found.items():
+    for topic, numbers in topics.items():
         if not isinstance(numbers, list) or not all(map(_is_partition, numbers)):
-            raise ValueError(f"{text!r} is not {wanted}")
+            raise ValueError(f"{text!r} is not {form}")
         partitions += [TopicPartition(topic, number) for number in numbers]
     if not partitions:
         raise ValueError("no partition is named")
     return Assigned(tuple(sorted(set(partitions))))
 
 
-def _parse_by_partition(text: str, wanted: str, least: int) -> dict[TopicPartition, int]:
+def _parse_by_partition(text: str, form: str, least: int) -> dict[TopicPartition, int]:
     offsets = {}
-    for topic, numbers in _parse_json_object(text, wanted).items():
+    for topic, numbers in _parse_json_object(text, form).items():
         if not isinstance(numbers, dict):
-            raise ValueError(f"{text!r} is not {wanted}")
+            raise ValueError(f"{text!r} is not {form}")
         for number, value in numbers.items():
             if not number.isdecimal() or not _is_partition(int(number)) or type(value) is not int:
-                raise ValueError(f"{topic} {number}: {value!r}, in what should be {wanted}")
+                raise ValueError(f"{topic} {number}: {value!r}, in what should be {form}")
             if not least <= value <= INT64_MAX:
                 raise ValueError(f"{topic} {number}: {value} is not {least} to {INT64_MAX}")
             offsets[TopicPartition(topic, int(number))] = value
@@ -380,9 +380,9 @@ def _parse_offsets(text: str) -> OffsetRangeLimit:
     """Parse `earliest`, `latest`, or JSON in which -2 and -1 stand for them."""
     if text.lower() in ("earliest", "latest"):
         return Edge[text.upper()]
-    wanted = 'earliest, latest, or JSON such as {"topicA":{"0":23,"1":-1}}'
-    found = _parse_by_partition(text, wanted, Edge.EARLIEST.value)
-    return AtOffsets({at: Edge(offset) if offset < 0 else offset for at, offset in found.items()})
+    form = 'earliest, latest, or JSON such as {"topicA":{"0":23,"1":-1}}'
+    offsets = _parse_by_partition(text, form, Edge.EARLIEST.value)
+    return AtOffsets({at: Edge(offset) if offset < 0 else offset for at, offset in offsets.items()})
 
 
 def _parse_timestamps(text: str) -> OffsetRangeLimit:
@@ -395,14 +395,14 @@ def _parse_strategy(text: str) -> bool:
     return text.lower() == "latest"
 
 
-def _parse_json_object(text: str, wanted: str) -> dict[str, object]:
+def _parse_json_object(text: str, form: str) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        parsed_object = json.loads(text)
     except ValueError as exc:
-        raise ValueError(f"{text!r} is not {wanted}") from exc
-    if not isinstance(found, dict):
-        raise ValueError(f"{text!r} is not {wanted}")
-    return found
+        raise ValueError(f"{text!r} is not {form}") from exc
+    if not isinstance(parsed_object, dict):
+        raise ValueError(f"{text!r} is not {form}")
+    return parsed_object
 
 
 def _is_partition(number: object) -> bool:

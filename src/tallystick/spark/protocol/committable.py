@@ -87,7 +87,7 @@ class Lease(Value, kw_only=True):
     nonce: str
     coordinator: ProducerIdAndEpoch
     transaction_version: int
-    decided: DecisionSummary | None = None
+    last_decision: DecisionSummary | None = None
     repeats: bool = False
     began_ms: int = 0
 
@@ -115,7 +115,7 @@ class Vote(Value, kw_only=True):
     job: Job
     tallies: tuple[RowChecksum, ...]
     participant: Participant | None = None
-    skipped: bool = False
+    is_skipped: bool = False
     mode: str = ""
     began_ms: int = 0
 
@@ -172,8 +172,8 @@ class Decision(Value, kw_only=True):
         return DecisionSummary(nonce=self.nonce, query_id=self.query_id, batch_id=self.batch_id)
 
     def __str__(self) -> str:
-        last = f"batch {self.batch_id} of query {self.query_id}" if self.batches else "no batch of a query"
-        return f"{last}, {len(self.participants)} transactions, decided at {self.decided_ms} ms"
+        subject = f"batch {self.batch_id} of query {self.query_id}" if self.batches else "no batch of a query"
+        return f"{subject}, {len(self.participants)} transactions, decided at {self.decided_ms} ms"
 
 
 class DecisionNote(Value, kw_only=True):
@@ -185,7 +185,7 @@ class DecisionNote(Value, kw_only=True):
     """
 
     number: int
-    what: str
+    description: str
     offsets: str | None = None
 
 
@@ -193,7 +193,7 @@ class DecisionNote(Value, kw_only=True):
 
 
 def encode_lease(lease: Lease) -> bytes:
-    d = lease.decided
+    d = lease.last_decision
     return _encode(
         kind="lease",
         nonce=lease.nonce,
@@ -206,22 +206,22 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(data: bytes) -> Lease:
-    def build(found: Json) -> Lease:
-        decided = None
-        if found["decided"] is not None:
-            nonce, query_id, batch_id = _expect_list(found["decided"])
-            decided = DecisionSummary(
+    def build(message: Json) -> Lease:
+        last_decision = None
+        if message["decided"] is not None:
+            nonce, query_id, batch_id = _expect_list(message["decided"])
+            last_decision = DecisionSummary(
                 nonce=_expect_str(nonce),
                 query_id=_expect_optional_str(query_id),
                 batch_id=_expect_optional_int(batch_id),
             )
         return Lease(
-            nonce=_expect_str(found["nonce"]),
-            coordinator=_identity_from_json(found["coordinator"]),
-            transaction_version=_expect_int(found["tv"]),
-            decided=decided,
-            repeats=_expect_bool(found["repeats"]),
-            began_ms=_expect_int(found.get("began_ms", 0)),
+            nonce=_expect_str(message["nonce"]),
+            coordinator=_identity_from_json(message["coordinator"]),
+            transaction_version=_expect_int(message["tv"]),
+            last_decision=last_decision,
+            repeats=_expect_bool(message["repeats"]),
+            began_ms=_expect_int(message.get("began_ms", 0)),
         )
 
     return _decode(data, "lease", build)
@@ -236,7 +236,7 @@ def encode_vote(vote: Vote) -> bytes:
         job=_job_to_json(vote.job),
         tallies=_checksums_to_json(vote.tallies),
         txn=None if vote.participant is None else _participant_to_json(vote.participant),
-        skipped=vote.skipped,
+        skipped=vote.is_skipped,
         mode=vote.mode,
         began_ms=vote.began_ms,
     )
@@ -253,7 +253,7 @@ def decode_vote(data: bytes) -> Vote:
             job=_job_from_json(found["job"]),
             tallies=_checksums_from_json(found["tallies"]),
             participant=None if found["txn"] is None else _participant_from_json(found["txn"]),
-            skipped=_expect_bool(found["skipped"]),
+            is_skipped=_expect_bool(found["skipped"]),
             mode=_expect_str(found["mode"]),
             began_ms=_expect_int(found.get("began_ms", 0)),
         ),
@@ -299,8 +299,8 @@ def decode_decision(data: bytes) -> Decision:
     )
 
 
-def encode_decision_note(noted: DecisionNote) -> bytes:
-    return _encode(kind="noted", number=noted.number, what=noted.what, offsets=noted.offsets)
+def encode_decision_note(note: DecisionNote) -> bytes:
+    return _encode(kind="noted", number=note.number, what=note.description, offsets=note.offsets)
 
 
 def decode_decision_note(data: bytes) -> DecisionNote:
@@ -309,7 +309,7 @@ def decode_decision_note(data: bytes) -> DecisionNote:
         "noted",
         lambda found: DecisionNote(
             number=_expect_int(found["number"]),
-            what=_expect_str(found["what"]),
+            description=_expect_str(found["what"]),
             offsets=_expect_optional_str(found["offsets"]),
         ),
     )
@@ -322,15 +322,15 @@ def _encode(**contents: object) -> bytes:
 def _decode(data: bytes, kind: str, build: Callable[[Json], T]) -> T:
     """Parse a message of this kind. Raises: BadCommittable for any other bytes, kind or version."""
     try:
-        found = json.loads(data)
-        version = found["v"] if isinstance(found, dict) else None
+        message = json.loads(data)
+        version = message["v"] if isinstance(message, dict) else None
         if version != VERSION:
             raise BadCommittable(
                 f"a {kind} of version {version!r}, and this one reads {VERSION}: a later tallystick wrote it"
             )
-        if found["kind"] != kind:
-            raise BadCommittable(f"a {found['kind']!r} where a {kind} was expected")
-        return build(found)
+        if message["kind"] != kind:
+            raise BadCommittable(f"a {message['kind']!r} where a {kind} was expected")
+        return build(message)
     except (ValueError, KeyError, TypeError) as exc:
         raise BadCommittable(f"{data[:60]!r} is no {kind}: {type(exc).__name__} {exc}") from exc
 
@@ -339,20 +339,20 @@ def _identity_to_json(pair: ProducerIdAndEpoch) -> list[int]:
     return [pair.producer_id, pair.epoch]
 
 
-def _identity_from_json(found: object) -> ProducerIdAndEpoch:
-    producer_id, epoch = _expect_list(found)
+def _identity_from_json(value: object) -> ProducerIdAndEpoch:
+    producer_id, epoch = _expect_list(value)
     return ProducerIdAndEpoch(
         ProducerId(_expect_int(producer_id, most=INT64_MAX)),
         ProducerEpoch(_expect_int(epoch, most=INT16_MAX)),
     )
 
 
-def _participant_to_json(one: Participant) -> list[object]:
-    return [one.transactional_id, *_identity_to_json(one.identity)]
+def _participant_to_json(participant: Participant) -> list[object]:
+    return [participant.transactional_id, *_identity_to_json(participant.identity)]
 
 
-def _participant_from_json(found: object) -> Participant:
-    transactional_id, *pair = _expect_list(found)
+def _participant_from_json(value: object) -> Participant:
+    transactional_id, *pair = _expect_list(value)
     return Participant(transactional_id=_expect_str(transactional_id), identity=_identity_from_json(pair))
 
 
@@ -360,8 +360,8 @@ def _job_to_json(job: Job) -> list[object]:
     return [job.query_id, job.batch_id] if isinstance(job, MicroBatch) else [job.write_id]
 
 
-def _job_from_json(found: object) -> Job:
-    name, *number = _expect_list(found)
+def _job_from_json(value: object) -> Job:
+    name, *number = _expect_list(value)
     if not number:
         return BatchWrite(_expect_str(name))
     (batch_id,) = number
@@ -373,51 +373,51 @@ def _checksums_to_json(tallies: Iterable[RowChecksum]) -> list[object]:
     return [[each.rows, f"{each.checksum:016x}"] for each in tallies]
 
 
-def _checksums_from_json(found: object) -> tuple[RowChecksum, ...]:
-    return tuple([_checksum_from_json(each) for each in _expect_list(found)])
+def _checksums_from_json(value: object) -> tuple[RowChecksum, ...]:
+    return tuple([_checksum_from_json(each) for each in _expect_list(value)])
 
 
-def _checksum_from_json(found: object) -> RowChecksum:
-    rows, checksum = _expect_list(found)
+def _checksum_from_json(value: object) -> RowChecksum:
+    rows, checksum = _expect_list(value)
     return RowChecksum(_expect_int(rows), int(_expect_str(checksum), 16))
 
 
-def _job_checksums_to_json(written: JobChecksums) -> list[object]:
-    return [written.name, *_checksums_to_json(written.tallies)]
+def _job_checksums_to_json(job_checksums: JobChecksums) -> list[object]:
+    return [job_checksums.name, *_checksums_to_json(job_checksums.tallies)]
 
 
-def _job_checksums_from_json(found: object, name_of: Callable[[object], int | str]) -> JobChecksums:
-    name, *tallies = _expect_list(found)
+def _job_checksums_from_json(value: object, name_of: Callable[[object], int | str]) -> JobChecksums:
+    name, *tallies = _expect_list(value)
     return JobChecksums(name_of(name), _checksums_from_json(tallies))
 
 
-def _expect_list(found: object) -> list[object]:
-    if not isinstance(found, list):
-        raise TypeError(f"{found!r} is no list")
-    return found
+def _expect_list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
 
 
-def _expect_str(found: object) -> str:
-    if not isinstance(found, str):
-        raise TypeError(f"{found!r} is no text")
-    return found
+def _expect_str(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
 
 
-def _expect_int(found: object, most: int = INT64_MAX) -> int:
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
-        raise TypeError(f"{found!r} is no number up to {most}")
-    return found
+def _expect_int(value: object, most: int = INT64_MAX) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        raise TypeError(f"{value!r} is no number up to {most}")
+    return value
 
 
-def _expect_bool(found: object) -> bool:
-    if not isinstance(found, bool):
-        raise TypeError(f"{found!r} is neither true nor false")
-    return found
+def _expect_bool(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
+    return value
 
 
-def _expect_optional_str(found: object) -> str | None:
-    return None if found is None else _expect_str(found)
+def _expect_optional_str(value: object) -> str | None:
+    return None if value is None else _expect_str(value)
 
 
-def _expect_optional_int(found: object) -> int | None:
-    return None if found is None else _expect_int(found)
+def _expect_optional_int(value: object) -> int | None:
+    return None if value is None else _expect_int(value)

@@ -64,8 +64,8 @@ class PrefixStatus(Value, kw_only=True):
         """Transactions that were decided and can no longer be committed."""
         return tuple(
             name
-            for name, found in self.outcomes.items()
-            if found in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
+            for name, outcome in self.outcomes.items()
+            if outcome in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
         )
 
 
@@ -99,23 +99,23 @@ class SinkCoordinator:
         """
         began_ms = self._clock.now_ms()
         await self._decisions.open()
-        held, transaction_version = await self._participants.claim()
-        known = await self._decisions.read()
-        if (refusal := find_lost_decisions(self.prefix, known)) is not None:
+        owner, transaction_version = await self._participants.claim()
+        state = await self._decisions.read()
+        if (refusal := find_lost_decisions(self.prefix, state)) is not None:
             if not adopting:
                 raise refusal
-            await self._decisions.note(known.decision)
-        if known.decision is not None and not known.done:
-            await self._roll_forward(known.decision)
-        await self._abort_undecided(held, transaction_version)
-        last = known.decision
-        decided = _raise_if_error(resume_decision(last, resuming))
+            await self._decisions.note(state.decision)
+        if state.decision is not None and not state.is_complete:
+            await self._roll_forward(state.decision)
+        await self._abort_undecided(owner, transaction_version)
+        decision = state.decision
+        summary = _raise_if_error(resume_decision(decision, resuming))
         return Lease(
             nonce=self._new_nonce(),
-            coordinator=held,
+            coordinator=owner,
             transaction_version=transaction_version,
-            decided=decided,
-            repeats=last is not None and write_id in {each.name for each in last.writes},
+            last_decision=summary,
+            repeats=decision is not None and write_id in {each.name for each in decision.writes},
             began_ms=began_ms,
         )
 
@@ -128,14 +128,18 @@ class SinkCoordinator:
             any of them.
         """
         ballot = _raise_if_error(summarize_votes(votes))
-        last = (await self._decisions.read()).decision
-        if ballot.skipped:
-            if (refusal := refuse_changed_replay(last, ballot)) is not None:
+        last_decision = (await self._decisions.read()).decision
+        if ballot.is_skipped:
+            if (refusal := refuse_changed_replay(last_decision, ballot)) is not None:
                 raise refusal
             return None
-        decision = _raise_if_error(build_decision(self.prefix, last, ballot, self._clock.now_ms(), offsets))
-        shown = await self._participants.describe(each.transactional_id for each in ballot.participants)
-        refusal = find_expired_votes(ballot.participants, shown, self._clock.now_ms(), ballot.began_ms)
+        decision = _raise_if_error(
+            build_decision(self.prefix, last_decision, ballot, self._clock.now_ms(), offsets)
+        )
+        descriptions = await self._participants.describe(
+            each.transactional_id for each in ballot.participants
+        )
+        refusal = find_expired_votes(ballot.participants, descriptions, self._clock.now_ms(), ballot.began_ms)
         if refusal is not None:
             raise refusal
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
@@ -155,30 +159,30 @@ class SinkCoordinator:
         ballot = summarize_votes(votes)
         if not isinstance(ballot, VoteSummary):
             return
-        held = await self._participants.reclaim(ballot.coordinator)
-        if held is None:
+        owner = await self._participants.reclaim(ballot.coordinator)
+        if owner is None:
             _log.info("%s: a newer driver has the prefix; nothing is aborted here", self.prefix)
             return
-        last = (await self._decisions.read()).decision
-        if last is not None and last.nonce == ballot.nonce:
-            await self._complete(last, last.participants)
+        last_decision = (await self._decisions.read()).decision
+        if last_decision is not None and last_decision.nonce == ballot.nonce:
+            await self._complete(last_decision, last_decision.participants)
             return
-        opened = await self._find_undecided()  # including those of tasks that have not voted
-        if opened and await self._participants.owns_prefix(held):
-            await self._abort_all(opened, ballot.transaction_version)
+        undecided = await self._find_undecided()  # including those of tasks that have not voted
+        if undecided and await self._participants.owns_prefix(owner):
+            await self._abort_all(undecided, ballot.transaction_version)
 
     async def inspect(self) -> PrefixStatus:
         """Return the state of the prefix. Changes nothing, and does not see a decision that is in flight."""
-        known = await self._decisions.read()
+        state = await self._decisions.read()
         fates: Mapping[str, ParticipantOutcome] = {}
-        if known.decision is not None and not known.done:
-            fates = await self._resolve_outcomes(known.decision)
-        opened = filter_worker_ids(self.prefix, await self._participants.list_open_ids())
+        if state.decision is not None and not state.is_complete:
+            fates = await self._resolve_outcomes(state.decision)
+        open_ids = filter_worker_ids(self.prefix, await self._participants.list_open_ids())
         return PrefixStatus(
-            decision=known.decision,
+            decision=state.decision,
             outcomes=fates,
-            undecided_ids=tuple(name for name in opened if name not in fates),
-            note=known.note,
+            undecided_ids=tuple(name for name in open_ids if name not in fates),
+            note=state.note,
         )
 
     async def retire(self) -> PrefixStatus:
@@ -186,34 +190,34 @@ class SinkCoordinator:
 
         Returns: the state before any change; its `outcomes` tell which transactions are lost for good.
         """
-        held, transaction_version = await self._participants.claim()
-        found = await self.inspect()
-        if found.decision is not None:
-            decided = found.decision
-            left = [
+        owner, transaction_version = await self._participants.claim()
+        status = await self.inspect()
+        if status.decision is not None:
+            decision = status.decision
+            participants = [
                 p
-                for p in decided.participants
-                if found.outcomes.get(p.transactional_id) is ParticipantOutcome.OPEN
+                for p in decision.participants
+                if status.outcomes.get(p.transactional_id) is ParticipantOutcome.OPEN
             ]
-            failures = await self._end_all(left, decided.transaction_version, TxnDecision.COMMIT)
-            for each in await self._filter_open(left) if failures else ():
+            failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
+            for each in await self._filter_open(participants) if failures else ():
                 raise _still_open_error(each, failures)
-        await self._abort_undecided(held, transaction_version)
-        if found.decision is not None or found.note is not None:
-            await self._decisions.forget(held, transaction_version)
-        return found
+        await self._abort_undecided(owner, transaction_version)
+        if status.decision is not None or status.note is not None:
+            await self._decisions.forget(owner, transaction_version)
+        return status
 
     async def _roll_forward(self, decision: Decision) -> None:
         """Complete the last decision, no matter which driver made it, and record that."""
-        left = await self._find_prepared(decision) if decision.participants else []
-        if left:
-            _log.warning("%s: completing %d transactions of %s", self.prefix, len(left), decision)
-        await self._complete(decision, left)
+        participants = await self._find_prepared(decision) if decision.participants else []
+        if participants:
+            _log.warning("%s: completing %d transactions of %s", self.prefix, len(participants), decision)
+        await self._complete(decision, participants)
 
-    async def _complete(self, decision: Decision, left: Collection[Participant]) -> None:
+    async def _complete(self, decision: Decision, participants: Collection[Participant]) -> None:
         """Commit the transactions of a decision that may be open, and record that all are committed."""
         await self._decisions.note(decision)
-        failures = await self._end_all(left, decision.transaction_version, TxnDecision.COMMIT)
+        failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
         # Transactions that could not be ended may have been committed before.
         for each in await self._find_prepared(decision) if failures else ():
             raise _still_open_error(each, failures)
@@ -227,8 +231,8 @@ class SinkCoordinator:
         """
         fates = await self._resolve_outcomes(decision)
         if (report := find_incomplete_decision(self.prefix, decision, fates)) is not None:
-            last = (await self._decisions.read()).decision
-            if last is None or last.nonce != decision.nonce:
+            last_decision = (await self._decisions.read()).decision
+            if last_decision is None or last_decision.nonce != decision.nonce:
                 raise PrefixTaken(self.prefix, f"it has completed {decision} and gone on")
             raise report
         return [
@@ -236,11 +240,11 @@ class SinkCoordinator:
         ]
 
     async def _resolve_outcomes(self, decision: Decision) -> Mapping[str, ParticipantOutcome]:
-        named = {each.transactional_id: each for each in decision.participants}
-        shown = await self._participants.describe(named)
+        participants = {each.transactional_id: each for each in decision.participants}
+        descriptions = await self._participants.describe(participants)
         return {
-            name: resolve_outcome(each, decision.transaction_version, shown[name])
-            for name, each in named.items()
+            name: resolve_outcome(each, decision.transaction_version, descriptions[name])
+            for name, each in participants.items()
         }
 
     async def _abort_stray_attempts(self, ballot: VoteSummary) -> None:
@@ -250,10 +254,10 @@ class SinkCoordinator:
         reads what it writes begins no batch, because the open transaction hides all newer records from it.
         """
         try:
-            opened = await self._find_undecided()
+            undecided = await self._find_undecided()
             # This replaces the epoch that the votes have: late attempts notice. It fences no newer driver.
-            if opened and await self._participants.reclaim(ballot.coordinator) is not None:
-                await self._abort_all(opened, ballot.transaction_version)
+            if undecided and await self._participants.reclaim(ballot.coordinator) is not None:
+                await self._abort_all(undecided, ballot.transaction_version)
         except TallystickError as exc:
             _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
 
@@ -263,35 +267,35 @@ class SinkCoordinator:
         If the prefix is still held *after* this call, none of them belongs to a newer lease, because the
         tasks of a lease begin after its claim.
         """
-        shown = await self._participants.describe(
+        descriptions = await self._participants.describe(
             filter_worker_ids(self.prefix, await self._participants.list_open_ids())
         )
         return [
-            Participant(transactional_id=name, identity=found.writer)
-            for name, found in shown.items()
-            if found is not None and found.state == "Ongoing"
+            Participant(transactional_id=name, identity=description.writer)
+            for name, description in descriptions.items()
+            if description is not None and description.state == "Ongoing"
         ]
 
-    async def _abort_all(self, opened: Collection[Participant], transaction_version: int) -> None:
-        failures = await self._end_all(opened, transaction_version, TxnDecision.ABORT)
+    async def _abort_all(self, participants: Collection[Participant], transaction_version: int) -> None:
+        failures = await self._end_all(participants, transaction_version, TxnDecision.ABORT)
         for name, failure in failures.items():
             _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
-    async def _abort_undecided(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
+    async def _abort_undecided(self, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         """Abort every open transaction that no decision will ever name. Only under a claim.
 
         A driver may stall here for any time while a newer one works. So it aborts only what it has seen,
         under the producer ids and epochs it has seen, and only if it held the prefix after it looked: then
         all of it was written under an earlier lease [SPK-28].
         """
-        opened = await self._find_undecided()
-        if not opened:
+        undecided = await self._find_undecided()
+        if not undecided:
             return
-        if not await self._participants.owns_prefix(held):
+        if not await self._participants.owns_prefix(owner):
             raise PrefixTaken(self.prefix, "another driver began while this one looked at what is open")
-        _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(opened))
-        failures = await self._end_all(opened, transaction_version, TxnDecision.ABORT)
-        for each in await self._filter_open(opened) if failures else ():
+        _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(undecided))
+        failures = await self._end_all(undecided, transaction_version, TxnDecision.ABORT)
+        for each in await self._filter_open(undecided) if failures else ():
             raise _still_open_error(each, failures)
 
     async def _end_all(
@@ -299,27 +303,29 @@ class SinkCoordinator:
     ) -> Mapping[str, ClientError]:
         """End transactions under exactly their producer ids and epochs; return the failures by id."""
         failures = await self._participants.end(participants, transaction_version, wish)
-        fenced = [p for p in participants if isinstance(failures.get(p.transactional_id), Fenced)]
+        fenced_participants = [
+            p for p in participants if isinstance(failures.get(p.transactional_id), Fenced)
+        ]
         # Fenced and still open: an earlier recovery kept the transaction (KIP-939) and did not end it.
-        kept = await self._filter_open(fenced) if fenced else []
-        if not kept:
+        kept_participants = await self._filter_open(fenced_participants) if fenced_participants else []
+        if not kept_participants:
             return failures
-        again = await self._participants.recover(kept, transaction_version, wish)
-        tried = {each.transactional_id for each in kept}
-        return {**{name: why for name, why in failures.items() if name not in tried}, **again}
+        recovery_failures = await self._participants.recover(kept_participants, transaction_version, wish)
+        kept_ids = {each.transactional_id for each in kept_participants}
+        return {**{name: why for name, why in failures.items() if name not in kept_ids}, **recovery_failures}
 
     async def _filter_open(self, participants: Collection[Participant]) -> list[Participant]:
-        shown = await self._participants.describe(each.transactional_id for each in participants)
-        return [each for each in participants if is_open(each, shown[each.transactional_id])]
+        descriptions = await self._participants.describe(each.transactional_id for each in participants)
+        return [each for each in participants if is_open(each, descriptions[each.transactional_id])]
 
 
-def _still_open_error(one: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
-    return failures.get(one.transactional_id) or SinkError(
-        f"{one.transactional_id} is open although it was ended"
+def _still_open_error(participant: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
+    return failures.get(participant.transactional_id) or SinkError(
+        f"{participant.transactional_id} is open although it was ended"
     )
 
 
-def _raise_if_error(found: T | SinkError) -> T:
-    if isinstance(found, SinkError):
-        raise found
-    return found
+def _raise_if_error(result: T | SinkError) -> T:
+    if isinstance(result, SinkError):
+        raise result
+    return result

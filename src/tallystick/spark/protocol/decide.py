@@ -122,7 +122,7 @@ class QueryStart(Value, kw_only=True):
 
 
 def plan_task(
-    decided: DecisionSummary | None,
+    last_decision: DecisionSummary | None,
     batch: MicroBatch,
     on_new: NewCheckpoint,
     on_new_prefix: NewPrefix = NewPrefix.REFUSE,
@@ -131,20 +131,20 @@ def plan_task(
 
     A driver that lags behind repeats batches before the last decided one, so those are skipped, too.
     """
-    if decided is None or decided.query_id != batch.query_id:
-        if (refusal := refuse_unknown_query(decided, batch.query_id, on_new)) is not None:
+    if last_decision is None or last_decision.query_id != batch.query_id:
+        if (refusal := refuse_unknown_query(last_decision, batch.query_id, on_new)) is not None:
             return refusal
         return _refuse_missing_decisions(batch, on_new_prefix) or TaskAction.WRITE
-    last = -1 if decided.batch_id is None else decided.batch_id
-    if batch.batch_id <= last:
+    last_batch_id = -1 if last_decision.batch_id is None else last_decision.batch_id
+    if batch.batch_id <= last_batch_id:
         return TaskAction.SKIP
-    if batch.batch_id == last + 1:
+    if batch.batch_id == last_batch_id + 1:
         return TaskAction.WRITE
     return CheckpointsDiffer(
         f"checkpoint and decisions differ: {batch} follows no decided batch: the last one decided is "
-        f"{'none' if last < 0 else last}. Batches in between were committed without this sink, or decisions "
-        "were lost. Nothing was written. Find out which; to go on from here, give the sink a new "
-        "transactional.id.prefix, and onNewPrefix=adopt until its first batch is decided"
+        f"{'none' if last_batch_id < 0 else last_batch_id}. Batches in between were committed "
+        "without this sink, or decisions were lost. Nothing was written. Find out which; to go on from here, "
+        "give the sink a new transactional.id.prefix, and onNewPrefix=adopt until its first batch is decided"
     )
 
 
@@ -162,24 +162,24 @@ def _refuse_missing_decisions(batch: MicroBatch, on_new: NewPrefix) -> Decisions
 
 
 def refuse_moved_decisions(
-    noted: DecisionLocation | None, prefix: str, place: str | None, on_new: NewPrefix
+    note: DecisionLocation | None, prefix: str, place: str | None, on_new: NewPrefix
 ) -> DecisionsMissing | None:
     """Refuse a query whose decisions are not in the place that its checkpoint notes [SPK-29].
 
     Args:
-        noted: the note in the checkpoint; None if there is none, or it cannot be read.
+        note: the note in the checkpoint; None if there is none, or it cannot be read.
         place: the place where decisions are looked for now; None if there are none yet.
     """
     if (
-        noted is None
+        note is None
         or on_new is NewPrefix.ADOPT
-        or noted == DecisionLocation(prefix=prefix, location=place or "")
+        or note == DecisionLocation(prefix=prefix, location=place or "")
     ):
         return None
     now = "nowhere yet" if place is None else f"in {place}"
     return DecisionsMissing(
-        f"the checkpoint belongs to transactional.id.prefix {noted.prefix!r} with decisions in "
-        f"{noted.location}; the query was started with {prefix!r} and decisions {now}. Batches decided "
+        f"the checkpoint belongs to transactional.id.prefix {note.prefix!r} with decisions in "
+        f"{note.location}; the query was started with {prefix!r} and decisions {now}. Batches decided "
         "there and not yet in the checkpoint would be written twice, so nothing was begun. Restore the old "
         "options; if the decisions were lost, compare the topic with the sources. If the change is intended, "
         "start the query once more as it was, so that no batch is left half-way, then with onNewPrefix=adopt"
@@ -187,37 +187,39 @@ def refuse_moved_decisions(
 
 
 def refuse_unknown_query(
-    decided: DecisionSummary | None, query_id: str, on_new: NewCheckpoint
+    last_decision: DecisionSummary | None, query_id: str, on_new: NewCheckpoint
 ) -> UnknownCheckpoint | None:
     """Refuse a query that is new to the prefix, unless an option allows it.
 
     A task checks this, because it always knows its query. A driver that can find out its query checks it
     before it claims the prefix, so that a mistyped prefix does not fence the query that owns it.
     """
-    if decided is None or decided.query_id in (None, query_id) or on_new is NewCheckpoint.RESTART:
+    if last_decision is None or last_decision.query_id in (None, query_id) or on_new is NewCheckpoint.RESTART:
         return None
-    known = (
+    introduction = (
         f"query {query_id} is new to this transactional.id.prefix: the last decision is batch "
-        f"{decided.batch_id} of query {decided.query_id}."
+        f"{last_decision.batch_id} of query {last_decision.query_id}."
     )
     if on_new is NewCheckpoint.RESUME:  # the driver would have told the tasks otherwise: `resume_decision`
         return UnknownCheckpoint(
-            f"{known} Nothing was written. onNewCheckpoint=resume looks into the checkpoint, and the driver "
-            "cannot: it must be a folder of the driver's host, given as the option checkpointLocation. "
-            "Without one, give the source startingOffsets and the sink onNewCheckpoint=restart: "
-            "`tallystick transactions resolve --prefix ... --dry-run` shows the offsets"
+            f"{introduction} Nothing was written. onNewCheckpoint=resume looks into the checkpoint, and "
+            "the driver cannot: it must be a folder of the driver's host, given as the option "
+            "checkpointLocation. Without one, give the source startingOffsets and the sink "
+            "onNewCheckpoint=restart: `tallystick transactions resolve --prefix ... --dry-run` shows the "
+            "offsets"
         )
     return UnknownCheckpoint(
-        f"{known} Its checkpoint was deleted or replaced, or another query has the prefix. Nothing was "
-        "written. If the checkpoint is still there, use it. If not: onNewCheckpoint=resume goes on where the "
-        "last decision ended, and needs the sources' options resume.from.prefix and checkpointLocation; "
-        "onNewCheckpoint=restart writes what this query reads, whatever was written before. `tallystick "
-        "transactions resolve --prefix ... --dry-run` shows the offsets of the last decision"
+        f"{introduction} Its checkpoint was deleted or replaced, or another query has the prefix. "
+        "Nothing was written. If the checkpoint is still there, use it. If not: onNewCheckpoint=resume goes "
+        "on where the last decision ended, and needs the sources' options resume.from.prefix and "
+        "checkpointLocation; onNewCheckpoint=restart writes what this query reads, whatever was written "
+        "before. `tallystick transactions resolve --prefix ... --dry-run` shows the offsets of the last "
+        "decision"
     )
 
 
 def resume_decision(
-    last: Decision | None, beginning: QueryStart | None
+    last_decision: Decision | None, beginning: QueryStart | None
 ) -> DecisionSummary | UnknownCheckpoint | None:
     """Return the last decision to put into the lease, under `onNewCheckpoint=resume` [SPK-27].
 
@@ -227,27 +229,29 @@ def resume_decision(
     Args:
         beginning: the beginning of the query; None if the driver cannot see it. Then its tasks refuse.
     """
-    if last is None or beginning is None or last.query_id in (None, beginning.query_id):
-        return None if last is None else last.summary
-    kept = (last.offsets or "").splitlines()
-    at = f"batch {last.batch_id} of query {last.query_id}"
-    if not kept:
+    if last_decision is None or beginning is None or last_decision.query_id in (None, beginning.query_id):
+        return None if last_decision is None else last_decision.summary
+    offsets = (last_decision.offsets or "").splitlines()
+    at = f"batch {last_decision.batch_id} of query {last_decision.query_id}"
+    if not offsets:
         why = f"the offsets of {at} were not kept: its checkpoint was no folder that its driver could read"
     elif beginning.is_stateful:
-        why = f"the state of query {last.query_id} was in its checkpoint, and this query would begin without"
-    elif beginning.source_count != len(kept) or _normalize_all_offsets(
+        query_id = last_decision.query_id
+        why = f"the state of query {query_id} was in its checkpoint, and this query would begin without"
+    elif beginning.source_count != len(offsets) or _normalize_all_offsets(
         beginning.start_offsets
-    ) != _normalize_all_offsets(kept):
+    ) != _normalize_all_offsets(offsets):
         began = " and ".join(beginning.start_offsets) or "unreported offsets"
         why = (
-            f"{at} ended at {' and '.join(kept)}; the {beginning.source_count} sources of this query began "
-            f"at {began}. Give each the options resume.from.prefix and checkpointLocation"
+            f"{at} ended at {' and '.join(offsets)}; the {beginning.source_count} sources of this query "
+            f"began at {began}. Give each the options resume.from.prefix and checkpointLocation"
         )
     else:
-        return DecisionSummary(nonce=last.nonce, query_id=beginning.query_id, batch_id=None)
+        return DecisionSummary(nonce=last_decision.nonce, query_id=beginning.query_id, batch_id=None)
     return UnknownCheckpoint(
-        f"query {beginning.query_id} cannot resume query {last.query_id}: {why}. Nothing was written. Begin "
-        "with another checkpoint when that is mended, or choose onNewCheckpoint=restart, which does not look"
+        f"query {beginning.query_id} cannot resume query {last_decision.query_id}: {why}. Nothing "
+        "was written. Begin with another checkpoint when that is mended, or choose onNewCheckpoint=restart, "
+        "which does not look"
     )
 
 
@@ -273,7 +277,7 @@ class VoteSummary(Value, kw_only=True):
     coordinator: ProducerIdAndEpoch
     transaction_version: int
     job: Job
-    skipped: bool
+    is_skipped: bool
     participants: tuple[Participant, ...]
     tallies: tuple[RowChecksum, ...]
     mode: str
@@ -289,45 +293,55 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
     cast = [vote for vote in votes if vote is not None]
     if not cast:
         return MixedVotes("no task has voted")
-    agreed = {(v.nonce, v.coordinator, v.transaction_version, v.job, v.skipped, len(v.tallies)) for v in cast}
-    if len(agreed) != 1:
-        shown = "; ".join(sorted(f"{v.job} under {v.nonce}{' skipped' * v.skipped}" for v in cast)[:5])
-        return MixedVotes(f"the votes of one batch do not agree: {shown}. Nothing was decided")
+    common_fields = {
+        (v.nonce, v.coordinator, v.transaction_version, v.job, v.is_skipped, len(v.tallies)) for v in cast
+    }
+    if len(common_fields) != 1:
+        vote_texts = "; ".join(
+            sorted(f"{v.job} under {v.nonce}{' skipped' * v.is_skipped}" for v in cast)[:5]
+        )
+        return MixedVotes(f"the votes of one batch do not agree: {vote_texts}. Nothing was decided")
     participants = tuple(vote.participant for vote in cast if vote.participant is not None)
     if len({each.transactional_id for each in participants}) != len(participants):
         return MixedVotes("two votes name the same transactional id. Nothing was decided")
-    first, *others = cast
-    tallies = first.tallies
-    for vote in others:
+    first_vote, *other_votes = cast
+    tallies = first_vote.tallies
+    for vote in other_votes:
         tallies = tuple(a.combine(b) for a, b in zip(tallies, vote.tallies, strict=True))
     return VoteSummary(
-        nonce=first.nonce,
-        coordinator=first.coordinator,
-        transaction_version=first.transaction_version,
-        job=first.job,
-        skipped=first.skipped,
+        nonce=first_vote.nonce,
+        coordinator=first_vote.coordinator,
+        transaction_version=first_vote.transaction_version,
+        job=first_vote.job,
+        is_skipped=first_vote.is_skipped,
         participants=participants,
         tallies=tallies,
         mode=next((vote.mode for vote in cast if vote.mode), ""),
-        began_ms=first.began_ms,
+        began_ms=first_vote.began_ms,
     )
 
 
-def refuse_changed_replay(last: Decision | None, ballot: VoteSummary) -> SinkError | None:
+def refuse_changed_replay(last_decision: Decision | None, ballot: VoteSummary) -> SinkError | None:
     """Refuse a skipped job whose rows are not those that were decided [SPK-22]."""
     name = ballot.job.batch_id if isinstance(ballot.job, MicroBatch) else ballot.job.write_id
-    kept = () if last is None else last.batches if isinstance(ballot.job, MicroBatch) else last.writes
-    written = next((each for each in kept if each.name == name), None)
+    jobs = (
+        ()
+        if last_decision is None
+        else last_decision.batches
+        if isinstance(ballot.job, MicroBatch)
+        else last_decision.writes
+    )
+    checksums = next((each for each in jobs if each.name == name), None)
     now = " and ".join(map(str, ballot.tallies))
-    if written is None:
+    if checksums is None:
         return CheckpointsDiffer(
             f"checkpoint and decisions differ: {ballot.job} came again with {now}, and the decisions "
-            f"tell only of the last {len(kept)}. It was neither written nor skipped. The checkpoint is an "
+            f"tell only of the last {len(jobs)}. It was neither written nor skipped. The checkpoint is an "
             "old one: restore a newer one, or begin anew with a new checkpoint and transactional.id.prefix"
         )
-    if written.tallies == ballot.tallies:
+    if checksums.tallies == ballot.tallies:
         return None
-    then = " and ".join(map(str, written.tallies))
+    then = " and ".join(map(str, checksums.tallies))
     return CheckpointsDiffer(
         f"checkpoint and decisions differ: {ballot.job} came again with {now}; what was decided is {then}. "
         f"It was neither written again nor skipped. {_CHANGED_ROWS_ADVICE[type(ballot.job)]}"
@@ -345,7 +359,7 @@ _CHANGED_ROWS_ADVICE: Final = {
 
 
 def build_decision(
-    prefix: str, last: Decision | None, ballot: VoteSummary, now_ms: int, offsets: str | None
+    prefix: str, last_decision: Decision | None, ballot: VoteSummary, now_ms: int, offsets: str | None
 ) -> Decision | PrefixTaken:
     """Build the decision on this ballot, including the batches and writes that the last one kept.
 
@@ -357,35 +371,35 @@ def build_decision(
         participants=ballot.participants,
         transaction_version=ballot.transaction_version,
         decided_ms=now_ms,
-        query_id=None if last is None else last.query_id,
-        batches=() if last is None else last.batches,
-        writes=() if last is None else last.writes,
+        query_id=None if last_decision is None else last_decision.query_id,
+        batches=() if last_decision is None else last_decision.batches,
+        writes=() if last_decision is None else last_decision.writes,
         mode=ballot.mode,
-        offsets=None if last is None else last.offsets,
-        number=1 if last is None else last.number + 1,
+        offsets=None if last_decision is None else last_decision.offsets,
+        number=1 if last_decision is None else last_decision.number + 1,
     )
     if isinstance(ballot.job, BatchWrite):
-        written = JobChecksums(ballot.job.write_id, ballot.tallies)
-        if not written.name:
+        checksums = JobChecksums(ballot.job.write_id, ballot.tallies)
+        if not checksums.name:
             return decision
-        if written.name in {each.name for each in decision.writes}:
+        if checksums.name in {each.name for each in decision.writes}:
             return PrefixTaken(prefix, f"it has decided {ballot.job}")
-        return replace(decision, writes=(*decision.writes, written)[-WRITES_MAX:])
-    written = JobChecksums(ballot.job.batch_id, ballot.tallies)
+        return replace(decision, writes=(*decision.writes, checksums)[-WRITES_MAX:])
+    checksums = JobChecksums(ballot.job.batch_id, ballot.tallies)
     batches = decision.batches if decision.query_id == ballot.job.query_id else ()
     if batches and batches[-1].name != ballot.job.batch_id - 1:
         return PrefixTaken(prefix, f"it has decided batch {batches[-1].name}, this is {ballot.job}")
     return replace(
         decision,
         query_id=ballot.job.query_id,
-        batches=(*batches, written)[-BATCHES_MAX:],
+        batches=(*batches, checksums)[-BATCHES_MAX:],
         offsets=offsets,
     )
 
 
 def find_expired_votes(
     participants: Sequence[Participant],
-    shown: Mapping[str, TransactionDescription | None],
+    descriptions: Mapping[str, TransactionDescription | None],
     now_ms: int,
     began_ms: int,
 ) -> VoteLost | None:
@@ -400,36 +414,36 @@ def find_expired_votes(
     problems = [
         why
         for each in participants
-        if (why := _why_undecidable(each, shown[each.transactional_id], now_ms, began_ms))
+        if (why := _why_undecidable(each, descriptions[each.transactional_id], now_ms, began_ms))
     ]
     if not problems:
         return None
-    more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+    ellipsis = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
     return VoteLost(
         f"{len(problems)} of {len(participants)} prepared transactions cannot be decided on: "
-        f"{'; '.join(problems[:3])}{more}. Nothing was decided: the batch is written again when the query is "
-        "restarted"
+        f"{'; '.join(problems[:3])}{ellipsis}. Nothing was decided: the batch is written again when the "
+        "query is restarted"
     )
 
 
 def _why_undecidable(
-    one: Participant, shown: TransactionDescription | None, now_ms: int, began_ms: int
+    participant: Participant, description: TransactionDescription | None, now_ms: int, began_ms: int
 ) -> str | None:
-    if shown is None:
-        return f"{one.transactional_id}: unknown to the cluster"
-    if not is_open(one, shown):
+    if description is None:
+        return f"{participant.transactional_id}: unknown to the cluster"
+    if not is_open(participant, description):
         return (
-            f"{one.transactional_id}: prepared as {one.identity}, and the cluster has {shown.writer} "
-            f"{shown.state}"
+            f"{participant.transactional_id}: prepared as {participant.identity}, and the cluster has "
+            f"{description.writer} {description.state}"
         )
-    if shown.timeout_ms is None or shown.started_ms is None:
+    if description.timeout_ms is None or description.started_ms is None:
         return None
-    age_ms = _transaction_age_ms(shown.started_ms, now_ms, began_ms)
-    if age_ms < shown.timeout_ms - shown.timeout_ms // TIMEOUT_MARGIN_DIVISOR:
+    age_ms = _transaction_age_ms(description.started_ms, now_ms, began_ms)
+    if age_ms < description.timeout_ms - description.timeout_ms // TIMEOUT_MARGIN_DIVISOR:
         return None
     return (
-        f"{one.transactional_id}: open for {age_ms} ms, and the cluster aborts it at {shown.timeout_ms} ms; "
-        "raise kafka.transaction.timeout.ms, or make batches smaller"
+        f"{participant.transactional_id}: open for {age_ms} ms, and the cluster aborts it at "
+        f"{description.timeout_ms} ms; raise kafka.transaction.timeout.ms, or make batches smaller"
     )
 
 
@@ -477,45 +491,51 @@ _OUTCOME_BY_FINDING: Final = {
 }
 
 
-def is_open(one: Participant, shown: TransactionDescription | None) -> bool:
+def is_open(participant: Participant, description: TransactionDescription | None) -> bool:
     """Return whether exactly this transaction is open."""
-    return shown is not None and shown.state == "Ongoing" and shown.writer == one.identity
+    return (
+        description is not None
+        and description.state == "Ongoing"
+        and description.writer == participant.identity
+    )
 
 
 def resolve_outcome(
-    one: Participant, transaction_version: int, shown: TransactionDescription | None
+    participant: Participant, transaction_version: int, description: TransactionDescription | None
 ) -> ParticipantOutcome:
     """Return the outcome of a decided transaction, from its coordinator's description."""
-    asked = TxnToResolve(writer=one.identity, client=one.identity, version=transaction_version)
-    seen = None if shown is None else _to_txn_state(shown)
-    finding = classify_outcome(asked, seen)
-    if finding is TxnFinding.MOVED_ON and seen is not None:
-        return _OUTCOME_BY_STATE.get(seen.state, ParticipantOutcome.UNKNOWN)
+    txn = TxnToResolve(writer=participant.identity, client=participant.identity, version=transaction_version)
+    state = None if description is None else _to_txn_state(description)
+    finding = classify_outcome(txn, state)
+    if finding is TxnFinding.MOVED_ON and state is not None:
+        return _OUTCOME_BY_STATE.get(state.state, ParticipantOutcome.UNKNOWN)
     return _OUTCOME_BY_FINDING[finding]
 
 
-def _to_txn_state(shown: TransactionDescription) -> TxnDescription:
-    whole = (each.writer for each in shown.forced_outcomes if each.partition is None)
-    return TxnDescription(state=shown.state, identity=shown.writer, forced_identities=frozenset(whole))
+def _to_txn_state(description: TransactionDescription) -> TxnDescription:
+    forced_writers = (each.writer for each in description.forced_outcomes if each.partition is None)
+    return TxnDescription(
+        state=description.state, identity=description.writer, forced_identities=frozenset(forced_writers)
+    )
 
 
 def find_incomplete_decision(
     prefix: str, decision: Decision, fates: Mapping[str, ParticipantOutcome]
 ) -> DecisionBroken | None:
     """Return an error if a decision cannot be completed; None if all of it is or can be committed."""
-    bad = [
-        (name, found)
-        for name, found in fates.items()
-        if found in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
+    lost = [
+        (name, outcome)
+        for name, outcome in fates.items()
+        if outcome in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
     ]
-    if not bad:
+    if not lost:
         return None
-    told = "; ".join(f"{name}: {found.value}" for name, found in bad[:5])
-    more = f", and {len(bad) - 5} more" if len(bad) > 5 else ""
-    decided = f"the last decision under {prefix!r} ({decision})"
+    outcome_texts = "; ".join(f"{name}: {outcome.value}" for name, outcome in lost[:5])
+    ellipsis = f", and {len(lost) - 5} more" if len(lost) > 5 else ""
+    subject = f"the last decision under {prefix!r} ({decision})"
     return DecisionBroken(
-        f"{decided} cannot be completed: {told}{more}. Rows of these transactions are missing from the "
-        "topic, or it is unknown whether they are there. The query stops; nothing else was changed. "
+        f"{subject} cannot be completed: {outcome_texts}{ellipsis}. Rows of these transactions are missing "
+        "from the topic, or it is unknown whether they are there. The query stops; nothing else was changed. "
         f"{_explain_incomplete(decision.mode)}: compare the topic with the source of that batch, write what "
         f"is missing, then accept the loss with `{format_resolve_command(prefix)} --retire` and start the "
         "query with onNewPrefix=adopt, which writes that batch again unless the checkpoint has committed it"
@@ -542,21 +562,21 @@ def _explain_incomplete(mode: str) -> str:
     )
 
 
-def find_lost_decisions(prefix: str, known: DecisionState) -> DecisionsLost | None:
+def find_lost_decisions(prefix: str, state: DecisionState) -> DecisionsLost | None:
     """Return an error if the database has lost decisions that are noted in the cluster [SPK-44]."""
-    decision, noted = known.decision, known.note
-    if noted is None or (decision is not None and (noted.number <= decision.number or not decision.number)):
+    decision, note = state.decision, state.note
+    if note is None or (decision is not None and (note.number <= decision.number or not decision.number)):
         return None  # number 0: an earlier version, which did not number its decisions
     has = "none" if decision is None else f"number {decision.number}: {decision}"
     return DecisionsLost(
-        f"the database has lost decisions under {prefix!r} that it had acknowledged: number {noted.number} "
-        f"({noted.what}) was decided, and Kafka's transactions of it are committed or will be; the last one "
-        f"in the database is {has}. A restored backup, or a replica that was promoted and lagged, does this. "
-        "Rows of the batches between are in the topics and not in the tables, and these batches would be "
-        "written to the topics again. Nothing was begun. Bring the database to a state that has them. If "
-        "they are lost: take them over from the topics by hand, accept that with "
+        f"the database has lost decisions under {prefix!r} that it had acknowledged: number {note.number} "
+        f"({note.description}) was decided, and Kafka's transactions of it are committed or will be; the "
+        f"last one in the database is {has}. A restored backup, or a replica that was promoted and lagged, "
+        "does this. Rows of the batches between are in the topics and not in the tables, and these batches "
+        "would be written to the topics again. Nothing was begun. Bring the database to a state that has "
+        "them. If they are lost: take them over from the topics by hand, accept that with "
         f"`{format_resolve_command(prefix)} --retire`, and begin with a new checkpoint, its sources at "
-        f"{noted.offsets or 'the end of that batch'}"
+        f"{note.offsets or 'the end of that batch'}"
     )
 
 

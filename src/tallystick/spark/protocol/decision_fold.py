@@ -63,7 +63,7 @@ class DecisionState(Value, kw_only=True):
     """
 
     decision: Decision | None = None
-    done: bool = False
+    is_complete: bool = False
     note: DecisionNote | None = None
 
 
@@ -76,19 +76,21 @@ class DecisionFold:
         self._pending: dict[int, bytes | None] = {}
         self._decision_bytes: bytes | None = None
         self._decoded_decision: tuple[bytes, Decision] | None = None
-        self._done: str | None = None
+        self._completed_nonce: str | None = None
         self._note_key, self._note_bytes = note_key(prefix), b""
 
     @property
     def state(self) -> DecisionState:
         """State of the prefix, as read so far. Raises: BadCommittable."""
-        noted = decode_decision_note(self._note_bytes) if self._note_bytes else None
+        note = decode_decision_note(self._note_bytes) if self._note_bytes else None
         if not self._decision_bytes:
-            return DecisionState(note=noted)
+            return DecisionState(note=note)
         if self._decoded_decision is None or self._decoded_decision[0] != self._decision_bytes:
             self._decoded_decision = self._decision_bytes, decode_decision(self._decision_bytes)
         decision = self._decoded_decision[1]
-        return DecisionState(decision=decision, done=self._done == decision.nonce, note=noted)
+        return DecisionState(
+            decision=decision, is_complete=self._completed_nonce == decision.nonce, note=note
+        )
 
     def cache_decision(self, value: bytes, decision: Decision) -> None:
         """Keep a decision of this process, to save decoding it: a hundred batches take 0.3 ms."""
@@ -119,24 +121,24 @@ class DecisionFold:
             if record.key == self._key and header.is_transactional:
                 self._pending[header.producer_id] = record.value
             elif record.key == self._done_key and record.value is not None:
-                self._done = record.value.decode(errors="replace")
+                self._completed_nonce = record.value.decode(errors="replace")
             elif record.key == self._note_key:
                 self._keep_latest_note(record.value or b"")
 
     def _keep_latest_note(self, value: bytes) -> None:
         """Keep the note with the highest number: a driver that was replaced may write its own late."""
-        late = (
+        is_older = (
             value
             and self._note_bytes
             and decode_decision_note(value).number < decode_decision_note(self._note_bytes).number
         )
-        self._note_bytes = self._note_bytes if late else value
+        self._note_bytes = self._note_bytes if is_older else value
 
 
 def _read_complete_header(data: Buffer, at: int) -> BatchHeader | None:
     """Return the header of the batch at `at`; None if the batch is incomplete."""
-    left = len(data) - at
-    if left < HEADER_SIZE:
+    size_left = len(data) - at
+    if size_left < HEADER_SIZE:
         return None
     header = read_header(data, at)
-    return header if header.size_bytes <= left else None
+    return header if header.size_bytes <= size_left else None

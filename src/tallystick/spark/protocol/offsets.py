@@ -77,8 +77,8 @@ def limit_offsets(most: int, start: Offsets, latest: Offsets) -> dict[TopicParti
     ends = dict(latest)
     for at, size in sizes.items():
         share = most * (size / total)
-        taken = math.ceil(share) if share < 1 else math.floor(share)
-        ends[at] = min(latest[at], start[at] + min(taken, INT64_MAX - start[at]))
+        count = math.ceil(share) if share < 1 else math.floor(share)
+        ends[at] = min(latest[at], start[at] + min(count, INT64_MAX - start[at]))
     return ends
 
 
@@ -99,15 +99,15 @@ def plan_batch(start: Offsets, end: Offsets, earliest: Offsets) -> BatchPlan:
         earliest: the log start offsets of partitions that are in `end` and not in `start`.
     """
     losses = []
-    added = sorted(set(end) - set(start))
-    for at in added:
+    new_partitions = sorted(set(end) - set(start))
+    for at in new_partitions:
         if at not in earliest:
             losses.append(f"{at} was added and is gone")
         elif earliest[at] != _FIRST_OFFSET:
             losses.append(f"{at} was added and begins at offset {earliest[at]}, not {_FIRST_OFFSET}")
-    gone = ", ".join(map(str, sorted(set(start) - set(end))))
-    if gone:
-        losses.append(f"gone since they were last read: {gone}")
+    gone_names = ", ".join(map(str, sorted(set(start) - set(end))))
+    if gone_names:
+        losses.append(f"gone since they were last read: {gone_names}")
     begins = {**earliest, **start}
     ranges = []
     for at in sorted(end):
@@ -134,29 +134,29 @@ def split_ranges(
         return pieces
     # Ranges that stay whole do not count in the proportion by which the others are cut.
     total = sum(each.size for each in pieces)
-    whole = [each for each in pieces if _part_count(each.size, total, min_partitions) == 1]
-    cut_total = total - sum(each.size for each in whole)
-    wanted = max(min_partitions - len(whole), 1)
-    kept = {each.partition for each in whole}
+    uncut_ranges = [each for each in pieces if _part_count(each.size, total, min_partitions) == 1]
+    cut_total = total - sum(each.size for each in uncut_ranges)
+    task_count = max(min_partitions - len(uncut_ranges), 1)
+    uncut_partitions = {each.partition for each in uncut_ranges}
     return [
         part
         for each in pieces
         for part in _cut_range(
-            each, 1 if each.partition in kept else _part_count(each.size, cut_total, wanted)
+            each, 1 if each.partition in uncut_partitions else _part_count(each.size, cut_total, task_count)
         )
     ]
 
 
-def _part_count(size: int, total: int, wanted: int) -> int:
-    return max(math.floor(size / total * wanted + 0.5), 1)  # Java's Math.round
+def _part_count(size: int, total: int, task_count: int) -> int:
+    return max(math.floor(size / total * task_count + 0.5), 1)  # Java's Math.round
 
 
-def _cut_range(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:
+def _cut_range(source_range: OffsetRange, parts: int) -> Iterable[OffsetRange]:
     """Cut a range into equal parts; the last ones take the remainder of the division."""
-    start, left = whole.start, whole.size
+    start, size_left = source_range.start, source_range.size
     for part in range(parts):
-        size = left // (parts - part)
-        left -= size
+        size = size_left // (parts - part)
+        size_left -= size
         if size:
-            yield OffsetRange(whole.partition, start, start + size)
+            yield OffsetRange(source_range.partition, start, start + size)
         start += size

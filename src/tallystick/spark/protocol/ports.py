@@ -26,14 +26,14 @@ class ParticipantsPort(Protocol):
         Order: when this returns, what an earlier driver had open is ended, markers included.
         """
 
-    async def reclaim(self, held: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
+    async def reclaim(self, owner: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
         """Initialise P/coordinator again if this driver still owns it; None if a newer driver does.
 
         Args:
-            held: the producer id and epoch of the claim; the current ones may have grown out of them.
+            owner: the producer id and epoch of the claim; the current ones may have grown out of them.
         """
 
-    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
+    async def owns_prefix(self, owner: ProducerIdAndEpoch) -> bool:
         """Return whether P/coordinator still has this producer id and epoch. Changes nothing."""
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
@@ -69,10 +69,10 @@ class DecisionLogPort(Protocol):
     async def read(self) -> DecisionState:
         """Read the last decision. It is certain to be the last only after a claim. Creates nothing."""
 
-    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
-        """Record a decision under the producer id and epoch `held`: the commit point.
+    async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
+        """Record a decision under the producer id and epoch `owner`: the commit point.
 
-        Raises: PrefixTaken when `held` is fenced: nothing is decided. InDoubt when the outcome is unknown:
+        Raises: PrefixTaken when `owner` is fenced: nothing is decided. InDoubt when the outcome is unknown:
             the next claim settles it. Any other error: nothing is decided.
         """
 
@@ -85,5 +85,5 @@ class DecisionLogPort(Protocol):
     async def mark_done(self, nonce: str) -> None:
         """Record that the decision with this nonce is completed. Losing this costs time only."""
 
-    async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
+    async def forget(self, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         """Give the prefix up: afterwards it has no last decision."""

@@ -66,13 +66,13 @@ def coordinator_id(prefix: str) -> str:
 
 def parse_worker_id(text: str) -> WorkerTransactionalId | None:
     """Parse a worker's transactional id; None for any other transactional id."""
-    found = _WORKER_ID_PATTERN.fullmatch(text)
-    if found is None or not _PREFIX_PATTERN.fullmatch(found[1]):
+    match = _WORKER_ID_PATTERN.fullmatch(text)
+    if match is None or not _PREFIX_PATTERN.fullmatch(match[1]):
         return None
-    return WorkerTransactionalId(found[1], found[2], int(found[3]))
+    return WorkerTransactionalId(match[1], match[2], int(match[3]))
 
 
 def is_worker_id(prefix: str, text: str) -> bool:
     """Return whether this id is a worker's, of exactly this prefix: prefix `a/w/b` is not part of `a`."""
-    found = parse_worker_id(text)
-    return found is not None and found.prefix == prefix
+    worker_id = parse_worker_id(text)
+    return worker_id is not None and worker_id.prefix == prefix

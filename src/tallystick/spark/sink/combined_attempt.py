@@ -63,7 +63,7 @@ class CombinedTask(Value, kw_only=True):
     def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
         """Write or count the rows. Raises: SinkErrors, BadConfig, errors of client and database."""
         way = plan_task(
-            self.lease.decided, self.job, self.options.on_new_checkpoint, self.options.on_new_prefix
+            self.lease.last_decision, self.job, self.options.on_new_checkpoint, self.options.on_new_prefix
         )
         if isinstance(way, SinkError):
             raise way
@@ -83,7 +83,7 @@ class CombinedTask(Value, kw_only=True):
             job=self.job,
             tallies=tuple(tallies),
             participant=participant,
-            skipped=way is TaskAction.SKIP,
+            is_skipped=way is TaskAction.SKIP,
             mode=mode,
             began_ms=self.lease.began_ms,
         )
@@ -108,9 +108,9 @@ class _CombinedAttempt:
                     self._get_producer().send_arrow(piece.select(["key", "value", "headers"]), topic)
             case ToTable(table=table):
                 for piece in _iter_chunks(rows):
-                    first = self._staged_row_counts.get(table, 0)
-                    self._get_staging_table(table).stage(self.name, first, piece)
-                    self._staged_row_counts[table] = first + piece.num_rows
+                    first_number = self._staged_row_counts.get(table, 0)
+                    self._get_staging_table(table).stage(self.name, first_number, piece)
+                    self._staged_row_counts[table] = first_number + piece.num_rows
 
     def _get_staging_table(self, table: str) -> "StagingTable":
         if not self._staging_tables:
@@ -126,11 +126,11 @@ class _CombinedAttempt:
 
     def _get_producer(self) -> Producer:
         if self._producer is None:
-            here = self._task.open_context(self._task.options)
-            self._check_lease(here)
-            name = here.worker_ids.acquire(self._task.lease)
+            context = self._task.open_context(self._task.options)
+            self._check_lease(context)
+            name = context.worker_ids.acquire(self._task.lease)
             # On an exception before the prepare, the producer's exit aborts.
-            self._producer = self._stack.enter_context(here.create_producer(name))
+            self._producer = self._stack.enter_context(context.create_producer(name))
             self._transactional_id = str(name)
             self._producer.init_transactions()
             self._producer.begin_transaction()
@@ -152,9 +152,9 @@ class _CombinedAttempt:
         mode = require(mode, "the sink prepares, so a mode is in force")
         return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
 
-    def _check_lease(self, here: SinkContext) -> None:
+    def _check_lease(self, context: SinkContext) -> None:
         """Check the lease, as `run_attempt` does: before an id is initialised, and after the prepare."""
-        if not here.owns_prefix(self._task.lease.coordinator):
+        if not context.owns_prefix(self._task.lease.coordinator):
             raise PrefixTaken(self._task.options.prefix, "this batch was given up, or another query began")
 
 

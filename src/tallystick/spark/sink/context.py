@@ -92,22 +92,22 @@ class SinkContext:
             resuming: the beginning of the query under `onNewCheckpoint=resume`, if the driver can see it.
         """
         options = self.options
-        noted = read_decision_location(options.checkpoint)
+        note = read_decision_location(options.checkpoint)
         adopting = options.on_new_prefix is NewPrefix.ADOPT
         if query_id is not None:
-            self.run(self._check_may_begin(query_id, resuming, noted), "look")
+            self.run(self._check_may_begin(query_id, resuming, note), "look")
         lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
-        if query_id is not None and (noted is None or adopting):
+        if query_id is not None and (note is None or adopting):
             # [SPK-29]: the note is written before anything is decided in that place.
             place = self.run(self.decisions.find_location(), "look")
-            if place is not None and noted != (
+            if place is not None and note != (
                 home := DecisionLocation(prefix=options.prefix, location=place)
             ):
                 write_decision_location(options.checkpoint, home)
         return lease
 
     async def _check_may_begin(
-        self, query_id: str, resuming: QueryStart | None, noted: DecisionLocation | None
+        self, query_id: str, resuming: QueryStart | None, note: DecisionLocation | None
     ) -> None:
         """Refuse a query that must not begin here, before it fences the query that owns the prefix.
 
@@ -117,18 +117,18 @@ class SinkContext:
         Raises: UnknownCheckpoint, DecisionsMissing.
         """
         options = self.options
-        last = (await self.decisions.read()).decision
-        if noted is not None:
+        last_decision = (await self.decisions.read()).decision
+        if note is not None:
             place = await self.decisions.find_location()
             if (
-                refusal := refuse_moved_decisions(noted, options.prefix, place, options.on_new_prefix)
+                refusal := refuse_moved_decisions(note, options.prefix, place, options.on_new_prefix)
             ) is not None:
                 raise refusal
-        decided = resume_decision(last, resuming)
-        if not isinstance(decided, SinkError):
-            decided = refuse_unknown_query(decided, query_id, options.on_new_checkpoint)
-        if isinstance(decided, SinkError):
-            raise decided
+        summary = resume_decision(last_decision, resuming)
+        if not isinstance(summary, SinkError):
+            summary = refuse_unknown_query(summary, query_id, options.on_new_checkpoint)
+        if isinstance(summary, SinkError):
+            raise summary
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
         decision = self.run(self.coordinator.commit(votes, offsets), "commit")
@@ -156,8 +156,8 @@ class SinkContext:
             return False
         return True
 
-    def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
-        return self.run(self.participants.owns_prefix(held), "look at the coordinator")
+    def owns_prefix(self, owner: ProducerIdAndEpoch) -> bool:
+        return self.run(self.participants.owns_prefix(owner), "look at the coordinator")
 
     def run(self, coroutine: Coroutine[object, object, T], doing: str) -> T:
         limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000 + _CLOSE_TIMEOUT_S
@@ -199,11 +199,11 @@ def get_sink_context(options: SinkOptions, make: OpenContext = SinkContext) -> S
     client = tuple(sorted(options.client.items()))
     # All options that it reads: a worker outlives queries, and the next query may have another topic.
     key = (os.getpid(), make, client, *(getattr(options, name) for name in _CACHE_KEY_OPTIONS))
-    found = _CONTEXTS.pop(key, None)
-    if found is None or not found.is_usable:
-        found = make(options)
-    _CONTEXTS[key] = found
+    context = _CONTEXTS.pop(key, None)
+    if context is None or not context.is_usable:
+        context = make(options)
+    _CONTEXTS[key] = context
     for oldest in list(_CONTEXTS)[:-_CONTEXTS_MAX]:
         _CONTEXTS.pop(oldest, None)
     freeze_loaded_modules()
-    return found
+    return context

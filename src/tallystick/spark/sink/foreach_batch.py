@@ -63,9 +63,9 @@ class ForeachBatch(Value, kw_only=True):
         )
         sinks = tuple(_fill_columns(sink, frame.columns) for sink in self.sinks)
         rows = project_sinks(frame, sinks)
-        here = self._open_context(where, sinks)
+        context = self._open_context(where, sinks)
         job = MicroBatch(foreach_topic.find_query_id(frame, self.query_id), batch_id)
-        lease = here.begin(query_id=job.query_id, resuming=read_query_start(self.options, job.query_id))
+        lease = context.begin(query_id=job.query_id, resuming=read_query_start(self.options, job.query_id))
         work = CombinedTask(
             options=self.options,
             lease=lease,
@@ -77,18 +77,20 @@ class ForeachBatch(Value, kw_only=True):
         keep_in_memory(self.options, lease)
         votes: list[Vote] = []
         try:
-            found = rows.mapInArrow(work, _VOTE_SCHEMA).collect()
+            vote_rows = rows.mapInArrow(work, _VOTE_SCHEMA).collect()
             # A batch without partitions has no task, so the driver votes for it.
-            told = [(decode_vote(bytes(row.vote)), row.attempt) for row in found] or [work.run(())]
-            votes = [vote for vote, _ in told]
+            staged_votes = [(decode_vote(bytes(row.vote)), row.attempt) for row in vote_rows] or [
+                work.run(())
+            ]
+            votes = [vote for vote, _ in staged_votes]
             if where is not None:
-                cast("DatabaseSinkContext", here).decision_log.set_staged_moves(
-                    lease.nonce, _staged_moves(sinks, told)
+                cast("DatabaseSinkContext", context).decision_log.set_staged_moves(
+                    lease.nonce, _staged_moves(sinks, staged_votes)
                 )
-            here.commit(votes, read_end_offsets(self.options.checkpoint, batch_id))
+            context.commit(votes, read_end_offsets(self.options.checkpoint, batch_id))
             remove_lease(self.options)
         except BaseException:
-            if here.try_abort(votes or [empty_vote(lease)]):
+            if context.try_abort(votes or [empty_vote(lease)]):
                 remove_lease(self.options)
             raise
 
@@ -125,16 +127,16 @@ def foreach_batch(
     problems = list(find_sink_problems(sinks, database))
     if any(name.lower() == "topic" for name in options):
         problems.append("topic: each to_topic has its own")
-    checked = None
+    sink_options = None
     try:
-        checked = parse_sink_options(options, QueryType.STREAM)
+        sink_options = parse_sink_options(options, QueryType.STREAM)
     except BadConfig as exc:
         problems += str(exc).splitlines()
-    if problems or checked is None:
+    if problems or sink_options is None:
         raise BadConfig("\n".join(problems))
     if database is not None:
-        checked = spark_sink.database_context.with_database_suffix(checked)
-    return ForeachBatch(options=checked, sinks=sinks, database_url=database, query_id=query_id)
+        sink_options = spark_sink.database_context.with_database_suffix(sink_options)
+    return ForeachBatch(options=sink_options, sinks=sinks, database_url=database, query_id=query_id)
 
 
 def _fill_columns(sink: Sink, columns: Iterable[str]) -> Sink:
@@ -143,10 +145,10 @@ def _fill_columns(sink: Sink, columns: Iterable[str]) -> Sink:
     return replace(sink, columns=tuple((name, quote_column(name)) for name in columns))
 
 
-def _staged_moves(sinks: tuple[Sink, ...], told: list[tuple[Vote, str]]) -> StagedMoves:
+def _staged_moves(sinks: tuple[Sink, ...], staged_votes: list[tuple[Vote, str]]) -> StagedMoves:
     rows = [
-        sum(vote.tallies[number].rows for vote, _ in told)
+        sum(vote.tallies[number].rows for vote, _ in staged_votes)
         for number, sink in enumerate(sinks)
         if isinstance(sink, ToTable)
     ]
-    return StagedMoves(attempts=tuple(attempt for _, attempt in told), rows=tuple(rows))
+    return StagedMoves(attempts=tuple(attempt for _, attempt in staged_votes), rows=tuple(rows))

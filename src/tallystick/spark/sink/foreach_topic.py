@@ -58,19 +58,21 @@ def foreach_batch(
 
     def write(frame: "DataFrame", batch_id: int) -> None:
         rows = frame if transform is None else transform(frame)
-        checked = parse_checked_options(options, rows.schema, QueryType.STREAM)
-        here = connect(checked)
+        sink_options = parse_checked_options(options, rows.schema, QueryType.STREAM)
+        context = connect(sink_options)
         job = MicroBatch(find_query_id(frame, query_id), batch_id)
-        lease = here.begin(query_id=job.query_id, resuming=read_query_start(checked, job.query_id))
-        task = _create_task(checked, lease, job, connect)
+        lease = context.begin(query_id=job.query_id, resuming=read_query_start(sink_options, job.query_id))
+        task = _create_task(sink_options, lease, job, connect)
         votes: list[Vote | None] = []
         try:
-            found = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
+            vote_rows = rows.mapInArrow(task, _VOTE_SCHEMA).collect()
             # A batch without partitions has no task, so the driver votes for it.
-            votes = [decode_vote(bytes(row.vote)) for row in found] or [run_attempt(here, lease, job, ())]
-            here.commit(votes, read_end_offsets(checked.checkpoint, batch_id))
+            votes = [decode_vote(bytes(row.vote)) for row in vote_rows] or [
+                run_attempt(context, lease, job, ())
+            ]
+            context.commit(votes, read_end_offsets(sink_options.checkpoint, batch_id))
         except BaseException:
-            here.try_abort(votes or [empty_vote(lease)])
+            context.try_abort(votes or [empty_vote(lease)])
             raise
 
     return write
@@ -86,14 +88,14 @@ def _create_task(
     return run
 
 
-def find_query_id(frame: "DataFrame", given: str | None) -> str:
+def find_query_id(frame: "DataFrame", query_id: str | None) -> str:
     """Return the query's id, from the driver thread's local properties unless given. Raises: BadConfig."""
-    if given is not None:
-        return given
+    if query_id is not None:
+        return query_id
     session = frame.sparkSession
-    found = None
+    local_property = None
     if hasattr(session, "_jsparkSession"):
-        found = session.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
-    if found is None:
+        local_property = session.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
+    if local_property is None:
         raise BadConfig("query_id: must be given, Spark Connect does not tell it")
-    return found
+    return local_property

@@ -47,9 +47,9 @@ def save_lease(options: SinkOptions, lease: Lease) -> None:
         return
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(encode_lease(lease))
-        fresh.replace(path)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_bytes(encode_lease(lease))
+        draft.replace(path)
 
 
 def find_lease(options: SinkOptions, driver: str | None = None) -> Lease | None:
@@ -58,10 +58,10 @@ def find_lease(options: SinkOptions, driver: str | None = None) -> Lease | None:
     Args:
         driver: the result of `identify_driver`; needed in a process that Java has not started.
     """
-    here = _LEASES.get(_lease_key(options))
+    lease = _LEASES.get(_lease_key(options))
     path = _lease_path(options, driver or _identify_own_driver())
-    if here is not None or path is None:
-        return here
+    if lease is not None or path is None:
+        return lease
     try:
         return decode_lease(path.read_bytes())
     except (OSError, BadCommittable):
@@ -117,10 +117,10 @@ def _identify_own_driver() -> str | None:
     """
     try:
         pid = os.getpid()
-        own = _read_process_stat(pid)[0]
+        own_name = _read_process_stat(pid)[0]
         for _ in range(_ANCESTORS_MAX):
             name, fields = _read_process_stat(pid)
-            if name != own:
+            if name != own_name:
                 return f"{pid}:{fields[_START_TIME_FIELD]}"
             pid = int(fields[_PARENT_FIELD])
     except (OSError, ValueError, IndexError):
@@ -130,5 +130,5 @@ def _identify_own_driver() -> str | None:
 
 def _read_process_stat(pid: int) -> tuple[str, list[str]]:
     """Return the name of a process, and the fields after it in /proc/<pid>/stat."""
-    name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-    return name.partition("(")[2], rest.split()
+    name, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    return name.partition("(")[2], fields.split()

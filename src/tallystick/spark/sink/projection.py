@@ -27,20 +27,20 @@ def sink_column(number: int) -> str:
 def project_sinks(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
     """Project a batch to the sinks' columns. Raises: BadConfig with Spark's errors on all expressions."""
     problems: list[str] = []
-    made = [_build_struct(frame, sink, problems).alias(sink_column(n)) for n, sink in enumerate(sinks)]
+    columns = [_build_struct(frame, sink, problems).alias(sink_column(n)) for n, sink in enumerate(sinks)]
     if problems:
         raise BadConfig("\n".join(problems))
-    structs = frame.select(*made)
+    structs = frame.select(*columns)
     return structs.select(*(_add_hash(structs, sink_column(n)) for n in range(len(sinks))))
 
 
 def _build_struct(frame: DataFrame, sink: Sink, problems: list[str]) -> Column:
     at = f"topic {sink.topic}" if isinstance(sink, ToTopic) else f"table {sink.table}"
-    made = f.struct(*_build_fields(frame, sink, at, problems))
+    struct = f.struct(*_build_fields(frame, sink, at, problems))
     if sink.where is None:
-        return made
+        return struct
     _check_expression(frame, sink.where, f"{at}: where", (BooleanType,), problems)
-    return f.when(f.expr(sink.where), made)
+    return f.when(f.expr(sink.where), struct)
 
 
 def _build_fields(frame: DataFrame, sink: Sink, at: str, problems: list[str]) -> list[Column]:
@@ -49,17 +49,17 @@ def _build_fields(frame: DataFrame, sink: Sink, at: str, problems: list[str]) ->
             _check_expression(frame, expression, f"{at}: column {name}", (), problems)
         return [f.expr(expression).alias(name) for name, expression in sink.columns or ()]
     text = (StringType, BinaryType, NullType)
-    for name, given, kinds in (
+    for name, value_expression, kinds in (
         ("key", sink.key, text),
         ("value", sink.value, text),
         ("headers", sink.headers, (ArrayType,)),
     ):
-        if given is not None:
-            _check_expression(frame, given, f"{at}: {name}", kinds, problems)
-    whole = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
+        if value_expression is not None:
+            _check_expression(frame, value_expression, f"{at}: {name}", kinds, problems)
+    row_as_json = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
     return [
         (f.lit(None) if sink.key is None else f.expr(sink.key)).cast("binary").alias("key"),
-        (whole if sink.value is None else f.expr(sink.value)).cast("binary").alias("value"),
+        (row_as_json if sink.value is None else f.expr(sink.value)).cast("binary").alias("value"),
         (f.lit(None) if sink.headers is None else f.expr(sink.headers)).cast(HEADERS_TYPE).alias("headers"),
     ]
 
@@ -68,13 +68,13 @@ def _check_expression(
     frame: DataFrame, expression: str, at: str, kinds: tuple[type[DataType], ...], problems: list[str]
 ) -> None:
     try:
-        found = frame.select(f.expr(expression)).schema.fields[0].dataType
+        data_type = frame.select(f.expr(expression)).schema.fields[0].dataType
     except PySparkException as exc:
         problems.append(f"{at}: {str(exc).strip().splitlines()[0]}")
         return
-    if kinds and not isinstance(found, kinds):
-        allowed = " or ".join(kind.typeName() for kind in kinds if kind is not NullType)
-        problems.append(f"{at}: {expression!r} is {found.simpleString()}, and must be {allowed}")
+    if kinds and not isinstance(data_type, kinds):
+        type_names = " or ".join(kind.typeName() for kind in kinds if kind is not NullType)
+        problems.append(f"{at}: {expression!r} is {data_type.simpleString()}, and must be {type_names}")
 
 
 def _add_hash(structs: DataFrame, name: str) -> Column:
@@ -82,6 +82,6 @@ def _add_hash(structs: DataFrame, name: str) -> Column:
     fields = [f.col(name).getField(field) for field in kind.fieldNames()]  # type: ignore[attr-defined]
     # xxhash64 skips nulls: (null, 1) and (1, null) would have the same hash.
     parts = [part for field in fields for part in (f.isnull(field), field)]
-    hashed = f.xxhash64(*parts).alias(HASH_COLUMN)
-    named = [field.alias(field_name) for field, field_name in zip(fields, kind.fieldNames(), strict=True)]  # type: ignore[attr-defined]
-    return f.when(f.col(name).isNotNull(), f.struct(*named, hashed)).alias(name)
+    hash_column = f.xxhash64(*parts).alias(HASH_COLUMN)
+    columns = [field.alias(field_name) for field, field_name in zip(fields, kind.fieldNames(), strict=True)]  # type: ignore[attr-defined]
+    return f.when(f.col(name).isNotNull(), f.struct(*columns, hash_column)).alias(name)

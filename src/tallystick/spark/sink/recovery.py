@@ -55,9 +55,9 @@ def build_options(prefix: str, client: Mapping[str, str], decisions: str = DECIS
     """Build sink options from a prefix and its query's client settings. Raises: BadConfig."""
     if problems := list(find_prefix_problems(prefix)):
         raise BadConfig("\n".join(problems))
-    own = dict(client)
-    modes = tuple(each.strip() for each in own.pop("tallystick.modes", "2pc").split(","))
-    return SinkOptions(prefix=prefix, client=own, modes=modes, decisions_topic=decisions)
+    settings = dict(client)
+    modes = tuple(each.strip() for each in settings.pop("tallystick.modes", "2pc").split(","))
+    return SinkOptions(prefix=prefix, client=settings, modes=modes, decisions_topic=decisions)
 
 
 def read_and_close(station: SinkContext) -> Decision | None:
@@ -73,9 +73,9 @@ def resolve_and_close(station: SinkContext, *, dry_run: bool, retire: bool) -> P
     try:
         if retire and not dry_run:
             return station.run(station.coordinator.retire(), "retire")
-        found = station.run(station.coordinator.inspect(), "inspect")
+        status = station.run(station.coordinator.inspect(), "inspect")
         if not dry_run:
             station.begin()
-        return found
+        return status
     finally:
         station.close()

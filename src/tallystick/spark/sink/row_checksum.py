@@ -85,9 +85,9 @@ def _null_mask(column: pa.Array) -> Hashes:
 
 def _hash_topics(column: pa.Array) -> Hashes:
     """Hash topics through a dictionary, since a few of them repeat many times."""
-    encoded = column.dictionary_encode()
-    texts = np.array([crc32c(text.encode()) for text in encoded.dictionary.to_pylist()] + [1], np.uint64)
-    return texts[encoded.indices.fill_null(len(texts) - 1).to_numpy()]
+    topics = column.dictionary_encode()
+    texts = np.array([crc32c(text.encode()) for text in topics.dictionary.to_pylist()] + [1], np.uint64)
+    return texts[topics.indices.fill_null(len(texts) - 1).to_numpy()]
 
 
 def _hash_headers(headers: list[dict[str, Any]] | None) -> int:

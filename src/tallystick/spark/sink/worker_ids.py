@@ -27,9 +27,12 @@ class WorkerIdPool:
 
     def acquire(self, lease: Lease) -> WorkerTransactionalId:
         """Take an id for one attempt under `lease`: one that may be initialised, or a new one."""
-        held = {lease.nonce, lease.decided.nonce if lease.decided is not None else lease.nonce}
+        busy_nonces = {
+            lease.nonce,
+            lease.last_decision.nonce if lease.last_decision is not None else lease.nonce,
+        }
         for number, nonce in enumerate(self._last_nonce):
-            if nonce not in held:
+            if nonce not in busy_nonces:
                 self._last_nonce[number] = lease.nonce
                 return WorkerTransactionalId(self._prefix, self._worker, number)
         self._last_nonce.append(lease.nonce)

@@ -198,16 +198,16 @@ def _decode_votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote |
 
 
 def parse_checked_options(
-    given: Mapping[str, str], schema: StructType, query: QueryType, problems: Iterable[str] = ()
+    raw_options: Mapping[str, str], schema: StructType, query: QueryType, problems: Iterable[str] = ()
 ) -> SinkOptions:
     """Parse the options of a writer and check them and the schema. Raises: BadConfig with all problems."""
     problems = list(problems)
     options = None
     try:
-        options = parse_sink_options(given, query)
+        options = parse_sink_options(raw_options, query)
     except BadConfig as exc:
         problems += str(exc).splitlines()
-    topic = {name.lower(): text for name, text in given.items()}.get("topic")
+    topic = {name.lower(): text for name, text in raw_options.items()}.get("topic")
     problems += _find_schema_problems(schema, topic)
     if problems or options is None:
         raise BadConfig("\n".join(problems))
@@ -222,10 +222,10 @@ def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str
     if not topic and "topic" not in columns:
         yield "topic: required, as an option or as a column"
     for name, kinds in _COLUMN_TYPES.items():
-        found = columns.get(name)
-        if found is not None and not isinstance(found, kinds):
-            allowed = " or ".join(kind.typeName() for kind in kinds)
-            yield f"column {name}: is {found.simpleString()}, and must be {allowed}"
+        data_type = columns.get(name)
+        if data_type is not None and not isinstance(data_type, kinds):
+            type_names = " or ".join(kind.typeName() for kind in kinds)
+            yield f"column {name}: is {data_type.simpleString()}, and must be {type_names}"
     headers = columns.get("headers")
     if isinstance(headers, ArrayType) and headers.elementType.simpleString() != _HEADER_TYPE.simpleString():
         yield f"column headers: is {headers.simpleString()}, and must be array<{_HEADER_TYPE.simpleString()}>"

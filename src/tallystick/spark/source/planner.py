@@ -54,9 +54,9 @@ class UnknownOffsets(TallystickError):
 class OffsetRangePartition(InputPartition):
     """A task: one range of one partition."""
 
-    def __init__(self, what: OffsetRange) -> None:
-        super().__init__(what)
-        self.range = what
+    def __init__(self, offset_range: OffsetRange) -> None:
+        super().__init__(offset_range)
+        self.range = offset_range
 
 
 class SourcePlanner:
@@ -68,8 +68,10 @@ class SourcePlanner:
     def __init__(self, options: SourceOptions) -> None:
         """Create the planner without connecting to the cluster."""
         self._options = options
-        own = ROLE_SETTINGS["admin"]
-        self._admin = Admin({n: t for n, t in options.client.items() if n in own or is_client_setting(n)})
+        admin_settings = ROLE_SETTINGS["admin"]
+        self._admin = Admin(
+            {n: t for n, t in options.client.items() if n in admin_settings or is_client_setting(n)}
+        )
 
     def close(self) -> None:
         self._admin.close()
@@ -86,61 +88,63 @@ class SourcePlanner:
         """Return the partitions that the options name and the cluster has now. Raises: UnknownOffsets."""
         match self._options.topics:
             case Matching(pattern=pattern):
-                found = self._admin.list_topics()
-                return _partitions_of(info for name, info in found.items() if re.fullmatch(pattern, name))
+                topics = self._admin.list_topics()
+                return _partitions_of(info for name, info in topics.items() if re.fullmatch(pattern, name))
             case Subscribed(topics=names):
                 return _partitions_of(self._describe_topics(names).values())
-            case Assigned(partitions=wanted):
-                there = _partitions_of(self._describe_topics({at.topic for at in wanted}).values())
-                self._handle_missing(sorted(set(wanted) - there))
-                return there & set(wanted)
+            case Assigned(partitions=assignment):
+                partitions = _partitions_of(self._describe_topics({at.topic for at in assignment}).values())
+                self._handle_missing(sorted(set(assignment) - partitions))
+                return partitions & set(assignment)
 
     def _describe_topics(self, names: Iterable[str]) -> Mapping[str, TopicInfo]:
         answers = self._admin.describe_topics(names)
-        gone = []
+        missing_names = []
         for name, failure in answers.failures.items():
             if not isinstance(failure, UnknownTopic):
                 raise failure
-            gone.append(name)
-        self._handle_missing(sorted(gone))
+            missing_names.append(name)
+        self._handle_missing(sorted(missing_names))
         return answers.found
 
-    def _handle_missing(self, what: Iterable[object]) -> None:
-        names = ", ".join(map(str, what))
+    def _handle_missing(self, items: Iterable[object]) -> None:
+        names = ", ".join(map(str, items))
         if names:
-            said = f"not in the cluster at {self._options.client['bootstrap.servers']}: {names}"
+            problem = f"not in the cluster at {self._options.client['bootstrap.servers']}: {names}"
             if self._options.fail_on_data_loss:
-                raise UnknownOffsets(f"{said}. Create them, or set failOnDataLoss to false to go on without")
-            _log.warning("%s; going on without, since failOnDataLoss is false", said)
+                raise UnknownOffsets(
+                    f"{problem}. Create them, or set failOnDataLoss to false to go on without"
+                )
+            _log.warning("%s; going on without, since failOnDataLoss is false", problem)
 
     def handle_data_loss(self, losses: Iterable[str]) -> None:
         """Fail on lost records, or log them if failOnDataLoss is false. Raises: DataLoss."""
-        told = tuple(losses)
-        if told and self._options.fail_on_data_loss:
-            raise SourceDataLoss(*told)
-        for loss in told:
+        loss_texts = tuple(losses)
+        if loss_texts and self._options.fail_on_data_loss:
+            raise SourceDataLoss(*loss_texts)
+        for loss in loss_texts:
             _log.warning("data loss, and failOnDataLoss is false: %s", loss)
 
     # ------------------------------------------------------------------------------ offsets
 
     def earliest_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log start offsets of those partitions that exist."""
-        asked = self._admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
-        return {at: found.offset for at, found in asked.found.items() if found is not None}
+        answer = self._admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
+        return {at: offset.offset for at, offset in answer.found.items() if offset is not None}
 
-    def latest_offsets(self, known: Offsets | None = None) -> dict[TopicPartition, int]:
+    def latest_offsets(self, positions: Offsets | None = None) -> dict[TopicPartition, int]:
         """Return the current end offsets: last stable offsets, or high watermarks with `read_uncommitted`.
 
         Args:
-            known: the offsets read so far. A query that continues from Spark's own source, or from
+            positions: the offsets read so far. A query that continues from Spark's own source, or from
                 `read_uncommitted`, may be past the last stable offset: it waits there.
         """
         partitions = self.partitions()
         ends = self._list_offsets(dict.fromkeys(partitions, LATEST), committed=self._options.read_committed)
-        ahead = [at for at in ends if known is not None and known.get(at, 0) > ends[at]]
-        if ahead and known is not None and self._options.read_committed:
+        ahead = [at for at in ends if positions is not None and positions.get(at, 0) > ends[at]]
+        if ahead and positions is not None and self._options.read_committed:
             marks = self._list_offsets(dict.fromkeys(ahead, LATEST), committed=False)
-            ends |= {at: known[at] for at in ahead if known[at] <= marks[at]}
+            ends |= {at: positions[at] for at in ahead if positions[at] <= marks[at]}
         return ends
 
     def resolve_offsets(self, place: OffsetRangeLimit, *, starting: bool) -> dict[TopicPartition, int]:
@@ -157,11 +161,11 @@ class SourcePlanner:
                 )
             case AtOffsets(offsets=offsets):
                 _check_same_partitions("offsets", offsets, partitions)
-                fixed = {at: offset for at, offset in offsets.items() if isinstance(offset, int)}
+                numbers = {at: offset for at, offset in offsets.items() if isinstance(offset, int)}
                 edges = {
                     at: _LIST_OFFSETS_SPEC[edge] for at, edge in offsets.items() if isinstance(edge, Edge)
                 }
-                return {**fixed, **self._list_offsets(edges, committed=self._options.read_committed)}
+                return {**numbers, **self._list_offsets(edges, committed=self._options.read_committed)}
             case AtTimes(times_ms=times_ms):
                 _check_same_partitions("times", times_ms, partitions)
                 return self._offsets_for_times(times_ms, starting=starting)
@@ -174,21 +178,21 @@ class SourcePlanner:
         if not times:
             return {}
         answers = self._admin.list_offsets(times, read_committed=committed).all()
-        return {at: found.offset for at, found in answers.items() if found is not None}
+        return {at: offset.offset for at, offset in answers.items() if offset is not None}
 
     def _offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], *, starting: bool
     ) -> dict[TopicPartition, int]:
-        found = self._list_offsets(times_ms, committed=self._options.read_committed)
-        none = [at for at in times_ms if at not in found]
+        offsets = self._list_offsets(times_ms, committed=self._options.read_committed)
+        none = [at for at in times_ms if at not in offsets]
         if none and starting and not self._options.latest_if_no_match:
-            told = ", ".join(f"{at} at {times_ms[at]}" for at in sorted(none))
+            time_texts = ", ".join(f"{at} at {times_ms[at]}" for at in sorted(none))
             raise UnknownOffsets(
-                f"no record has the time to start at, or a later one: {told}. Set "
+                f"no record has the time to start at, or a later one: {time_texts}. Set "
                 "startingOffsetsByTimestampStrategy to latest to start at the end there"
             )
         return {
-            **found,
+            **offsets,
             **self._list_offsets(dict.fromkeys(none, LATEST), committed=self._options.read_committed),
         }
 
@@ -208,11 +212,11 @@ def _partitions_of(topics: Iterable[TopicInfo]) -> frozenset[TopicPartition]:
 
 
 def _check_same_partitions(
-    what: str, named: Iterable[TopicPartition], there: Iterable[TopicPartition]
+    subject: str, partitions: Iterable[TopicPartition], existing: Iterable[TopicPartition]
 ) -> None:
     """Check that the JSON names every partition, and only existing ones. Raises: UnknownOffsets."""
-    missing, unknown = sorted(set(there) - set(named)), sorted(set(named) - set(there))
-    told = [f"{', '.join(map(str, missing))} not named"] if missing else []
-    told += [f"{', '.join(map(str, unknown))} not in the cluster"] if unknown else []
-    if told:
-        raise UnknownOffsets(f"{what} must name every partition that is read: {'; '.join(told)}")
+    missing, unknown = sorted(set(existing) - set(partitions)), sorted(set(partitions) - set(existing))
+    problems = [f"{', '.join(map(str, missing))} not named"] if missing else []
+    problems += [f"{', '.join(map(str, unknown))} not in the cluster"] if unknown else []
+    if problems:
+        raise UnknownOffsets(f"{subject} must name every partition that is read: {'; '.join(problems)}")

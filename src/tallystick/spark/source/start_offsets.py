@@ -26,18 +26,18 @@ from tallystick.spark.source.planner import UnknownOffsets
 
 
 def find_start_offsets(
-    options: SourceOptions, named: Callable[[], OffsetJson], checkpoint: str
+    options: SourceOptions, resolve_named: Callable[[], OffsetJson], checkpoint: str
 ) -> OffsetJson:
     """Return the start offsets of the first batch, the same ones at every call [SPK-3].
 
     Args:
-        named: resolves the place that `startingOffsets` and its siblings name.
+        resolve_named: resolves the place that `startingOffsets` and its siblings name.
     Raises: BadCheckpoint, UnknownOffsets; errors of client and database.
     """
 
     def find() -> OffsetJson:
-        ended = None if options.resume is None else _read_decided_end(options, options.resume)
-        return named() if ended is None else ended
+        decided_end = None if options.resume is None else _read_decided_end(options, options.resume)
+        return resolve_named() if decided_end is None else decided_end
 
     return keep_start_offsets(checkpoint, f"{options.topics} {options.starting}", find)
 
@@ -46,38 +46,44 @@ def _read_decided_end(options: SourceOptions, resume: ResumeOptions) -> OffsetJs
     """Return the end offsets of the last decision in these topics; None if no batch was decided."""
     client = {n: t for n, t in options.client.items() if is_client_setting(n)}
     if resume.database is None:
-        last = sink.recovery.read_last_decision(resume.prefix, client, decisions=resume.decisions_topic)
+        decision = sink.recovery.read_last_decision(resume.prefix, client, decisions=resume.decisions_topic)
     else:
-        last = sink.database_context.read_last_decision(resume.prefix, client, resume.database)
-    return None if last is None or last.query_id is None else select_decided_end(last, options.topics)
+        decision = sink.database_context.read_last_decision(resume.prefix, client, resume.database)
+    return (
+        None
+        if decision is None or decision.query_id is None
+        else select_decided_end(decision, options.topics)
+    )
 
 
-def select_decided_end(last: Decision, topics: ConsumerStrategy) -> OffsetJson:
+def select_decided_end(decision: Decision, topics: ConsumerStrategy) -> OffsetJson:
     """Return the end offsets of the one source that read these topics. Raises: UnknownOffsets."""
-    lines = (last.offsets or "").splitlines()
-    found = [
+    lines = (decision.offsets or "").splitlines()
+    candidates = [
         each
         for line in lines
         if (each := _parse_kafka_offsets(line)) and any(_matches(topics, at) for at in each)
     ]
-    first = found[0] if found else {}
-    if not first or any(each != first for each in found):
-        kept = " and ".join(lines) or "nothing, for its checkpoint was no folder that its driver could read"
-        raise UnknownOffsets(
-            f"resume.from.prefix: the offsets of the last decision, {last}, are {kept}. "
-            f"{'Several of them' if found else 'None'} are of the topics that this source reads. Nothing was "
-            "begun. Say with startingOffsets where to begin, without resume.from.prefix"
+    offsets = candidates[0] if candidates else {}
+    if not offsets or any(each != offsets for each in candidates):
+        offsets_text = (
+            " and ".join(lines) or "nothing, for its checkpoint was no folder that its driver could read"
         )
-    return offsets_to_json(first)
+        raise UnknownOffsets(
+            f"resume.from.prefix: the offsets of the last decision, {decision}, are {offsets_text}. "
+            f"{'Several of them' if candidates else 'None'} are of the topics that this source reads. "
+            "Nothing was begun. Say with startingOffsets where to begin, without resume.from.prefix"
+        )
+    return offsets_to_json(offsets)
 
 
 def _parse_kafka_offsets(line: str) -> dict[TopicPartition, int]:
     """Parse the offsets of a source of ours or of Spark's own Kafka source; empty for any other source."""
     try:
-        found = offsets_from_json(json.loads(line))
+        offsets = offsets_from_json(json.loads(line))
     except (ValueError, AttributeError, TypeError):
         return {}
-    return found if all(type(offset) is int for offset in found.values()) else {}
+    return offsets if all(type(offset) is int for offset in offsets.values()) else {}
 
 
 def _matches(topics: ConsumerStrategy, at: TopicPartition) -> bool:

@@ -33,14 +33,14 @@ from tallystick.spark.source.task_reader import read_range
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream reader, called by Spark while a query runs. Offsets are JSON: `{"topic": {"0": 5}}`."""
 
-    def __init__(self, given: Mapping[str, str], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, options: Mapping[str, str], now: Callable[[], float] = time.monotonic) -> None:
         """Parse the options.
 
         Args:
             now: a monotonic clock, in seconds.
         Raises: BadConfig with all problems at once.
         """
-        self._options = parse_source_options(given, QueryType.STREAM)
+        self._options = parse_source_options(options, QueryType.STREAM)
         self._now = now
         self._planner: SourcePlanner | None = None
         self._last_batch_s: float | None = None
@@ -50,12 +50,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> OffsetJson:  # noqa: N802 -- this and the following are Spark's names
         """Return the start offsets of a new query; Spark asks again when the first batch is repeated."""
 
-        def named() -> OffsetJson:
+        def resolve_named() -> OffsetJson:
             return offsets_to_json(self._get_planner().resolve_offsets(self._options.starting, starting=True))
 
         if self._options.checkpoint is None:
-            return named()
-        return source.start_offsets.find_start_offsets(self._options, named, self._options.checkpoint)
+            return resolve_named()
+        return source.start_offsets.find_start_offsets(self._options, resolve_named, self._options.checkpoint)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return one of the two limits: Spark has no limit with two sides, so `latestOffset` applies both."""
@@ -92,9 +92,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Plan the tasks of a batch. Raises: DataLoss."""
         begin, until = offsets_from_json(start), offsets_from_json(end)
         planner = self._get_planner()
-        planned = plan_batch(begin, until, planner.earliest_offsets(set(until) - set(begin)))
-        planner.handle_data_loss(planned.losses)
-        return planner.plan_tasks(planned.ranges)
+        plan = plan_batch(begin, until, planner.earliest_offsets(set(until) - set(begin)))
+        planner.handle_data_loss(plan.losses)
+        return planner.plan_tasks(plan.ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task."""
@@ -131,5 +131,5 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _add_new_partitions(self, begin: offsets.Offsets, latest: offsets.Offsets) -> offsets.Offsets:
-        added = set(latest) - set(begin)
-        return {**self._get_planner().earliest_offsets(added), **begin} if added else begin
+        new_partitions = set(latest) - set(begin)
+        return {**self._get_planner().earliest_offsets(new_partitions), **begin} if new_partitions else begin

@@ -53,9 +53,9 @@ _CONSUMERS: Final[dict[tuple[int, tuple[tuple[str, str], ...]], Consumer]] = {}
 class RecordsTimedOut(TallystickError):
     """The records of a planned range do not arrive. Attributes: range, position, waited_ms."""
 
-    def __init__(self, what: OffsetRange, position: int, waited_ms: int) -> None:
-        super().__init__(what, position, waited_ms)
-        self.range, self.position, self.waited_ms = what, position, waited_ms
+    def __init__(self, offset_range: OffsetRange, position: int, waited_ms: int) -> None:
+        super().__init__(offset_range, position, waited_ms)
+        self.range, self.position, self.waited_ms = offset_range, position, waited_ms
 
     def __str__(self) -> str:
         return (
@@ -64,7 +64,7 @@ class RecordsTimedOut(TallystickError):
         )
 
 
-def read_range(what: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+def read_range(offset_range: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """Yield the records of a range, in order [SPK-1].
 
     Raises: DataLoss, RecordsTimedOut; the consumer's errors.
@@ -72,8 +72,8 @@ def read_range(what: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordB
     schema = arrow_schema(headers=options.include_headers)
     consumer = _get_consumer(options.client)
     try:
-        consumer.assign([what.partition])
-        yield from _iter_batches(consumer, what, options, schema)
+        consumer.assign([offset_range.partition])
+        yield from _iter_batches(consumer, offset_range, options, schema)
         consumer.assign([])
         freeze_loaded_modules()
     except BaseException:
@@ -83,22 +83,24 @@ def read_range(what: OffsetRange, options: SourceOptions) -> Iterator[pa.RecordB
 
 
 def _iter_batches(
-    consumer: Consumer, what: OffsetRange, options: SourceOptions, schema: pa.Schema
+    consumer: Consumer, offset_range: OffsetRange, options: SourceOptions, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    at, position = what.partition, what.start
+    at, position = offset_range.partition, offset_range.start
     consumer.seek(at, position)
-    while position < what.end:
+    while position < offset_range.end:
         try:
-            records = consumer.poll_arrow(options.poll_timeout_ms / 1000, min(ROWS_MAX, what.end - position))
+            records = consumer.poll_arrow(
+                options.poll_timeout_ms / 1000, min(ROWS_MAX, offset_range.end - position)
+            )
         except PositionUnknown as exc:
-            position = _skip_lost(consumer, what, position, options, exc)
+            position = _skip_lost(consumer, offset_range, position, options, exc)
             continue
-        reached = consumer.position(at)
-        if reached == position:
-            raise RecordsTimedOut(what, position, options.poll_timeout_ms)
+        next_position = consumer.position(at)
+        if next_position == position:
+            raise RecordsTimedOut(offset_range, position, options.poll_timeout_ms)
         if records.num_rows:
-            yield to_source_rows(_cut_at_end(records, position, what.end), schema)
-        position = reached
+            yield to_source_rows(_cut_at_end(records, position, offset_range.end), schema)
+        position = next_position
 
 
 def _cut_at_end(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBatch:
@@ -109,20 +111,22 @@ def _cut_at_end(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBa
 
 
 def _skip_lost(
-    consumer: Consumer, what: OffsetRange, position: int, options: SourceOptions, exc: PositionUnknown
+    consumer: Consumer, offset_range: OffsetRange, position: int, options: SourceOptions, exc: PositionUnknown
 ) -> int:
     """Return the position to continue from when the log does not have this one. Raises: DataLoss."""
-    at = what.partition
+    at = offset_range.partition
     start, end = consumer.beginning_offsets([at])[at], consumer.end_offsets([at])[at]
-    loss = f"{what}: offset {position} cannot be read ({exc.why}); it has offsets {start} to {end} now"
+    loss = (
+        f"{offset_range}: offset {position} cannot be read ({exc.why}); it has offsets {start} to {end} now"
+    )
     if options.fail_on_data_loss:
         raise SourceDataLoss(loss) from exc
     # The log begins later, or it ends before the position and nothing is left of the range.
-    reached = max(start, position) if position < end else what.end
-    _log.warning("data loss, and failOnDataLoss is false: %s; going on at %d", loss, reached)
-    if reached < what.end:
-        consumer.seek(at, reached)
-    return reached
+    next_position = max(start, position) if position < end else offset_range.end
+    _log.warning("data loss, and failOnDataLoss is false: %s; going on at %d", loss, next_position)
+    if next_position < offset_range.end:
+        consumer.seek(at, next_position)
+    return next_position
 
 
 def _get_consumer(client: Mapping[str, str]) -> Consumer:
