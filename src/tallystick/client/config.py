@@ -142,14 +142,14 @@ class ClientConfig:
                 protocol, separator, _ = text.strip().rpartition("://")
                 if separator and protocol.upper() != self.security_protocol:
                     yield f"bootstrap.servers: {text!r}, and security.protocol is {self.security_protocol}"
-        for first, last in (
+        for low_name, high_name in (
             ("retry.backoff.ms", "retry.backoff.max.ms"),
             ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
             ("socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms"),
         ):
-            low, high = _get_setting(self, first), _get_setting(self, last)
+            low, high = _get_setting(self, low_name), _get_setting(self, high_name)
             if low > high:
-                yield f"{first}: {low} is above {last} {high}"
+                yield f"{low_name}: {low} is above {high_name} {high}"
 
     @property
     def bootstrap_addresses(self) -> tuple[Address, ...]:
@@ -493,38 +493,39 @@ def _parse_config(cls: type[C], role: str, given: Mapping[str, object]) -> C:
     given = {name: value for name, value in given.items() if value is not None}
     objects = {name: value for name, value in given.items() if name in OBJECT_SETTINGS}
     texts = _apply_renames({n: _format_value(value) for n, value in given.items() if n not in objects})
-    own = ROLE_SETTINGS[role]
+    role_settings = ROLE_SETTINGS[role]
     problems = [*find_refused_settings(texts), *_find_misplaced_settings(role, texts)]
-    shared, shared_problems = parse_values(
+    client_values, shared_problems = parse_values(
         ClientConfig, {n: t for n, t in texts.items() if n in _SHARED_SETTINGS}
     )
-    values, own_problems = parse_values(cls, {n: t for n, t in texts.items() if n in own})
+    values, own_problems = parse_values(cls, {n: t for n, t in texts.items() if n in role_settings})
     security, security_problems = parse_security(texts, objects)
     problems += shared_problems + security_problems + own_problems
     if not shared_problems:
-        client = ClientConfig(**shared, security=security)  # type: ignore[arg-type]
+        client = ClientConfig(**client_values, security=security)  # type: ignore[arg-type]
         problems += client.problems()
         if not own_problems:
             notes = (*_build_notes(texts), *build_security_notes(security))
             values |= {"client": client, "explicit_names": frozenset(texts), "notes": notes}
-            made = cls(**values)
-            problems += made.problems()  # type: ignore[attr-defined]
+            config = cls(**values)
+            problems += config.problems()  # type: ignore[attr-defined]
             if not problems:
-                return made
+                return config
     raise BadConfig("\n".join(problems))
 
 
 def _find_misplaced_settings(role: str, texts: Mapping[str, str]) -> Iterator[str]:
-    known = {**CLIENT_SETTINGS, **ROLE_SETTINGS[role]}
+    settings_by_name = {**CLIENT_SETTINGS, **ROLE_SETTINGS[role]}
     for name in texts:
-        if name in known or name in INEFFECTIVE_SETTINGS or is_refused(name):
+        if name in settings_by_name or name in INEFFECTIVE_SETTINGS or is_refused(name):
             continue
-        others = [other for other, settings in ROLE_SETTINGS.items() if name in settings]
-        if others:
-            yield f"{name}: a setting of {' and '.join(others)}, this is {role}"
+        other_roles = [other_role for other_role, settings in ROLE_SETTINGS.items() if name in settings]
+        if other_roles:
+            yield f"{name}: a setting of {' and '.join(other_roles)}, this is {role}"
         else:
             yield describe_unknown(
-                name, {**known, **dict.fromkeys(RENAMED_SETTINGS), **dict.fromkeys(REFUSED_SETTINGS)}
+                name,
+                {**settings_by_name, **dict.fromkeys(RENAMED_SETTINGS), **dict.fromkeys(REFUSED_SETTINGS)},
             )
 
 
@@ -535,10 +536,10 @@ def _build_notes(texts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _apply_renames(texts: dict[str, str]) -> dict[str, str]:
-    for old, new in RENAMED_SETTINGS.items():
-        if old in texts:
-            text = texts.pop(old)
-            texts.setdefault(new, text)
+    for alias, name in RENAMED_SETTINGS.items():
+        if alias in texts:
+            text = texts.pop(alias)
+            texts.setdefault(name, text)
     texts = translate_security_texts(texts)
     assignors = "partition.assignment.strategy"
     if assignors in texts:
@@ -563,13 +564,13 @@ def _get_setting(config: object, name: str) -> int:
     return value
 
 
-def _adjust_defaults(made: ProducerConfig) -> ProducerConfig:
+def _adjust_defaults(config: ProducerConfig) -> ProducerConfig:
     """Adjust defaults to the settings that were given, and note it, as Kafka does."""
-    shortest = made.linger_ms + made.client.request_timeout_ms
-    if made.delivery_timeout_ms < shortest:
+    shortest = config.linger_ms + config.client.request_timeout_ms
+    if config.delivery_timeout_ms < shortest:
         note = f"delivery.timeout.ms: {shortest}, which is linger.ms + request.timeout.ms"
-        made = replace(made, delivery_timeout_ms=shortest, notes=(*made.notes, note))
-    if made.enable_idempotence and not made.allows_idempotence:
+        config = replace(config, delivery_timeout_ms=shortest, notes=(*config.notes, note))
+    if config.enable_idempotence and not config.allows_idempotence:
         note = "enable.idempotence: off, because acks, retries or the requests in flight exclude it"
-        made = replace(made, enable_idempotence=False, notes=(*made.notes, note))
-    return made
+        config = replace(config, enable_idempotence=False, notes=(*config.notes, note))
+    return config

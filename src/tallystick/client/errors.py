@@ -76,8 +76,8 @@ class BrokerRefused(ClientError):
         return find_rule(self.api, self.code)
 
     def what(self) -> str:
-        said = f" ({self.message})" if self.message else ""
-        return f"{self.api} {self.subject!r}: {get_error_name(self.code)}{said}"
+        message_suffix = f" ({self.message})" if self.message else ""
+        return f"{self.api} {self.subject!r}: {get_error_name(self.code)}{message_suffix}"
 
 
 class Fenced(BrokerRefused):

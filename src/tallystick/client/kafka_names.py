@@ -182,16 +182,16 @@ class ClientSettings(dict[str, str]):
     """Settings of a client as texts, which print without what may be a secret."""
 
     def __repr__(self) -> str:
-        shown = {
+        printable = {
             name: HIDDEN if name.startswith(_SECRETIVE_PREFIXES) else text for name, text in self.items()
         }
-        return f"ClientSettings({shown})"
+        return f"ClientSettings({printable})"
 
 
 def shorten_assignor_name(text: str) -> str:
     """Return the short name of an assignor given as a Java class; any other text unchanged."""
-    found = text.strip().removeprefix("class ").removeprefix(_ASSIGNOR_PACKAGE)
-    return ASSIGNOR_BY_JAVA_CLASS.get(found, text.strip())
+    class_name = text.strip().removeprefix("class ").removeprefix(_ASSIGNOR_PACKAGE)
+    return ASSIGNOR_BY_JAVA_CLASS.get(class_name, text.strip())
 
 
 def is_refused(name: str) -> bool:
@@ -199,15 +199,15 @@ def is_refused(name: str) -> bool:
     return name in REFUSED_SETTINGS or name.startswith(tuple(REFUSED_PREFIXES))
 
 
-def find_refused_settings(given: Mapping[str, str]) -> Iterator[str]:
-    """Yield the problem of each setting of `given` that asks for missing behaviour."""
-    for name, text in given.items():
+def find_refused_settings(settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield the problem of each setting of `settings` that asks for missing behaviour."""
+    for name, text in settings.items():
         if name in REFUSED_SETTINGS:
-            accepted, why = REFUSED_SETTINGS[name]
-            if text.strip() not in accepted:
+            accepted_values, why = REFUSED_SETTINGS[name]
+            if text.strip() not in accepted_values:
                 # Values of security settings may be secrets, or have one in them.
-                shown = "" if name.startswith(_SECRETIVE_PREFIXES) else f"{text!r} is "
-                yield f"{name}: {shown}not supported: {why}"
+                quote = "" if name.startswith(_SECRETIVE_PREFIXES) else f"{text!r} is "
+                yield f"{name}: {quote}not supported: {why}"
         else:
             for prefix, why in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):

@@ -103,11 +103,11 @@ def build_offset_commit_request(
 def parse_offset_commit_errors(answer: OffsetCommitResponse) -> dict[TopicPartition, BrokerRefused]:
     """Return the partitions that were not committed, with their errors."""
     return {
-        at: build_broker_error("OffsetCommit", at, found.error_code)
+        at: build_broker_error("OffsetCommit", at, partition.error_code)
         for topic in answer.topics
-        for found in topic.partitions
-        if found.error_code
-        for at in (TopicPartition(topic.name, found.partition_index),)
+        for partition in topic.partitions
+        if partition.error_code
+        for at in (TopicPartition(topic.name, partition.partition_index),)
     }
 
 
@@ -115,8 +115,8 @@ def build_offset_fetch_request(
     group_id: str, partitions: Iterable[TopicPartition], *, require_stable: bool
 ) -> OffsetFetchRequest:
     topics = tuple(
-        OffsetFetchRequestTopic(name=topic, partition_indexes=tuple(at.partition for at in asked))
-        for topic, asked in group_by_topic(partitions).items()
+        OffsetFetchRequestTopic(name=topic, partition_indexes=tuple(at.partition for at in topic_partitions))
+        for topic, topic_partitions in group_by_topic(partitions).items()
     )
     return OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
 
@@ -128,10 +128,10 @@ def parse_offset_fetch_response(
 
     Raises: BrokerRefused for the first error code; UNSTABLE_OFFSET_COMMIT can be retried.
     """
-    found, errors = split_offset_fetch_response(answer, group_id)
+    offsets, errors = split_offset_fetch_response(answer, group_id)
     for refusal in errors.values():
         raise refusal
-    return found
+    return offsets
 
 
 def split_offset_fetch_response(
@@ -143,19 +143,21 @@ def split_offset_fetch_response(
     """
     if answer.error_code:
         raise build_broker_error("OffsetFetch", group_id, answer.error_code)
-    found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+    offsets: dict[TopicPartition, OffsetAndMetadata | None] = {}
     errors: dict[TopicPartition, BrokerRefused] = {}
     for topic in answer.topics:
-        for told in topic.partitions:
-            at = TopicPartition(topic.name, told.partition_index)
-            offset, epoch = told.committed_offset, told.committed_leader_epoch
-            if told.error_code:
-                errors[at] = build_broker_error("OffsetFetch", group_id, told.error_code, str(at))
+        for partition in topic.partitions:
+            at = TopicPartition(topic.name, partition.partition_index)
+            offset, epoch = partition.committed_offset, partition.committed_leader_epoch
+            if partition.error_code:
+                errors[at] = build_broker_error("OffsetFetch", group_id, partition.error_code, str(at))
             elif offset < 0:
-                found[at] = None
+                offsets[at] = None
             else:
-                found[at] = OffsetAndMetadata(offset, epoch if epoch >= 0 else None, told.metadata or "")
-    return found, errors
+                offsets[at] = OffsetAndMetadata(
+                    offset, epoch if epoch >= 0 else None, partition.metadata or ""
+                )
+    return offsets, errors
 
 
 def build_list_offsets_request(
@@ -175,10 +177,10 @@ def build_list_offsets_request(
                     current_leader_epoch=_epoch_or_minus_one(epochs.get(at)),
                     timestamp=times[at],
                 )
-                for at in asked
+                for at in topic_partitions
             ),
         )
-        for topic, asked in group_by_topic(times).items()
+        for topic, topic_partitions in group_by_topic(times).items()
     )
     return ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=topics)
 
@@ -187,19 +189,19 @@ def parse_list_offsets_response(
     answer: ListOffsetsResponse,
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], dict[TopicPartition, BrokerRefused]]:
     """Return the offsets found, None where no record is that late, and the refused partitions."""
-    found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+    offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     errors: dict[TopicPartition, BrokerRefused] = {}
     for topic in answer.topics:
-        for told in topic.partitions:
-            at = TopicPartition(topic.name, told.partition_index)
-            epoch = told.leader_epoch if told.leader_epoch >= 0 else None
-            if told.error_code:
-                errors[at] = build_broker_error("ListOffsets", at, told.error_code)
-            elif told.offset < 0:
-                found[at] = None
+        for partition in topic.partitions:
+            at = TopicPartition(topic.name, partition.partition_index)
+            epoch = partition.leader_epoch if partition.leader_epoch >= 0 else None
+            if partition.error_code:
+                errors[at] = build_broker_error("ListOffsets", at, partition.error_code)
+            elif partition.offset < 0:
+                offsets[at] = None
             else:
-                found[at] = OffsetAndTimestamp(told.offset, told.timestamp, epoch)
-    return found, errors
+                offsets[at] = OffsetAndTimestamp(partition.offset, partition.timestamp, epoch)
+    return offsets, errors
 
 
 def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:

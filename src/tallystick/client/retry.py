@@ -219,10 +219,10 @@ def find_rule(api: str, code: int) -> Rule:
     A known code without a row is a permanent refusal; a number this version does not know is WORST.
     """
     try:
-        known = E(code)
+        error_code = E(code)
     except ValueError:
         return _clear_read_effect(api, UNKNOWN_CODE_RULE)
-    rule = RULES.get((api, known)) or RULES.get(("*", known)) or _PERMANENT_REFUSAL
+    rule = RULES.get((api, error_code)) or RULES.get(("*", error_code)) or _PERMANENT_REFUSAL
     return _clear_read_effect(api, rule)
 
 
@@ -247,8 +247,8 @@ def compute_backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -
         attempt: failures so far, 0 for the first wait.
         noise: between 0 and 1, drawn by the caller.
     """
-    grown = min(first_ms << min(attempt, 30), max_ms)
-    return int(grown * (0.8 + 0.4 * noise))
+    wait_ms = min(first_ms << min(attempt, 30), max_ms)
+    return int(wait_ms * (0.8 + 0.4 * noise))
 
 
 class Deadline(Value):

@@ -59,24 +59,24 @@ class SecurityConfig(Value, kw_only=True):
 
 def translate_security_texts(texts: dict[str, str]) -> dict[str, str]:
     """Return settings with Java's names and values where other clients' differ in more than the name."""
-    translated = dict(texts)
-    protocol = translated.get("security.protocol")
+    result = dict(texts)
+    protocol = result.get("security.protocol")
     if protocol is not None:  # Java reads it in any case.
-        translated["security.protocol"] = protocol.strip().upper()
-    check = translated.pop("ssl_check_hostname", None)
+        result["security.protocol"] = protocol.strip().upper()
+    check = result.pop("ssl_check_hostname", None)
     if check is not None:
         is_on = check.strip().lower() == "true"
-        translated.setdefault("ssl.endpoint.identification.algorithm", "https" if is_on else "none")
-    ciphers = translated.pop("ssl_ciphers", None)
+        result.setdefault("ssl.endpoint.identification.algorithm", "https" if is_on else "none")
+    ciphers = result.pop("ssl_ciphers", None)
     if ciphers is not None:  # OpenSSL's lists have colons.
-        translated.setdefault("ssl.cipher.suites", ciphers.replace(":", ","))
-    certificates = translated.pop("ssl_certfile", None)
+        result.setdefault("ssl.cipher.suites", ciphers.replace(":", ","))
+    certificates = result.pop("ssl_certfile", None)
     if certificates is not None:
-        has_own_key = "ssl.key.location" in translated
+        has_own_key = "ssl.key.location" in result
         # One file with both, as in Java's PEM key stores, unless there is a second one.
         name = "ssl.certificate.location" if has_own_key else "ssl.keystore.location"
-        translated.setdefault(name, certificates)
-    return translated
+        result.setdefault(name, certificates)
+    return result
 
 
 def parse_security(
@@ -108,9 +108,11 @@ def parse_security(
         token_callback=callback if callable(callback) else None,
         ssl_context=context if isinstance(context, ssl.SSLContext) else None,
     )
-    wrong = {"oauth_cb": callback is not None and config.token_callback is None}
-    wrong["ssl_context"] = context is not None and config.ssl_context is None
-    problems += [f"{name}: must be {OBJECT_SETTINGS[name]}" for name, is_wrong in wrong.items() if is_wrong]
+    problem_by_name = {"oauth_cb": callback is not None and config.token_callback is None}
+    problem_by_name["ssl_context"] = context is not None and config.ssl_context is None
+    problems += [
+        f"{name}: must be {OBJECT_SETTINGS[name]}" for name, is_wrong in problem_by_name.items() if is_wrong
+    ]
     problems += _find_security_problems(config, texts)
     return config, problems
 
@@ -134,18 +136,18 @@ def _find_security_problems(config: SecurityConfig, texts: Mapping[str, str]) ->
     if config.has_tls:
         if config.ssl_context is None:
             yield from config.tls.problems()
-        elif given := sorted(texts.keys() & TLS_SETTINGS.keys()):
-            yield f"{given[0]}: ssl_context is set, too: give TLS in one way"
+        elif names := sorted(texts.keys() & TLS_SETTINGS.keys()):
+            yield f"{names[0]}: ssl_context is set, too: give TLS in one way"
     else:
-        given = sorted(texts.keys() & TLS_SETTINGS.keys()) or (["ssl_context"] if config.ssl_context else [])
+        names = sorted(texts.keys() & TLS_SETTINGS.keys()) or (["ssl_context"] if config.ssl_context else [])
         yield from (
             f"{name}: is set, and security.protocol={protocol} has no TLS: use SSL or SASL_SSL"
-            for name in given
+            for name in names
         )
     if config.has_sasl:
         yield from config.sasl.find_problems(config.token_callback is not None)
     else:
-        given = sorted(texts.keys() & SASL_SETTINGS.keys()) or (["oauth_cb"] if config.token_callback else [])
+        names = sorted(texts.keys() & SASL_SETTINGS.keys()) or (["oauth_cb"] if config.token_callback else [])
         yield from (
-            f"{name}: is set, and security.protocol={protocol} has no login: use SASL_SSL" for name in given
+            f"{name}: is set, and security.protocol={protocol} has no login: use SASL_SSL" for name in names
         )

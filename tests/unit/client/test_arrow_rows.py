@@ -49,8 +49,8 @@ def test_parts_and_picks_are_those_of_lists(
     places = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=20))
     for keyed in (False, True):
         assert (
-            rows.select_rows(places, keyed=keyed).encode_section()
-            == columns.select_rows(places, keyed=keyed).encode_section()
+            rows.select_rows(places, with_keys=keyed).encode_section()
+            == columns.select_rows(places, with_keys=keyed).encode_section()
         )
 
 

@@ -124,11 +124,11 @@ class Producer:
 
     async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
         """Take the rows of an Arrow batch, each for the topic and partition it names."""
-        sent = []
+        deliveries = []
         for share in split_by_partition(batch, topic, int(time.time() * 1000)):
             take = partial(self.extend, share.topic, share.rows, share.partition)
-            sent.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
-        return sent
+            deliveries.append(build_delivery(share, await self._append_when_admitted(share.topic, take)))
+        return deliveries
 
     async def _append_when_admitted(self, topic: str, take: Callable[[], T]) -> T:
         deadline: Deadline | None = None
@@ -164,11 +164,11 @@ class Producer:
 
     async def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
         """Commit a group's offsets with this transaction."""
-        named = {
+        positions = {
             at: OffsetAndMetadata(place) if isinstance(place, int) else place for at, place in offsets.items()
         }
         await self.require_transaction_manager("send_offsets_to_transaction").send_offsets(
-            named, group_metadata
+            positions, group_metadata
         )
 
     async def prepare_transaction(self) -> PreparedTxnState:
@@ -276,14 +276,14 @@ def build_columns(
     if not len(values):
         raise ValueError("a batch of no records")
     runs = [(0, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)]
-    own = tuple(headers)
-    if not own and is_arrow_array(values) and (keys is None or is_arrow_array(keys)):
+    record_headers = tuple(headers)
+    if not record_headers and is_arrow_array(values) and (keys is None or is_arrow_array(keys)):
         return ArrowRows.from_arrays(cast(ArrowArray, values), cast(ArrowArray | None, keys), runs)
     values = to_bytes_list(_to_list(values))
     return ListRows(
         values=values,
         keys=None if keys is None else to_bytes_list(_to_list(keys)),
-        headers=list(repeat(own, len(values))) if own else None,
+        headers=list(repeat(record_headers, len(values))) if record_headers else None,
         timestamp_runs=runs,
     )
 

@@ -59,37 +59,39 @@ def assign_range(topics: PartitionRacks, members: GroupSubscription) -> Assignme
     order = _sort_members(members)
     states = []
     for topic, racks in topics.items():
-        subscribed = [member for member in order if topic in members[member].topics]
-        if racks and subscribed:
+        subscribers = [member for member in order if topic in members[member].topics]
+        if racks and subscribers:
             states.append(
-                _TopicAssignmentState(topic, racks, {member: members[member].rack for member in subscribed})
+                _TopicAssignmentState(topic, racks, {member: members[member].rack for member in subscribers})
             )
     if any(state.needs_rack_awareness for state in states):
         _assign_within_racks(states)
     for state in states:
         state.assign_where(lambda member, partition: True)
-    assigned: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
+    shares: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
     for state in states:
         for member, numbers in state.assigned.items():
-            assigned[member] += (TopicPartition(state.topic, number) for number in numbers)
-    return {member: tuple(sorted(partitions)) for member, partitions in assigned.items()}
+            shares[member] += (TopicPartition(state.topic, number) for number in numbers)
+    return {member: tuple(sorted(partitions)) for member, partitions in shares.items()}
 
 
 def assign_round_robin(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
     """Assign all partitions in order, each to the next member that subscribes to its topic."""
-    assigned: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
-    wanted = {topic for subscription in members.values() for topic in subscription.topics}
+    shares: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
+    subscribed_topics = {topic for subscription in members.values() for topic in subscription.topics}
     turns = cycle(_sort_members(members))
-    for topic in sorted(wanted & topics.keys(), key=string_sort_key):
+    for topic in sorted(subscribed_topics & topics.keys(), key=string_sort_key):
         for number in range(len(topics[topic])):
             member = next(member for member in turns if topic in members[member].topics)
-            assigned[member].append(TopicPartition(topic, number))
-    return {member: tuple(partitions) for member, partitions in assigned.items()}
+            shares[member].append(TopicPartition(topic, number))
+    return {member: tuple(partitions) for member, partitions in shares.items()}
 
 
 def assign_eager_sticky(topics: PartitionRacks, members: GroupSubscription) -> Assignment:
     """Balance the group; every member keeps its former partitions as far as that allows."""
-    previous = {member: decode_member_data(given.user_data) for member, given in members.items()}
+    previous = {
+        member: decode_member_data(subscription.user_data) for member, subscription in members.items()
+    }
     return _sort_assignment(assign_sticky(topics, members, previous).assignment)
 
 
@@ -98,28 +100,35 @@ def assign_cooperative_sticky(topics: PartitionRacks, members: GroupSubscription
 
     That member gives them up first and rejoins; the next rebalance finds them free.
     """
-    previous = {member: _decode_claim(given) for member, given in members.items()}
+    previous = {member: _decode_claim(subscription) for member, subscription in members.items()}
     outcome = assign_sticky(topics, members, previous)
     moving = outcome.transferring
     if moving is None:
-        assigned = {partition: member for member, got in outcome.assignment.items() for partition in got}
-        given_up = {
-            partition
-            for member, given in members.items()
-            for partition in given.owned
-            if assigned.get(partition) != member
+        owner_by_partition = {
+            partition: member for member, partitions in outcome.assignment.items() for partition in partitions
         }
-        had = {member: set(given.owned) for member, given in members.items()}
-        moving = {p: m for p, m in assigned.items() if p in given_up and p not in had[m]}
+        revocations = {
+            partition
+            for member, subscription in members.items()
+            for partition in subscription.owned
+            if owner_by_partition.get(partition) != member
+        }
+        former_shares = {member: set(subscription.owned) for member, subscription in members.items()}
+        moving = {
+            p: m for p, m in owner_by_partition.items() if p in revocations and p not in former_shares[m]
+        }
     return _sort_assignment(
-        {member: [p for p in got if moving.get(p) != member] for member, got in outcome.assignment.items()}
+        {
+            member: [p for p in partitions if moving.get(p) != member]
+            for member, partitions in outcome.assignment.items()
+        }
     )
 
 
-def _decode_claim(given: Subscription) -> MemberData:
-    if given.generation is not None:
-        return MemberData(given.owned, given.generation)
-    return MemberData(given.owned, decode_generation(given.user_data))
+def _decode_claim(subscription: Subscription) -> MemberData:
+    if subscription.generation is not None:
+        return MemberData(subscription.owned, subscription.generation)
+    return MemberData(subscription.owned, decode_generation(subscription.user_data))
 
 
 def _sort_assignment(assignment: Mapping[MemberId, list[TopicPartition]]) -> Assignment:
@@ -143,9 +152,9 @@ class _TopicAssignmentState:
         self, topic: str, racks: tuple[frozenset[str], ...], members: dict[MemberId, str | None]
     ) -> None:
         self.topic, self.members = topic, members
-        known = {rack for rack in members.values() if rack}
-        self.racks = racks if known else ()
-        self.needs_rack_awareness = use_rack_aware_assignment(known, racks)
+        member_racks = {rack for rack in members.values() if rack}
+        self.racks = racks if member_racks else ()
+        self.needs_rack_awareness = use_rack_aware_assignment(member_racks, racks)
         self.assigned: dict[MemberId, list[int]] = {member: [] for member in members}
         self._unassigned = dict.fromkeys(range(len(racks)))
         self._quota, self._members_with_extra = divmod(len(racks), len(members))

@@ -43,14 +43,14 @@ def sort_by_hash(keys: Iterable[T], hash_of: Callable[[T], int], capacity: int =
     Args:
         capacity: minimum number of buckets; a map never shrinks below a size it once needed.
     """
-    inserted = list(keys)
-    last = grow_capacity(len(inserted), capacity) - 1
+    key_list = list(keys)
+    mask = grow_capacity(len(key_list), capacity) - 1
 
     def bucket(key: T) -> int:
         value = hash_of(key)
-        return (value ^ value >> 16) & last
+        return (value ^ value >> 16) & mask
 
-    return sorted(inserted, key=bucket)
+    return sorted(key_list, key=bucket)
 
 
 def grow_capacity(size: int, capacity: int = _CAPACITY_MIN) -> int:

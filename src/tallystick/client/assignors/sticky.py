@@ -54,15 +54,15 @@ def assign_sticky(
         members: in the coordinator's order.
         previous: the former assignment of each.
     """
-    subscribed = {topic for given in members.values() for topic in given.topics}
-    topics = {topic: partitions for topic, partitions in topics.items() if topic in subscribed}
+    subscribed_topics = {topic for subscription in members.values() for topic in subscription.topics}
+    topics = {topic: partitions for topic, partitions in topics.items() if topic in subscribed_topics}
     order = sort_by_hash(members, hash_string)
     owned, disputed = _resolve_ownership(order, topics, members, previous)
     racks = _RackInfo(order, topics, members)
-    wanted = [frozenset(members[member].topics) for member in order]
-    first = next((topics for topics in wanted if topics), _NO_RACKS_OR_TOPICS)
-    started = wanted.index(first) if first else len(wanted)
-    if all(topics == first for topics in wanted[started:]):
+    topics_by_member = [frozenset(members[member].topics) for member in order]
+    first_topics = next((topics for topics in topics_by_member if topics), _NO_RACKS_OR_TOPICS)
+    first_index = topics_by_member.index(first_topics) if first_topics else len(topics_by_member)
+    if all(topics == first_topics for topics in topics_by_member[first_index:]):
         equal = _ConstrainedAssignmentBuilder(topics, racks, owned, disputed)
         equal.build()
         return StickyAssignment(equal.assignment, equal.transferring)
@@ -82,27 +82,27 @@ def _resolve_ownership(
     Two claims of the same generation are both invalid: second result. Partitions that do not exist are left
     out; Kafka checks only the topic, and would assign a partition that does not exist.
     """
-    owned: PartitionsByMember = {}
+    shares: PartitionsByMember = {}
     owner: dict[TopicPartition, MemberId] = {}
     disputed: set[TopicPartition] = set()
     for member in order:
-        mine = owned[member] = []
+        mine = shares[member] = []
         generation = _to_generation(previous[member].generation)
         for partition in previous[member].partitions:
             if not 0 <= partition.partition < len(topics.get(partition.topic, ())):
                 continue
-            other = owner.get(partition)
-            other_generation = _to_generation(None if other is None else members[other].generation)
-            if other is not None and generation < other_generation:
+            rival = owner.get(partition)
+            rival_generation = _to_generation(None if rival is None else members[rival].generation)
+            if rival is not None and generation < rival_generation:
                 continue
             owner[partition] = member
-            if other is not None and partition in owned[other]:
-                owned[other].remove(partition)
-            if other is not None and generation == other_generation:
+            if rival is not None and partition in shares[rival]:
+                shares[rival].remove(partition)
+            if rival is not None and generation == rival_generation:
                 disputed.add(partition)
             else:
                 mine.append(partition)
-    return owned, disputed
+    return shares, disputed
 
 
 def _find_previous_owners(
@@ -129,14 +129,14 @@ class _RackInfo:
     """Members' racks and the partitions they can read there; empty where racks make no difference."""
 
     def __init__(self, order: list[MemberId], topics: PartitionRacks, members: GroupSubscription) -> None:
-        placed = {member: rack for member in order if (rack := members[member].rack)}
-        known = placed.values()
+        rack_by_member = {member: rack for member in order if (rack := members[member].rack)}
+        used_racks = rack_by_member.values()
         matter = use_rack_aware_assignment(
-            known, [racks for partitions in topics.values() for racks in partitions]
+            used_racks, [racks for partitions in topics.values() for racks in partitions]
         )
-        self.member_racks = placed if matter else {}
+        self.member_racks = rack_by_member if matter else {}
         self._topics = topics
-        self._consumers_per_rack = Counter(known)
+        self._consumers_per_rack = Counter(used_racks)
 
     def racks_of(self, partition: TopicPartition) -> frozenset[str]:
         partitions = self._topics.get(partition.topic, ())
@@ -164,10 +164,10 @@ class _RackInfo:
 
         return sorted(partitions, key=readers)
 
-    def find_rack_consumer(self, partition: TopicPartition, among: list[MemberId], first: int) -> int | None:
-        """Return the index of the next member, going round from `first`, in a rack of the partition."""
+    def find_rack_consumer(self, partition: TopicPartition, among: list[MemberId], start: int) -> int | None:
+        """Return the index of the next member, going round from `start`, in a rack of the partition."""
         racks = self.racks_of(partition)
-        round_from_first = [*range(first, len(among)), *range(first)]
+        round_from_first = [*range(start, len(among)), *range(start)]
         return next(
             (index for index in round_from_first if self.member_racks.get(among[index]) in racks), None
         )
@@ -201,20 +201,20 @@ class _ConstrainedAssignmentBuilder:
     def build(self) -> None:
         for member in self._owned:
             self._assign_owned(member)
-        kept = {partition for share in self.assignment.values() for partition in share}
+        kept_partitions = {partition for share in self.assignment.values() for partition in share}
         in_order = (
             TopicPartition(topic, number)
             for topic in sorted(self._topics, key=string_sort_key)
             for number in range(len(self._topics[topic]))
         )
-        rest = self._racks.sort_by_rack_consumers(
-            [partition for partition in in_order if partition not in kept]
+        remainder = self._racks.sort_by_rack_consumers(
+            [partition for partition in in_order if partition not in kept_partitions]
         )
         self._unfilled_under_min.sort(key=string_sort_key)
         self._unfilled_at_min = deque(sorted(self._unfilled_at_min, key=string_sort_key))
         if self._racks.member_racks:
-            rest = self._assign_rack_aware(rest)
-        self._assign_round_robin(rest)
+            remainder = self._assign_rack_aware(remainder)
+        self._assign_round_robin(remainder)
         check(
             all(len(self.assignment[member]) == self._min_quota for member in self._unfilled_under_min)
             and (not self._unfilled_under_min or self._over_min_count == self._expected_over_min),
@@ -242,10 +242,10 @@ class _ConstrainedAssignmentBuilder:
         self.assignment[member] += mine[:share]
         self._maybe_revoked.update(dict.fromkeys(mine[share:], member))
 
-    def _assign_rack_aware(self, rest: list[TopicPartition]) -> list[TopicPartition]:
+    def _assign_rack_aware(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Deal partitions to members that can read them within their rack; return the others."""
-        left, turn = [], 0
-        for partition in rest:
+        remainder, turn = [], 0
+        for partition in partitions:
             at = self._racks.find_rack_consumer(partition, self._unfilled_under_min, turn)
             if at is not None:
                 member = self._unfilled_under_min[at]
@@ -262,18 +262,18 @@ class _ConstrainedAssignmentBuilder:
                 continue
             at = self._racks.find_rack_consumer(partition, list(self._unfilled_at_min), 0)
             if at is None:
-                left.append(partition)
+                remainder.append(partition)
                 continue
             member = self._unfilled_at_min[at]
             if self._assign_partition(partition, member) == self._max_quota:
                 del self._unfilled_at_min[at]
                 self._count_over_min()
-        return left
+        return remainder
 
-    def _assign_round_robin(self, rest: list[TopicPartition]) -> None:
+    def _assign_round_robin(self, partitions: list[TopicPartition]) -> None:
         """Deal in turn to members below the smaller share, then one more to as many as may have it."""
         turn = 0
-        for partition in rest:
+        for partition in partitions:
             if self._unfilled_under_min:
                 turn = turn if turn < len(self._unfilled_under_min) else 0
                 member = self._unfilled_under_min[turn]
@@ -312,11 +312,11 @@ class _GeneralAssignmentBuilder:
         self._racks, self._members = racks, members
         self._partition_counts = {topic: len(partitions) for topic, partitions in topics.items()}
         self._subscribed_topics = {
-            m: [t for t in given.topics if t in topics] for m, given in members.items()
+            m: [t for t in subscription.topics if t in topics] for m, subscription in members.items()
         }
         self._subscribers: dict[str, list[MemberId]] = {topic: [] for topic in topics}
-        for member, wanted in self._subscribed_topics.items():
-            for topic in wanted:
+        for member, member_topics in self._subscribed_topics.items():
+            for topic in member_topics:
                 self._subscribers[topic].append(member)
         self._owner = {partition: member for member, share in owned.items() for partition in share}
         self._sorted_members = _SortedMembers(owned)
@@ -327,55 +327,57 @@ class _GeneralAssignmentBuilder:
         self._previous = previous
         must_revoke = self._drop_invalid()
         everything = self._sort_partitions()
-        kept = {partition for share in self.assignment.values() for partition in share}
-        rest = [partition for partition in everything if partition not in kept]
+        kept_partitions = {partition for share in self.assignment.values() for partition in share}
+        remainder = [partition for partition in everything if partition not in kept_partitions]
         for member in self.assignment:
             self._sorted_members.add(member)
-        fresh = not kept
+        is_new = not kept_partitions
         if self._racks.member_racks:
-            unmatched = [
+            mismatches = [
                 p
-                for p in rest
+                for p in remainder
                 if self._subscribers[p.topic] and not self._assign_partition(p, within_rack=True)
             ]
         else:
-            unmatched = rest
-        for partition in unmatched:
+            mismatches = remainder
+        for partition in mismatches:
             if self._subscribers[partition.topic]:
                 self._assign_partition(partition)
 
         movable = {topic for topic, readers in self._subscribers.items() if len(readers) >= 2}
-        fixed = {
+        fixed_shares = {
             member: self.assignment.pop(member)
             for member in self._subscribed_topics
             if not self._can_participate(member)
         }
-        for member, share in fixed.items():
+        for member, share in fixed_shares.items():
             self._sorted_members.discard(member, len(share))
         before = {member: list(share) for member, share in self.assignment.items()}
         if not must_revoke:
-            self._perform_reassignments([partition for partition in rest if partition.topic in movable])
-        changed = self._perform_reassignments(
+            self._perform_reassignments([partition for partition in remainder if partition.topic in movable])
+        has_moves = self._perform_reassignments(
             [partition for partition in everything if partition.topic in movable]
         )
         if (
-            not fresh
-            and changed
+            not is_new
+            and has_moves
             and _compute_balance_score(self.assignment) >= _compute_balance_score(before)
         ):
             self.assignment = before
-        self.assignment |= fixed
+        self.assignment |= fixed_shares
 
     def _drop_invalid(self) -> bool:
         """Remove partitions no longer subscribed to or read across racks; return whether there were any."""
-        dropped = False
+        has_drops = False
         for member, share in self.assignment.items():
-            wanted = self._members[member].topics
+            subscribed_topics = self._members[member].topics
             for partition in tuple(share):
-                if partition.topic not in wanted or self._racks.is_rack_mismatch(member, partition):
+                if partition.topic not in subscribed_topics or self._racks.is_rack_mismatch(
+                    member, partition
+                ):
                     share.remove(partition)
-                    dropped = True
-        return dropped
+                    has_drops = True
+        return has_drops
 
     def _sort_partitions(self) -> list[TopicPartition]:
         """Return all partitions, those with the fewest subscribers first."""
@@ -429,17 +431,17 @@ class _GeneralAssignmentBuilder:
 
     def _perform_reassignments(self, partitions: list[TopicPartition]) -> bool:
         """Move partitions to shorter lists until no move helps; return whether there was any."""
-        changed, modified = False, True
-        while modified:
-            modified = False
+        has_moves, is_improving = False, True
+        while is_improving:
+            is_improving = False
             for partition in partitions:
                 if self._is_balanced():
                     break
                 target = self._find_better_owner(partition)
                 if target is not None:
                     self._reassign_partition(partition, target)
-                    modified = changed = True
-        return changed
+                    is_improving = has_moves = True
+        return has_moves
 
     def _find_better_owner(self, partition: TopicPartition) -> MemberId | None:
         """Return a former owner, or the subscriber with the fewest partitions, if that improves balance."""
@@ -447,8 +449,8 @@ class _GeneralAssignmentBuilder:
         size = len(self.assignment[owner])
         before, _ = self._previous.get(partition, (owner, 0))
         # Kafka also gives it back to a member that no longer subscribes to the topic.
-        wanted = partition.topic in self._subscribed_topics.get(before, ())
-        if wanted and before in self.assignment and size > len(self.assignment[before]) + 1:
+        is_subscriber = partition.topic in self._subscribed_topics.get(before, ())
+        if is_subscriber and before in self.assignment and size > len(self.assignment[before]) + 1:
             return before
         # Kafka looks at readers in the owner's rack first; the choice does not depend on it.
         if not any(size > len(self.assignment[reader]) + 1 for reader in self._subscribers[partition.topic]):
@@ -458,14 +460,14 @@ class _GeneralAssignmentBuilder:
         )
 
     def _reassign_partition(self, partition: TopicPartition, target: MemberId) -> None:
-        moved = self._movements.find_actual_move(partition, self._owner[partition], target)
-        source = self._owner[moved]
+        actual_partition = self._movements.find_actual_move(partition, self._owner[partition], target)
+        source = self._owner[actual_partition]
         self._sorted_members.discard(source)
         self._sorted_members.discard(target)
-        self._movements.record_move(moved, source, target)
-        self.assignment[source].remove(moved)
-        self.assignment[target].append(moved)
-        self._owner[moved] = target
+        self._movements.record_move(actual_partition, source, target)
+        self.assignment[source].remove(actual_partition)
+        self.assignment[target].append(actual_partition)
+        self._owner[actual_partition] = target
         self._sorted_members.add(target)
         self._sorted_members.add(source)
 

@@ -141,7 +141,7 @@ def decode_generation(data: bytes | None) -> int | None:
 def _read_partitions(data: bytes) -> tuple[tuple[TopicPartition, ...], int]:
     (topics,) = _INT32.unpack_from(data)
     at = _INT32.size
-    found: list[TopicPartition] = []
+    partitions: list[TopicPartition] = []
     _check_size(topics, data, at)
     for _ in range(topics):
         (size,) = _INT16.unpack_from(data, at)
@@ -153,9 +153,9 @@ def _read_partitions(data: bytes) -> tuple[tuple[TopicPartition, ...], int]:
         at += _INT32.size
         _check_size(count * _INT32.size, data, at)
         for _ in range(count):
-            found.append(TopicPartition(name, _INT32.unpack_from(data, at)[0]))
+            partitions.append(TopicPartition(name, _INT32.unpack_from(data, at)[0]))
             at += _INT32.size
-    return tuple(found), at
+    return tuple(partitions), at
 
 
 def _check_size(size: int, data: bytes, at: int) -> None:

@@ -89,8 +89,8 @@ class Consumer:
             topics: names; or a pattern, matched against the whole name of every topic, now and later.
         Raises: IllegalState without `group.id` or after `assign`.
         """
-        handed = None if listener is None else _ListenerInCallerThread(listener)
-        self._calls.call(partial(self._async_consumer.subscribe, topics, handed), "subscribe")
+        loop_listener = None if listener is None else _ListenerInCallerThread(listener)
+        self._calls.call(partial(self._async_consumer.subscribe, topics, loop_listener), "subscribe")
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read exactly these partitions, outside of group management. Known positions are kept.
@@ -213,10 +213,10 @@ class Consumer:
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced);
             PositionUnknown, RecordUnreadable; Closed; any error of a callback.
         """
-        polled = self._async_consumer.poll(timeout_s, most)
+        coroutine = self._async_consumer.poll(timeout_s, most)
         waited_s = timeout_s + self._api_timeout_s
         return self._calls.run(
-            polled, waited_s, "poll", lambda records: self._seek_back(_find_first_offsets(records))
+            coroutine, waited_s, "poll", lambda records: self._seek_back(_find_first_offsets(records))
         )
 
     def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
@@ -227,9 +227,9 @@ class Consumer:
         Raises: as `poll`; NotSupported without pyarrow.
         """
         waited_s = timeout_s + self._api_timeout_s
-        polled = self._async_consumer.poll_arrow(timeout_s, most)
+        coroutine = self._async_consumer.poll_arrow(timeout_s, most)
         return self._calls.run(
-            polled, waited_s, "poll_arrow", lambda batch: self._seek_back(_find_first_row_offsets(batch))
+            coroutine, waited_s, "poll_arrow", lambda batch: self._seek_back(_find_first_row_offsets(batch))
         )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:

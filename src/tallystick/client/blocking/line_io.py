@@ -84,12 +84,12 @@ class LineSender:
         )
 
     def _delivery_callback(self, number: int) -> Callable[[Delivery], None]:
-        def done(delivery: Delivery) -> None:
+        def note_delivery(delivery: Delivery) -> None:
             error = delivery.exception()
             if error is not None:
                 self._note_failure(number, error)
 
-        return done
+        return note_delivery
 
     def _note_failure(self, number: int, error: ClientError) -> None:
         self.failed_count += 1
@@ -141,20 +141,22 @@ class ReadLimit(Value, kw_only=True):
 
 def poll_until(consumer: Consumer, until: ReadLimit) -> Iterator[list[ConsumerRecord]]:
     """Yield the records that a consumer reads, in the lists of its polls."""
-    left, heard = until.max_records, monotonic()
-    while left is None or left > 0:
+    record_budget, last_record_s = until.max_records, monotonic()
+    while record_budget is None or record_budget > 0:
         wait_s = (
             _POLL_INTERVAL_S
             if until.idle_timeout_s is None
-            else min(_POLL_INTERVAL_S, heard + until.idle_timeout_s - monotonic())
+            else min(_POLL_INTERVAL_S, last_record_s + until.idle_timeout_s - monotonic())
         )
         if wait_s < 0:
             return
-        records = consumer.poll(wait_s, _BATCH_MAX if left is None else min(left, _BATCH_MAX))
+        records = consumer.poll(
+            wait_s, _BATCH_MAX if record_budget is None else min(record_budget, _BATCH_MAX)
+        )
         if records:
             yield records
-            heard = monotonic()
-            left = None if left is None else left - len(records)
+            last_record_s = monotonic()
+            record_budget = None if record_budget is None else record_budget - len(records)
 
 
 class WrittenOffsetCommitter(RebalanceListener):
@@ -193,5 +195,5 @@ class WrittenOffsetCommitter(RebalanceListener):
         self.commit()
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
-        for gone in partitions:
-            self._next_offsets.pop(gone, None)
+        for partition in partitions:
+            self._next_offsets.pop(partition, None)

@@ -159,13 +159,13 @@ class Producer:
         Raises: as `send_batch`. Rows of topics and partitions before a refused one were taken: outside a
             transaction flush to wait for them; inside one, abort.
         """
-        sent = []
+        deliveries = []
         for share in split_by_partition(batch, topic, int(time.time() * 1000)):
             take = partial(self._extend, share.topic, share.rows, share.partition)
-            sent.append(
+            deliveries.append(
                 aio.build_delivery(share, self._append_when_admitted(share.topic, take, "send_arrow"))
             )
-        return sent
+        return deliveries
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Send all records taken so far, and wait until each has its outcome.
@@ -221,8 +221,8 @@ class Producer:
         Raises: AbortRequired and others; then the transaction can only be aborted.
         Source: KIP-447.
         """
-        sent = self._async_producer.send_offsets_to_transaction(offsets, group_metadata)
-        self._run(sent, self._txn_timeout_s, "send_offsets_to_transaction")
+        coroutine = self._async_producer.send_offsets_to_transaction(offsets, group_metadata)
+        self._run(coroutine, self._txn_timeout_s, "send_offsets_to_transaction")
 
     def prepare_transaction(self) -> PreparedTxnState:
         """Flush everything, then leave the transaction in doubt: only commit, abort and complete are legal.

@@ -93,28 +93,28 @@ class LineReader(Value, kw_only=True):
     @classmethod
     def parse(cls, properties: Mapping[str, str]) -> "LineReader":
         """Read the properties. Raises: BadConfig with every problem."""
-        made = _parse_properties(cls, properties, "--property")
+        reader = _parse_properties(cls, properties, "--property")
         marks = {
-            "headers.delimiter": made.headers_delimiter,
-            "headers.separator": made.headers_separator,
-            "headers.key.separator": made.headers_key_separator,
+            "headers.delimiter": reader.headers_delimiter,
+            "headers.separator": reader.headers_separator,
+            "headers.key.separator": reader.headers_key_separator,
         }
         problems = [f"--property {name}: must not be empty" for name, text in marks.items() if not text]
-        if not made.key_separator:
+        if not reader.key_separator:
             problems.append("--property key.separator: must not be empty")
         if len({*marks.values()}) < len(marks):
             problems.append(f"--property {', '.join(marks)}: must be different from each other")
-        if made.null_marker in {made.key_separator, *marks.values()}:
+        if reader.null_marker in {reader.key_separator, *marks.values()}:
             problems.append("--property null.marker: must be different from the separators")
         if problems:
             raise BadConfig("\n".join(problems))
-        return made
+        return reader
 
     def read(self, line: bytes) -> ProducerRecord:
-        headers, rest = self._split_once(
+        headers, content = self._split_once(
             line, line, self.parse_headers, self.headers_delimiter, "headers delimiter"
         )
-        key, value = self._split_once(line, rest, self.parse_key, self.key_separator, "key separator")
+        key, value = self._split_once(line, content, self.parse_key, self.key_separator, "key separator")
         return ProducerRecord(
             value=self._parse_content(value),
             key=None if key is None else self._parse_content(key),
@@ -122,27 +122,27 @@ class LineReader(Value, kw_only=True):
         )
 
     def _split_once(
-        self, line: bytes, rest: bytes, enabled: bool, mark: str, name: str
+        self, line: bytes, content: bytes, is_enabled: bool, mark: str, name: str
     ) -> tuple[bytes | None, bytes]:
-        if not enabled:
-            return None, rest
-        before, found, after = rest.partition(mark.encode())
-        if found:
+        if not is_enabled:
+            return None, content
+        before, separator, after = content.partition(mark.encode())
+        if separator:
             return before, after
         if self.ignore_error:
-            return None, rest
+            return None, content
         raise BadLine(f"no {name} {mark!r} in it", line)
 
     def _parse_headers(self, text: bytes, line: bytes) -> Headers:
         headers = []
         for pair in text.split(self.headers_separator.encode()):
-            name, found, value = pair.partition(self.headers_key_separator.encode())
-            if not found and not self.ignore_error:
+            name, separator, value = pair.partition(self.headers_key_separator.encode())
+            if not separator and not self.ignore_error:
                 raise BadLine(f"no {self.headers_key_separator!r} in the header {pair!r}", line)
             if self._is_null(name):
                 raise BadLine("a header's name is the null marker", line)
             try:
-                headers.append((name.decode(), self._parse_content(value) if found else None))
+                headers.append((name.decode(), self._parse_content(value) if separator else None))
             except UnicodeDecodeError:
                 raise BadLine(f"a header's name is not UTF-8: {name!r}", line) from None
         return tuple(headers)
@@ -203,16 +203,16 @@ class LineWriter(Value, kw_only=True):
 
 def _parse_properties(cls: type[F], properties: Mapping[str, str], option: str) -> F:
     """Make an instance from texts by dotted name. Separators may be blank, so nothing is stripped."""
-    declared = {name.replace("_", "."): name for name in cls.__annotations__}
+    fields = {name.replace("_", "."): name for name in cls.__annotations__}
     values: dict[str, object] = {}
     problems = []
     for name, text in properties.items():
-        if name not in declared:
-            problems.append(f"{option} {describe_unknown(name, declared)}")
-        elif cls.__annotations__[declared[name]] is not bool:
-            values[declared[name]] = text
+        if name not in fields:
+            problems.append(f"{option} {describe_unknown(name, fields)}")
+        elif cls.__annotations__[fields[name]] is not bool:
+            values[fields[name]] = text
         elif text.lower() in ("true", "false"):
-            values[declared[name]] = text.lower() == "true"
+            values[fields[name]] = text.lower() == "true"
         else:
             problems.append(f"{option} {name}: {text!r} is not true or false")
     if problems:
@@ -233,29 +233,29 @@ class JsonLineFormat:
 
     def read(self, line: bytes) -> ProducerRecord:
         try:
-            found = json.loads(line)
+            message = json.loads(line)
         except (ValueError, RecursionError) as exc:
             raise BadLine(f"not JSON ({exc})", line) from None
-        if not isinstance(found, dict):
+        if not isinstance(message, dict):
             raise BadLine("not a JSON object", line)
-        stray = found.keys() - _LOG_FIELDS - _RECORD_FIELDS
+        stray = message.keys() - _LOG_FIELDS - _RECORD_FIELDS
         if stray:
             raise BadLine(f"no record has {', '.join(sorted(stray))}", line)
-        if not found.keys() & {"key", "value"}:
+        if not message.keys() & {"key", "value"}:
             raise BadLine("neither key nor value", line)
         try:
             return ProducerRecord(
-                value=_decode_content(found.get("value"), "value"),
-                key=_decode_content(found.get("key"), "key"),
-                headers=_decode_headers(found.get("headers") or []),
-                partition=_check_number(found.get("partition"), "partition", INT32_MAX),
-                timestamp_ms=_check_number(found.get("timestamp"), "timestamp", INT64_MAX),
+                value=_decode_content(message.get("value"), "value"),
+                key=_decode_content(message.get("key"), "key"),
+                headers=_decode_headers(message.get("headers") or []),
+                partition=_check_number(message.get("partition"), "partition", INT32_MAX),
+                timestamp_ms=_check_number(message.get("timestamp"), "timestamp", INT64_MAX),
             )
         except ValueError as exc:
             raise BadLine(str(exc), line) from None
 
     def format(self, record: ConsumerRecord) -> bytes:
-        shown = {
+        message = {
             "topic": record.topic,
             "partition": record.partition,
             "offset": record.offset,
@@ -266,7 +266,7 @@ class JsonLineFormat:
             "key": _encode_content(record.key),
             "value": _encode_content(record.value),
         }
-        return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _encode_content(content: bytes | None) -> str | dict[str, str] | None:
@@ -292,11 +292,11 @@ def _decode_content(content: object, name: str) -> bytes | None:
     raise ValueError(f'{name}: is not a text, null or {{"base64": "..."}}')
 
 
-def _decode_headers(found: object) -> Headers:
-    if not isinstance(found, list):
+def _decode_headers(pairs: object) -> Headers:
+    if not isinstance(pairs, list):
         raise ValueError("headers: is not a list of [name, content]")
     headers = []
-    for pair in found:
+    for pair in pairs:
         match pair:
             case [str(name), content]:
                 headers.append((name, _decode_content(content, f"header {name}")))
@@ -305,9 +305,9 @@ def _decode_headers(found: object) -> Headers:
     return tuple(headers)
 
 
-def _check_number(found: object, name: str, high: int) -> int | None:
-    if found is None:
+def _check_number(number: object, name: str, high: int) -> int | None:
+    if number is None:
         return None
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= high:
-        raise ValueError(f"{name}: {found!r} is not a number from 0 to {high}")
-    return found
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= high:
+        raise ValueError(f"{name}: {number!r} is not a number from 0 to {high}")
+    return number

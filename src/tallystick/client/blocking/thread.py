@@ -183,8 +183,8 @@ class EngineThread:
             return call.get_result()
         except Empty:
             self._loop.call_soon_threadsafe(call.cancel)
-            late = TimedOut("engine thread", int(limit_s * 1000), description)
-            raise late.after(Effect.UNKNOWN) from None
+            error = TimedOut("engine thread", int(limit_s * 1000), description)
+            raise error.after(Effect.UNKNOWN) from None
         except ClientError:
             if not call.is_done:  # refused here, so the coroutine never began
                 coroutine.close()
@@ -312,7 +312,7 @@ async def run_in_caller(function: Callable[[], T]) -> T:
     receive them.
     """
     loop, call = asyncio.get_running_loop(), _CURRENT_CALL.get()
-    done = loop.create_future()
+    result_future = loop.create_future()
     failures: list[BaseException] = []
 
     def errand() -> None:
@@ -324,18 +324,18 @@ async def run_in_caller(function: Callable[[], T]) -> T:
                 raise
             failures.append(exc)
         if not call.is_forked:
-            loop.call_soon_threadsafe(_set_result, done, result)
+            loop.call_soon_threadsafe(_set_result, result_future, result)
 
     call.callbacks.put(errand)
-    result = await done
+    result = await result_future
     if failures:
         raise failures[0]
     return cast(T, result)
 
 
-def _set_result(done: "asyncio.Future[object]", result: object) -> None:
-    if not done.done():
-        done.set_result(result)
+def _set_result(future: "asyncio.Future[object]", result: object) -> None:
+    if not future.done():
+        future.set_result(result)
 
 
 def _detach_epoll(loop: asyncio.AbstractEventLoop) -> None:
@@ -347,10 +347,10 @@ def _detach_epoll(loop: asyncio.AbstractEventLoop) -> None:
     if loop.is_closed() or not hasattr(select, "epoll"):  # a kqueue is not inherited
         return
     asyncios = getattr(getattr(loop, "_selector", None), "fileno", lambda: -1)
-    shared = getattr(loop, "_get_backend_id", asyncios)()  # uvloop's
-    if shared >= 0:
-        with select.epoll() as own:
-            os.dup2(own.fileno(), shared, inheritable=False)
+    epoll_fd = getattr(loop, "_get_backend_id", asyncios)()  # uvloop's
+    if epoll_fd >= 0:
+        with select.epoll() as own_epoll:
+            os.dup2(own_epoll.fileno(), epoll_fd, inheritable=False)
 
 
 # --------------------------------------------------------------------------- the process's own

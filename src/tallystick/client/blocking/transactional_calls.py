@@ -37,15 +37,15 @@ class TransactionalCalls:
                     "transaction is over"
                 )
             self._missed_answer = None
-        answered: list[T] = []
+        answers: list[T] = []
         try:
-            run, limit_s, keep = self._thread.run, self._limit_s, partial(self._keep_answer, doing)
+            run_on_thread, limit_s, keep = self._thread.run, self._limit_s, partial(self._keep_answer, doing)
             # One line: an exception of a signal handler between two lines would lose the answer.
-            answered.append(run(ask(), limit_s, doing, keep))
-            return answered[0]
+            answers.append(run_on_thread(ask(), limit_s, doing, keep))
+            return answers[0]
         except BaseException:
-            if answered:
-                self._keep_answer(doing, answered[0])
+            if answers:
+                self._keep_answer(doing, answers[0])
             raise
 
     def _keep_answer(self, doing: str, answer: object) -> None:

@@ -29,12 +29,12 @@ RowChunk = native.Table | list[ConsumerRecord]
 """Rows of one partition, as columns or as records."""
 
 
-def take_chunk(fetched: CompletedFetch, most: int) -> tuple[RowChunk, int]:
+def take_chunk(fetch: CompletedFetch, most: int) -> tuple[RowChunk, int]:
     """Return the next rows, up to `most`, and their number. Raises: RecordsError."""
-    table = fetched.take_columns(most)
+    table = fetch.take_columns(most)
     if table is not None:
         return table, table[0]
-    records = fetched.take_records(most)
+    records = fetch.take_records(most)
     return records, len(records)
 
 
@@ -56,10 +56,10 @@ def read_arrow(
     Raises: RecordsError for bytes that are no record batches; NotSupported without pyarrow.
     Cost: about 30 ns a record of 100 bytes, 1 us without the codec's extension.
     """
-    fetched = CompletedFetch(partition, start_offset, data, aborted, check_crcs=check_crcs)
+    fetch = CompletedFetch(partition, start_offset, data, aborted, check_crcs=check_crcs)
     pieces: list[RowChunk] = []
-    while not fetched.is_exhausted:
-        pieces.append(take_chunk(fetched, _CHUNK_ROWS_MAX)[0])
+    while not fetch.is_exhausted:
+        pieces.append(take_chunk(fetch, _CHUNK_ROWS_MAX)[0])
     return build_record_batch(pieces)
 
 
@@ -73,8 +73,8 @@ def build_record_batch(pieces: Sequence[RowChunk]) -> "RecordBatch":
     batches = [batch for batch in batches if batch.num_rows]
     if len(batches) == 1:
         return batches[0]
-    whole = pa.Table.from_batches(batches, _build_schema(pa)).combine_chunks().to_batches()
-    return whole[0] if whole else records_to_arrow(())
+    joined_batches = pa.Table.from_batches(batches, _build_schema(pa)).combine_chunks().to_batches()
+    return joined_batches[0] if joined_batches else records_to_arrow(())
 
 
 def records_to_arrow(records: Sequence[ConsumerRecord]) -> "RecordBatch":

@@ -134,8 +134,8 @@ class CommitRequestManager:
     # ------------------------------------------------------------------------------ commits
 
     def _build_commit(self, offsets: Offsets | None) -> _PendingCommit:
-        wanted = self._collect_positions() if offsets is None else normalize_offsets(offsets)
-        return _PendingCommit(self._coordinator.member, self._coordinator.group_metadata(), wanted)
+        positions = self._collect_positions() if offsets is None else normalize_offsets(offsets)
+        return _PendingCommit(self._coordinator.member, self._coordinator.group_metadata(), positions)
 
     def _build_last_commit(self, partitions: Iterable[TopicPartition]) -> _PendingCommit:
         """Return a commit of the partitions' positions, except where metadata says the partition is gone.
@@ -144,20 +144,20 @@ class CommitRequestManager:
         """
         image = self._cluster.image
         offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-        for at, consumed in self._collect_positions().items():
-            known = at.topic in image.topics or at.topic in image.error_codes
-            gone = (
-                known
+        for at, position in self._collect_positions().items():
+            is_known = at.topic in image.topics or at.topic in image.error_codes
+            is_deleted = (
+                is_known
                 and image.find_leader_error(at) in _MISSING_TOPIC_CODES
                 and image.find_partition(at) is None
             )
-            if at in partitions and not gone:
-                offsets[at] = consumed
+            if at in partitions and not is_deleted:
+                offsets[at] = position
         return _PendingCommit(self._coordinator.member, self._coordinator.group_metadata(), offsets)
 
     def _collect_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        consumed = self._subscriptions.collect_consumed().items()
-        return {at: OffsetAndMetadata(position.offset, position.leader_epoch) for at, position in consumed}
+        positions = self._subscriptions.collect_consumed().items()
+        return {at: OffsetAndMetadata(position.offset, position.leader_epoch) for at, position in positions}
 
     def _start_commit(self, commit: _PendingCommit) -> "asyncio.Task[None]":
         coroutine = self._commit_in_order(commit, self._deadlines.start())

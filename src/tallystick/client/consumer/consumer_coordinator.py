@@ -163,18 +163,18 @@ class ConsumerCoordinator:
             member = self.member
             try:
                 if member.phase is Phase.JOINING:
-                    again = await self._send_join(member)
+                    must_retry = await self._send_join(member)
                 elif member.phase is Phase.SYNCING:
-                    again = await self._send_sync(member)
+                    must_retry = await self._send_sync(member)
                 elif member.needs_heartbeats:
-                    again = await self._send_heartbeat()
+                    must_retry = await self._send_heartbeat()
                 else:
                     await self._phase_changed.wait()
-                    again = False
+                    must_retry = False
             except TallystickError as exc:
-                again = self._handle_missing_response(member, exc)
-            failures = failures + 1 if again else 0
-            if again:
+                must_retry = self._handle_missing_response(member, exc)
+            failures = failures + 1 if must_retry else 0
+            if must_retry:
                 await asyncio.sleep(self._cluster.config.retry_backoff_ms * min(failures, 10) / 1000)
 
     def _handle_missing_response(self, member: Membership, exc: TallystickError) -> bool:

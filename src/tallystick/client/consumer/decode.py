@@ -72,7 +72,9 @@ class AbortedTransactions:
         Args:
             aborted: producer id and first offset of each, in any order.
         """
-        self._upcoming = sorted(((first, producer) for producer, first in aborted), reverse=True)
+        self._upcoming = sorted(
+            ((first_offset, producer) for producer, first_offset in aborted), reverse=True
+        )
         self._open_producer_ids: set[int] = set()
 
     def is_hidden(self, header: BatchHeader, buf: Buffer, at: int) -> bool:
@@ -139,23 +141,23 @@ class CompletedFetch:
 
         Raises: RecordsError. The position is then that of the bad batch, and stays.
         """
-        taken: list[ConsumerRecord] = []
-        while len(taken) < most:
+        records: list[ConsumerRecord] = []
+        while len(records) < most:
             try:
                 if not self._ready_records and not self._decode_next_batch():
                     break
             except RecordsError:
-                if not taken:
+                if not records:
                     raise
                 break  # raised by the next call, after the records before it
-            ready = self._ready_records
-            if len(ready) <= most - len(taken):
-                taken += ready
-                ready.clear()
+            ready_records = self._ready_records
+            if len(ready_records) <= most - len(records):
+                records += ready_records
+                ready_records.clear()
             else:
-                taken += [ready.popleft() for _ in range(most - len(taken))]
+                records += [ready_records.popleft() for _ in range(most - len(records))]
         self.position = self._ready_records[0].offset if self._ready_records else self._next_position()
-        return taken
+        return records
 
     def take_columns(self, most: int) -> native.Table | None:
         """Take like `take_records`, in columns; a table without rows when this is used up.
@@ -177,8 +179,8 @@ class CompletedFetch:
             if table is None:
                 self._visible_batches.extendleft(reversed(batches))
                 return None
-            rows, left = table[:2]
-            if left:
+            rows, rows_left = table[:2]
+            if rows_left:
                 self._visible_batches.appendleft(batches[-1])
             if rows:
                 self._note_leader_epoch(batches[-1])
@@ -241,9 +243,9 @@ class CompletedFetch:
         return batches
 
     def _build_native_part(self, batch: _VisibleBatch) -> native.BatchRun:
-        kind, here, section = batch.header.timestamp_type, self.partition, batch.section or b""
-        topic = here.topic.encode()
-        return section, native.make_native_batch(batch.header), topic, here.partition, kind, self.position
+        kind, at, section = batch.header.timestamp_type, self.partition, batch.section or b""
+        topic = at.topic.encode()
+        return section, native.make_native_batch(batch.header), topic, at.partition, kind, self.position
 
     def _note_leader_epoch(self, batch: _VisibleBatch) -> None:
         epoch = batch.header.partition_leader_epoch
@@ -254,14 +256,14 @@ class CompletedFetch:
         while (header := self._read_whole_header()) is not None:
             at = self._cursor
             self._read_header(self._data, at)
-            hidden = (
+            is_hidden = (
                 header.is_control
                 if self._aborted is None
                 else self._aborted.is_hidden(header, self._data, at)
             )
             before, self._scanned_offset = self._scanned_offset, max(self._scanned_offset, header.next_offset)
             self._cursor = at + header.size_bytes
-            if not hidden and header.next_offset > self.position:
+            if not is_hidden and header.next_offset > self.position:
                 self._visible_batches.append(_VisibleBatch(at, header, before))
                 return True
         if self._data and not self._cursor:
@@ -271,11 +273,11 @@ class CompletedFetch:
 
     def _read_whole_header(self) -> BatchHeader | None:
         """Return the header of the next batch; None if the batch is not complete."""
-        left = len(self._data) - self._cursor
-        if left < HEADER_SIZE:
+        size_left = len(self._data) - self._cursor
+        if size_left < HEADER_SIZE:
             return None
         header = read_header(self._data, self._cursor)
-        return header if header.size_bytes <= left else None
+        return header if header.size_bytes <= size_left else None
 
 
 def decode_consumer_records(

@@ -210,9 +210,9 @@ class ConsumerEngine:
             if self._group is not None:
                 await self._group.poll()
             self._position_search.start_searches()
-            taken = take()
-            if taken or self._fetcher.has_skipped_hidden:
-                return taken
+            items = take()
+            if items or self._fetcher.has_skipped_hidden:
+                return items
             left_ms = deadline.remaining_ms(self._cluster.now_ms())
             if not left_ms:
                 return []

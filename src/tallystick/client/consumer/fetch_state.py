@@ -301,23 +301,23 @@ class FetchSessionHandler:
         self._epoch = INITIAL_SESSION_EPOCH
         self._session_partitions: dict[TopicPartition, PartitionFetchParams] = {}
 
-    def build_request(self, wanted: Mapping[TopicPartition, PartitionFetchParams]) -> FetchRequestData:
-        """Return the next request for `wanted`: everything in a new session, else only what changed."""
+    def build_request(self, params: Mapping[TopicPartition, PartitionFetchParams]) -> FetchRequestData:
+        """Return the next request for `params`: everything in a new session, else only what changed."""
         if self._epoch == INITIAL_SESSION_EPOCH:
-            asked: Mapping[TopicPartition, PartitionFetchParams] = wanted
+            changes: Mapping[TopicPartition, PartitionFetchParams] = params
             forgotten: tuple[TopicPartition, ...] = ()
         else:
-            asked = {p: want for p, want in wanted.items() if self._session_partitions.get(p) != want}
-            forgotten = tuple(p for p in self._session_partitions if p not in wanted)
-        self._session_partitions = dict(wanted)
-        return FetchRequestData(self._id, self._epoch, asked, forgotten)
+            changes = {p: want for p, want in params.items() if self._session_partitions.get(p) != want}
+            forgotten = tuple(p for p in self._session_partitions if p not in params)
+        self._session_partitions = dict(params)
+        return FetchRequestData(self._id, self._epoch, changes, forgotten)
 
     def handle_response(self, error: int, session_id: int) -> None:
         """Continue the session after an answer, or begin a new one with the next request."""
         if error != ErrorCode.NONE:
             # KIP-227: the broker has no session with this id, or one at another epoch: begin anew.
-            gone = error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-            self._id, self._epoch = (0 if gone else self._id), INITIAL_SESSION_EPOCH
+            is_unknown_session = error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            self._id, self._epoch = (0 if is_unknown_session else self._id), INITIAL_SESSION_EPOCH
         elif session_id == 0:
             self._id, self._epoch = 0, INITIAL_SESSION_EPOCH
         else:

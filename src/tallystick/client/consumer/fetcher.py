@@ -95,8 +95,8 @@ class Fetcher:
         """
         records: list[ConsumerRecord] = []
 
-        def take_records(fetched: CompletedFetch, room: int) -> int:
-            some = fetched.take_records(room)
+        def take_records(fetch: CompletedFetch, room: int) -> int:
+            some = fetch.take_records(room)
             records.extend(some)
             return len(some)
 
@@ -107,8 +107,8 @@ class Fetcher:
         """Take like `take_records`, for an Arrow batch."""
         pieces: list[RowChunk] = []
 
-        def take_rows(fetched: CompletedFetch, room: int) -> int:
-            piece, rows = take_chunk(fetched, room)
+        def take_rows(fetch: CompletedFetch, room: int) -> int:
+            piece, rows = take_chunk(fetch, room)
             if rows:
                 pieces.append(piece)
             return rows
@@ -117,13 +117,13 @@ class Fetcher:
         return pieces
 
     def _drain(self, most: int, take: Callable[[CompletedFetch, int], int]) -> None:
-        taken = 0
+        count = 0
         self.has_skipped_hidden = False
         for _ in range(len(self._completed_fetches)):
-            if taken >= most:
+            if count >= most:
                 break
             at_hand = self._completed_fetches[0]
-            fetched, partition = at_hand.completed_fetch, at_hand.completed_fetch.partition
+            fetch, partition = at_hand.completed_fetch, at_hand.completed_fetch.partition
             track = self._subscriptions.get(partition)
             if track is None or track.position_version != at_hand.position_version:
                 self._completed_fetches.popleft()
@@ -131,31 +131,31 @@ class Fetcher:
                 self._completed_fetches.rotate(-1)
             else:
                 try:
-                    taken += take(fetched, most - taken)
+                    count += take(fetch, most - count)
                 except RecordsError as exc:
                     self._completed_fetches.popleft()
-                    at, where = fetched.position, (partition.topic, partition.partition)
+                    at, where = fetch.position, (partition.topic, partition.partition)
                     self._queue_error(
                         partition, at_hand.position_version, RecordUnreadable(*where, at, exc.reason)
                     )
                     continue
                 self._advance(at_hand)
-                if fetched.is_exhausted:
+                if fetch.is_exhausted:
                     self._completed_fetches.popleft()
                     track.has_pending_fetch = False
         self.send_fetches()
-        self.has_skipped_hidden = self.has_skipped_hidden and not taken
-        if not taken:
+        self.has_skipped_hidden = self.has_skipped_hidden and not count
+        if not count:
             self._raise_queued_error()
 
     def _advance(self, at_hand: _BufferedFetch) -> None:
         """Move the position past the records taken."""
-        fetched, partition = at_hand.completed_fetch, at_hand.completed_fetch.partition
+        fetch, partition = at_hand.completed_fetch, at_hand.completed_fetch.partition
         position = self._subscriptions[partition].position
-        self.has_skipped_hidden |= position is not None and fetched.position > position.offset
+        self.has_skipped_hidden |= position is not None and fetch.position > position.offset
         before = None if position is None else position.leader_epoch
-        epoch = before if fetched.leader_epoch is None else fetched.leader_epoch
-        self._subscriptions.advance(partition, at_hand.position_version, Position(fetched.position, epoch))
+        epoch = before if fetch.leader_epoch is None else fetch.leader_epoch
+        self._subscriptions.advance(partition, at_hand.position_version, Position(fetch.position, epoch))
 
     def _queue_error(self, partition: TopicPartition, serial: int, error: Exception) -> None:
         """Keep the error for `take_records`; the partition is not fetched again until it was raised."""
@@ -182,7 +182,7 @@ class Fetcher:
 
     def send_fetches(self) -> None:
         """Fetch from every leader without a request in flight, for partitions without buffered data."""
-        asking: dict[int, dict[TopicPartition, tuple[PartitionFetchParams, int]]] = {}
+        params_by_node: dict[int, dict[TopicPartition, tuple[PartitionFetchParams, int]]] = {}
         unknown: list[TopicPartition] = []
         image = self._cluster.image
         for partition, track, position in self._subscriptions.list_fetchable():
@@ -199,44 +199,45 @@ class Fetcher:
                 else:
                     unknown.append(partition)
             elif node not in self._in_flight:
-                wanted = PartitionFetchParams(
+                params = PartitionFetchParams(
                     position.offset,
                     self._config.max_partition_fetch_bytes,
                     info.leader_epoch,
                     position.leader_epoch,
                 )
-                asking.setdefault(node, {})[partition] = (wanted, track.position_version)
-        for node, wanted_there in asking.items():
-            for partition in wanted_there:
+                params_by_node.setdefault(node, {})[partition] = (params, track.position_version)
+        for node, params_by_partition in params_by_node.items():
+            for partition in params_by_partition:
                 self._subscriptions[partition].has_pending_fetch = True
             self._in_flight[node] = asyncio.get_running_loop().create_task(
-                self._run_fetch(node, wanted_there)
+                self._run_fetch(node, params_by_partition)
             )
         if unknown:
             self._retry_after_backoff(dict.fromkeys(unknown), refresh=True)
 
     async def _run_fetch(
-        self, node: int, wanted: dict[TopicPartition, tuple[PartitionFetchParams, int]]
+        self, node: int, params: dict[TopicPartition, tuple[PartitionFetchParams, int]]
     ) -> None:
         """Make one fetch.
 
         Errors without a rule, bugs of this package included, are raised by `take_records`.
         """
         session = self._sessions.setdefault(node, FetchSessionHandler())
-        again: dict[TopicPartition, None] = {}
+        retries: dict[TopicPartition, None] = {}
         refresh = False
         try:
-            again, refresh = await self._send_fetch(node, session, wanted)
+            retries, refresh = await self._send_fetch(node, session, params)
         except Exception as exc:
             session.handle_error()
-            kept = {at_hand.completed_fetch.partition for at_hand in self._completed_fetches}
-            for partition, (_, serial) in wanted.items():
-                if partition not in kept:  # else its records are returned first, and not fetched again
+            buffered_partitions = {at_hand.completed_fetch.partition for at_hand in self._completed_fetches}
+            for partition, (_, serial) in params.items():
+                # Buffered records are returned first, and not fetched again.
+                if partition not in buffered_partitions:
                     self._queue_error(partition, serial, exc)
         finally:
             del self._in_flight[node]
-        if again:
-            self._retry_after_backoff(again, refresh=refresh)
+        if retries:
+            self._retry_after_backoff(retries, refresh=refresh)
         if self._completed_fetches:
             self._notify()
         self.send_fetches()
@@ -245,10 +246,10 @@ class Fetcher:
         self,
         node: int,
         session: FetchSessionHandler,
-        wanted: dict[TopicPartition, tuple[PartitionFetchParams, int]],
+        params: dict[TopicPartition, tuple[PartitionFetchParams, int]],
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Return the partitions to ask for again after a backoff, and whether to refresh metadata."""
-        step = session.build_request({partition: want for partition, (want, _) in wanted.items()})
+        step = session.build_request({partition: want for partition, (want, _) in params.items()})
         request, by_id = self._build_request(step)
         try:
             answer = await self._cluster.send(
@@ -264,17 +265,17 @@ class Fetcher:
                 raise
             session.handle_error()
             _log.debug("fetch from broker %d: %s", node, exc)
-            return dict.fromkeys(wanted), True
+            return dict.fromkeys(params), True
         session.handle_response(answer.error_code, answer.session_id)
         if answer.error_code:
             _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
-        return self._handle_response(node, answer, wanted, by_id or {})
+        return self._handle_response(node, answer, params, by_id or {})
 
     def _build_request(self, step: FetchRequestData) -> tuple[FetchRequest, dict[UUID, str] | None]:
         """Return the request, and topic names by id; None for the names if some topic has no id."""
         config, topics = self._config, self._cluster.image.topics
-        named = {p.topic for p in (*step.to_send, *step.to_forget)}
-        ids = {topic: topics[topic].id if topic in topics else NIL for topic in named}
+        names = {p.topic for p in (*step.to_send, *step.to_forget)}
+        ids = {topic: topics[topic].id if topic in topics else NIL for topic in names}
         request = FetchRequest(
             max_wait_ms=config.fetch_max_wait_ms,
             min_bytes=config.fetch_min_bytes,
@@ -291,8 +292,12 @@ class Fetcher:
                 for topic, partitions in group_by_topic(step.to_send).items()
             ),
             forgotten_topics_data=tuple(
-                ForgottenTopic(topic=topic, topic_id=ids[topic], partitions=tuple(p.partition for p in gone))
-                for topic, gone in group_by_topic(step.to_forget).items()
+                ForgottenTopic(
+                    topic=topic,
+                    topic_id=ids[topic],
+                    partitions=tuple(p.partition for p in forgotten_partitions),
+                )
+                for topic, forgotten_partitions in group_by_topic(step.to_forget).items()
             ),
             rack_id=config.client_rack,
         )
@@ -304,13 +309,13 @@ class Fetcher:
         self,
         node: int,
         answer: FetchResponse,
-        wanted: dict[TopicPartition, tuple[PartitionFetchParams, int]],
+        params: dict[TopicPartition, tuple[PartitionFetchParams, int]],
         names: dict[UUID, str],
     ) -> tuple[dict[TopicPartition, None], bool]:
         """Act on every partition; return those to ask for again after a backoff, and whether to refresh."""
-        again: dict[TopicPartition, None] = {}
+        retries: dict[TopicPartition, None] = {}
         refresh = False
-        idle = dict(wanted)
+        idle = dict(params)
         for topic in answer.responses:
             name = (
                 topic.topic
@@ -324,16 +329,16 @@ class Fetcher:
                 want, serial = idle.pop(at)
                 verdict = self._handle_partition(node, at, data, want, serial)
                 if verdict in (FetchOutcome.RETRY, FetchOutcome.REFRESH_METADATA):
-                    again[at] = None
+                    retries[at] = None
                     refresh = refresh or verdict is FetchOutcome.REFRESH_METADATA
         # KIP-227: a session's response omits partitions without changes; one with an error code omits all.
         for at, (_, serial) in idle.items():
             track = self._subscriptions.get(at)
             if answer.error_code:
-                again[at] = None
+                retries[at] = None
             elif track is not None and track.position_version == serial:
                 track.has_pending_fetch = False
-        return again, refresh
+        return retries, refresh
 
     def _handle_partition(
         self, node: int, at: TopicPartition, data: PartitionData, want: PartitionFetchParams, serial: int
@@ -382,12 +387,16 @@ class Fetcher:
             track.preferred_read_replica = data.preferred_read_replica
         if not data.records:
             return
-        aborted = None
+        aborted_transactions = None
         if self.isolation_level:
-            aborted = [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()]
-        fetched = CompletedFetch(at, want.offset, data.records, aborted, check_crcs=self._config.check_crcs)
+            aborted_transactions = [
+                (each.producer_id, each.first_offset) for each in data.aborted_transactions or ()
+            ]
+        fetch = CompletedFetch(
+            at, want.offset, data.records, aborted_transactions, check_crcs=self._config.check_crcs
+        )
         track.has_pending_fetch = True
-        self._completed_fetches.append(_BufferedFetch(fetched, serial))
+        self._completed_fetches.append(_BufferedFetch(fetch, serial))
 
     def _retry_after_backoff(self, partitions: Iterable[TopicPartition], *, refresh: bool) -> None:
         """Ask for these partitions again after a backoff."""
@@ -398,7 +407,7 @@ class Fetcher:
                 track.has_pending_fetch = True
                 serials[partition] = track.position_version
 
-        async def rest() -> None:
+        async def wait_and_refresh() -> None:
             if not {partition.topic for partition in serials} - self._refreshed_topics:
                 await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
             self._refreshed_topics.update(partition.topic for partition in serials)
@@ -419,7 +428,7 @@ class Fetcher:
                     track.has_pending_fetch = False
             self.send_fetches()
 
-        task = asyncio.get_running_loop().create_task(rest())
+        task = asyncio.get_running_loop().create_task(wait_and_refresh())
         self._backoff_tasks.add(task)
         task.add_done_callback(self._backoff_tasks.discard)
 

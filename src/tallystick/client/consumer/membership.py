@@ -114,10 +114,10 @@ _REACTION_BY_REMEDY: Final = {
 def classify_error(api: str, code: int) -> ErrorReaction:
     """Return the effect of `code`, as an answer to `api`, on a member."""
     try:
-        known = REACTIONS.get((api, E(code)))
+        reaction = REACTIONS.get((api, E(code)))
     except ValueError:
         return ErrorReaction.FAIL
-    return known or _REACTION_BY_REMEDY.get(find_rule(api, code).remedy, ErrorReaction.FAIL)
+    return reaction or _REACTION_BY_REMEDY.get(find_rule(api, code).remedy, ErrorReaction.FAIL)
 
 
 class GroupRebalanceConfig(Value, kw_only=True):
@@ -202,8 +202,12 @@ def subscribe(member: Membership, topics: frozenset[str]) -> Membership:
     """Subscribe to these topics; join, or join again, if that is a change."""
     if member.phase is Phase.OUT:
         return replace(member, topics=topics, phase=Phase.PREPARING, rejoin_reason=None)
-    changed = replace(member, topics=topics)
-    return changed if topics == member.joined_topics else _request_rejoin(changed, "the subscription changed")
+    subscriber = replace(member, topics=topics)
+    return (
+        subscriber
+        if topics == member.joined_topics
+        else _request_rejoin(subscriber, "the subscription changed")
+    )
 
 
 def leave(member: Membership) -> tuple[Membership, AssignmentChange]:
@@ -239,8 +243,14 @@ def drop_partitions(member: Membership, change: AssignmentChange) -> Membership:
 
     A member that gave up partitions while SETTLING joins again, so that others can be assigned them.
     """
-    left = replace(member, owned_partitions=member.owned_partitions - change.revoked - change.lost)
-    return _request_rejoin(left, REVOKE_AND_REJOIN_REASON) if left.phase is Phase.SETTLING else left
+    remaining_member = replace(
+        member, owned_partitions=member.owned_partitions - change.revoked - change.lost
+    )
+    return (
+        _request_rejoin(remaining_member, REVOKE_AND_REJOIN_REASON)
+        if remaining_member.phase is Phase.SETTLING
+        else remaining_member
+    )
 
 
 def begin_join(member: Membership) -> Membership:
@@ -270,11 +280,11 @@ def apply_sync_response(member: Membership, answer: SyncGroupResponse) -> Member
     An assignment with topics that are no longer subscribed to is dropped; the member joins again.
     Raises: DecodeError.
     """
-    assigned = frozenset(decode_assignment(answer.assignment))
-    told = replace(member, phase=Phase.SETTLING, assigned_partitions=assigned, group_members=())
-    if all(partition.topic in member.topics for partition in assigned):
-        return told
-    return replace(told, phase=Phase.PREPARING, assigned_partitions=NO_PARTITIONS)
+    partitions = frozenset(decode_assignment(answer.assignment))
+    assigned_member = replace(member, phase=Phase.SETTLING, assigned_partitions=partitions, group_members=())
+    if all(partition.topic in member.topics for partition in partitions):
+        return assigned_member
+    return replace(assigned_member, phase=Phase.PREPARING, assigned_partitions=NO_PARTITIONS)
 
 
 def plan_assignment_change(member: Membership) -> AssignmentChange:
@@ -288,7 +298,7 @@ def plan_assignment_change(member: Membership) -> AssignmentChange:
 def take_over_assignment(member: Membership) -> Membership:
     """Take over the assignment; revoked partitions are given up already. The callbacks follow."""
     check(member.owned_partitions <= member.assigned_partitions, "what is assigned to others was given up")
-    taken = replace(
+    stable_member = replace(
         member,
         phase=Phase.STABLE,
         owned_partitions=member.assigned_partitions,
@@ -296,8 +306,12 @@ def take_over_assignment(member: Membership) -> Membership:
         previous_assignment=MemberData(tuple(sorted(member.assigned_partitions)), member.generation),
     )
     if member.topics != member.joined_topics:
-        return _request_rejoin(taken, "the subscription changed")
-    return taken if member.rejoin_reason is None else _request_rejoin(taken, member.rejoin_reason)
+        return _request_rejoin(stable_member, "the subscription changed")
+    return (
+        stable_member
+        if member.rejoin_reason is None
+        else _request_rejoin(stable_member, member.rejoin_reason)
+    )
 
 
 def rejoin_if_topics_changed(member: Membership, topics: PartitionRacks) -> Membership:
@@ -422,7 +436,9 @@ def build_join_request(member: Membership, settings: GroupRebalanceConfig) -> Jo
 def collect_group_topics(member: Membership) -> frozenset[str]:
     """Return all topics of the generation this member leads. Raises: DecodeError."""
     return frozenset(
-        topic for one in member.group_members for topic in decode_subscription(one.metadata).topics
+        topic
+        for group_member in member.group_members
+        for topic in decode_subscription(group_member.metadata).topics
     )
 
 
@@ -439,12 +455,14 @@ def perform_assignment(
     if not member.group_members or not member.must_assign:
         return watching, build_sync_request(member, settings, {})
     subscriptions = {
-        MemberId(one.member_id): decode_subscription(one.metadata, one.group_instance_id)
-        for one in member.group_members
+        MemberId(group_member.member_id): decode_subscription(
+            group_member.metadata, group_member.group_instance_id
+        )
+        for group_member in member.group_members
     }
     assignment = ASSIGNORS[member.protocol].assign(topics, subscriptions)
-    encoded = {of: encode_assignment(partitions) for of, partitions in assignment.items()}
-    return watching, build_sync_request(member, settings, encoded)
+    assignment_bytes = {of: encode_assignment(partitions) for of, partitions in assignment.items()}
+    return watching, build_sync_request(member, settings, assignment_bytes)
 
 
 def build_sync_request(
@@ -458,8 +476,8 @@ def build_sync_request(
         protocol_type=PROTOCOL_TYPE,
         protocol_name=member.protocol,
         assignments=tuple(
-            SyncGroupRequestAssignment(member_id=of, assignment=encoded)
-            for of, encoded in assignments.items()
+            SyncGroupRequestAssignment(member_id=of, assignment=assignment_bytes)
+            for of, assignment_bytes in assignments.items()
         ),
     )
 

@@ -102,7 +102,7 @@ class LogOffsetRequests:
         times: Mapping[TopicPartition, int],
         deadline: Deadline,
         tell: Callable[[Mapping[TopicPartition, OffsetAndTimestamp | None]], None] | None = None,
-        wanted: Callable[[TopicPartition], bool] = _accept_all,
+        is_wanted: Callable[[TopicPartition], bool] = _accept_all,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return the first offset of a time (or EARLIEST_MS, LATEST_MS) in each log; None for none.
 
@@ -110,65 +110,67 @@ class LogOffsetRequests:
 
         Args:
             tell: called with every answer as it arrives: a deleted partition does not delay the others.
-            wanted: whether an answer for a partition is still needed; if not, it is no longer asked for.
+            is_wanted: whether an answer for a partition is still needed; if not, it is no longer asked for.
         Raises: BrokerRefused, TimedOut.
         """
         shares: dict[int | None, dict[TopicPartition, int]] = {}
         for at, time in times.items():
             shares.setdefault(self._cluster.image.find_leader(at), {})[at] = time
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         searches = [
-            asyncio.create_task(self._list_leader_offsets(share, deadline, tell, wanted))
+            asyncio.create_task(self._list_leader_offsets(share, deadline, tell, is_wanted))
             for share in shares.values()
         ]
         try:
             for search in asyncio.as_completed(searches):
-                found |= await search
+                offsets |= await search
         finally:
             for task in searches:
                 task.cancel()
             await asyncio.gather(*searches, return_exceptions=True)
-        return found
+        return offsets
 
     async def _list_leader_offsets(
         self,
         times: Mapping[TopicPartition, int],
         deadline: Deadline,
         tell: Callable[[Mapping[TopicPartition, OffsetAndTimestamp | None]], None] | None,
-        wanted: Callable[[TopicPartition], bool],
+        is_wanted: Callable[[TopicPartition], bool],
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Run `list_offsets` for the partitions of one leader, or for those without a known leader."""
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        offsets: dict[TopicPartition, OffsetAndTimestamp | None] = {}
 
-        async def ask(node: int, there: dict[TopicPartition, int]) -> None:
-            epochs = {at: p.leader_epoch for at in there if (p := self._cluster.image.find_partition(at))}
-            request = build_list_offsets_request(there, epochs, self.isolation_level)
-            told, errors = parse_list_offsets_response(
+        async def ask(node: int, times_there: dict[TopicPartition, int]) -> None:
+            epochs = {
+                at: p.leader_epoch for at in times_there if (p := self._cluster.image.find_partition(at))
+            }
+            request = build_list_offsets_request(times_there, epochs, self.isolation_level)
+            answers, errors = parse_list_offsets_response(
                 await self._cluster.send(node, request, ListOffsetsResponse)
             )
-            found.update(told)
+            offsets.update(answers)
             if tell is not None:
-                tell(told)
+                tell(answers)
             for refusal in sorted(errors.values(), key=_is_retriable):
                 raise refusal
 
         async def attempt() -> None:
-            left = [at for at in times if at not in found and wanted(at)]
-            led = await asyncio.gather(*map(self._cluster.find_leader, left), return_exceptions=True)
+            remainder = [at for at in times if at not in offsets and is_wanted(at)]
+            leaders = await asyncio.gather(*map(self._cluster.find_leader, remainder), return_exceptions=True)
             nodes: dict[int, dict[TopicPartition, int]] = {}
             failures: list[BaseException | None] = []
-            for at, node in zip(left, led, strict=True):
+            for at, node in zip(remainder, leaders, strict=True):
                 if isinstance(node, BaseException):
                     failures.append(node)
                 else:
                     nodes.setdefault(node, {})[at] = times[at]
-            asks = [ask(node, there) for node, there in nodes.items()]
+            asks = [ask(node, times_there) for node, times_there in nodes.items()]
             failures += await asyncio.gather(*asks, return_exceptions=True)
             for failure in sorted(filter(None, failures), key=_is_retriable):
                 raise failure
 
         await self._cluster.run_with_retries("ListOffsets", ", ".join(map(str, times)), attempt, deadline)
-        return found
+        return offsets
 
 
 class GroupOffsetRequests:
@@ -183,39 +185,39 @@ class GroupOffsetRequests:
         partitions: Iterable[TopicPartition],
         deadline: Deadline,
         tell: Callable[[Mapping[TopicPartition, OffsetAndMetadata | None]], None] | None = None,
-        wanted: Callable[[TopicPartition], bool] = _accept_all,
+        is_wanted: Callable[[TopicPartition], bool] = _accept_all,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the offsets that the group has committed; None for none.
 
         Args:
             tell: called with every answer: an offset held back by a transaction does not delay the others.
-            wanted: as for `LogOffsetRequests.list_offsets`.
+            is_wanted: as for `LogOffsetRequests.list_offsets`.
         Raises: BrokerRefused, TimedOut.
         """
-        named = tuple(partitions)
-        found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        asked_partitions = tuple(partitions)
+        offsets: dict[TopicPartition, OffsetAndMetadata | None] = {}
 
         async def attempt() -> None:
-            left = [at for at in named if at not in found and wanted(at)]
-            if not left:
+            remainder = [at for at in asked_partitions if at not in offsets and is_wanted(at)]
+            if not remainder:
                 return
             request = build_offset_fetch_request(
-                self._group_id, left, require_stable=self.isolation_level == 1
+                self._group_id, remainder, require_stable=self.isolation_level == 1
             )
             node = await self._cluster.find_coordinator("group", self._group_id)
             answer = await self._cluster.send(
                 node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
             )
             committed, errors = split_offset_fetch_response(answer, self._group_id)
-            told = {at: committed.get(at) for at in left if at not in errors}
-            found.update(told)
+            answers = {at: committed.get(at) for at in remainder if at not in errors}
+            offsets.update(answers)
             if tell is not None:
-                tell(told)
+                tell(answers)
             for refusal in sorted(errors.values(), key=_is_retriable):
                 raise refusal
 
         await self._cluster.run_with_retries("OffsetFetch", self._group_id, attempt, deadline)
-        return found
+        return offsets
 
     def commit_without_reply(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]

@@ -80,14 +80,20 @@ class PositionSearch:
 
     def _begin_searches(self) -> None:
         for where in PositionSource:
-            sought = self._subscriptions.find_missing_positions(where).items()
-            fresh = {at: serial for at, serial in sought if self._under_search.get(at) != (where, serial)}
-            if fresh:
-                self._under_search |= {at: (where, serial) for at, serial in fresh.items()}
+            missing_positions = self._subscriptions.find_missing_positions(where).items()
+            new_serials = {
+                at: serial
+                for at, serial in missing_positions
+                if self._under_search.get(at) != (where, serial)
+            }
+            if new_serials:
+                self._under_search |= {at: (where, serial) for at, serial in new_serials.items()}
                 # In a fresh context: the limits of a search that led to this one do not apply.
-                search = asyncio.get_running_loop().create_task(self._search(where, fresh), context=Context())
+                search = asyncio.get_running_loop().create_task(
+                    self._search(where, new_serials), context=Context()
+                )
                 self._searches.add(search)
-                search.add_done_callback(partial(self._on_search_done, where, fresh))
+                search.add_done_callback(partial(self._on_search_done, where, new_serials))
 
     def _on_search_done(
         self, where: PositionSource, serials: Mapping[TopicPartition, int], search: "asyncio.Task[None]"
@@ -101,16 +107,16 @@ class PositionSearch:
         self._notify()
 
     async def _search(self, where: PositionSource, serials: Mapping[TopicPartition, int]) -> None:
-        def wanted(at: TopicPartition) -> bool:
+        def is_wanted(at: TopicPartition) -> bool:
             return self._subscriptions.is_position_missing(at, serials[at], where)
 
         tell = partial(self._apply_answers, serials)
         try:
             if where is not PositionSource.COMMITTED:
                 times = dict.fromkeys(serials, _TIMESTAMP_BY_SOURCE[where])
-                await self._log_offsets.list_offsets(times, self._deadlines.start(), tell, wanted)
+                await self._log_offsets.list_offsets(times, self._deadlines.start(), tell, is_wanted)
             elif self._group_offsets is not None:
-                await self._group_offsets.fetch_committed(serials, self._deadlines.start(), tell, wanted)
+                await self._group_offsets.fetch_committed(serials, self._deadlines.start(), tell, is_wanted)
             else:
                 tell(dict.fromkeys(serials))
         except TimedOut as exc:

@@ -126,11 +126,11 @@ class ConsumerPositions:
 
     def _require_assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         self._require_open()
-        named = list(partitions)
-        foreign = [str(at) for at in named if at not in self._subscriptions]
+        partition_list = list(partitions)
+        foreign = [str(at) for at in partition_list if at not in self._subscriptions]
         if foreign:
             raise IllegalState(f"not assigned to this consumer: {', '.join(foreign)}")
-        return named
+        return partition_list
 
     def _require_open(self) -> None:
         if self._closed:

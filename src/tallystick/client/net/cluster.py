@@ -147,15 +147,15 @@ class Cluster:
         now_ms = self.now_ms()
         if timeout_ms is None:
             timeout_ms = self.config.request_timeout_ms
-            own = Deadline(now_ms + timeout_ms, "request.timeout.ms", timeout_ms)
+            deadline = Deadline(now_ms + timeout_ms, "request.timeout.ms", timeout_ms)
         else:
-            own = Deadline(now_ms + timeout_ms, "timeout_ms", timeout_ms)
+            deadline = Deadline(now_ms + timeout_ms, "timeout_ms", timeout_ms)
         spec = (
             API_SPECS[request.api_key]
             if isinstance(request, RequestBuilder)
             else _SPEC_BY_REQUEST[type(request)]
         )
-        pending = PendingRequest(spec, request, limit_to_scope(own))
+        pending = PendingRequest(spec, request, limit_to_scope(deadline))
         pending.max_version, pending.version = max_version, version
         pending.expires_at_ms = max(pending.deadline.at_ms, now_ms + timeout_ms)
         try:
@@ -241,9 +241,9 @@ class Cluster:
             try:
                 response = await self.submit(node_id, request, max_version=max_version)
             except ClientError as exc:
-                late = isinstance(exc, TimedOut) and is_in_retry_scope()
+                is_timeout = isinstance(exc, TimedOut) and is_in_retry_scope()
                 # A login that one broker refuses is not tried at the others: accounts get locked by that.
-                is_final = late or isinstance(exc, Closed | AuthenticationFailed)
+                is_final = is_timeout or isinstance(exc, Closed | AuthenticationFailed)
                 if is_final or exc.effect is not Effect.NONE:
                     raise
                 failures.append(exc)
@@ -271,7 +271,7 @@ class Cluster:
 
         Raises: the error of the last attempt, or TimedOut; its `effect` is the worst of all attempts [CLI-1].
         """
-        effect, failures, last = Effect.NONE, 0, ""
+        effect, failures, last_error = Effect.NONE, 0, ""
         with enter_retry_scope(deadline) as limit:
             while True:
                 try:
@@ -280,12 +280,12 @@ class Cluster:
                     effect = effect.worst(exc.effect)
                     if not exc.remedy.repeats:
                         raise exc.after(effect)  # noqa: B904
-                    if not last or not isinstance(exc, TimedOut):
-                        last = exc.what()
+                    if not last_error or not isinstance(exc, TimedOut):
+                        last_error = exc.what()
                     if not limit.remaining_ms(self.now_ms()):
                         doing = f"{api} {str(subject)!r}" if subject else api
-                        late = TimedOut(limit.limit_name, limit.length_ms, doing, last)
-                        raise late.after(effect) from exc
+                        timeout = TimedOut(limit.limit_name, limit.length_ms, doing, last_error)
+                        raise timeout.after(effect) from exc
                     await _back_off(self.config, failures, limit)
                     failures += 1
                     await self._recover_from(exc, str(subject))

@@ -59,16 +59,16 @@ class ConnectionPool:
         """
         if self._closed:
             raise Closed("the client was closed")
-        known = self._get_nodes()
-        nodes = list(known)
+        nodes_by_id = self._get_nodes()
+        nodes = list(nodes_by_id)
         shuffle(nodes)
         nodes.sort(key=self._rank_candidate)
         if nodes and self._config.metadata_recovery_strategy == "none":
             return nodes
-        addresses = {node.address for node in known.values()}
-        others = [-1 - i for i, address in enumerate(self._bootstrap) if address not in addresses]
-        shuffle(others)
-        return [*nodes, *sorted(others, key=self._rank_candidate)]
+        addresses = {node.address for node in nodes_by_id.values()}
+        other_ids = [-1 - i for i, address in enumerate(self._bootstrap) if address not in addresses]
+        shuffle(other_ids)
+        return [*nodes, *sorted(other_ids, key=self._rank_candidate)]
 
     def _rank_candidate(self, node_id: int) -> tuple[bool, bool, int]:
         connection = self._connections.get((self.find_address(node_id), ""))

@@ -75,15 +75,15 @@ class CoordinatorCache:
             lookup.add_done_callback(lambda _: self._lookups.pop((kind, key), None))
         return lookup
 
-    def forget(self, *named: tuple[CoordinatorType, str]) -> None:
+    def forget(self, *names: tuple[CoordinatorType, str]) -> None:
         """Drop these from the cache."""
-        for name in named:
+        for name in names:
             self._cached.pop(name, None)
 
     def forget_node(self, node_id: int | None = None) -> None:
         """Drop the coordinators on this broker; None: on all."""
         self._cached = {
-            named: node for named, node in self._cached.items() if node_id is not None and node != node_id
+            name: node for name, node in self._cached.items() if node_id is not None and node != node_id
         }
 
     def close(self) -> None:
@@ -129,6 +129,6 @@ def _extract_coordinator(key: str, answer: FindCoordinatorResponse) -> Coordinat
             error_message=answer.error_message,
         )
     if len(answer.coordinators) != 1 or answer.coordinators[0].key != key:
-        named = ", ".join(repr(found.key) for found in answer.coordinators)
-        raise BadAnswer("the broker", "FindCoordinator", f"asked for {key!r}, told of {named}")
+        keys = ", ".join(repr(coordinator.key) for coordinator in answer.coordinators)
+        raise BadAnswer("the broker", "FindCoordinator", f"asked for {key!r}, told of {keys}")
     return answer.coordinators[0]

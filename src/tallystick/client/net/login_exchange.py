@@ -65,10 +65,10 @@ class LoginExchange:
     def _check_handshake(self, response: SaslHandshakeResponse) -> None:
         code = response.error_code
         if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
-            listed = ", ".join(response.mechanisms) or "none"
+            mechanisms = ", ".join(response.mechanisms) or "none"
             raise AuthenticationFailed(
                 self._address,
-                f"sasl.mechanism={self._client.mechanism} is not enabled there; the broker has: {listed}",
+                f"sasl.mechanism={self._client.mechanism} is not enabled there; the broker has: {mechanisms}",
             )
         if code == ErrorCode.ILLEGAL_SASL_STATE:
             raise AuthenticationFailed(

@@ -68,10 +68,10 @@ class MetadataImage(Value, kw_only=True):
 
     def find_leader(self, at: TopicPartition) -> int | None:
         """Return the leader of a partition, if there is one and its address is known."""
-        found = self.find_partition(at)
-        if found is None or found.leader is None or found.leader not in self.nodes:
+        partition = self.find_partition(at)
+        if partition is None or partition.leader is None or partition.leader not in self.nodes:
             return None
-        return found.leader
+        return partition.leader
 
     def find_topic_name(self, topic_id: UUID) -> str | None:
         """Return the name of a topic by its id. Cost: linear; keep a dict to read whole responses."""
@@ -81,10 +81,10 @@ class MetadataImage(Value, kw_only=True):
         """Return the error code for a partition without a usable leader."""
         if at.topic in self.error_codes:
             return self.error_codes[at.topic]
-        found = self.find_partition(at)
-        if found is None:
+        partition = self.find_partition(at)
+        if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return found.error_code or ErrorCode.LEADER_NOT_AVAILABLE
+        return partition.error_code or ErrorCode.LEADER_NOT_AVAILABLE
 
 
 _EMPTY_MAP: Final[Mapping[str, Never]] = MappingProxyType({})
@@ -105,23 +105,23 @@ def is_topic_name(name: str) -> bool:
     )
 
 
-def merge_response(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -> MetadataImage:
+def merge_response(image: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -> MetadataImage:
     """Return the image updated by `answer`; with `all_topics`, topics it leaves out are gone."""
-    same = known.cluster_id in (None, answer.cluster_id) or answer.cluster_id is None
-    before = known.topics if same else {}
+    is_same_cluster = image.cluster_id in (None, answer.cluster_id) or answer.cluster_id is None
+    before = image.topics if is_same_cluster else {}
     topics = {} if all_topics else dict(before)
-    errors = {} if all_topics or not same else dict(known.error_codes)
-    for found in answer.topics:
-        if found.name is None:
+    errors = {} if all_topics or not is_same_cluster else dict(image.error_codes)
+    for topic in answer.topics:
+        if topic.name is None:
             continue
-        if found.error_code:
-            topics.pop(found.name, None)
-            errors[found.name] = found.error_code
+        if topic.error_code:
+            topics.pop(topic.name, None)
+            errors[topic.name] = topic.error_code
         else:
-            errors.pop(found.name, None)
-            topics[found.name] = _merge_topic(before.get(found.name), found)
+            errors.pop(topic.name, None)
+            topics[topic.name] = _merge_topic(before.get(topic.name), topic)
     return MetadataImage(
-        cluster_id=answer.cluster_id or known.cluster_id,
+        cluster_id=answer.cluster_id or image.cluster_id,
         controller_id=answer.controller_id if answer.controller_id >= 0 else None,
         nodes=MappingProxyType(
             {
@@ -135,66 +135,72 @@ def merge_response(known: MetadataImage, answer: MetadataResponse, *, all_topics
 
 
 def with_leaders(
-    known: MetadataImage, leaders: Mapping[TopicPartition, tuple[int, int]], nodes: Iterable[Node] = ()
+    image: MetadataImage, leaders: Mapping[TopicPartition, tuple[int, int]], nodes: Iterable[Node] = ()
 ) -> MetadataImage:
     """Return the image updated by new leaders, their epochs and addresses in a response (KIP-951)."""
-    topics = dict(known.topics)
+    topics = dict(image.topics)
     for at, (leader, epoch) in leaders.items():
-        found = known.find_partition(at)
-        if found is None or leader < 0 or (found.leader_epoch is not None and epoch <= found.leader_epoch):
+        partition = image.find_partition(at)
+        if (
+            partition is None
+            or leader < 0
+            or (partition.leader_epoch is not None and epoch <= partition.leader_epoch)
+        ):
             continue
         topic = topics[at.topic]
-        moved = replace(found, leader=leader, leader_epoch=epoch, error_code=0)
+        new_partition = replace(partition, leader=leader, leader_epoch=epoch, error_code=0)
         topics[at.topic] = replace(
-            topic, partitions=MappingProxyType({**topic.partitions, at.partition: moved})
+            topic, partitions=MappingProxyType({**topic.partitions, at.partition: new_partition})
         )
     return replace(
-        known,
+        image,
         topics=MappingProxyType(topics),
-        nodes=MappingProxyType({**known.nodes, **{node.id: node for node in nodes}}),
+        nodes=MappingProxyType({**image.nodes, **{node.id: node for node in nodes}}),
     )
 
 
-def without_topics(known: MetadataImage, names: Iterable[str]) -> MetadataImage:
+def without_topics(image: MetadataImage, names: Iterable[str]) -> MetadataImage:
     """Return the image without these topics."""
-    gone = set(names)
+    dropped_names = set(names)
     return replace(
-        known,
-        topics=MappingProxyType({name: topic for name, topic in known.topics.items() if name not in gone}),
+        image,
+        topics=MappingProxyType(
+            {name: topic for name, topic in image.topics.items() if name not in dropped_names}
+        ),
         error_codes=MappingProxyType(
-            {name: code for name, code in known.error_codes.items() if name not in gone}
+            {name: code for name, code in image.error_codes.items() if name not in dropped_names}
         ),
     )
 
 
-def _merge_topic(before: TopicInfo | None, found: MetadataResponseTopic) -> TopicInfo:
-    same = before is not None and before.id == found.topic_id
+def _merge_topic(before: TopicInfo | None, topic: MetadataResponseTopic) -> TopicInfo:
+    is_same_topic = before is not None and before.id == topic.topic_id
     partitions = {}
-    for answered in found.partitions:
-        partition = _parse_partition(answered)
-        held = before.partitions.get(partition.index) if before is not None and same else None
-        stale = (
-            held is not None
-            and held.leader_epoch is not None
+    for partition_answer in topic.partitions:
+        partition = _parse_partition(partition_answer)
+        former = before.partitions.get(partition.index) if before is not None and is_same_topic else None
+        is_stale = (
+            former is not None
+            and former.leader_epoch is not None
             and partition.leader_epoch is not None
-            and partition.leader_epoch < held.leader_epoch
+            and partition.leader_epoch < former.leader_epoch
         )
-        partitions[partition.index] = held if stale and held is not None else partition
+        partitions[partition.index] = former if is_stale and former is not None else partition
     return TopicInfo(
-        name=found.name or "",
-        id=found.topic_id,
-        is_internal=found.is_internal,
+        name=topic.name or "",
+        id=topic.topic_id,
+        is_internal=topic.is_internal,
         partitions=MappingProxyType(partitions),
     )
 
 
-def _parse_partition(answered: MetadataResponsePartition) -> PartitionInfo:
+def _parse_partition(partition: MetadataResponsePartition) -> PartitionInfo:
     return PartitionInfo(
-        index=answered.partition_index,
-        leader=answered.leader_id if answered.leader_id >= 0 else None,
-        leader_epoch=answered.leader_epoch if answered.leader_epoch >= 0 else None,
-        replicas=answered.replica_nodes,
-        isr=answered.isr_nodes,
-        offline=answered.offline_replicas,
-        error_code=answered.error_code,
+        index=partition.partition_index,
+        leader=partition.leader_id if partition.leader_id >= 0 else None,
+        leader_epoch=partition.leader_epoch if partition.leader_epoch >= 0 else None,
+        replicas=partition.replica_nodes,
+        isr=partition.isr_nodes,
+        offline=partition.offline_replicas,
+        error_code=partition.error_code,
     )

@@ -123,10 +123,10 @@ class MetadataCache:
         if topics is None:
             self._tracks_all_topics = False
             return
-        gone = list(topics)
-        for topic in gone:
+        names = list(topics)
+        for topic in names:
             self._tracked_topics.pop(topic, None)
-        self.image = without_topics(self.image, gone)
+        self.image = without_topics(self.image, names)
 
     def _track(self, topics: Iterable[str]) -> None:
         """Ask for these topics from now on."""

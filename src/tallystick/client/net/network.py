@@ -108,7 +108,7 @@ class NetworkMetrics:
 
     def as_metrics(self) -> dict[str, float]:
         """Return the counters by Kafka's names (client metrics, group `producer-metrics` and similar)."""
-        answered = self.response_total or 1
+        response_count = self.response_total or 1
         return {
             "connection-creation-total": self.connection_creation_total,
             "connection-close-total": self.connection_close_total,
@@ -117,7 +117,7 @@ class NetworkMetrics:
             "response-total": self.response_total,
             "incoming-byte-total": self.incoming_byte_total,
             "outgoing-byte-total": self.outgoing_byte_total,
-            "request-latency-avg": self.latency_ms_total / answered,
+            "request-latency-avg": self.latency_ms_total / response_count,
             "request-latency-max": self.latency_ms_max,
         }
 
@@ -460,20 +460,28 @@ class Connection:
         self._deadline_timer = None
         now = self.now_ms
         flying = self.protocol_state.waiters
-        late = next((pending for pending in flying if pending.expires_at_ms <= now), None)
-        if late is not None:
-            late.time_out()
-            self.fail(TimeoutError(f"{late.spec.name} was not answered within {late.deadline.length_ms} ms"))
+        overdue_request = next((pending for pending in flying if pending.expires_at_ms <= now), None)
+        if overdue_request is not None:
+            overdue_request.time_out()
+            self.fail(
+                TimeoutError(
+                    f"{overdue_request.spec.name} was not answered within "
+                    f"{overdue_request.deadline.length_ms} ms"
+                )
+            )
             return
         for pending, _, _ in self._send_queue:
             if pending.expires_at_ms <= now:
                 pending.time_out()
-        waiting = [*flying, *(q[0] for q in self._send_queue if not q[0].response_future.done())]
-        if not waiting and self._last_active_ms + self._max_idle_ms <= now:
+        waiting_requests = [*flying, *(q[0] for q in self._send_queue if not q[0].response_future.done())]
+        if not waiting_requests and self._last_active_ms + self._max_idle_ms <= now:
             self.fail(ConnectionError("unused for connections.max.idle.ms"))
             return
         self._schedule_check(
-            min((each.expires_at_ms for each in waiting), default=self._last_active_ms + self._max_idle_ms)
+            min(
+                (each.expires_at_ms for each in waiting_requests),
+                default=self._last_active_ms + self._max_idle_ms,
+            )
         )
 
     # -------------------------------------------------------------------------- the end
@@ -510,13 +518,15 @@ class Connection:
             return
         self._close_reason = why
         address, text = str(self.address), _describe_error(why, hint)
-        awaited = self.protocol_state.awaited_api
+        awaited_api = self.protocol_state.awaited_api
         for pending in self.protocol_state.clear_in_flight():
             api = pending.spec.name
             if isinstance(why, Closed):
                 pending.fail(Closed(text).after(infer_loss_effect(api)))
             elif isinstance(why, DecodeError):
-                pending.fail(BadAnswer(address, api, text if api == awaited else f"after {awaited}: {text}"))
+                pending.fail(
+                    BadAnswer(address, api, text if api == awaited_api else f"after {awaited_api}: {text}")
+                )
             else:
                 pending.fail(ConnectionLost(address, api, text))
         for pending, _, _ in self._send_queue:

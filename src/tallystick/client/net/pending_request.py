@@ -54,10 +54,10 @@ class PendingRequest:
 
     def time_out(self) -> None:
         """Fail with TimedOut: the limit passed [CLI-6]."""
-        name, sent = self.spec.name, self.sent_at_ms >= 0
-        doing = f"{name} at {self.address}{'' if sent else ', not sent yet'}"
+        name, is_sent = self.spec.name, self.sent_at_ms >= 0
+        doing = f"{name} at {self.address}{'' if is_sent else ', not sent yet'}"
         error = TimedOut(self.deadline.limit_name, self.deadline.length_ms, doing)
-        self.fail(error.after(infer_loss_effect(name)) if sent else error)
+        self.fail(error.after(infer_loss_effect(name)) if is_sent else error)
 
     def start_timer(self) -> None:
         """Enforce the limit wherever the request is. A connection enforces only `expires_at_ms`."""

@@ -71,8 +71,8 @@ class NodeApiVersions(Value):
         """Return `version`. Raise NotSupported if the two sides do not share it."""
         if self.find_latest_usable(key, version) != version:
             theirs = self.ranges.get(key)
-            offered = "does not offer it" if theirs is None else f"has {theirs.first} to {theirs.last}"
-            raise NotSupported(f"{API_SPECS[key].name} version {version}", f"the broker {offered}")
+            offer = "does not offer it" if theirs is None else f"has {theirs.first} to {theirs.last}"
+            raise NotSupported(f"{API_SPECS[key].name} version {version}", f"the broker {offer}")
         return version
 
     def choose_version(self, key: ApiKey, max_version: int | None = None) -> int:
@@ -83,11 +83,11 @@ class NodeApiVersions(Value):
         ours, theirs = API_SPECS[key], self.ranges.get(key)
         if theirs is None:
             raise NotSupported(ours.name, "the broker does not offer this API")
-        last = ours.max_version if max_version is None else min(ours.max_version, max_version)
+        highest = ours.max_version if max_version is None else min(ours.max_version, max_version)
         raise NotSupported(
             ours.name,
             f"the broker has versions {theirs.first} to {theirs.last}, "
-            f"this client needs {ours.min_version} to {last}",
+            f"this client needs {ours.min_version} to {highest}",
         )
 
 
@@ -136,10 +136,10 @@ class VersionNegotiation:
 
     def build_request(self) -> bytes:
         """Return the ApiVersions request frame."""
-        named = ApiVersionsRequest(
+        request = ApiVersionsRequest(
             client_software_name="tallystick", client_software_version=self._software_version
         )
-        body = encode(named if self._version >= 3 else ApiVersionsRequest(), self._version)
+        body = encode(request if self._version >= 3 else ApiVersionsRequest(), self._version)
         return self._headers.build(_API_VERSIONS, self._version, len(body)) + body
 
     def handle_response(self, body: Buffer) -> NodeApiVersions | bytes:
@@ -152,8 +152,8 @@ class VersionNegotiation:
         code = int.from_bytes(body[at : at + 2], "big", signed=True)
         # KIP-511: the refusal is in version 0, and has the range of versions if the broker is recent.
         if code == ErrorCode.UNSUPPORTED_VERSION and self._version > 0:
-            offered = decode_prefix(ApiVersionsResponse, body, 0, at)[0].api_keys
-            theirs = next((k.max_version for k in offered if k.api_key == ApiKey.API_VERSIONS), 0)
+            api_keys = decode_prefix(ApiVersionsResponse, body, 0, at)[0].api_keys
+            theirs = next((k.max_version for k in api_keys if k.api_key == ApiKey.API_VERSIONS), 0)
             self._version = min(theirs, self._version - 1)
             if self._version < 0:
                 raise DecodeError(f"ApiVersions up to version {theirs}")
@@ -248,11 +248,11 @@ def _check_correlation_id(body: Buffer, expected: int) -> None:
 
 def guess_protocol(start: Buffer) -> str:
     """Guess the peer's protocol from its first bytes, for error texts; empty if they give no clue."""
-    first = bytes(start[:8])
-    if first.startswith(b"HTTP"):
+    head = bytes(start[:8])
+    if head.startswith(b"HTTP"):
         return "that is an HTTP server"
-    if len(first) >= 3 and first[0] in (0x15, 0x16) and first[1] == 3:
+    if len(head) >= 3 and head[0] in (0x15, 0x16) and head[1] == 3:
         return "that listener speaks TLS: set security.protocol to SSL or SASL_SSL"
-    if first.startswith(b"SSH-"):
+    if head.startswith(b"SSH-"):
         return "that is an SSH server"
     return ""

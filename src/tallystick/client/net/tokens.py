@@ -55,7 +55,7 @@ class TokenSource:
             if token is not None and now_ms < self._refresh_at_ms:
                 return token.text
             try:
-                fresh = await self._fetch()
+                new_token = await self._fetch()
             except ClientError as exc:
                 if not self._is_valid(token):
                     raise
@@ -63,14 +63,16 @@ class TokenSource:
                 assert token is not None
                 return token.text
             now_ms = self._clock.now_ms()
-            if fresh.expires_at_ms is not None and fresh.expires_at_ms <= now_ms:
+            if new_token.expires_at_ms is not None and new_token.expires_at_ms <= now_ms:
                 raise AuthenticationFailed(
                     "oauth_cb",
-                    f"the token expired {now_ms - fresh.expires_at_ms} ms ago: compare the clocks",
+                    f"the token expired {now_ms - new_token.expires_at_ms} ms ago: compare the clocks",
                 )
-            self._token = fresh
-            self._refresh_at_ms = compute_refresh_ms(now_ms, fresh.expires_at_ms, self._settings, uniform())
-            return fresh.text
+            self._token = new_token
+            self._refresh_at_ms = compute_refresh_ms(
+                now_ms, new_token.expires_at_ms, self._settings, uniform()
+            )
+            return new_token.text
 
     def _is_valid(self, token: BearerToken | None) -> bool:
         return (
@@ -102,12 +104,12 @@ def compute_refresh_ms(
         return now_ms  # by the next login
     life_ms = expires_at_ms - now_ms
     factor = settings.sasl_login_refresh_window_factor + settings.sasl_login_refresh_window_jitter * chance
-    proposed = now_ms + life_ms * min(factor, 1.0)
+    proposal_ms = now_ms + life_ms * min(factor, 1.0)
     buffer_ms = settings.sasl_login_refresh_buffer_seconds * 1000
     least_ms = settings.sasl_login_refresh_min_period_seconds * 1000
     if life_ms < buffer_ms + least_ms:
-        return proposed
-    return max(min(proposed, expires_at_ms - buffer_ms), now_ms + least_ms)
+        return proposal_ms
+    return max(min(proposal_ms, expires_at_ms - buffer_ms), now_ms + least_ms)
 
 
 async def _call_token_callback(callback: TokenCallback) -> BearerToken:

@@ -110,13 +110,13 @@ class RecordAccumulator:
         """
         batch = self._sticky_batches.get(topic)
         if type(value) is bytes and batch is not None:
-            left = batch.free_bytes - len(value) - RECORD_OVERHEAD
-            if left >= 0:
+            bytes_left = batch.free_bytes - len(value) - RECORD_OVERHEAD
+            if bytes_left >= 0:
                 ticket = batch.ticket()
                 if not batch.millisecond_start <= (now := self._now()) < batch.millisecond_end:
                     self._note_millisecond(batch, ticket, now)
                 batch.values[ticket] = value
-                batch.free_bytes = left
+                batch.free_bytes = bytes_left
                 if not batch.is_sealed or self._is_in_sealed(batch, ticket):
                     # Takes half the time of calling the class, which would be a sixth of this method.
                     delivery = _new_object(Delivery)
@@ -169,7 +169,9 @@ class RecordAccumulator:
             groups = [(where, rows, cast(Sequence[int], range(rows.count)))]
         else:
             places = rows.group_by_partition(count)
-            groups = [(p, rows.select_rows(of_p, keyed=p is not None), of_p) for p, of_p in places.items()]
+            groups = [
+                (p, rows.select_rows(of_p, with_keys=p is not None), of_p) for p, of_p in places.items()
+            ]
         pieces = []
         for where, group, of_group in groups:
             begin = 0
@@ -263,9 +265,9 @@ class RecordAccumulator:
     # ------------------------------------------------------------------- under the lock
 
     def _seal_open_batch(self, queue: PartitionQueue) -> None:
-        sealed = queue.roll_open_batch(self._env.monotonic_ms())
-        if sealed is not None:
-            self._count_sealed(queue, sealed)
+        batch = queue.roll_open_batch(self._env.monotonic_ms())
+        if batch is not None:
+            self._count_sealed(queue, batch)
         if queue.topic_queues.sticky_partition == queue.tp.partition:
             self._update_sticky_batch(queue.topic_queues)
 
@@ -296,12 +298,12 @@ class RecordAccumulator:
 
     # --------------------------------------------------------------------- by the engine
 
-    def update_topic(self, topic: str, partitions: int, led: Sequence[int]) -> None:
-        """Set the number of a topic's partitions, and which have a leader (`led`)."""
+    def update_topic(self, topic: str, partitions: int, led_partitions: Sequence[int]) -> None:
+        """Set the number of a topic's partitions, and which have a leader (`led_partitions`)."""
         with self._lock:
             queues = self._topic_queues.setdefault(topic, TopicQueues(topic))
             queues.grow(partitions, self._batch_capacity)
-            candidates = led or range(partitions)
+            candidates = led_partitions or range(partitions)
             if queues.candidate_partitions != candidates:
                 queues.candidate_partitions = candidates
                 if queues.sticky_partition not in candidates or topic not in self._sticky_batches:
@@ -313,19 +315,23 @@ class RecordAccumulator:
 
         A sender that still holds one of them sees that its batch is sealed, and chooses again [CLI-24].
         """
-        waiting: list[SealedBatch] = []
+        batches: list[SealedBatch] = []
         with self._lock:
             queues = self._topic_queues.get(topic)
-            removed = [] if queues is None else queues.cut(partitions)
-            if removed and (sticky := self._sticky_batches.get(topic)) and sticky.tp.partition >= partitions:
+            removed_queues = [] if queues is None else queues.cut(partitions)
+            if (
+                removed_queues
+                and (sticky := self._sticky_batches.get(topic))
+                and sticky.tp.partition >= partitions
+            ):
                 del self._sticky_batches[topic]
-            for queue in removed:
-                sealed = queue.close(self._env.monotonic_ms())
-                if sealed is not None:
-                    self.pool.take(sealed.size)
-                waiting += queue.remove_sealed()
+            for queue in removed_queues:
+                batch = queue.close(self._env.monotonic_ms())
+                if batch is not None:
+                    self.pool.take(batch.size)
+                batches += queue.remove_sealed()
                 self.active_queues.pop(queue, None)
-        return waiting
+        return batches
 
     @property
     def topic_names(self) -> tuple[str, ...]:
@@ -388,14 +394,14 @@ class RecordAccumulator:
 
     def drain(self) -> list[SealedBatch]:
         """Remove and return all waiting batches; they will not be sent."""
-        drained: list[SealedBatch] = []
+        batches: list[SealedBatch] = []
         with self._lock:
             for queue in list(self.active_queues):
                 if queue.open_batch.opened_ms is not None:
                     self._seal_open_batch(queue)
-                drained += queue.remove_sealed()
+                batches += queue.remove_sealed()
                 del self.active_queues[queue]
-        return drained
+        return batches
 
 
 # ---------------------------------------------------------------------------------- records

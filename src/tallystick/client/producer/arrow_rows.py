@@ -89,11 +89,11 @@ class ArrowRows:
         if keys is None:
             return {None: range(self.count)}
         codec = native.codec
-        hashed = None if codec is None else codec.partitions(self.count, _get_buffers(keys), partitions)
-        if hashed is None:
+        number_bytes = None if codec is None else codec.partitions(self.count, _get_buffers(keys), partitions)
+        if number_bytes is None:
             return group_by_partition(keys.to_pylist(), partitions)
         np = _lazy.load("numpy")
-        numbers = np.frombuffer(hashed, dtype=np.int32)
+        numbers = np.frombuffer(number_bytes, dtype=np.int32)
         # The stable sort of small integers takes linear time.
         order = np.argsort(numbers.astype(np.int16) if partitions <= _INT16_MAX else numbers, kind="stable")
         distinct, begins = np.unique(numbers[order], return_index=True)
@@ -138,11 +138,11 @@ class ArrowRows:
             None if self.headers is None else self.headers[begin:end],
         )
 
-    def select_rows(self, places: Sequence[int], *, keyed: bool) -> "ArrowRows":
+    def select_rows(self, places: Sequence[int], *, with_keys: bool) -> "ArrowRows":
         indices = _lazy.load("numpy").asarray(places)
         return ArrowRows(
             self._values.take(indices),
-            self._keys.take(indices) if keyed and self._keys is not None else None,
+            self._keys.take(indices) if with_keys and self._keys is not None else None,
             select_runs(self.timestamp_runs, places),
             None if self.headers is None else [self.headers[place] for place in places],
         )
@@ -170,8 +170,8 @@ def _to_large_binary(column: ArrowArray) -> ArrowArray:
     pa: ModuleType = _lazy.load("pyarrow")
     if isinstance(column, pa.ChunkedArray):
         column = cast(ArrowArray, column.combine_chunks())
-    wanted = pa.large_binary()
-    kinds = (pa.binary(), pa.string(), pa.large_string(), wanted)
+    large_binary = pa.large_binary()
+    kinds = (pa.binary(), pa.string(), pa.large_string(), large_binary)
     if column.type not in kinds:
         raise TypeError(f"keys and values are binary or string arrays, not {column.type}")
-    return column if column.type == wanted else column.cast(wanted)
+    return column if column.type == large_binary else column.cast(large_binary)

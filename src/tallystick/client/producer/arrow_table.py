@@ -71,9 +71,9 @@ def _split_rows(
     begins = [0, *changes.tolist()]
     for begin, places in zip(begins, np.split(order, changes), strict=True):
         partition = int(partitions[begin])
-        listed = places.tolist()
-        own = rows if len(begins) == 1 else rows.select_rows(listed, keyed=True)
-        yield PartitionRows(topics[of_row[begin]], None if partition < 0 else partition, own, listed)
+        row_numbers = places.tolist()
+        share = rows if len(begins) == 1 else rows.select_rows(row_numbers, with_keys=True)
+        yield PartitionRows(topics[of_row[begin]], None if partition < 0 else partition, share, row_numbers)
 
 
 def _get_column(batch: "RecordBatch | Table", name: str) -> Any:
@@ -93,8 +93,8 @@ def _encode_topics(column: Any, topic: str | None, count: int) -> tuple[list[str
         raise ValueError("no topic is given, and there is no column `topic`")
     if column.null_count:
         raise ValueError(f"{column.null_count} of {count} rows have no topic")
-    encoded = column.cast(pa.string()).dictionary_encode()
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    topics = column.cast(pa.string()).dictionary_encode()
+    return topics.dictionary.to_pylist(), topics.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _read_partitions(column: Any) -> Any:

@@ -54,8 +54,8 @@ class PartitionSendState:
 class SenderHooks:
     """Callbacks from a Sender to its engine."""
 
-    def __init__(self, changed: Callable[[], None], want_metadata: Callable[[str], None]) -> None:
-        self.on_change, self.request_metadata = changed, want_metadata
+    def __init__(self, on_change: Callable[[], None], request_metadata: Callable[[str], None]) -> None:
+        self.on_change, self.request_metadata = on_change, request_metadata
 
 
 class BatchCompletion:

@@ -58,7 +58,7 @@ class Rows(Protocol):
         """Return the places of the records by partition; under None those without a key."""
         ...
 
-    def select_rows(self, places: Sequence[int], *, keyed: bool) -> "Rows":
+    def select_rows(self, places: Sequence[int], *, with_keys: bool) -> "Rows":
         """Return the records at these places, with or without their keys."""
         ...
 
@@ -119,10 +119,10 @@ class ListRows(Value, kw_only=True):
     def group_by_partition(self, partitions: int) -> "dict[int | None, Sequence[int]]":
         return {None: range(self.count)} if self.keys is None else group_by_partition(self.keys, partitions)
 
-    def select_rows(self, places: Sequence[int], *, keyed: bool) -> "ListRows":
+    def select_rows(self, places: Sequence[int], *, with_keys: bool) -> "ListRows":
         return ListRows(
             values=[self.values[place] for place in places],
-            keys=[self.keys[place] for place in places] if keyed and self.keys is not None else None,
+            keys=[self.keys[place] for place in places] if with_keys and self.keys is not None else None,
             headers=None if self.headers is None else [self.headers[place] for place in places],
             timestamp_runs=select_runs(self.timestamp_runs, places),
         )
@@ -132,9 +132,9 @@ def encode_tails(headers: Sequence[Headers]) -> list[bytes | None]:
     """Return each record's encoded headers. Consecutive identical headers are encoded once."""
     tails: list[bytes | None] = []
     before, tail = headers[0], encode_headers(headers[0])
-    for own in headers:
-        if own is not before:
-            before, tail = own, encode_headers(own)
+    for record_headers in headers:
+        if record_headers is not before:
+            before, tail = record_headers, encode_headers(record_headers)
         tails.append(tail)
     return tails
 
@@ -193,9 +193,9 @@ def group_by_partition(keys: Sequence[bytes | None], partitions: int) -> dict[in
     """Return the places of the records by partition; under None those without a key."""
     places: dict[int | None, list[int]] = {}
     codec = native.codec
-    hashed = None if codec is None else codec.partitions(len(keys), list(keys), partitions)
-    if hashed is not None:
-        for place, number in enumerate(memoryview(hashed).cast("i")):
+    number_bytes = None if codec is None else codec.partitions(len(keys), list(keys), partitions)
+    if number_bytes is not None:
+        for place, number in enumerate(memoryview(number_bytes).cast("i")):
             places.setdefault(number, []).append(place)
         return {None if number == -1 else number: of for number, of in places.items()}
     for place, key in enumerate(keys):

@@ -116,16 +116,16 @@ class BatchOutcome:
         """Return outcomes for pieces that begin at these places; this one is settled when all of them are."""
         pieces = [BatchOutcome(self.topic, self.partition) for _ in begins]
         self.pieces = list(zip(begins, pieces, strict=True))
-        left = len(pieces)
+        open_count = len(pieces)
 
-        def one_is_settled(delivery: "Delivery") -> None:
-            nonlocal left
-            left -= 1
-            if not left:
+        def count_down(delivery: "Delivery") -> None:
+            nonlocal open_count
+            open_count -= 1
+            if not open_count:
                 self.complete(next((piece.error for piece in pieces if piece.error is not None), None))
 
         for piece in pieces:
-            piece.add_callback(one_is_settled, 0)
+            piece.add_callback(count_down, 0)
         return pieces
 
     def build_metadata(self, ticket: int) -> RecordMetadata:
@@ -208,12 +208,12 @@ class Delivery:
     def _wait(self, timeout: float | None) -> None:
         if self.outcome.is_complete:
             return
-        waiting = threading.Lock()
-        waiting.acquire()
-        self.outcome.add_callback(lambda _: waiting.release(), self.ticket)
-        if not waiting.acquire(timeout=-1 if timeout is None else min(timeout, _WAIT_MAX_S)):
-            late = TimedOut("timeout", int((timeout or 0) * 1000), "waiting for a record's delivery")
-            raise late.after(Effect.UNKNOWN)  # still in flight, and possibly written already
+        lock = threading.Lock()
+        lock.acquire()
+        self.outcome.add_callback(lambda _: lock.release(), self.ticket)
+        if not lock.acquire(timeout=-1 if timeout is None else min(timeout, _WAIT_MAX_S)):
+            timeout_error = TimedOut("timeout", int((timeout or 0) * 1000), "waiting for a record's delivery")
+            raise timeout_error.after(Effect.UNKNOWN)  # still in flight, and possibly written already
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call `callback` with this delivery when it is done, in the engine's thread; at once if it is."""
@@ -226,9 +226,9 @@ class Delivery:
 
     def _create_waiter(self) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
-        done = loop.create_future()
-        self.outcome.add_callback(lambda _: loop.call_soon_threadsafe(_resolve_waiter, done), self.ticket)
-        return done
+        waiter = loop.create_future()
+        self.outcome.add_callback(lambda _: loop.call_soon_threadsafe(_resolve_waiter, waiter), self.ticket)
+        return waiter
 
     def __repr__(self) -> str:
         outcome = self.outcome
@@ -274,11 +274,11 @@ def _build_parts(piece: Delivery, rows: Sequence[int]) -> list[BatchPart]:
     begins = [begin for begin, _ in outcome.pieces] or [0]
     parts = []
     for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
-        first = outcome.build_metadata(begin)
-        parts.append(BatchPart(first.partition, first.offset, rows[begin:end]))
+        first_record = outcome.build_metadata(begin)
+        parts.append(BatchPart(first_record.partition, first_record.offset, rows[begin:end]))
     return parts
 
 
-def _resolve_waiter(done: "asyncio.Future[None]") -> None:
-    if not done.done():
-        done.set_result(None)
+def _resolve_waiter(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -151,15 +151,15 @@ class ProducerEngine:
                 "delivery.timeout.ms", 2 * self._config.delivery_timeout_ms
             )
         self.accumulator.seal_open_batches()
-        awaited = [
+        outcomes = [
             *self.accumulator.list_sealed_outcomes(),
             *self._sender.list_outstanding_outcomes(),
         ]
-        if awaited:
+        if outcomes:
             self._sender.flush_count += 1
             self._pump()
             try:
-                await _wait_for_outcomes(awaited, deadline, self._cluster.now_ms())
+                await _wait_for_outcomes(outcomes, deadline, self._cluster.now_ms())
             finally:
                 self._sender.flush_count -= 1
         self._sender.metrics.flush_ns += time.monotonic_ns() - started_ns
@@ -239,8 +239,8 @@ class ProducerEngine:
         self.accumulator.seal_open_batches()
         self._schedule_pump()
         if not await pool.wait_for_release(deadline.remaining_ms(self._cluster.now_ms()) / 1000):
-            what = f"waiting for room in buffer.memory = {pool.total_bytes}"
-            raise TimedOut(deadline.limit_name, deadline.length_ms, what)
+            doing = f"waiting for room in buffer.memory = {pool.total_bytes}"
+            raise TimedOut(deadline.limit_name, deadline.length_ms, doing)
 
     # -------------------------------------------------------------------------- metadata
 
@@ -261,8 +261,8 @@ class ProducerEngine:
         self._topic_ids[info.name] = info.id
         if before != info.id or info.id == NIL:
             self._sender.drop_partitions(info.name, len(info.partitions))
-        led = tuple(p for p in sorted(info.partitions) if info.partitions[p].leader is not None)
-        self.accumulator.update_topic(info.name, len(info.partitions), led)
+        led_partitions = tuple(p for p in sorted(info.partitions) if info.partitions[p].leader is not None)
+        self.accumulator.update_topic(info.name, len(info.partitions), led_partitions)
 
     def _request_metadata(self, topic: str) -> None:
         """Ask for fresh metadata: a leader is unknown, or is no longer the leader."""
@@ -283,26 +283,28 @@ class ProducerEngine:
 
 
 def _check_before(check: Callable[[], None], take: Callable[P, T]) -> Callable[P, T]:
-    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+    def check_and_take(*args: P.args, **kwargs: P.kwargs) -> T:
         check()
         return take(*args, **kwargs)
 
-    return checked
+    return check_and_take
 
 
 async def _wait_for_outcomes(outcomes: list[BatchOutcome], deadline: Deadline, now_ms: int) -> None:
-    done = asyncio.get_running_loop().create_future()
-    left = len(outcomes)
+    all_complete = asyncio.get_running_loop().create_future()
+    open_count = len(outcomes)
 
-    def one(_: object) -> None:
-        nonlocal left
-        left -= 1
-        if not left and not done.done():
-            done.set_result(None)
+    def count_down(_: object) -> None:
+        nonlocal open_count
+        open_count -= 1
+        if not open_count and not all_complete.done():
+            all_complete.set_result(None)
 
     for outcome in outcomes:
-        outcome.add_callback(one, 0)
-    await asyncio.wait((done,), timeout=deadline.remaining_ms(now_ms) / 1000)
-    if left:
-        late = TimedOut(deadline.limit_name, deadline.length_ms, f"flush: {left} batches have no answer yet")
-        raise late.after(Effect.UNKNOWN)
+        outcome.add_callback(count_down, 0)
+    await asyncio.wait((all_complete,), timeout=deadline.remaining_ms(now_ms) / 1000)
+    if open_count:
+        error = TimedOut(
+            deadline.limit_name, deadline.length_ms, f"flush: {open_count} batches have no answer yet"
+        )
+        raise error.after(Effect.UNKNOWN)

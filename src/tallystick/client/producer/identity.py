@@ -123,9 +123,9 @@ class IdempotentIdentity(NoIdentity):
 
         try:
             deadline = cluster.start_deadline("close", INT32_MAX)
-            got = await cluster.run_with_retries("InitProducerId", "", attempt, deadline)
+            response = await cluster.run_with_retries("InitProducerId", "", attempt, deadline)
             self._identity = ProducerIdAndEpoch(
-                ProducerId(got.producer_id), ProducerEpoch(got.producer_epoch)
+                ProducerId(response.producer_id), ProducerEpoch(response.producer_epoch)
             )
         except ClientError as exc:
             self._error = exc
@@ -175,16 +175,16 @@ class TransactionalIdentity:
 
     async def _add_partitions(self) -> None:
         """Add all partitions wanted by now to the transaction in one request; repeat until none is left."""
-        wanted: set[TopicPartition] = set()
+        partitions: set[TopicPartition] = set()
         try:
             while self._partitions_to_add:
-                wanted, self._partitions_to_add = self._partitions_to_add, set()
-                await self._context.add_partitions(wanted)
+                partitions, self._partitions_to_add = self._partitions_to_add, set()
+                await self._context.add_partitions(partitions)
         except ClientError as exc:
             # The transaction has failed; batches that wait for it fail with `find_fatal_error`.
             self._partitions_to_add.clear()
             if self._context.may_send_batches:
-                self._context.note_batch_failure(next(iter(wanted)), exc)
+                self._context.note_batch_failure(next(iter(partitions)), exc)
         finally:
             self._add_task = None
             self._wake()

@@ -184,13 +184,13 @@ class PartitionInFlight(Generic[B]):
         check(
             identity is None or self.outstanding_count < OUTSTANDING_MAX, "five outstanding batches [CLI-22]"
         )
-        assigned = BatchSequence(
+        sequence = BatchSequence(
             self._next_serial, identity, _NO_SEQUENCE if identity is None else self.next_sequence
         )
         self._next_serial += count
         if identity is not None:
             self.next_sequence = increment_sequence(self.next_sequence, count)
-        return assigned
+        return sequence
 
     def mark_sent(self, batch: B) -> None:
         """Mark a batch as in flight: the first of `retry_queue`, or one just signed."""
@@ -261,8 +261,8 @@ class PartitionInFlight(Generic[B]):
         )
         if any(batch.sequence.serial not in self._sequence_errors for batch in self.retry_queue):
             return Resolution.RESEND_ALL
-        first = self.retry_queue[0]
-        if not first.maybe_sent:
+        first_batch = self.retry_queue[0]
+        if not first_batch.maybe_sent:
             return Resolution.RENUMBER
         # 59: the broker has no state of this producer; 47: another epoch wrote. Neither proves anything here.
         remembers = all(
@@ -296,8 +296,8 @@ class PartitionInFlight(Generic[B]):
     def renumber(self, identity: ProducerIdAndEpoch) -> None:
         """Assign all outstanding batches new sequence numbers, from 0 under a new epoch [CLI-23]."""
         check(not self.unanswered, "what is in flight keeps its numbers [CLI-21]")
-        proved = self.resolve() is Resolution.RENUMBER
-        check(proved, "without proof that they are not written they keep them, too [CLI-23]")
+        is_proved = self.resolve() is Resolution.RENUMBER
+        check(is_proved, "without proof that they are not written they keep them, too [CLI-23]")
         self._reset(identity)
         for batch in self.retry_queue:
             batch.sequence = replace(batch.sequence, identity=identity, base_sequence=self.next_sequence)
@@ -308,7 +308,7 @@ def _get_serial(batch: SequencedBatch) -> int:
     return batch.sequence.serial
 
 
-def _share_sequence(whole: BatchSequence, pieces: Sequence[SequencedBatch]) -> list[BatchSequence]:
+def _share_sequence(sequence: BatchSequence, pieces: Sequence[SequencedBatch]) -> list[BatchSequence]:
     """Return the numbers that each piece takes of those of the whole."""
-    skipped = accumulate((piece.count for piece in pieces[:-1]), initial=0)
-    return [whole.skip(count) for count in skipped]
+    offsets = accumulate((piece.count for piece in pieces[:-1]), initial=0)
+    return [sequence.skip(count) for count in offsets]

@@ -39,8 +39,8 @@ def murmur2(data: bytes) -> int:
     for k in _get_word_struct(size >> 2).unpack_from(data):
         k = k * _M & _MASK
         h = (h * _M ^ (k ^ k >> 24) * _M) & _MASK
-    if rest := data[size & ~3 :]:
-        h = (h ^ int.from_bytes(rest, "little")) * _M & _MASK
+    if tail := data[size & ~3 :]:
+        h = (h ^ int.from_bytes(tail, "little")) * _M & _MASK
     h = (h ^ h >> 13) * _M & _MASK
     return h ^ h >> 15
 
@@ -61,16 +61,16 @@ def hash_key_to_partition(key: bytes, partitions: int) -> int:
     return (h & _POSITIVE) % partitions
 
 
-def choose_sticky_partition(candidates: Sequence[int], queued: Sequence[int], noise: float) -> int:
+def choose_sticky_partition(candidates: Sequence[int], queue_sizes: Sequence[int], noise: float) -> int:
     """Return the partition to stick to next.
 
     Source: KIP-794; BuiltInPartitioner.updatePartitionLoadStats: a weight is the longest queue + 1 - its own.
 
     Args:
         candidates: partitions with a leader, or all when none has; never empty.
-        queued: number of batches that wait for each of them.
+        queue_sizes: number of batches that wait for each of them.
         noise: between 0 and 1, both exclusive, drawn by the caller.
     """
-    longest = max(queued) + 1
-    upto = list(accumulate(longest - waiting for waiting in queued))
+    longest = max(queue_sizes) + 1
+    upto = list(accumulate(longest - queue_size for queue_size in queue_sizes))
     return candidates[bisect_right(upto, int(noise * upto[-1]))]

@@ -77,10 +77,10 @@ class ProduceRequestBuilder:
             base_sequence=batch.sequence.base_sequence,
             is_transactional=is_transactional,
         )
-        whole = assemble_batch(batch.content.rows, batch.content.payload, self._codec, state)
-        self._metrics.batch_bytes.add(len(whole))
+        batch_bytes = assemble_batch(batch.content.rows, batch.content.payload, self._codec, state)
+        self._metrics.batch_bytes.add(len(batch_bytes))
         self._metrics.batch_records.add(batch.count)
-        return whole
+        return batch_bytes
 
 
 def _choose_compression_level(config: ProducerConfig) -> int | None:

@@ -52,7 +52,7 @@ class ProduceResponseHandler:
     def handle_response(
         self,
         node: int,
-        sent: SentBatches,
+        batches: SentBatches,
         answer: ProduceResponse,
         *,
         topic_names: Mapping[UUID, str],
@@ -78,7 +78,7 @@ class ProduceResponseHandler:
         if leaders:
             nodes = [Node(id=n.node_id, address=Address(n.host, n.port)) for n in answer.node_endpoints]
             self._cluster.update_leaders(leaders, nodes)
-        for slot, batch in sent:
+        for slot, batch in batches:
             part = parts.get(slot.tp)
             if part is None:
                 error = BadAnswer(f"node {node}", "Produce", f"it says nothing about {slot.tp}")
@@ -137,6 +137,6 @@ class ProduceResponseHandler:
 
 def _format_broker_error(part: PartitionProduceResponse) -> str:
     """Return the broker's error message, with the records at fault."""
-    said = [part.error_message] if part.error_message else []
-    said += [f"record {e.batch_index}: {e.batch_index_error_message}" for e in part.record_errors[:3]]
-    return "; ".join(said)
+    messages = [part.error_message] if part.error_message else []
+    messages += [f"record {e.batch_index}: {e.batch_index_error_message}" for e in part.record_errors[:3]]
+    return "; ".join(messages)

@@ -78,9 +78,9 @@ class OpenBatch:
         values = list(self.values.values())[: len(order)]
         self._sealed_count = len(order)
         if order != list(range(len(order))):
-            stored = dict(zip(order, values, strict=True))
+            value_by_ticket = dict(zip(order, values, strict=True))
             order.sort()
-            values = [stored[ticket] for ticket in order]
+            values = [value_by_ticket[ticket] for ticket in order]
             self.outcome.place_by_ticket = {ticket: place for place, ticket in enumerate(order)}
         rows = ListRows(
             values=values,
@@ -107,9 +107,9 @@ class OpenBatch:
         runs: list[TimestampRun] = []
         for place in range(len(order)) if self.explicit_timestamps else sorted({0, *starts}):
             ms = starts.get(place, ms)
-            own = self.explicit_timestamps.get(order[place], ms) if place < len(order) else ms
-            if place < len(order) and (not runs or runs[-1][1] != own):
-                runs.append((place, own))
+            record_ms = self.explicit_timestamps.get(order[place], ms) if place < len(order) else ms
+            if place < len(order) and (not runs or runs[-1][1] != record_ms):
+                runs.append((place, record_ms))
         return runs
 
 

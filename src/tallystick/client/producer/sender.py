@@ -99,7 +99,7 @@ class Sender:
         slots = [self._partitions.get(queue) or self._create_partition(queue) for queue in queues]
         slots += [slot for slot in self._outstanding if slot.queue not in queues]
         next_ms = now_ms + self._config.delivery_timeout_ms
-        ready: dict[int, list[PartitionSendState]] = {}
+        slots_by_node: dict[int, list[PartitionSendState]] = {}
         for slot in slots:
             self._expire_batches(slot, now_ms)
             due_ms = self._find_due_ms(slot)
@@ -107,19 +107,19 @@ class Sender:
             if node is not None and (muted_ms := self._throttled_until_ms.get(node, 0)) > now_ms:
                 due_ms, node = muted_ms, None
             if node is not None:
-                ready.setdefault(node, []).append(slot)
+                slots_by_node.setdefault(node, []).append(slot)
             if due_ms > now_ms:
                 next_ms = min(next_ms, due_ms)
             next_ms = min(next_ms, self._find_expiry_ms(slot, now_ms))
-        for node, of_node in ready.items():
+        for node, of_node in slots_by_node.items():
             self._send_to_node(node, of_node, now_ms)
         for slot in slots:
             self._accumulator.deactivate_if_empty(slot.queue)
         return next_ms
 
     def _create_partition(self, queue: PartitionQueue) -> PartitionSendState:
-        created = self._partitions[queue] = PartitionSendState(queue)
-        return created
+        slot = self._partitions[queue] = PartitionSendState(queue)
+        return slot
 
     def _find_due_ms(self, slot: PartitionSendState) -> int:
         """Return when a slot may send; far in the future if that depends on a response."""
@@ -140,8 +140,8 @@ class Sender:
             return False
         if lane.has_sequence_gap and not lane.outstanding_count and lane.identity == signer.identity:
             # KIP-360: the broker expects sequence numbers that will not come; only a new epoch restarts them.
-            bumped = signer.bump_epoch() if isinstance(signer, IdempotentIdentity) else None
-            if bumped is None:
+            new_identity = signer.bump_epoch() if isinstance(signer, IdempotentIdentity) else None
+            if new_identity is None:
                 return False
         return lane.may_assign_sequence(signer.identity, self._outstanding_max)
 
@@ -165,10 +165,12 @@ class Sender:
     def _renumber(self, slot: PartitionSendState) -> None:
         if isinstance(self.producer_identity, IdempotentIdentity):
             # Another partition may have bumped the epoch already.
-            moved = (
+            has_new_identity = (
                 self.producer_identity.identity != slot.in_flight.identity and self.producer_identity.is_ready
             )
-            identity = self.producer_identity.identity if moved else self.producer_identity.bump_epoch()
+            identity = (
+                self.producer_identity.identity if has_new_identity else self.producer_identity.bump_epoch()
+            )
             if identity is not None:
                 slot.in_flight.renumber(identity)
                 slot.next_attempt_ms = 0
@@ -185,22 +187,22 @@ class Sender:
     def _send_to_node(self, node: int, slots: list[PartitionSendState], now_ms: int) -> None:
         """Send requests to one broker until enough are in flight, with at most one batch per partition."""
         while self._requests_by_node.get(node, 0) < self._config.max_in_flight_requests_per_connection:
-            chosen: list[tuple[PartitionSendState, CompressedBatch | InFlightBatch]] = []
+            batches: list[tuple[PartitionSendState, CompressedBatch | InFlightBatch]] = []
             room = self._config.max_request_size
             for slot in slots:
                 batch = self._take_next_batch(slot, now_ms) if self._find_due_ms(slot) <= now_ms else None
                 if batch is None:
                     continue
                 content = batch.content if isinstance(batch, InFlightBatch) else batch
-                if chosen and len(content.payload) > room:
+                if batches and len(content.payload) > room:
                     if batch is content:
                         self._accumulator.reenqueue(slot.queue, (content,))
                     continue
                 room -= len(content.payload) + HEADER_SIZE
-                chosen.append((slot, batch))
-            if not chosen:
+                batches.append((slot, batch))
+            if not batches:
                 return
-            self._send_request(node, chosen)
+            self._send_request(node, batches)
             # Rotate, so that full requests do not starve the last slot.
             slots = slots[1:] + slots[:1]
 
@@ -216,9 +218,9 @@ class Sender:
             batch = self._accumulator.take_batch(slot.queue, now_ms, linger=not self.flush_count)
             if batch is None or isinstance(batch, CompressedBatch):
                 return batch
-            compressed = self._builder.compress(batch)
-            if self._may_fit(slot, compressed):
-                return compressed
+            compressed_batch = self._builder.compress(batch)
+            if self._may_fit(slot, compressed_batch):
+                return compressed_batch
 
     def _may_fit(self, slot: PartitionSendState, batch: CompressedBatch) -> bool:
         """Tell whether a request can carry the batch; if not, divide it, or fail its only record."""
@@ -235,45 +237,47 @@ class Sender:
         return False
 
     def _send_request(
-        self, node: int, chosen: list[tuple[PartitionSendState, CompressedBatch | InFlightBatch]]
+        self, node: int, batches: list[tuple[PartitionSendState, CompressedBatch | InFlightBatch]]
     ) -> None:
         identity, now_ms = self.producer_identity, self._clock.monotonic_ms()
-        sent: SentBatches = []
-        for slot, batch in chosen:
+        sent_batches: SentBatches = []
+        for slot, batch in batches:
             if isinstance(batch, InFlightBatch):
-                numbered = batch
+                in_flight_batch = batch
                 self.metrics.record_retries += batch.count
             else:
                 sequence = slot.in_flight.assign_sequence(batch.count, identity.identity)
-                numbered = InFlightBatch(batch, sequence)
+                in_flight_batch = InFlightBatch(batch, sequence)
                 self.metrics.queue_ms.add(now_ms - batch.opened_ms)
-            slot.in_flight.mark_sent(numbered)
+            slot.in_flight.mark_sent(in_flight_batch)
             slot.node_id = node
             self._outstanding[slot] = None
-            numbered.attempts += 1
-            sent.append((slot, numbered))
-        outgoing = self._builder.build([batch for _, batch in sent], identity, self._cluster.image)
+            in_flight_batch.attempts += 1
+            sent_batches.append((slot, in_flight_batch))
+        outgoing = self._builder.build([batch for _, batch in sent_batches], identity, self._cluster.image)
         self._requests_by_node[node] = self._requests_by_node.get(node, 0) + 1
         response = self._cluster.submit(node, outgoing.request, max_version=outgoing.version_max)
         names = outgoing.topic_names
-        response.add_done_callback(lambda done: self._handle_completion(node, sent, names, now_ms, done))
+        response.add_done_callback(
+            lambda done: self._handle_completion(node, sent_batches, names, now_ms, done)
+        )
 
     # -------------------------------------------------------------------------- answers
 
     def _handle_completion(
         self,
         node: int,
-        sent: SentBatches,
+        batches: SentBatches,
         topic_names: Mapping[UUID, str],
         sent_ms: int,
-        done: "asyncio.Future[object]",
+        response: "asyncio.Future[object]",
     ) -> None:
         self._requests_by_node[node] -= 1
-        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        error = asyncio.CancelledError() if response.cancelled() else response.exception()
         if error is None:
             now_ms = self._clock.monotonic_ms()
             self.metrics.latency_ms.add(now_ms - sent_ms)
-            answer = done.result()
+            answer = response.result()
             if isinstance(answer, ProduceResponse):
                 # KIP-219: the client sends no Produce to this broker while it is throttled.
                 if answer.throttle_time_ms > 0:
@@ -281,17 +285,17 @@ class Sender:
                     self._throttled_until_ms[node] = now_ms + answer.throttle_time_ms
                 alone = self.producer_identity.transactional_id is None
                 self._response_handler.handle_response(
-                    node, sent, answer, topic_names=topic_names, alone=alone
+                    node, batches, answer, topic_names=topic_names, alone=alone
                 )
             else:  # acks=0: sent is all that is known
-                for slot, batch in sent:
+                for slot, batch in batches:
                     self._completion.complete(slot, batch, None)
         else:
             if isinstance(error, ClientError) and error.remedy is Remedy.REFRESH:
                 self._cluster.mark_suspect(node)
-            for slot, batch in sent:
+            for slot, batch in batches:
                 self._response_handler.handle_no_response(slot, batch, _to_client_error(error))
-        for slot, _ in sent:
+        for slot, _ in batches:
             if not slot.in_flight.outstanding_count:
                 self._outstanding.pop(slot, None)
         self._hooks.on_change()
@@ -310,23 +314,25 @@ class Sender:
         if not lane.outstanding_count:
             self._outstanding.pop(slot, None)
         while (opened_ms := slot.queue.find_due_ms(0)) is not None and opened_ms + limit_ms <= now_ms:
-            expired = self._accumulator.take_batch(slot.queue, now_ms, linger=False)
-            if expired is None:
+            overdue_batch = self._accumulator.take_batch(slot.queue, now_ms, linger=False)
+            if overdue_batch is None:
                 return
-            self._completion.fail_unsent(expired, self._build_timeout_error(slot))
+            self._completion.fail_unsent(overdue_batch, self._build_timeout_error(slot))
 
     def _build_timeout_error(self, slot: PartitionSendState) -> TimedOut:
-        said = "" if slot.last_error is None else slot.last_error.what()
-        if not said and self._cluster.image.find_leader(slot.tp) is None:
-            said = f"no leader: {ErrorCode(self._cluster.image.find_leader_error(slot.tp)).name}"
-        return TimedOut("delivery.timeout.ms", self._config.delivery_timeout_ms, f"Produce {slot.tp}", said)
+        last_error = "" if slot.last_error is None else slot.last_error.what()
+        if not last_error and self._cluster.image.find_leader(slot.tp) is None:
+            last_error = f"no leader: {ErrorCode(self._cluster.image.find_leader_error(slot.tp)).name}"
+        return TimedOut(
+            "delivery.timeout.ms", self._config.delivery_timeout_ms, f"Produce {slot.tp}", last_error
+        )
 
     def _find_expiry_ms(self, slot: PartitionSendState, now_ms: int) -> int:
-        first = (*slot.in_flight.retry_queue[:1], *slot.in_flight.unanswered[:1])
-        opened = [batch.content.opened_ms for batch in first if not batch.content.outcome.is_complete]
+        oldest = (*slot.in_flight.retry_queue[:1], *slot.in_flight.unanswered[:1])
+        opened_times = [batch.content.opened_ms for batch in oldest if not batch.content.outcome.is_complete]
         if (queued_ms := slot.queue.find_due_ms(0)) is not None:
-            opened.append(queued_ms)
-        return min(opened, default=now_ms) + self._config.delivery_timeout_ms
+            opened_times.append(queued_ms)
+        return min(opened_times, default=now_ms) + self._config.delivery_timeout_ms
 
     # --------------------------------------------------------------------------- ending
 
@@ -366,8 +372,8 @@ class Sender:
         for queue, slot in list(self._partitions.items()):
             if slot.tp.topic == topic and slot.tp.partition >= partitions:
                 slot.removed_error = _build_recreated_error(slot.tp, partitions)
-                for refused in list(slot.in_flight.retry_queue):
-                    self._completion.fail(slot, refused, copy_error(slot.removed_error))
+                for retry in list(slot.in_flight.retry_queue):
+                    self._completion.fail(slot, retry, copy_error(slot.removed_error))
                 del self._partitions[queue]
 
     def restart_sequences(self) -> None:

@@ -57,22 +57,22 @@ class PartitionQueue:
         """
         batch = self.open_batch
         batch.is_sealed = True
-        closed = OpenBatch(self.tp, self._batch_capacity)
-        closed.is_sealed = True
-        self.open_batch = closed
+        sealed_placeholder = OpenBatch(self.tp, self._batch_capacity)
+        sealed_placeholder.is_sealed = True
+        self.open_batch = sealed_placeholder
         return None if batch.opened_ms is None else self._seal(batch, now_ms)
 
     def _seal(self, batch: OpenBatch, now_ms: int) -> SealedBatch | None:
-        sealed = batch.seal(now_ms)
-        if sealed is not None:
-            self.add_sealed(sealed)
-        return sealed
+        sealed_batch = batch.seal(now_ms)
+        if sealed_batch is not None:
+            self.add_sealed(sealed_batch)
+        return sealed_batch
 
     def remove_sealed(self) -> list[SealedBatch]:
         """Remove and return all sealed batches."""
-        removed = list(self.sealed_batches)
+        batches = list(self.sealed_batches)
         self.sealed_batches.clear()
-        return removed
+        return batches
 
 
 class TopicQueues:
@@ -112,19 +112,19 @@ class TopicQueues:
 
     def cut(self, partitions: int) -> list[PartitionQueue]:
         """Remove and return the queues beyond this number of partitions."""
-        removed = self.partitions[partitions:]
-        if removed:
+        queues = self.partitions[partitions:]
+        if queues:
             if self.sticky_partition >= partitions:
                 self.sticky_partition = 0  # before the cut: a sender reads the partitions first
             self.partitions = self.partitions[:partitions]
             self.candidate_partitions = ()
-        return removed
+        return queues
 
     def choose_sticky_partition(self, batch_bytes: int, uniform: Callable[[], float]) -> None:
         """Choose the partition for unkeyed records; it changes after about a batch's worth (KIP-794)."""
         if self.sticky_bytes * 2 >= batch_bytes and self.candidate_partitions:
-            queued = [len(self.partitions[p].sealed_batches) for p in self.candidate_partitions]
-            self.sticky_partition = choose_sticky_partition(self.candidate_partitions, queued, uniform())
+            queue_sizes = [len(self.partitions[p].sealed_batches) for p in self.candidate_partitions]
+            self.sticky_partition = choose_sticky_partition(self.candidate_partitions, queue_sizes, uniform())
             self.sticky_bytes = 0
 
 

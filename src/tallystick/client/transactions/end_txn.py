@@ -46,8 +46,8 @@ class TxnEnder:
         holder = self._holder
         try:
             await self._context.wait_for_added()
-            due = holder.current.due_end_txn
-            client = None if due is None else await self._requests.end_txn(due)
+            due_end = holder.current.due_end_txn
+            client = None if due_end is None else await self._requests.end_txn(due_end)
         except ClientError as exc:
             if exc.remedy is Remedy.LOOK_UP:
                 await self._look_up_outcome(exc)

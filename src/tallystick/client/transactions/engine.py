@@ -133,8 +133,8 @@ class TransactionManager:
 
     async def _initialize(self, *, keep: bool, former: ProducerIdAndEpoch | None) -> None:
         step = self._initializer.initialize(keep=keep, former=former)
-        cancelled = IllegalState("the call was cancelled")
-        answer = await self._holder.run_step("InitProducerId", step, cancelled)
+        cancellation = IllegalState("the call was cancelled")
+        answer = await self._holder.run_step("InitProducerId", step, cancellation)
         match answer:
             case InitializedTxnId(mode=mode, client=client, version=version):
                 self._holder.current = self.machine.apply_init(
@@ -165,10 +165,10 @@ class TransactionManager:
             if joining:
                 self._holder.mark_open()
             else:
-                added = self._requests.add_offsets(self.identity, group.group_id)
-                await self._holder.run_part("AddOffsetsToTxn", added)
-            committed = self._requests.commit_offsets(self.identity, group, offsets, joining=joining)
-            await self._holder.run_part("TxnOffsetCommit", committed)
+                add_offsets = self._requests.add_offsets(self.identity, group.group_id)
+                await self._holder.run_part("AddOffsetsToTxn", add_offsets)
+            commit_offsets = self._requests.commit_offsets(self.identity, group, offsets, joining=joining)
+            await self._holder.run_part("TxnOffsetCommit", commit_offsets)
 
     # ------------------------------------------------------------------ prepare and decide
 
@@ -218,20 +218,20 @@ class TransactionManager:
         Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt.
         """
         async with self._serialize_call("commit" if token == self.machine.token else "abort"):
-            decided = require_legal(self.machine.complete(token))
-            if decided is not self.machine:
-                return await self._end_decided(decided)
+            decided_state = require_legal(self.machine.complete(token))
+            if decided_state is not self.machine:
+                return await self._end_decided(decided_state)
             if not token:
                 return Completion.NOTHING_IN_DOUBT
             return await self._verify_outcome(token)
 
-    async def _end_decided(self, decided: TxnProducerState) -> Completion:
-        self._holder.current = decided
-        nothing = decided.due_end_txn is None
+    async def _end_decided(self, decided_state: TxnProducerState) -> Completion:
+        self._holder.current = decided_state
+        nothing = decided_state.due_end_txn is None
         await self._end()
         if nothing:
             return Completion.NOTHING_IN_DOUBT
-        return Completion.COMMITTED if decided.decision is TxnDecision.COMMIT else Completion.ABORTED
+        return Completion.COMMITTED if decided_state.decision is TxnDecision.COMMIT else Completion.ABORTED
 
     async def _verify_outcome(self, token: PreparedTxnState) -> Completion:
         """Find out how the transaction named `token` ended; this client knows of none that is open."""
@@ -248,8 +248,8 @@ class TransactionManager:
         name = token.identity
         if earlier is None or name is None:
             return Completion.NOTHING_IN_DOUBT
-        named = TxnToResolve(writer=name, client=name, version=self.machine.version)
-        finding = classify_outcome(named, earlier.description)
+        txn = TxnToResolve(writer=name, client=name, version=self.machine.version)
+        finding = classify_outcome(txn, earlier.description)
         match ACTION_BY_FINDING[finding, TxnDecision.COMMIT, DescriptionTime.BEFORE]:
             case TxnRecoveryAction.DONE:
                 return Completion.NOTHING_IN_DOUBT

@@ -94,8 +94,8 @@ class TxnInitializer:
                 refusals.append((mode, exc))
         if not keep:
             return await self._init_without_keep(mode, offer, former)
-        shown = await self._requests.describe()
-        writer = shown.identity if shown is not None and shown.state == "Ongoing" else None
+        description = await self._requests.describe()
+        writer = description.identity if description is not None and description.state == "Ongoing" else None
         return DescribedTxnId(writer=writer, version=offer.transaction_version)
 
     @property
@@ -109,8 +109,10 @@ class TxnInitializer:
         if isinstance(mode, Mode):
             return mode
         if refusals:
-            _, last = refusals[-1]
-            raise build_broker_error(last.api, self._transactional_id, last.code, str(mode)) from last
+            _, last_refusal = refusals[-1]
+            raise build_broker_error(
+                last_refusal.api, self._transactional_id, last_refusal.code, str(mode)
+            ) from last_refusal
         raise NotSupported("a prepared transaction that outlives its client", str(mode))
 
     async def _init_without_keep(
@@ -137,12 +139,12 @@ class TxnInitializer:
         earlier = await self._describe_if_allowed() if keep and offer.can_describe else None
         two_phase = mode is Mode.TWO_PHASE
         keeping = replace(self._build_request(former), enable_2pc=two_phase, keep_prepared_txn=True)
-        client, kept = await self._requests.init_producer_id(keeping)
-        if kept is not None and not keep:
+        client, kept_writer = await self._requests.init_producer_id(keeping)
+        if kept_writer is not None and not keep:
             aborting = replace(self._build_request(client), enable_2pc=two_phase)
-            client, kept = await self._requests.init_producer_id(aborting)
+            client, kept_writer = await self._requests.init_producer_id(aborting)
         return InitializedTxnId(
-            mode=mode, client=client, kept=kept, version=offer.transaction_version, earlier=earlier
+            mode=mode, client=client, kept=kept_writer, version=offer.transaction_version, earlier=earlier
         )
 
     async def _describe_if_allowed(self) -> EarlierDescription | None:

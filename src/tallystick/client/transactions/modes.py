@@ -105,21 +105,21 @@ class NoPossibleMode(Value):
     missing: tuple[tuple[Mode, str], ...]
 
     def __str__(self) -> str:
-        return "; ".join(f"{mode.value} needs {what}" for mode, what in self.missing)
+        return "; ".join(f"{mode.value} needs {capability}" for mode, capability in self.missing)
 
 
 def choose_mode(
-    listed: Iterable[Mode], offer: ClusterCapabilities, refused: Iterable[tuple[Mode, int]] = ()
+    modes: Iterable[Mode], offer: ClusterCapabilities, refusals: Iterable[tuple[Mode, int]] = ()
 ) -> Mode | NoPossibleMode:
     """Return the strongest listed mode that is still possible [CLI-40].
 
     Args:
-        refused: the modes that were tried, each with the error code that refused it. Codes outside
+        refusals: the modes that were tried, each with the error code that refused it. Codes outside
             `MODE_REFUSALS` are no reason to try a weaker mode, and must not be passed.
     """
-    answers = {mode: MODE_REFUSALS[mode, ErrorCode(code)] for mode, code in refused}
+    answers = {mode: MODE_REFUSALS[mode, ErrorCode(code)] for mode, code in refusals}
     lacks = []
-    for mode in listed:
+    for mode in modes:
         lack = answers.get(mode) or find_missing_capability(mode, offer)
         if lack is None:
             return mode

@@ -125,20 +125,25 @@ class TxnRequestSender:
         Args:
             joining: TxnOffsetCommit itself adds the group to the transaction (version 2).
         """
-        left = dict(offsets)
+        remaining_offsets = dict(offsets)
         api, version = "TxnOffsetCommit", requests.TXN_OFFSETS_JOIN_VERSION
 
         async def attempt() -> None:
             node = await self._cluster.find_coordinator("group", group.group_id)
-            request = requests.build_txn_offset_commit(self.transactional_id, client, group, left)
+            request = requests.build_txn_offset_commit(
+                self.transactional_id, client, group, remaining_offsets
+            )
             answer = await self._cluster.send(
                 node, request, TxnOffsetCommitResponse, max_version=version if joining else version - 1
             )
             codes = requests.parse_error_codes(answer)
-            for at in [at for at in left if codes.get(at) == ErrorCode.NONE]:
-                del left[at]
+            for at in [at for at in remaining_offsets if codes.get(at) == ErrorCode.NONE]:
+                del remaining_offsets[at]
             unknown = ErrorCode.UNKNOWN_SERVER_ERROR
-            errors = [build_broker_error(api, group.group_id, codes.get(at, unknown), str(at)) for at in left]
+            errors = [
+                build_broker_error(api, group.group_id, codes.get(at, unknown), str(at))
+                for at in remaining_offsets
+            ]
             if errors:  # raise an error that a retry does not mend, if there is one
                 raise min(errors, key=lambda each: each.remedy.repeats)
 

@@ -69,13 +69,13 @@ def parse_description(transactional_id: str, answer: DescribeTransactionsRespons
     if identity is None:  # created, and never initialised
         return None
     # docs/formats/private-tags.md: tallystick's broker reports transactions it ended for a client.
-    forced = {
+    forced_identities = {
         parse_identity(f.producer_id, f.producer_epoch) for f in state.forced_outcomes if f.topic is None
     }
     return TxnDescription(
         state=state.transaction_state,
         identity=identity,
-        forced_identities=frozenset(f for f in forced if f is not None),
+        forced_identities=frozenset(f for f in forced_identities if f is not None),
     )
 
 
