@@ -48,6 +48,8 @@ def test_nothing_heavy_is_loaded(code: str) -> None:
     [
         (["--help"], {"tallystick.broker", "tallystick.storage", "tallystick.client.net", "asyncio"}),
         (["topics", "--help"], {"tallystick.broker", "tallystick.storage", "tallystick.spark"}),
+        (["run", "--help"], {"pyspark", "pyarrow", "sqlalchemy", "tallystick.broker"}),
+        (["demo", "--help"], {"pyspark", "pyarrow", "psycopg", "tallystick.broker"}),
     ],
 )
 def test_help_loads_only_what_its_command_needs(words: list[str], unused: set[str]) -> None:

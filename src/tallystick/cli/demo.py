@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tallystick.cli.exits import ExitCode, interruptible
-from tallystick.pipeline.demo.demo_run import Crash, DemoResult, DemoRun, DemoSettings, possible_crashes
+from tallystick.pipeline import demo as flights_demo
+from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings, possible_crashes
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -43,7 +44,7 @@ def demo(
             raise typer.BadParameter(f"there is no {each} to kill on {master}", param_hint="--crash")
     setting = DemoSettings(master=master, rows=rows, crashes=crash or possible)
     with interruptible(), _open_folder(work_dir) as folder:
-        outcome = DemoRun(folder, setting, _make_printer(console)).run()
+        outcome = flights_demo.DemoRun(folder, setting, _make_printer(console)).run()
         console.print(
             _render_result(outcome, folder, kept=work_dir is not None or not outcome.is_exactly_once)
         )
@@ -63,7 +64,7 @@ def _make_printer(console: Console) -> Callable[[str], None]:
     return say
 
 
-def _render_result(outcome: DemoResult, folder: Path, *, kept: bool) -> Panel:
+def _render_result(outcome: "flights_demo.DemoResult", folder: Path, *, kept: bool) -> Panel:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
     for column in ("expected", "found", "missing", "duplicated", "wrong"):

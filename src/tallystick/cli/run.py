@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tallystick import pipeline as pipelines
 from tallystick.cli.exits import ExitCode, interruptible, print_error
 from tallystick.cli.tables import OutputFormat
 from tallystick.kernel.errors import TallystickError
@@ -30,12 +31,13 @@ from tallystick.pipeline.definition import Definition
 from tallystick.pipeline.explanation import Section, explain
 from tallystick.pipeline.failures import describe_failure
 from tallystick.pipeline.mode_probe import probe_mode
-from tallystick.pipeline.pipeline import Pipeline
 from tallystick.pipeline.progress import Progress
-from tallystick.pipeline.runner import Running
-from tallystick.pipeline.status import DecisionStatus
 from tallystick.spark.checkpoint import local_folder_of
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
+
+if TYPE_CHECKING:
+    from tallystick.pipeline.runner import Running
+    from tallystick.pipeline.status import DecisionStatus
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -66,7 +68,7 @@ def pipeline(
     ] = None,
 ) -> None:
     """Run a pipeline until it is stopped, or with --once to its present end; see docs/pipeline.md."""
-    pipeline = Pipeline.from_file(file)
+    pipeline = pipelines.Pipeline.from_file(file)
     if explained:
         _print_plan(_explain(pipeline.definition), output)
         return
@@ -115,7 +117,7 @@ class _ProgressDisplay:
     """Latest progress of each output, for the display."""
 
     progress: dict[str, Progress] = field(default_factory=dict)
-    decided: dict[str, DecisionStatus] = field(default_factory=dict)
+    decided: "dict[str, DecisionStatus]" = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
 
     def build_table(self, outputs: Sequence[str]) -> Table:
@@ -142,7 +144,7 @@ class _ProgressDisplay:
             yield str(decided.in_doubt_count)
 
 
-def _show_progress(running: Running, output: OutputFormat, stop_requested: Event) -> None:
+def _show_progress(running: "Running", output: OutputFormat, stop_requested: Event) -> None:
     """Show each batch, until the queries end, one fails, or a stop is requested."""
     outputs = running.definition.outputs
     watches = {each.name: running.watch(each) for each in outputs}
@@ -167,7 +169,7 @@ def _show_progress(running: Running, output: OutputFormat, stop_requested: Event
             stop_requested.wait(_REFRESH_S if active else 0)
 
 
-def _to_json(progress: Progress, decided: DecisionStatus | None) -> dict[str, object]:
+def _to_json(progress: Progress, decided: "DecisionStatus | None") -> dict[str, object]:
     """Build the JSON object of a batch; the decision is null if the cluster did not report it."""
     return {
         "output": progress.output,
@@ -184,12 +186,12 @@ def _to_json(progress: Progress, decided: DecisionStatus | None) -> dict[str, ob
     }
 
 
-def _format_title(running: Running) -> str:
+def _format_title(running: "Running") -> str:
     own = "its own broker listens" if running.definition.kafka is None else "brokers"
     return f"{running.definition.name} runs; {own} at {running.bootstrap_servers}. Ctrl-C stops it."
 
 
-def _report_failure(running: Running, log: Path) -> bool:
+def _report_failure(running: "Running", log: Path) -> bool:
     """Return whether a query failed, and explain it on stderr."""
     failed_output = running.failed
     if failed_output is None:

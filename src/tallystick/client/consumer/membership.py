@@ -80,11 +80,11 @@ class ErrorReaction(Enum):
     """Effect of an error code on a member."""
 
     RETRY = "the same request again"
-    FIND_COORDINATOR = "the same request again, to whoever is the coordinator now"
+    FIND_COORDINATOR = "the same request again, to the current coordinator"
     ADOPT_MEMBER_ID = "the coordinator gave an id: join again under it"
     REJOIN = "join again; id and generation still hold"
     RESET_GENERATION = "the generation is gone, and what was read in it; the id still holds"
-    RESET_MEMBER_ID = "nobody by this id is a member; what was read is lost"
+    RESET_MEMBER_ID = "no member has this id; what was read is lost"
     FAIL = "trying again cannot help"
 
 

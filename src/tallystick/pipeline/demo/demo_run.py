@@ -7,7 +7,6 @@ committed nor aborted, and the next batch or the next start must decide them.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +18,7 @@ from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value
 from tallystick.pipeline.demo import flights
+from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings
 from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
 from tallystick.pipeline.demo.verification import ContentCheck, check_table, check_topics
@@ -31,36 +31,8 @@ _POLL_S: Final = 0.02
 _FAILURES_MAX: Final = 3
 
 
-class Crash(StrEnum):
-    """A part of the system that is killed with SIGKILL."""
-
-    TASK = "task"
-    EXECUTOR = "executor"
-    BROKER = "broker"
-    DRIVER = "driver"
-
-
-def possible_crashes(master: str) -> tuple[Crash, ...]:
-    """Return the parts that can be killed: on `local[2]` the driver runs its tasks, without executors."""
-    alone = master == "local" or master.startswith("local[")
-    return tuple(each for each in Crash if each is not Crash.EXECUTOR or not alone)
-
-
 class PipelineFailed(TallystickError):
     """The pipeline failed repeatedly; the text names its log."""
-
-
-class DemoSettings(Value, kw_only=True):
-    """The settings of a demo.
-
-    master   Spark master; executors are separate processes on `local-cluster` and on clusters
-    rows     number of flights; None for all 336,776
-    crashes  parts to kill in this order, one after every second batch
-    """
-
-    master: str = "local-cluster[2,1,1024]"
-    rows: int | None = None
-    crashes: Sequence[Crash] = tuple(Crash)
 
 
 class DemoResult(Value, kw_only=True):
