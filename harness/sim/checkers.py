@@ -53,10 +53,12 @@ def scan_partition(partition: Partition, *, with_texts: bool = True) -> list[Log
                     ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch)
                 )
             commit = None if marker is None else marker.control_type is ControlType.COMMIT
+            # Compaction takes the marker out of its batch and keeps the batch for the producer's state: it
+            # ends nothing, and it is nobody's data.
+            is_emptied = header.is_control and marker is None
+            transactional = header.is_transactional and not is_emptied
             found.append(
-                LogBatch(
-                    header.base_offset, header.next_offset, signer, header.is_transactional, texts, commit
-                )
+                LogBatch(header.base_offset, header.next_offset, signer, transactional, texts, commit)
             )
     return found
 
