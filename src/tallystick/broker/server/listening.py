@@ -25,12 +25,14 @@ from tallystick.broker.server.login_rules import (
     find_no_credential,
     make_login_rules,
 )
+from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.broker.server.tls_reload import ReloadingContext
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value
+from tallystick.protocol.frames import InvalidFrameLength
 from tallystick.security.principals import ANONYMOUS, Principal
-from tallystick.security.tls.failures import explain_handshake_failure
+from tallystick.security.tls.failures import explain_handshake_failure, find_foreign_protocol
 from tallystick.security.tls.names import read_subject_name
 from tallystick.security.tls.principal_rules import map_principal
 from tallystick.security.tls.settings import has_key_store, has_trust_store
@@ -116,6 +118,27 @@ def make_ports(
     if problems:
         raise BadConfig("\n".join(problems))
     return ports
+
+
+def explain_length(exc: InvalidFrameLength, listener: str) -> str:
+    """Return why a frame's length ends its connection, and what the client may speak instead."""
+    foreign = find_foreign_protocol((exc.length & 0xFFFFFFFF).to_bytes(4, "big"))
+    why = f"a request has {exc.length} bytes, but socket.request.max.bytes is {exc.limit}"
+    return f"{why}: the client speaks {foreign}, listener {listener} does not" if foreign else why
+
+
+def list_signing_keys(ports: Sequence[ListeningPort]) -> list[SigningKeys]:
+    """Return the keys that tokens are checked with, of each listener that takes any."""
+    keys = [port.logins.signing_keys for port in ports if port.logins is not None]
+    return [each for each in keys if each is not None]
+
+
+def load_keys(ports: Sequence[ListeningPort], listeners: Sequence[Listener]) -> None:
+    """Take the keys of stored settings before the first connection. Raises: BadConfig."""
+    wanted = {each.name: each for each in listeners}
+    for port in ports:
+        if isinstance(port, TlsPort):
+            port.load_keys(wanted[port.name])
 
 
 async def prepare_keys(

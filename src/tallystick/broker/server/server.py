@@ -15,7 +15,7 @@ closed, even if it keeps sending single bytes.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
@@ -23,6 +23,9 @@ from tallystick.broker.server.listening import (
     ListeningPort,
     TlsListenerState,
     TlsPort,
+    explain_length,
+    list_signing_keys,
+    load_keys,
     make_ports,
     prepare_keys,
 )
@@ -32,14 +35,13 @@ from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
-from tallystick.broker.server.signing_keys import SigningKeys, SigningKeysState
+from tallystick.broker.server.signing_keys import SigningKeysState
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 from tallystick.security.principals import ANONYMOUS, Principal
-from tallystick.security.tls.failures import find_foreign_protocol
 
 _log = logging.getLogger("tallystick.broker.server")
 
@@ -243,7 +245,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         try:
             frame = self._receive_buffer.next_frame()
         except InvalidFrameLength as exc:
-            raise CloseConnection(_explain_length(exc, self._port.name)) from exc
+            raise CloseConnection(explain_length(exc, self._port.name)) from exc
         if frame is None or not self._start_request(frame):
             return False
         self._receive_buffer.consume()
@@ -455,17 +457,6 @@ def _apply_login(connection: ServerConnection, gate: LoginGate) -> None:
         connection.peer = replace(connection.peer, principal=gate.principal)
 
 
-def _list_signing_keys(ports: Sequence[ListeningPort]) -> list[SigningKeys]:
-    keys = [port.logins.signing_keys for port in ports if port.logins is not None]
-    return [each for each in keys if each is not None]
-
-
-def _explain_length(exc: InvalidFrameLength, listener: str) -> str:
-    foreign = find_foreign_protocol((exc.length & 0xFFFFFFFF).to_bytes(4, "big"))
-    why = f"a request has {exc.length} bytes, but socket.request.max.bytes is {exc.limit}"
-    return f"{why}: the client speaks {foreign}, listener {listener} does not" if foreign else why
-
-
 class Server:
     """The listening sockets and their connections."""
 
@@ -512,7 +503,7 @@ class Server:
     async def prepare(self) -> None:
         """Fetch the keys that logins are checked with. Raises: BadConfig with every listener's problem."""
         problems = []
-        for keys in _list_signing_keys(self._ports):
+        for keys in list_signing_keys(self._ports):
             try:
                 await keys.start()
             except BadConfig as exc:
@@ -538,7 +529,7 @@ class Server:
     @property
     def signing_key_states(self) -> list[SigningKeysState]:
         """The state of the keys of each listener with OAUTHBEARER."""
-        return [keys.state for keys in _list_signing_keys(self._ports)]
+        return [keys.state for keys in list_signing_keys(self._ports)]
 
     @property
     def addresses(self) -> dict[str, tuple[str, int]]:
@@ -552,7 +543,7 @@ class Server:
                 timer.cancel()
         for port in self._ports:
             port.close()
-        for keys in _list_signing_keys(self._ports):
+        for keys in list_signing_keys(self._ports):
             keys.stop()
         give_up_at = self.loop.time() + deadline_s
         while [c for c in list(self._connections.values()) if not c.drain()]:
@@ -689,10 +680,7 @@ class Server:
     def load_config(self, config: BrokerConfig) -> None:
         """Apply the stored settings before the server listens. Raises: BadConfig."""
         self.apply_config(config)
-        listeners = {each.name: each for each in config.make_listeners()}
-        for port in self._ports:
-            if isinstance(port, TlsPort):
-                port.load_keys(listeners[port.name])
+        load_keys(self._ports, config.make_listeners())
 
     async def prepare_keys(self, config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
         """Load the keys of changed settings; return what puts them in use. Raises: BadConfig."""
