@@ -121,16 +121,16 @@ class SimAdministrator:
         return None if unknown else False
 
     async def _create(self, topic: str, partitions: int) -> None:
-        made = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
-        new = CreatableTopic(name=topic, num_partitions=partitions, replication_factor=1)
+        accepted_codes = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
+        request_topic = CreatableTopic(name=topic, num_partitions=partitions, replication_factor=1)
         for _ in range(CREATE_ATTEMPTS_MAX):
             try:
                 answer = await self._network.call(
-                    "administrator", CreateTopicsRequest(topics=(new,)), 5, CreateTopicsResponse
+                    "administrator", CreateTopicsRequest(topics=(request_topic,)), 5, CreateTopicsResponse
                 )
             except NoReply:
                 continue
-            if answer.topics[0].error_code in made:
+            if answer.topics[0].error_code in accepted_codes:
                 return
             await asyncio.sleep(0.05)
         raise NoFinalAnswer(f"{topic} was deleted, and its name is never free again")
@@ -138,20 +138,22 @@ class SimAdministrator:
     async def delete_records(self, at_s: float, name: TopicPartition) -> None:
         """Send DeleteRecords up to a random offset below the high watermark."""
         await asyncio.sleep(at_s)
-        found = self._find_partitions((name,))
-        if not found:
+        partitions = self._find_partitions((name,))
+        if not partitions:
             return
-        offset = self._random.randint(found[0].log.log_start_offset, found[0].log.reader.high_watermark)
-        batches = self._scan(found[0])
-        doomed = {text for batch in batches if batch.first_offset < offset for text in batch.texts}
-        whole = {text for batch in batches if batch.next_offset <= offset for text in batch.texts}
+        offset = self._random.randint(
+            partitions[0].log.log_start_offset, partitions[0].log.reader.high_watermark
+        )
+        batches = self._scan(partitions[0])
+        texts_at_risk = {text for batch in batches if batch.first_offset < offset for text in batch.texts}
+        texts_deleted = {text for batch in batches if batch.next_offset <= offset for text in batch.texts}
         partition = DeleteRecordsPartition(partition_index=name.partition, offset=offset)
         request = DeleteRecordsRequest(
             topics=(DeleteRecordsTopic(name=name.topic, partitions=(partition,)),), timeout_ms=1_000
         )
-        known, self._history.may_be_deleted = (
+        texts_at_risk_before, self._history.may_be_deleted = (
             self._history.may_be_deleted,
-            self._history.may_be_deleted | doomed,
+            self._history.may_be_deleted | texts_at_risk,
         )
         try:
             answer = await self._network.call("administrator", request, 2, DeleteRecordsResponse)
@@ -159,9 +161,12 @@ class SimAdministrator:
             return
         code = answer.topics[0].partitions[0].error_code
         if code == ErrorCode.NONE:
-            self._history.deleted_texts |= whole
-        elif code != ErrorCode.KAFKA_STORAGE_ERROR and known | doomed == self._history.may_be_deleted:
-            self._history.may_be_deleted = known  # refused: no record may be missing
+            self._history.deleted_texts |= texts_deleted
+        elif (
+            code != ErrorCode.KAFKA_STORAGE_ERROR
+            and texts_at_risk_before | texts_at_risk == self._history.may_be_deleted
+        ):
+            self._history.may_be_deleted = texts_at_risk_before  # refused: no record may be missing
 
     async def abort_in_partition(self, at_s: float, names: Collection[TopicPartition]) -> None:
         """Abort one open transaction in one partition, bypassing its coordinator (KIP-664).
@@ -169,14 +174,14 @@ class SimAdministrator:
         The marker names the transaction's first offset, so that it ends no other one.
         """
         await asyncio.sleep(at_s)
-        opened = [
-            (partition, first, producer_id)
+        open_transactions = [
+            (partition, first_offset, producer_id)
             for partition in self._find_partitions(names)
-            for first, producer_id in partition.log.producer_state_manager.iter_open_transactions()
+            for first_offset, producer_id in partition.log.producer_state_manager.iter_open_transactions()
         ]
-        if not opened:
+        if not open_transactions:
             return
-        partition, first, producer_id = self._random.choice(opened)
+        partition, first_offset, producer_id = self._random.choice(open_transactions)
         name, state = (
             partition.topic_partition,
             partition.log.producer_state_manager.active_producers[producer_id],
@@ -192,7 +197,7 @@ class SimAdministrator:
             transaction_result=False,
             topics=(
                 WritableTxnMarkerTopic(
-                    name=name.topic, partition_indexes=(name.partition,), txn_start_offsets=(first,)
+                    name=name.topic, partition_indexes=(name.partition,), txn_start_offsets=(first_offset,)
                 ),
             ),
             coordinator_epoch=-1,

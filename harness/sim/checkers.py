@@ -40,7 +40,7 @@ class LogBatch(Value):
 def scan_partition(partition: Partition, *, with_texts: bool = True) -> list[LogBatch]:
     """Return every batch of a partition, decoded from its bytes; for an internal topic without the texts."""
     with_texts = with_texts and not partition.topic_partition.topic.startswith("__")
-    found = []
+    batches = []
     for piece in partition.iter_batches(READ_BYTES):
         for at, header in iter_headers(piece):
             marker = read_marker(piece, at) if header.is_control else None
@@ -57,10 +57,10 @@ def scan_partition(partition: Partition, *, with_texts: bool = True) -> list[Log
             # ends nothing, and it is nobody's data.
             is_emptied = header.is_control and marker is None
             transactional = header.is_transactional and not is_emptied
-            found.append(
+            batches.append(
                 LogBatch(header.base_offset, header.next_offset, signer, transactional, texts, commit)
             )
-    return found
+    return batches
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class PartitionTransactions:
 def decide_transactions(batches: Iterable[LogBatch], upto: int) -> PartitionTransactions:
     """Work transactions out as a KIP-98 reader would, ignoring markers at or above `upto`."""
     result = PartitionTransactions()
-    held: dict[ProducerId, list[LogBatch]] = defaultdict(list)
+    open_batches: dict[ProducerId, list[LogBatch]] = defaultdict(list)
     texts: list[tuple[int, tuple[str, ...]]] = []
     for batch in batches:
         signer = batch.producer
@@ -89,14 +89,16 @@ def decide_transactions(batches: Iterable[LogBatch], upto: int) -> PartitionTran
             if signer is None or not batch.transactional:
                 texts.append((batch.first_offset, batch.texts))
             else:
-                held[signer.producer_id].append(batch)
+                open_batches[signer.producer_id].append(batch)
                 result.open_transactions.setdefault(signer.producer_id, batch.first_offset)
         elif signer is not None and batch.next_offset <= upto:
-            ended = held.pop(signer.producer_id, [])
+            transaction_batches = open_batches.pop(signer.producer_id, [])
             result.open_transactions.pop(signer.producer_id, None)
-            result.markers.append((signer, batch.commit, ended[0].producer if ended else None))
+            result.markers.append(
+                (signer, batch.commit, transaction_batches[0].producer if transaction_batches else None)
+            )
             if batch.commit:
-                texts += [(data.first_offset, data.texts) for data in ended]
+                texts += [(data.first_offset, data.texts) for data in transaction_batches]
     result.visible_texts = [text for _, some in sorted(texts) for text in some]
     return result
 
@@ -113,13 +115,13 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
     """
     high_watermark, stable = partition.log.reader.high_watermark, partition.log.reader.last_stable_offset
     log_start = partition.log.log_start_offset
-    for producer_id, first in decide_transactions(
+    for producer_id, first_offset in decide_transactions(
         scan_partition(partition, with_texts=False), high_watermark
     ).open_transactions.items():
-        if max(first, log_start) < stable:
+        if max(first_offset, log_start) < stable:
             yield (
                 f"{partition.topic_partition}: stable up to {stable}, producer {producer_id} has been open "
-                f"since {first} (high watermark {high_watermark})"
+                f"since {first_offset} (high watermark {high_watermark})"
             )
 
 
@@ -140,25 +142,25 @@ def check_producer_id(history: History, exchange: RequestExchange, *, forgets: b
         return
     owner = request.transactional_id or ""
     pair = ProducerIdAndEpoch(ProducerId(response.producer_id), ProducerEpoch(response.producer_epoch))
-    known = history.issued_identities.setdefault(owner, IssuedIdentities())
-    asked = ProducerIdAndEpoch(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
+    issued = history.issued_identities.setdefault(owner, IssuedIdentities())
+    requester = ProducerIdAndEpoch(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
     claims_anew = request.producer_id < 0
-    newest = known.newest
-    said = f"{owner}: {exchange.api.name} by {asked} is answered {pair}"
-    is_stranger = pair.producer_id not in known.producer_ids and forgets
-    if known.before is not None and not (claims_anew or is_stranger or asked in (newest, known.before)):
-        history.report(f"{said}, though {newest} came after {known.before} and it")  # I5
+    newest = issued.newest
+    exchange_text = f"{owner}: {exchange.api.name} by {requester} is answered {pair}"
+    is_stranger = pair.producer_id not in issued.producer_ids and forgets
+    if issued.before is not None and not (claims_anew or is_stranger or requester in (newest, issued.before)):
+        history.report(f"{exchange_text}, though {newest} came after {issued.before} and it")  # I5
     if newest == pair:
-        if claims_anew or asked == newest:
-            history.report(f"{said}, which was handed out before")
+        if claims_anew or requester == newest:
+            history.report(f"{exchange_text}, which was handed out before")
         return
     if newest is not None and pair.producer_id == newest.producer_id:
         if pair.epoch < newest.epoch:
-            history.report(f"{said} after {newest}")
-    elif pair.producer_id in known.producer_ids:
-        history.report(f"{said}, a producer id from before {newest}")
-    known.before, known.newest = asked if is_stranger and not claims_anew else newest, pair
-    known.producer_ids.add(pair.producer_id)
+            history.report(f"{exchange_text} after {newest}")
+    elif pair.producer_id in issued.producer_ids:
+        history.report(f"{exchange_text}, a producer id from before {newest}")
+    issued.before, issued.newest = requester if is_stranger and not claims_anew else newest, pair
+    issued.producer_ids.add(pair.producer_id)
 
 
 def check_answer(history: History, exchange: RequestExchange) -> None:
@@ -172,18 +174,20 @@ def check_answer(history: History, exchange: RequestExchange) -> None:
 
 
 def check_texts(
-    batches: Mapping[TopicPartition, Sequence[LogBatch]], excused: AbstractSet[str] = frozenset()
+    batches: Mapping[TopicPartition, Sequence[LogBatch]], exceptions: AbstractSet[str] = frozenset()
 ) -> Iterator[str]:
     """Yield each record that is in the logs twice, committed or not (6).
 
     Args:
         batches: the batches of each partition.
-        excused: texts of transactions that an administrator ended in a partition. A batch repeated afterwards
-            is not part of the open transaction, and counts as new if its producer has expired.
+        exceptions: texts of transactions that an administrator ended in a partition. A batch repeated
+            afterwards is not part of the open transaction, and counts as new if its producer has expired.
     """
-    counts = Counter(text for found in batches.values() for batch in found for text in batch.texts)
+    counts = Counter(
+        text for partition_batches in batches.values() for batch in partition_batches for text in batch.texts
+    )
     for text, count in counts.items():
-        if count > 1 and text not in excused:
+        if count > 1 and text not in exceptions:
             yield f"record {text} is there {count} times"
 
 
@@ -191,18 +195,20 @@ def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str
     """Yield each transaction that is visible in part, or differently from what its clients were told (1)."""
     where = {text: partition for partition, texts in visible.items() for text in texts}
     for txn in history.guaranteed_txns():
-        seen = txn.records.keys() & where.keys()
-        for text in sorted(seen):
+        visible_texts = txn.records.keys() & where.keys()
+        for text in sorted(visible_texts):
             if where[text] != txn.records[text]:
                 yield f"{txn}: {text} was sent to {txn.records[text]} and is in {where[text]}"
-        if txn.reported_outcome is True or (txn.commit_requested and txn.reported_outcome is None and seen):
-            missing = sorted(history.required_texts(txn) - seen)
-            if missing:
-                said = "committed" if txn.reported_outcome else "in part there"
-                yield f"{txn} is {said}; missing: {missing}, there: {sorted(seen)}"
-        elif seen:
+        if txn.reported_outcome is True or (
+            txn.commit_requested and txn.reported_outcome is None and visible_texts
+        ):
+            missing_texts = sorted(history.required_texts(txn) - visible_texts)
+            if missing_texts:
+                outcome = "committed" if txn.reported_outcome else "in part there"
+                yield f"{txn} is {outcome}; missing: {missing_texts}, there: {sorted(visible_texts)}"
+        elif visible_texts:
             why = "was aborted" if txn.reported_outcome is False else "was never committed"
-            yield f"{txn} {why}, yet visible: {sorted(seen)}"
+            yield f"{txn} {why}, yet visible: {sorted(visible_texts)}"
 
 
 def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
@@ -211,11 +217,16 @@ def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[st
     Only version 2 is checked: before it, a producer epoch names many transactions, and a marker that is
     written again may end a later one.
     """
-    texts = {text for found in visible.values() for text in found}
+    texts = {text for partition_texts in visible.values() for text in partition_texts}
     for txn in history.txns:
-        seen = sorted(txn.records.keys() & texts)
-        if seen and not txn.commit_requested and txn.version >= 2 and txn.writer not in history.reused:
-            yield f"{txn} was never committed, yet visible: {seen}"
+        visible_texts = sorted(txn.records.keys() & texts)
+        if (
+            visible_texts
+            and not txn.commit_requested
+            and txn.version >= 2
+            and txn.writer not in history.reused
+        ):
+            yield f"{txn} was never committed, yet visible: {visible_texts}"
 
 
 def check_deleted(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
@@ -254,8 +265,8 @@ def check_markers(
             transaction.
     """
     outcomes: dict[ProducerIdAndEpoch, tuple[bool, TopicPartition]] = {}
-    for partition, decided in decisions.items():
-        for signer, commit, writer in decided.markers:
+    for partition, transactions in decisions.items():
+        for signer, commit, writer in transactions.markers:
             txn = None if writer is None else history.by_writer.get(writer)
             if txn is None or writer is None or writer in history.reused:
                 continue
@@ -264,9 +275,12 @@ def check_markers(
             # KIP-890: in version 2 a marker carries the epoch after that of the data it ends.
             if signer != ProducerIdAndEpoch(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
                 yield f"{partition}: {txn} was ended by a marker of {signer}"
-            found, where = outcomes.setdefault(writer, (commit, partition))
-            if found != commit:
-                yield f"{txn}: {_outcome_text(found)} in {where}, {_outcome_text(commit)} in {partition}"
+            first_outcome, where = outcomes.setdefault(writer, (commit, partition))
+            if first_outcome != commit:
+                yield (
+                    f"{txn}: {_outcome_text(first_outcome)} in {where}, "
+                    f"{_outcome_text(commit)} in {partition}"
+                )
 
 
 def _outcome_text(commit: bool) -> str:
@@ -289,7 +303,7 @@ def check_database(
         visible: the visible texts of each partition.
         forced: the outcomes that the coordinator reported while it knew the id.
     """
-    texts = {text for found in visible.values() for text in found}
+    texts = {text for partition_texts in visible.values() for text in partition_texts}
     for txn in history.guaranteed_txns():
         row = database.rows.get(txn.owner)
         if row is None or not txn.records:
@@ -297,13 +311,13 @@ def check_database(
         in_log, in_row = not txn.records.keys().isdisjoint(texts), txn.number in row.committed
         if in_log and not in_row:
             yield f"{txn} is in the log, and its database never decided it"
-        expected = history.required_texts(txn) or not (history.may_be_deleted or txn.aborted_partitions)
-        if in_row and not in_log and expected and (txn.writer is None or txn.writer not in forced):
+        must_be_in_log = history.required_texts(txn) or not (history.may_be_deleted or txn.aborted_partitions)
+        if in_row and not in_log and must_be_in_log and (txn.writer is None or txn.writer not in forced):
             yield f"{txn} is in the database and not in the log, and no forced outcome says why"
     for writer, cause in forced.items():
-        ended = history.by_writer.get(writer)
-        if ended is not None and ended.two_phase and cause is ForcedCause.TIMED_OUT:
-            yield f"I6: {ended} never times out, yet it did"
+        txn_of_writer = history.by_writer.get(writer)
+        if txn_of_writer is not None and txn_of_writer.two_phase and cause is ForcedCause.TIMED_OUT:
+            yield f"I6: {txn_of_writer} never times out, yet it did"
 
 
 def check_entries(
@@ -323,11 +337,11 @@ def check_entries(
     for entry in entries:
         if not isinstance(entry.phase, IdlePhase):
             yield f"{entry.transactional_id} is {entry.state.label} when everything is over"
-    for partition, decided in partitions.items():
-        for producer_id, first in decided.open_transactions.items():
+    for partition, transactions in partitions.items():
+        for producer_id, first_offset in transactions.open_transactions.items():
             if (partition, producer_id) in hanging:
                 continue
-            yield f"{partition}: producer {producer_id} is open since {first} when everything is over"
+            yield f"{partition}: producer {producer_id} is open since {first_offset} when everything is over"
 
 
 def check_offset(history: History, owner: str, committed: int | None) -> Iterator[str]:
@@ -348,10 +362,10 @@ def check_offset(history: History, owner: str, committed: int | None) -> Iterato
             possible.clear()
         elif txn.commit_requested and txn.reported_outcome is None:
             possible.add(txn.number)
-    expected = certain[-1].number if certain else None
-    if committed != expected and committed not in possible:
-        others = f", or one of {sorted(possible)}" if possible else ""
-        yield f"{owner}: its group has the offset of transaction {committed}, not {expected}{others}"
+    last_number = certain[-1].number if certain else None
+    if committed != last_number and committed not in possible:
+        alternatives = f", or one of {sorted(possible)}" if possible else ""
+        yield f"{owner}: its group has the offset of transaction {committed}, not {last_number}{alternatives}"
 
 
 TRANSACTION_END_APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})

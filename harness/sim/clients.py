@@ -67,8 +67,8 @@ BACKOFF_S: Final = (0.005, 0.02, 0.06)
 class AbortableError(Exception):
     """The transaction cannot continue, but can perhaps be aborted."""
 
-    def __init__(self, what: str, code: ErrorCode) -> None:
-        super().__init__(what, code)
+    def __init__(self, request: str, code: ErrorCode) -> None:
+        super().__init__(request, code)
         self.code = code
 
 
@@ -153,14 +153,14 @@ class SimProducer:
                 self._has_unanswered = True
                 if isinstance(request, ProduceRequest) and self._gives_up():
                     raise AbortableError("no reply to Produce", ErrorCode.REQUEST_TIMED_OUT) from None
-                failed = {int(ErrorCode.REQUEST_TIMED_OUT)}
+                error_codes = {int(ErrorCode.REQUEST_TIMED_OUT)}
             else:
-                failed = set(codes(response)) - {0}
-                if not failed or failed - RETRIABLE:
+                error_codes = set(codes(response)) - {0}
+                if not error_codes or error_codes - RETRIABLE:
                     return response
             if loop.time() > give_up_at:
                 raise NoFinalAnswer(
-                    f"{self.name}: {type(request).__name__} is answered with {failed} for ever"
+                    f"{self.name}: {type(request).__name__} is answered with {error_codes} for ever"
                 )
             await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
             tries += 1
@@ -257,8 +257,8 @@ class SimProducer:
             )
             for _, texts in batches.values():
                 self._history.answered_ms.update(dict.fromkeys(texts, now_ms()))
-            again = self._handle_produce_response(response, batches)
-            batches = {partition: batches[partition] for partition in again}
+            retries = self._handle_produce_response(response, batches)
+            batches = {partition: batches[partition] for partition in retries}
             if batches:
                 await asyncio.sleep(BACKOFF_S[1])
 
@@ -279,7 +279,7 @@ class SimProducer:
         self, response: ProduceResponse, batches: Mapping[TopicPartition, tuple[bytes, list[str]]]
     ) -> list[TopicPartition]:
         """Process a reply; return the partitions to send again."""
-        txn, again = self._current_txn(), []
+        txn, retries = self._current_txn(), []
         for topic in response.responses:
             for result in topic.partition_responses:
                 partition = TopicPartition(topic.name, result.index)
@@ -288,15 +288,15 @@ class SimProducer:
                     txn.acknowledged.update(batches[partition][1])
                     self._acknowledged[partition] = self._sequences[partition]
                 elif code in RETRIABLE:
-                    again.append(partition)
+                    retries.append(partition)
                 else:
                     self._out_of_order |= code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
                     raise AbortableError(f"Produce {partition}", code)
-        return again
+        return retries
 
     async def _add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
-        missing = [partition for partition in partitions if partition not in self._added_partitions]
-        if not missing:
+        new_partitions = [partition for partition in partitions if partition not in self._added_partitions]
+        if not new_partitions:
             return
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.name,
@@ -304,14 +304,14 @@ class SimProducer:
             v3_and_below_producer_epoch=self.identity.epoch,
             v3_and_below_topics=tuple(
                 AddPartitionsToTxnTopic(name=partition.topic, partitions=(partition.partition,))
-                for partition in missing
+                for partition in new_partitions
             ),
         )
         response = await self._send_until_answered(request, 3, AddPartitionsToTxnResponse, _added_codes)
         for code in _added_codes(response):
             if code:
                 raise AbortableError("AddPartitionsToTxn", ErrorCode(code))
-        self._added_partitions.update(missing)
+        self._added_partitions.update(new_partitions)
 
     async def send_offset(self, group: str, partition: TopicPartition, offset: int) -> None:
         """Commit an offset of `group` as a part of the transaction."""
@@ -323,9 +323,9 @@ class SimProducer:
                 producer_epoch=self.identity.epoch,
                 group_id=group,
             )
-            added = await self._send_until_answered(request, 3, AddOffsetsToTxnResponse, _error_codes)
-            if added.error_code:
-                raise AbortableError("AddOffsetsToTxn", ErrorCode(added.error_code))
+            join_response = await self._send_until_answered(request, 3, AddOffsetsToTxnResponse, _error_codes)
+            if join_response.error_code:
+                raise AbortableError("AddOffsetsToTxn", ErrorCode(join_response.error_code))
             self._added_partitions.add(group)
         commit = TxnOffsetCommitRequest(
             transactional_id=self.name,

@@ -66,11 +66,11 @@ class FinalChecks:
             for name, partition in partitions.items()
             if name.topic != TRANSACTION_STATE_TOPIC
         }
-        decided = {
-            name: checkers.decide_transactions(scanned, partitions[name].log.log_end_offset)
-            for name, scanned in batches.items()
+        transactions = {
+            name: checkers.decide_transactions(log_batches, partitions[name].log.log_end_offset)
+            for name, log_batches in batches.items()
         }
-        visible = {name: decided[name].visible_texts for name in PARTITIONS}
+        visible = {name: transactions[name].visible_texts for name in PARTITIONS}
         await self._compare_readers(visible)
         entries = tuple(self.view.require_entries().values())
         may_lose = self.faults.may_lose_acknowledged
@@ -78,8 +78,8 @@ class FinalChecks:
             *checkers.check_texts(batches, history.texts_in_aborted_partitions()),
             *(() if may_lose else checkers.check_deleted(history, visible)),
             *checkers.check_order(history, visible),
-            *checkers.check_markers(history, decided, hanging),
-            *checkers.check_entries(entries, decided, hanging),
+            *checkers.check_markers(history, transactions, hanging),
+            *checkers.check_entries(entries, transactions, hanging),
         ]
         if may_lose:
             violations += checkers.check_aborted(history, visible)
@@ -98,11 +98,13 @@ class FinalChecks:
         for reader in (self.reader, self.anew):
             await reader.read_to_end()
             for name, texts in visible.items():
-                shown = [text for text in reader.views[name].texts if text not in may_go]
+                reader_texts = [text for text in reader.views[name].texts if text not in may_go]
                 texts = [text for text in texts if text not in may_go]
                 held_back = any(partition == name for partition, _ in self.reports.hanging)
-                if shown != (texts[: len(shown)] if held_back else texts):
-                    self.history.report(f"{reader.name} was shown {shown} of {name}, there are {texts}")
+                if reader_texts != (texts[: len(reader_texts)] if held_back else texts):
+                    self.history.report(
+                        f"{reader.name} was shown {reader_texts} of {name}, there are {texts}"
+                    )
 
     async def _check_offsets(self) -> None:
         for worker in self.workers:

@@ -168,12 +168,12 @@ class SimMember:
                 response = await self._group.network.call(self._name, request, version, answer)
             except NoReply:
                 continue
-            failed = set(codes(response)) - {0}
-            if ErrorCode.UNKNOWN_MEMBER_ID in failed:
+            error_codes = set(codes(response)) - {0}
+            if ErrorCode.UNKNOWN_MEMBER_ID in error_codes:
                 self._id = ""
-            if failed & REJOIN_ERRORS:
+            if error_codes & REJOIN_ERRORS:
                 raise RejoinRequired
-            if not failed or failed - RETRIABLE:
+            if not error_codes or error_codes - RETRIABLE:
                 return response
             await asyncio.sleep(BACKOFF_S[1])
         raise NoFinalAnswer(f"{self._name}: {type(request).__name__} is not answered")
@@ -182,8 +182,8 @@ class SimMember:
         """Join until the member belongs to a generation; return the partitions it owns there."""
         while True:
             try:
-                joined = await self._join_once()
-                assignments = self._assign(joined) if joined.leader == self._id else ()
+                join_response = await self._join_once()
+                assignments = self._assign(join_response) if join_response.leader == self._id else ()
                 sync = SyncGroupRequest(
                     group_id=GROUP,
                     generation_id=self._generation,
@@ -194,8 +194,12 @@ class SimMember:
             except RejoinRequired:
                 await asyncio.sleep(BACKOFF_S[0])
                 continue
-            named = bytes(response.assignment).decode().split()
-            return [partition for partition in self._group.partitions if _partition_name(partition) in named]
+            partition_names = bytes(response.assignment).decode().split()
+            return [
+                partition
+                for partition in self._group.partitions
+                if _partition_name(partition) in partition_names
+            ]
 
     async def _join_once(self) -> JoinGroupResponse:
         while True:
@@ -216,8 +220,8 @@ class SimMember:
                 self._group.report(f"JoinGroup is answered with {ErrorCode(response.error_code).name}")
                 raise NoFinalAnswer(self._name)
 
-    def _assign(self, joined: JoinGroupResponse) -> tuple[SyncGroupRequestAssignment, ...]:
-        members = sorted(member.member_id for member in joined.members)
+    def _assign(self, join_response: JoinGroupResponse) -> tuple[SyncGroupRequestAssignment, ...]:
+        members = sorted(member.member_id for member in join_response.members)
         parts = [self._group.partitions[i :: len(members)] for i in range(len(members))]
         return tuple(
             SyncGroupRequestAssignment(
@@ -252,8 +256,8 @@ class SimMember:
         )
         response = await self._send_until_answered(request, 7, OffsetCommitResponse, _commit_codes)
         if not any(_commit_codes(response)):
-            committed = self._group.committed
-            committed[partition] = max(offset, committed.get(partition, 0))
+            group_offsets = self._group.committed
+            group_offsets[partition] = max(offset, group_offsets.get(partition, 0))
 
     async def _send_heartbeat(self) -> None:
         request = HeartbeatRequest(group_id=GROUP, generation_id=self._generation, member_id=self._id)

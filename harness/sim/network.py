@@ -89,22 +89,22 @@ class SimNetwork:
         )
         frame = encode(header, spec.get_request_header_version(version)) + encode(request, version)
         reply: asyncio.Future[R] = self._clients.create_future()
-        sent = _RequestInFlight(
+        in_flight = _RequestInFlight(
             caller=caller, spec=spec, version=version, request=request, frame=frame, reply=reply
         )
         fates = self._draw_arrivals(repeats)
         if self.log_line is not None:
             self.log_line(f"{caller} asks {self._correlation} v{version} at +{fates}: {request!r}")
         for delay_s in fates:
-            self._clients.call_later(delay_s, self._deliver, sent)
+            self._clients.call_later(delay_s, self._deliver, in_flight)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                found = await reply
+                response = await reply
         except TimeoutError:
             raise NoReply from None
-        if not isinstance(found, answer):
-            raise TypeError(f"{spec.name} was answered with {found!r}")
-        return found
+        if not isinstance(response, answer):
+            raise TypeError(f"{spec.name} was answered with {response!r}")
+        return response
 
     def _draw_arrivals(self, repeats: Repeats) -> tuple[float, ...]:
         """Return when each copy of a request arrives; nothing for a request that is lost."""
@@ -121,34 +121,34 @@ class SimNetwork:
             return (random.uniform(0, faults.late_max_s),)
         return (delay_s,)
 
-    def _deliver(self, sent: "_RequestInFlight") -> None:
+    def _deliver(self, in_flight: "_RequestInFlight") -> None:
         if self._machine.dispatcher is None:
-            self._clients.call_later(0.01, _reject_reply, sent.reply)
+            self._clients.call_later(0.01, _reject_reply, in_flight.reply)
         else:
-            self._machine.loop.call_soon(self._dispatch, sent, self._machine.boot_count)
+            self._machine.loop.call_soon(self._dispatch, in_flight, self._machine.boot_count)
 
-    def _dispatch(self, sent: "_RequestInFlight", life: int) -> None:
+    def _dispatch(self, in_flight: "_RequestInFlight", life: int) -> None:
         """Deliver a request to the broker, in its process."""
         dispatcher = self._machine.dispatcher
         if dispatcher is None:
             return
-        self.digest = crc32(sent.frame, self.digest)
+        self.digest = crc32(in_flight.frame, self.digest)
         peer = Peer("10.0.0.1", 1, 1)
         try:
-            answer = dispatcher.dispatch(memoryview(sent.frame), peer)
+            answer = dispatcher.dispatch(memoryview(in_flight.frame), peer)
         except CloseConnection as exc:
             self._report_closed(exc)
             return
         if isinstance(answer, list) or answer is None:
-            self._send_reply(sent, life, answer)
+            self._send_reply(in_flight, life, answer)
         else:
-            self._machine.loop.create_task(self._await_answer(sent, life, answer))
+            self._machine.loop.create_task(self._await_answer(in_flight, life, answer))
 
     async def _await_answer(
-        self, sent: "_RequestInFlight", life: int, answer: Awaitable[ResponseBuffers]
+        self, in_flight: "_RequestInFlight", life: int, answer: Awaitable[ResponseBuffers]
     ) -> None:
         try:
-            self._send_reply(sent, life, await answer)
+            self._send_reply(in_flight, life, await answer)
         except CloseConnection as exc:
             self._report_closed(exc)
 
@@ -157,26 +157,26 @@ class SimNetwork:
         if not self._machine.is_broken:
             self._machine.loop.call_exception_handler({"message": "closed a connection", "exception": exc})
 
-    def _send_reply(self, sent: "_RequestInFlight", life: int, answer: ResponseBuffers) -> None:
+    def _send_reply(self, in_flight: "_RequestInFlight", life: int, answer: ResponseBuffers) -> None:
         """Send a reply that the broker has handed to its socket."""
         machine = self._machine
         if answer is None or machine.boot_count != life or not machine.is_alive:
             return
         frame = b"".join(answer)
         self.digest = crc32(frame, self.digest)
-        spec, version = sent.spec, sent.version
+        spec, version = in_flight.spec, in_flight.version
         _, at = decode_prefix(ResponseHeader, frame, spec.get_response_header_version(version), 4)
         response: object = decode_prefix(spec.response, frame, version, at)[0]
         if self.log_line is not None:
-            self.log_line(f"{sent.caller} is answered: {response!r}")
-        exchange = RequestExchange(sent.caller, spec.key, version, sent.request, response, life)
+            self.log_line(f"{in_flight.caller} is answered: {response!r}")
+        exchange = RequestExchange(in_flight.caller, spec.key, version, in_flight.request, response, life)
         for tell in self.on_answer:
             tell(exchange)
         if self.is_quiet:
-            self._clients.call_soon(_resolve_reply, sent.reply, response)
+            self._clients.call_soon(_resolve_reply, in_flight.reply, response)
         elif self._random.random() >= self._faults.lose_reply:
             delay_s = self._random.uniform(0, self._faults.latency_max_s)
-            self._clients.call_later(delay_s, _resolve_reply, sent.reply, response)
+            self._clients.call_later(delay_s, _resolve_reply, in_flight.reply, response)
 
 
 class _RequestInFlight:

@@ -73,49 +73,49 @@ class ReadCommittedReader:
                     partitions=(
                         FetchPartition(
                             partition=partition.partition,
-                            fetch_offset=shown.position,
+                            fetch_offset=view.position,
                             partition_max_bytes=1 << 20,
                         ),
                     ),
                 )
-                for partition, shown in self.views.items()
+                for partition, view in self.views.items()
             ),
         )
         starts = self._starts
         response = await self._network.call(self.name, request, 11, FetchResponse)
         if self._starts != starts:
             return True
-        moved = False
+        has_progress = False
         for topic in response.responses:
             for data in topic.partitions:
-                moved |= self._apply_partition(TopicPartition(topic.topic, data.partition_index), data)
-        return moved
+                has_progress |= self._apply_partition(TopicPartition(topic.topic, data.partition_index), data)
+        return has_progress
 
     def _apply_partition(self, partition: TopicPartition, data: PartitionData) -> bool:
         if self.is_replaced(partition.topic):
             self.views[partition] = PartitionView()
             return False
-        shown = self.views[partition]
+        view = self.views[partition]
         code = ErrorCode(data.error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and self.is_expected_error(partition, code):
-            before, shown.position = shown.position, max(shown.position, self.start_of(partition))
-            return shown.position != before
+            before, view.position = view.position, max(view.position, self.start_of(partition))
+            return view.position != before
         if data.error_code and self.is_expected_error(partition, code):
             return False
         if data.error_code:
             self._history.report(
-                f"{self.name}: {partition} at {shown.position}: {ErrorCode(data.error_code).name}"
+                f"{self.name}: {partition} at {view.position}: {ErrorCode(data.error_code).name}"
             )
             return False
-        if data.last_stable_offset < shown.last_stable_offset:
+        if data.last_stable_offset < view.last_stable_offset:
             self._history.report(
-                f"{self.name}: {partition}'s last stable offset went from {shown.last_stable_offset} "
+                f"{self.name}: {partition}'s last stable offset went from {view.last_stable_offset} "
                 f"back to {data.last_stable_offset}"
             )
-        shown.last_stable_offset = data.last_stable_offset
-        records, before = bytes(data.records or b""), shown.position
+        view.last_stable_offset = data.last_stable_offset
+        records, before = bytes(data.records or b""), view.position
         aborted = deque(
-            sorted((found.first_offset, found.producer_id) for found in data.aborted_transactions or ())
+            sorted((txn.first_offset, txn.producer_id) for txn in data.aborted_transactions or ())
         )
         # KIP-98: an aborted transaction is skipped from its first offset up to its ABORT marker.
         aborting: set[int] = set()
@@ -132,13 +132,13 @@ class ReadCommittedReader:
                 if marker is not None and marker.control_type is ControlType.ABORT:
                     aborting.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in aborting):
-                shown.texts += [
+                view.texts += [
                     (record.value or b"").decode()
                     for record in decode_records(records, at)
-                    if record.offset >= shown.position
+                    if record.offset >= view.position
                 ]
-            shown.position = header.next_offset
-        return shown.position != before
+            view.position = header.next_offset
+        return view.position != before
 
     async def run(self, period_s: float) -> None:
         """Read periodically, for ever."""

@@ -240,26 +240,26 @@ class Simulation:
         if self.faults.fresh_disk:
             await self._setup.create_topics(TOPICS)
         if self._scenario is None:
-            running = [self.clients.create_task(worker.run()) for worker in self.workers]
+            client_tasks = [self.clients.create_task(worker.run()) for worker in self.workers]
         else:
-            running = [self.clients.create_task(self._scenario(self))]
-        reading = self.clients.create_task(self._reader.run(0.02 if self._scenario is None else 0.2))
+            client_tasks = [self.clients.create_task(self._scenario(self))]
+        reader_task = self.clients.create_task(self._reader.run(0.02 if self._scenario is None else 0.2))
         checking = self.clients.create_task(self._check_periodically(0.05))
         for number, at in enumerate(self.faults.terminations_at_s):
-            running.append(self.clients.create_task(self._terminate(at, number)))
-        running += [self.clients.create_task(work) for work in self._administrator_tasks()]
+            client_tasks.append(self.clients.create_task(self._terminate(at, number)))
+        client_tasks += [self.clients.create_task(work) for work in self._administrator_tasks()]
         if self.faults.upgrade_at_s is not None and self._setup.transaction_version < 2:
-            running.append(self.clients.create_task(self._setup.upgrade(self.faults.upgrade_at_s)))
-        for task in running:
+            client_tasks.append(self.clients.create_task(self._setup.upgrade(self.faults.upgrade_at_s)))
+        for task in client_tasks:
             await task
-        for task in (reading, checking):
+        for task in (reader_task, checking):
             task.cancel()
 
     def _administrator_tasks(self) -> Iterator[Coroutine[object, object, None]]:
         faults, admin = self.faults, self._administrator
         if faults.deletions_at_s:
-            replaced = [TopicPartition(REPLACED_TOPIC, 0)]
-            yield admin.replace_topic_at(faults.deletions_at_s, REPLACED_TOPIC, replaced)
+            partitions = [TopicPartition(REPLACED_TOPIC, 0)]
+            yield admin.replace_topic_at(faults.deletions_at_s, REPLACED_TOPIC, partitions)
         for number, at in enumerate(faults.delete_records_at_s):
             yield admin.delete_records(at, PARTITIONS[number % len(PARTITIONS)])
         if faults.members_until_s is not None:
@@ -343,11 +343,11 @@ class Simulation:
     def _is_expected_error(self, partition: TopicPartition, code: ErrorCode) -> bool:
         """Return whether a reader may get this error: partitions and records are deleted, the disk fails."""
         faults = self.faults
-        replaced = bool(faults.deletions_at_s) and partition.topic == REPLACED_TOPIC
+        is_replaced = bool(faults.deletions_at_s) and partition.topic == REPLACED_TOPIC
         match code:
             case ErrorCode.OFFSET_OUT_OF_RANGE:
-                return replaced or bool(faults.delete_records_at_s) or faults.retention_ms is not None
+                return is_replaced or bool(faults.delete_records_at_s) or faults.retention_ms is not None
             case ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                return replaced
+                return is_replaced
             case _:
                 return code is ErrorCode.KAFKA_STORAGE_ERROR and self.machine.is_broken
