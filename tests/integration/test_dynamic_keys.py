@@ -19,6 +19,7 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers.alter_configs import AlterConfigOp
 from tallystick.broker.handlers.config_view import ConfigResourceType, ConfigSource
 from tallystick.broker.serve import Service
+from tallystick.broker.server.listening import list_tls_states
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol.messages import alter_configs, incremental_alter_configs
@@ -246,7 +247,7 @@ def test_what_cannot_be_used_is_refused_and_the_key_before_stays(
             assert "geheim" not in str(message)
             assert await desk.fetch_serial() == before
             assert not desk.service.broker.dynamic_configs.get(NODE)
-            assert not desk.service._server.tls_states[0].is_reload_failed
+            assert not list_tls_states(desk.service._server.ports)[0].is_reload_failed
 
     asyncio.run(run())
 

@@ -16,6 +16,7 @@ from tests.support.identity_provider import AUDIENCE, CLIENT_ID, CLIENT_SECRET, 
 
 from tallystick.broker.embedded import BrokerDidNotStart, EmbeddedBroker
 from tallystick.broker.server.jwks_endpoint import fetch_jwks
+from tallystick.broker.server.listening import list_signing_keys
 from tallystick.broker.server.server import Server
 from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.client.blocking.producer import Producer
@@ -170,7 +171,7 @@ def test_a_new_key_is_fetched_while_others_log_in(world: World, monkeypatch: pyt
 
 
 def signing_keys(broker: EmbeddedBroker) -> SigningKeys:
-    (port,) = server_of(broker)._ports
+    (port,) = server_of(broker).ports
     assert port.logins is not None
     assert port.logins.signing_keys is not None
     return port.logins.signing_keys
@@ -195,13 +196,13 @@ def test_keys_stay_in_use_while_the_provider_is_away(world: World, caplog: pytes
         world.broker(sasl__oauthbearer__jwks__endpoint__refresh__ms="50") as broker,
     ):
         world.provider.is_away = True
-        eventually(lambda: server_of(broker).signing_key_states[0].is_fetch_failed)
+        eventually(lambda: list_signing_keys(server_of(broker).ports)[0].state.is_fetch_failed)
         world.send(broker, world.provider.sign)
         assert (
             "listener SASL_SSL: keys for tokens cannot be fetched, those at hand stay in use" in caplog.text
         )
         world.provider.is_away = False
-        eventually(lambda: not server_of(broker).signing_key_states[0].is_fetch_failed)
+        eventually(lambda: not list_signing_keys(server_of(broker).ports)[0].state.is_fetch_failed)
 
 
 def test_keys_come_from_the_host_that_was_configured(world: World, tmp_path: Path) -> None:

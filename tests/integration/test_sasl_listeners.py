@@ -170,7 +170,7 @@ def test_logins_are_counted_as_kafka_counts_them() -> None:
 
     async def play(connect: Callable[[], Awaitable[Client]], names: Names) -> None:
         assert names.server is not None
-        (counts,), (port,) = names.server.authentications.values(), names.server._ports
+        (counts,), (port,) = names.server.authentications.values(), names.server.ports
         assert port.logins is not None
         now_ms = 0
         port.logins = replace(port.logins, now_ms=lambda: now_ms)

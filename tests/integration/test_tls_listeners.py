@@ -84,7 +84,7 @@ class World:
 
     @property
     def tls_port(self) -> TlsPort:
-        (port,) = (port for port in self.server._ports if isinstance(port, TlsPort))
+        (port,) = (port for port in self.server.ports if isinstance(port, TlsPort))
         return port
 
 

@@ -27,6 +27,7 @@ from tallystick.broker.metrics.http import MetricsServer
 from tallystick.broker.partitions.descriptors import DescriptorBudget
 from tallystick.broker.partitions.log_cleaner import count_held_back_bytes
 from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.server.listening import list_signing_keys, list_tls_states
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
@@ -148,8 +149,8 @@ class Service:
         metrics = self._metrics
         of = replace(
             make_gauge_sources(self.broker),
-            tls_listeners=lambda: [*self._server.tls_states, *metrics.tls_states],
-            signing_keys=lambda: self._server.signing_key_states,
+            tls_listeners=lambda: [*list_tls_states(self._server.ports), *metrics.tls_states],
+            signing_keys=lambda: [each.state for each in list_signing_keys(self._server.ports)],
             authentications=lambda: self._server.authentications,
         )
         self.broker.metrics.registry.add_source(lambda: read_gauges(of))

@@ -127,6 +127,11 @@ def explain_length(exc: InvalidFrameLength, listener: str) -> str:
     return f"{why}: the client speaks {foreign}, listener {listener} does not" if foreign else why
 
 
+def list_tls_states(ports: Sequence[ListeningPort]) -> list[TlsListenerState]:
+    """Return the state of each listener with TLS."""
+    return [port.state for port in ports if isinstance(port, TlsPort)]
+
+
 def list_signing_keys(ports: Sequence[ListeningPort]) -> list[SigningKeys]:
     """Return the keys that tokens are checked with, of each listener that takes any."""
     keys = [port.logins.signing_keys for port in ports if port.logins is not None]

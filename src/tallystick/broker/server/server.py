@@ -21,8 +21,6 @@ from typing import Any, Final, Protocol, cast
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.server.listening import (
     ListeningPort,
-    TlsListenerState,
-    TlsPort,
     explain_length,
     list_signing_keys,
     load_keys,
@@ -35,7 +33,6 @@ from tallystick.broker.server.login_gate import LoginGate
 from tallystick.broker.server.login_rules import FindScramCredential, find_no_credential
 from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
-from tallystick.broker.server.signing_keys import SigningKeysState
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.settings import BadConfig
@@ -494,16 +491,16 @@ class Server:
         self.failed_logins = LogThrottle(self.loop.time)
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[ServerConnection] = set()
-        self._ports = make_ports(config.make_listeners(), self, find_credential)
+        self.ports = make_ports(config.make_listeners(), self, find_credential)
         self.authentications = {
-            port.name: port.authentications for port in self._ports if port.authentications is not None
+            port.name: port.authentications for port in self.ports if port.authentications is not None
         }
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def prepare(self) -> None:
         """Fetch the keys that logins are checked with. Raises: BadConfig with every listener's problem."""
         problems = []
-        for keys in list_signing_keys(self._ports):
+        for keys in list_signing_keys(self.ports):
             try:
                 await keys.start()
             except BadConfig as exc:
@@ -516,34 +513,24 @@ class Server:
 
         Raises: OSError.
         """
-        for port in self._ports:
+        for port in self.ports:
             await port.start(self._config.socket_listen_backlog_size)
         self._schedule_idle_check()
-        return self._ports[0].address
-
-    @property
-    def tls_states(self) -> list[TlsListenerState]:
-        """The state of each listener with TLS."""
-        return [port.state for port in self._ports if isinstance(port, TlsPort)]
-
-    @property
-    def signing_key_states(self) -> list[SigningKeysState]:
-        """The state of the keys of each listener with OAUTHBEARER."""
-        return [keys.state for keys in list_signing_keys(self._ports)]
+        return self.ports[0].address
 
     @property
     def addresses(self) -> dict[str, tuple[str, int]]:
         """The bound address of each listener, by its name."""
-        return {port.name: port.address for port in self._ports}
+        return {port.name: port.address for port in self.ports}
 
     async def stop(self, deadline_s: float) -> None:
         """Accept no connection, answer pending requests, close; at the deadline the rest is cut."""
         for timer in (self._idle_timer, self._stuck_timer):
             if timer is not None:
                 timer.cancel()
-        for port in self._ports:
+        for port in self.ports:
             port.close()
-        for keys in list_signing_keys(self._ports):
+        for keys in list_signing_keys(self.ports):
             keys.stop()
         give_up_at = self.loop.time() + deadline_s
         while [c for c in list(self._connections.values()) if not c.drain()]:
@@ -652,7 +639,7 @@ class Server:
 
     @property
     def is_listening(self) -> bool:
-        return all(port.is_listening for port in self._ports)
+        return all(port.is_listening for port in self.ports)
 
     @property
     def connection_count(self) -> int:
@@ -680,11 +667,11 @@ class Server:
     def load_config(self, config: BrokerConfig) -> None:
         """Apply the stored settings before the server listens. Raises: BadConfig."""
         self.apply_config(config)
-        load_keys(self._ports, config.make_listeners())
+        load_keys(self.ports, config.make_listeners())
 
     async def prepare_keys(self, config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
         """Load the keys of changed settings; return what puts them in use. Raises: BadConfig."""
-        return await prepare_keys(self._ports, config.make_listeners(), touched)
+        return await prepare_keys(self.ports, config.make_listeners(), touched)
 
     def _schedule_idle_check(self) -> None:
         period_s = min(max(self._config.connections_max_idle_ms / 10_000, 0.05), 10.0)

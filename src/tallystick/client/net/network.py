@@ -279,6 +279,7 @@ class Connection:
         self._close_reason: Exception | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
         self.closed_future: asyncio.Future[None] = self._loop.create_future()
+        self.session_lifetime_ms = 0  # of the last login; 0 for as long as the connection
         self._last_active_ms = self.now_ms
         self._schedule_check(self._last_active_ms + self._max_idle_ms)
 
@@ -290,6 +291,11 @@ class Connection:
     def is_usable(self) -> bool:
         """Whether a request may be submitted."""
         return self._close_reason is None and not self._transport.is_closing()
+
+    @property
+    def ssl_object(self) -> ssl.SSLObject | None:
+        """The TLS session; None without TLS."""
+        return cast(ssl.SSLObject | None, self._transport.get_extra_info("ssl_object"))
 
     @property
     def pending_count(self) -> int:
@@ -381,6 +387,7 @@ class Connection:
     async def log_in(self) -> None:
         """Log in, before the first request or between two. Raises: AuthenticationFailed, ClientError."""
         lifetime_ms = await self._socket.settings.security.log_in(self.address, self._send_login_request)
+        self.session_lifetime_ms = lifetime_ms
         if lifetime_ms:
             after_ms = choose_reauthentication_ms(lifetime_ms, uniform())
             self._login_timer = self._loop.call_later(after_ms / 1000, self._require_login)
