@@ -20,7 +20,7 @@ _UNITS: Final = ((_DAY_MS, "days"), (3_600_000, "h"), (60_000, "min"), (1_000, "
 
 
 class Status(StrEnum):
-    """Result of a check. `note` concerns nothing that the role needs, or something that nobody named."""
+    """Result of a check. `note` concerns nothing that the role needs, or something that was not named."""
 
     OK = "ok"
     FAIL = "fail"

@@ -553,7 +553,7 @@ class BrokerConfig:
     def read(cls, originals: Mapping[str, str]) -> tuple["BrokerConfig", list[str]]:
         """Return the configuration as far as it can be read, and every problem.
 
-        What is wrong with listeners is looked for even if a value elsewhere cannot be read: a user who corrects
+        Problems of listeners are looked for even if a value elsewhere cannot be read: a user who corrects
         a file should not meet the next problem at the next start.
         """
         settings = dict(originals)
