@@ -77,11 +77,13 @@ sim-nightly: $(READY) ## 20,000 seeds that are new each time (SEEDS=n); those th
 mutants: $(READY) ## break every invariant in turn and see its test fail, or one: make mutants ONLY=TXN-7
 	@$(BIN)/python -m tools.mutate $(ONLY)
 
-fuzz: $(READY) ## a million hostile inputs to every decoder
+fuzz: $(READY) ## a million hostile inputs to every decoder, and a million hostile logins
 	@$(BIN)/python -m tools.fuzz --inputs 1000000
+	@$(BIN)/python -m tools.fuzz_login --inputs 1000000
 
-hostile: $(READY) ## the largest request of each shape while another client works; rewrites docs/hostile-clients.md
+hostile: $(READY) ## the largest requests, and 10,000 half-open connections, beside others; rewrites docs/hostile-clients.md
 	@$(BIN)/python -m tools.hostile --write
+	@$(BIN)/python -m tools.half_open --write
 
 bench: $(READY) ## measure beside Apache Kafka and rewrite docs/benchmarks.md
 	@$(BIN)/python -m tools.bench

@@ -221,6 +221,26 @@ def test_a_client_that_does_not_log_in_is_closed(caplog: pytest.LogCaptureFixtur
     scene(play, {"sasl.handshake.timeout.ms": "50"})
 
 
+def test_logins_that_are_not_completed_keep_no_one_out(caplog: pytest.LogCaptureFixture) -> None:
+    """[LGN-4] One more than sasl.logins.max ends the oldest of its address; a flood is one line a second."""
+
+    async def play(connect: Callable[[], Awaitable[Client]], names: Names) -> None:
+        idle = [await connect() for _ in range(12)]
+        assert await idle[0].is_closed()
+        client = await connect()
+        client.send_handshake()
+        await client.answer()
+        client.send_token(b"\0alice\0won der;=")
+        await client.answer()
+        # A client that has logged in counts no longer.
+        idle += [await connect() for _ in range(8)]
+        client.send(3, 9)
+        assert await client.answer() == b"User:alice"
+        assert caplog.text.count("which is sasl.logins.max") == 1
+
+    scene(play, {"sasl.logins.max": "4"})
+
+
 def test_librdkafka_logs_in_with_and_without_tls(tmp_path: Path) -> None:
     authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
     (tmp_path / "ca.pem").write_bytes(authority.cert_pem.bytes())

@@ -44,6 +44,7 @@ NOT_KAFKAS = {
     "queued.max.response.bytes",
     "https.ca.location",
     "sasl.handshake.timeout.ms",
+    "sasl.logins.max",
     "sasl.oauthbearer.allowed.files",
     "ssl.certificate.location",
     "ssl.handshake.timeout.ms",

@@ -1,5 +1,6 @@
 """The login of a connection: what is taken when, and what a stranger is told."""
 
+import asyncio
 import struct
 
 import pytest
@@ -8,8 +9,11 @@ from hypothesis import strategies as st
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.listeners import Listener, list_plain_users
+from tallystick.broker.server.handshakes import HandshakeTable
+from tallystick.broker.server.log_throttle import LogThrottle
 from tallystick.broker.server.login import Login, LoginAnswer, LoginRefused, LoginState
-from tallystick.broker.server.login_rules import make_login_rules
+from tallystick.broker.server.login_gate import LoginGate
+from tallystick.broker.server.login_rules import LoginRules, make_login_rules
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
@@ -307,3 +311,27 @@ def test_a_listener_that_no_one_could_log_in_at_is_refused(more: dict[str, str],
         listener(**more)
     assert problem in str(caught.value)
     assert "geheim" not in str(caught.value)
+
+
+def test_the_log_quotes_a_bounded_part_of_a_mechanism() -> None:
+    answer = login().take(handshake("\0" * 30_000), 0)
+    assert answer is not None
+    assert answer.failure is not None
+    assert len(answer.failure) < 1_000
+
+
+def test_the_bound_of_a_strangers_request_may_be_smaller_than_the_receive_buffer() -> None:
+    """sasl.server.max.receive.size begins at 1,024 bytes; a buffer of its own is made above 16 KiB only."""
+
+    async def run() -> None:
+        mechanisms = {"PLAIN": lambda: PlainServer(USERS.get)}
+        rules = LoginRules(mechanisms, 0, 1_024, 10.0, 0.0, lambda: 0, HandshakeTable(1))
+        gate = LoginGate(rules, asyncio.get_running_loop(), LogThrottle(lambda: 0.0), lambda why: None, "h")
+        gate.take(handshake(), "peer")
+        with pytest.raises(LoginRefused, match=r"sasl\.server\.max\.receive\.size"):
+            gate.take(token("x" * 1_024), "peer")
+        gate.take(token(), "peer")
+        assert gate.take(memoryview(bytes(METADATA) + bytes(2_000)), "peer") is None
+        gate.stop()
+
+    asyncio.run(run())

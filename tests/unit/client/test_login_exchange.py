@@ -107,3 +107,16 @@ def test_the_next_login_is_due_at_85_to_95_percent() -> None:
     """As in Kafka's SaslClientAuthenticator (KIP-368)."""
     assert choose_reauthentication_ms(1_000, 0.0) == 850
     assert choose_reauthentication_ms(1_000, 1.0) == pytest.approx(950)
+
+
+def test_an_error_quotes_a_bounded_part_of_what_the_broker_says() -> None:
+    """A text of a broker may have 32 KB, and it may list mechanisms without end: errors are logged."""
+    for response in (
+        SaslHandshakeResponse(error_code=33, mechanisms=("x" * 32_000,) * 9),
+        SaslAuthenticateResponse(error_code=58, error_message="x" * 32_000, auth_bytes=b""),
+    ):
+        exchange = LoginExchange(PlainClient("alice", Secret("wonder")), "broker:9092")
+        exchange.start()
+        with pytest.raises(AuthenticationFailed, match="left out") as caught:
+            exchange.handle_response(response)
+        assert len(str(caught.value)) < 3_000

@@ -171,6 +171,7 @@ def test_claims_that_are_right() -> None:
         ({"sub": None}, "sub is missing"),
         ({"sub": " "}, "sub is missing"),
         ({"sub": 5}, "sub is missing"),
+        ({"sub": "\ud800"}, "sub is not Unicode"),
     ],
 )  # fmt: skip
 def test_claims_that_are_refused(change: Mapping[str, object], text: str) -> None:

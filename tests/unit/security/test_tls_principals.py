@@ -6,7 +6,7 @@ import pytest
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.security.tls.certificates import parse_certificate
-from tallystick.security.tls.der import BadDer
+from tallystick.security.tls.der import BadDer, format_oid
 from tallystick.security.tls.names import format_name, read_subject_name
 from tallystick.security.tls.principal_rules import NoMatchingRule, map_principal, parse_principal_rules
 
@@ -95,6 +95,14 @@ def test_a_line_end_of_java_stops_a_dot():
 def test_damaged_names_are_refused(name):
     with pytest.raises(BadDer):
         format_name(bytes.fromhex(name))
+
+
+def test_a_number_of_thousands_of_digits_names_no_attribute():
+    """Python prints no number of more than 4,300 digits, and reading one costs the square of its length."""
+    for size in (257, 5_000):
+        with pytest.raises(BadDer, match="object identifier"):
+            format_oid(b"\xff" * (size - 1) + b"\x01")
+    assert format_oid(bytes.fromhex("6981") + b"\xff" * 17 + b"\x7f").startswith("2.25.")
 
 
 def test_every_cut_of_a_certificate_is_refused():

@@ -174,6 +174,7 @@ def test_bad_key_stores(tmp_path, pem):
     assert "ssl.key.password is missing" in refusal(secret_key + chain)
     assert "PEM has no password of the store" in refusal(key + chain, ssl_keystore_password="p")
     assert "not base64" in refusal(key.replace("\n", "\n*", 2) + chain)
+    assert "not base64" in refusal(key.replace("\n", "\né", 2) + chain)
     assert "a certificate cannot be read" in refusal(
         key + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
     )

@@ -102,6 +102,12 @@ class ListenerSettings:
     sasl_handshake_timeout_ms: int = setting(
         10_000, "How long a client may take to log in. Not Kafka's.", kind=SettingType.INT, low=1
     )
+    sasl_logins_max: int = setting(
+        1_024,
+        "Logins under way at once; one more ends the oldest of the address that has most. Not Kafka's.",
+        kind=SettingType.INT,
+        low=1,
+    )
     connections_max_reauth_ms: int = setting(
         0, "How long a login is good for (KIP-368); 0: for the life of the connection.", low=0
     )

@@ -1,4 +1,4 @@
-"""Handshakes of TLS under way, bounded: clients that never finish one keep out no client that does."""
+"""Handshakes of TLS and logins under way, bounded: who never finishes one keeps out no client that does."""
 
 from typing import Generic, TypeVar
 
@@ -9,7 +9,7 @@ class HandshakeTable(Generic[K]):
     """Handshakes by address. While it is full, a new one ends the oldest of the address that has most."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._hosts: dict[str, dict[K, None]] = {}
         self._count = 0
 
@@ -24,7 +24,7 @@ class HandshakeTable(Generic[K]):
         """Add a handshake, and return the one to end if there is one too many. Cost: linear in addresses."""
         self._hosts.setdefault(host, {})[key] = None
         self._count += 1
-        if self._count <= self._limit:
+        if self._count <= self.limit:
             return None
         greediest = max(self._hosts, key=lambda name: len(self._hosts[name]))
         victim = next(iter(self._hosts[greediest]))

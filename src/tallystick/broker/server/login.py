@@ -5,7 +5,10 @@
 Before COMPLETE only ApiVersions, once, SaslHandshake and SaslAuthenticate are taken; anything else closes the
 connection without an answer, so that a stranger learns nothing and makes the broker do nothing. A login that
 fails is answered, after a delay, and the connection closed. A session that is limited is renewed on the same
-connection, by the same mechanism and under the same name.
+connection, by the same mechanism and under the same name [LGN-3].
+
+Whatever arrives is answered, passed on or refused by LoginRefused [LGN-1]; a login completes under the name
+that the mechanism has verified [LGN-2].
 
 Source: KIP-43, KIP-152, KIP-368; Kafka SaslServerAuthenticator.
 """
@@ -17,7 +20,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.errors import TallystickError, shorten
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
@@ -35,6 +38,7 @@ Q = TypeVar("Q")
 # KIP-368: "re-authentication may occur no more than once per second".
 REAUTHENTICATION_INTERVAL_MS: Final = 1000
 NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
+_MECHANISM_SHOWN_MAX: Final = 40
 _HEADER_START: Final = Struct(">hhi")
 _ANSWER_START: Final = Struct(">ii")
 
@@ -130,6 +134,8 @@ class Login:
         self, header: "_Header", request: SaslHandshakeRequest, now_ms: int
     ) -> LoginAnswer | None:
         enabled = tuple(self._mechanisms)
+        # A mechanism's name has at most 20 characters (RFC 4422, section 3.1), a text of the protocol 32,767.
+        shown = repr(request.mechanism[:_MECHANISM_SHOWN_MAX])
         if self.state is LoginState.COMPLETE:
             too_soon = now_ms < self._authenticated_ms + REAUTHENTICATION_INTERVAL_MS
             if self._expires_ms is None or too_soon:
@@ -139,7 +145,7 @@ class Login:
                 return self._fail(
                     header,
                     _refuse_handshake(ErrorCode.UNSUPPORTED_SASL_MECHANISM, (self._mechanism,)),
-                    f"it logged in with {self._mechanism} and would go on with {request.mechanism!r}",
+                    f"it logged in with {self._mechanism} and would go on with {shown}",
                 )
         elif self.state not in (LoginState.VERSIONS, LoginState.HANDSHAKE):
             return self._fail(
@@ -153,7 +159,7 @@ class Login:
             return self._fail(
                 header,
                 _refuse_handshake(ErrorCode.UNSUPPORTED_SASL_MECHANISM, enabled),
-                f"mechanism {request.mechanism!r}, and {', '.join(enabled)} are enabled",
+                f"mechanism {shown}, and {', '.join(enabled)} are enabled",
             )
         self._mechanism = request.mechanism
         self._server = self._mechanisms[request.mechanism]()
@@ -233,7 +239,7 @@ def _refuse_handshake(code: ErrorCode, enabled: tuple[str, ...]) -> SaslHandshak
 
 
 def _refuse(code: ErrorCode, why: str) -> SaslAuthenticateResponse:
-    return SaslAuthenticateResponse(error_code=code, error_message=why, auth_bytes=b"")
+    return SaslAuthenticateResponse(error_code=code, error_message=shorten(why), auth_bytes=b"")
 
 
 def _answer(header: _Header, response: object) -> LoginAnswer:

@@ -1,4 +1,7 @@
-"""The gate of a connection with SASL: its login in front of the dispatcher, with clock, timer and log."""
+"""The gate of a connection with SASL: its login in front of the dispatcher, with clock, timer and log.
+
+What a stranger can make the broker hold, do and write into the log is bounded [LGN-4].
+"""
 
 import asyncio
 import logging
@@ -29,18 +32,22 @@ class LoginGate:
         loop: asyncio.AbstractEventLoop,
         failures: LogThrottle,
         close: Callable[[str], None],
+        host: str,
     ) -> None:
-        """Open a gate, and give the client its time to log in.
+        """Open a gate, and give the client its time to log in; it ends an older login if there are too many.
 
         Args:
             failures: shared by the connections of a server: a flood of failed logins is one line a second.
             close: closes the connection at once, with a text for the log.
         """
         self._rules, self._login, self._failures = rules, rules.make_login(), failures
-        self._close = close
+        self._close, self._host = close, host
         self.principal: Principal = ANONYMOUS
         self.has_failed = False
         self._timer = loop.call_later(rules.timeout_s, self._give_up)
+        victim = rules.under_way.add(host, self)
+        if victim is not None:
+            victim.end(f"{rules.under_way.limit} logins are under way, which is sasl.logins.max")
 
     def take(self, frame: memoryview, peer: object) -> Answer | Awaitable[Answer]:
         """Answer a request of the login; None: the request is for the dispatcher.
@@ -50,6 +57,7 @@ class LoginGate:
 
         Raises: LoginRefused, to close the connection without an answer.
         """
+        self._check_size(len(frame))
         try:
             answer = self._take(frame)
         except KeyNeeded:
@@ -104,18 +112,27 @@ class LoginGate:
         """
 
         def check_both(size: int, head: memoryview) -> None:
-            if size > self._rules.bytes_max and not self._login.is_open:
-                raise LoginRefused(
-                    f"a request of {size} bytes before its login, sasl.server.max.receive.size is "
-                    f"{self._rules.bytes_max}"
-                )
+            self._check_size(size)
             check(size, head)
 
         return check_both
 
+    def _check_size(self, size: int) -> None:
+        if size > self._rules.bytes_max and not self._login.is_open:
+            raise LoginRefused(
+                f"a request of {size} bytes before its login, sasl.server.max.receive.size is "
+                f"{self._rules.bytes_max}"
+            )
+
     def stop(self) -> None:
-        """Stop the timer: the client has logged in, or is gone."""
+        """Stop the timer, and count no longer: the client has logged in, or is gone."""
         self._timer.cancel()
+        self._rules.under_way.remove(self._host, self)
+
+    def end(self, why: str) -> None:
+        """Close the connection before its login is complete."""
+        self._timer.cancel()
+        self._close(why)
 
     def _give_up(self) -> None:
         if not self._login.is_open:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from secrets import token_bytes
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import field
 
 from tallystick.broker.config.listeners import Listener, list_plain_users
 from tallystick.broker.server.authentication_counts import AuthenticationCounts
+from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.login import Login
 from tallystick.broker.server.oauth_login import make_oauth_login
 from tallystick.broker.server.signing_keys import SigningKeys
@@ -28,6 +29,14 @@ def find_no_credential(mechanism: ScramMechanism, user: str) -> None:
     """Know no user, where no broker keeps credentials."""
 
 
+class LoginUnderWay(Protocol):
+    """A connection before its login is complete."""
+
+    def end(self, why: str) -> None:
+        """Close it, with a text for the log."""
+        ...
+
+
 class LoginRules(Value):
     """The rules of one listener; each connection has a login of its own.
 
@@ -41,6 +50,7 @@ class LoginRules(Value):
     timeout_s: float
     failure_delay_s: float
     now_ms: Callable[[], int]
+    under_way: HandshakeTable[LoginUnderWay]
     signing_keys: SigningKeys | None = None
     own_reauth_ms: Mapping[str, int] = field(default_factory=dict)
     counts: AuthenticationCounts = field(default_factory=AuthenticationCounts)
@@ -79,6 +89,7 @@ def make_login_rules(
         settings.sasl_handshake_timeout_ms / 1000,
         settings.connection_failed_authentication_delay_ms / 1000,
         now_ms,
+        HandshakeTable(settings.sasl_logins_max),
         signing_keys,
         listener.max_reauth,
     )

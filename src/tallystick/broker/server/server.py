@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Generator
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
@@ -169,7 +170,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         check_size: Callable[[int, memoryview], None] = server.check_large_request
         logins = self._port.logins
         if logins is not None:
-            self._gate = LoginGate(logins, server.loop, server.failed_logins, self.close)
+            # Thousands that never log in are one line a second in the log.
+            refuse = partial(server.refuse_connection, self)
+            self._gate = LoginGate(logins, server.loop, server.failed_logins, refuse, host)
             check_size = self._gate.limit(check_size)
         elif self._port.authentications is not None:
             count = self._port.authentications

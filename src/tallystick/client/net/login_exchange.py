@@ -11,6 +11,7 @@ from typing import Final
 
 from tallystick.client.errors import AuthenticationFailed
 from tallystick.kernel.codes import ErrorCode, get_error_name
+from tallystick.kernel.errors import shorten
 from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.mechanism import SaslClient, SaslPeerRefused
@@ -65,7 +66,7 @@ class LoginExchange:
     def _check_handshake(self, response: SaslHandshakeResponse) -> None:
         code = response.error_code
         if code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
-            mechanisms = ", ".join(response.mechanisms) or "none"
+            mechanisms = shorten(", ".join(response.mechanisms)) or "none"
             raise AuthenticationFailed(
                 self._address,
                 f"sasl.mechanism={self._client.mechanism} is not enabled there; the broker has: {mechanisms}",
@@ -79,7 +80,7 @@ class LoginExchange:
             raise self._refuse(get_error_name(code))
 
     def _refuse(self, why: str) -> AuthenticationFailed:
-        return AuthenticationFailed(self._address, f"login with {self._client.mechanism}: {why}")
+        return AuthenticationFailed(self._address, f"login with {self._client.mechanism}: {shorten(why)}")
 
 
 def choose_reauthentication_ms(session_lifetime_ms: int, chance: float) -> float:

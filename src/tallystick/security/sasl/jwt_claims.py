@@ -49,6 +49,9 @@ def check_claims(claims: Mapping[str, object], rules: ClaimRules, now_ms: int) -
     subject = claims.get(rules.sub_claim_name)
     if not isinstance(subject, str) or not subject.strip():
         raise TokenRefused(f"{rules.sub_claim_name} is missing or not a text")
+    # JSON can write half of a surrogate pair, which no answer and no log line can.
+    if not _is_encodable(subject):
+        raise TokenRefused(f"{rules.sub_claim_name} is not Unicode")
     scope = claims.get(rules.scope_claim_name, "")
     scopes = scope.split() if isinstance(scope, str) else _read_texts(claims, rules.scope_claim_name)
     return ValidatedToken(subject=subject.strip(), expires_at_ms=expires_at_ms, scopes=frozenset(scopes))
@@ -63,6 +66,14 @@ def _read_time(claims: Mapping[str, object], name: str, default_ms: int | None =
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**43:
         raise TokenRefused(f"{name} is missing or not a time")
     return int(value * 1000)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_texts(claims: Mapping[str, object], name: str) -> set[str]:

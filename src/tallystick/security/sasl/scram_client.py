@@ -1,4 +1,4 @@
-"""The client's half of SCRAM."""
+"""The client's half of SCRAM. What a server makes it compute is bounded, and it must prove itself [LGN-5]."""
 
 from hmac import compare_digest
 from typing import Final

@@ -23,6 +23,10 @@ SET: Final = 0x31
 CONTEXT_0: Final = 0xA0
 CONTEXT_3: Final = 0xA3
 
+# A UUID under 2.25, the longest in use, has 20. Reading a number costs the square of its length, and Python
+# prints none of more than 4,300 digits.
+_OBJECT_IDENTIFIER_BYTES_MAX: Final = 256
+
 
 class BadDer(TallystickError):
     """Bytes that are not the DER they should be."""
@@ -81,6 +85,8 @@ def iter_elements(data: bytes) -> Iterator[Element]:
 
 def format_oid(content: bytes) -> str:
     """Return an object identifier in dotted form. Raises: BadDer."""
+    if len(content) > _OBJECT_IDENTIFIER_BYTES_MAX:
+        raise BadDer(f"an object identifier of {len(content)} bytes")
     if not content or content[-1] & 0x80:
         raise BadDer("an object identifier is cut off")
     arcs, arc = [], 0

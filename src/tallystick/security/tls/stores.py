@@ -6,7 +6,6 @@ standard library only, PKCS12 the extra `security`.
 """
 
 import base64
-import binascii
 import re
 from pathlib import Path
 from typing import Final
@@ -158,7 +157,7 @@ def _decode_base64(body: str, source: str) -> bytes:
     # A value in a properties file has its line breaks as `\n`, as spaces, or not at all.
     try:
         return base64.b64decode(re.sub(r"\s|\\[rn]", "", body), validate=True)
-    except binascii.Error as exc:
+    except ValueError as exc:  # binascii.Error is one, and other letters than ASCII raise another
         raise BadKeyStore(f"{source}: a PEM block is not base64: {exc}") from exc
 
 

@@ -1,0 +1,90 @@
+"""Send hostile logins, key stores and handshakes: python -m tools.fuzz_login [--inputs N] [--seed N].
+
+One input is one conversation with the broker's login, one with a client's, one file or token, or one TLS
+handshake. The rules are [LGN-1] to [LGN-5] of docs/invariants.md; a seed gives the same inputs each time.
+"""
+
+import argparse
+import random
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from tests.support.hostile_logins import STRANGER_BYTES_MAX, LyingBroker, Stranger, require
+from tests.support.hostile_stores import attack_parser, attack_tls, contexts, list_parsers
+
+# Most inputs are conversations with the broker; a TLS handshake costs as much as a hundred of them.
+SHARES: Final = {"strangers": 60, "lying brokers": 25, "files and tokens": 14, "TLS": 1}
+MEASURED_EVERY: Final = 500
+# Of one input, whatever it promises: the requests of a stranger, and what is made of them.
+MEMORY_BYTES_MAX: Final = 4 * STRANGER_BYTES_MAX
+
+
+def attack_broker(rng: random.Random) -> bool:
+    """Run one conversation with the broker's side; return whether someone logged in."""
+    stranger = Stranger(rng)
+    stranger.attack()
+    return bool(stranger.broker.users)
+
+
+KINDS: Final[dict[str, Callable[[random.Random], bool]]] = {
+    "strangers": attack_broker,
+    "lying brokers": lambda rng: LyingBroker(rng).attack(),
+    "files and tokens": attack_parser,
+    "TLS": attack_tls,
+}
+
+
+def attack(inputs: int, seed: int) -> Counter[tuple[str, bool]]:
+    """Send inputs, and return how many of each kind were taken (a login that succeeded) and how many not.
+
+    An exception that is not declared, and a rule that does not hold, propagate with the number of the input.
+    """
+    contexts()
+    list_parsers()
+    counts: Counter[tuple[str, bool]] = Counter()
+    chooser = random.Random(seed)
+    names, weights = list(SHARES), list(SHARES.values())
+    for number in range(inputs):
+        kind = chooser.choices(names, weights)[0]
+        # A seed for each, so that one input can be repeated without those before it.
+        rng = random.Random(f"{seed} {number}")
+        is_measured = number % MEASURED_EVERY == 0
+        try:
+            is_taken = measure(KINDS[kind], rng) if is_measured else KINDS[kind](rng)
+        except BaseException as exc:
+            exc.add_note(f"seed {seed}, input {number}: {kind}")
+            raise
+        counts[kind, is_taken] += 1
+    return counts
+
+
+def measure(attack_once: Callable[[random.Random], bool], rng: random.Random) -> bool:
+    """Run one input, and require that its memory is bounded."""
+    tracemalloc.start()
+    try:
+        is_taken = attack_once(rng)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    require(peak <= MEMORY_BYTES_MAX, "LGN-4", f"one input took {peak} bytes")
+    return is_taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)
+    began = time.monotonic()
+    counts = attack(chosen.inputs, chosen.seed)
+    print(f"{chosen.inputs:,} inputs in {time.monotonic() - began:.0f} s, every rule held:")
+    for kind in SHARES:
+        print(f"  {kind}: {counts[kind, True]:,} taken, {counts[kind, False]:,} refused or not finished")
+
+
+if __name__ == "__main__":
+    main()
