@@ -35,6 +35,8 @@ from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol.acls import AclPermission
 from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
+from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server]
@@ -253,9 +255,10 @@ def test_a_denial_is_the_same(answers: Asked, row: Row) -> None:
 def test_a_right_is_enough(answers: Asked, row: Row) -> None:
     differing = False
     for case in list_allowed_cases(row):
-        ours, kafkas = (list(iter_codes(answers[broker][case.name])) for broker in ("tallystick", "kafka"))
-        assert DENIALS.isdisjoint(ours), ours
-        assert DENIALS.isdisjoint(kafkas), kafkas
+        both = [answers[broker][case.name] for broker in ("tallystick", "kafka")]
+        for answer in both:
+            assert DENIALS.isdisjoint(iter_codes(answer)), answer
+        ours, kafkas = (list(iter_described_codes(describe(answer, OWN_FIELDS))) for answer in both)
         differing |= ours != kafkas
         assert ours == kafkas or row.name in OTHER_OUTCOMES, (ours, kafkas)
     assert differing == (row.name in OTHER_OUTCOMES), "OTHER_OUTCOMES names a row that is the same"
@@ -265,6 +268,24 @@ def test_a_right_is_enough(answers: Asked, row: Row) -> None:
 def test_a_view_is_the_same(prepared: dict[str, Cluster], answers: Asked, view: View) -> None:
     for broker, taken in answers.items():
         assert view.pick(taken[view.name]) == view.expected(prepared[broker].topic_ids), broker
+
+
+@pytest.mark.parametrize(
+    ("asked", "version"),
+    [
+        (SaslHandshakeRequest(mechanism="PLAIN"), 1),
+        (SaslAuthenticateRequest(auth_bytes=b"\0admin\0secret"), 2),
+    ],
+    ids=["handshake", "authenticate"],
+)
+def test_a_second_login_is_refused_alike(prepared: dict[str, Cluster], asked: object, version: int) -> None:
+    """Without connections.max.reauth.ms a session has one login (KIP-368)."""
+    ours, kafkas = (
+        describe(cluster.ask(VIEWS[0].name, asked, version), OWN_FIELDS) for cluster in prepared.values()
+    )
+    assert ours == kafkas
+    assert isinstance(kafkas, dict)
+    assert kafkas["error_code"] == E.ILLEGAL_SASL_STATE
 
 
 def describe(value: Any, hidden: set[str]) -> object:
@@ -281,3 +302,15 @@ def describe(value: Any, hidden: set[str]) -> object:
         return value
     fields = value.__struct_fields__
     return {field: describe(getattr(value, field), hidden) for field in fields if field not in hidden}
+
+
+def iter_described_codes(described: object) -> Iterator[tuple[str, object]]:
+    """Yield every error code of a described answer, with the name of its field."""
+    if isinstance(described, list):
+        for each in described:
+            yield from iter_described_codes(each)
+    elif isinstance(described, dict):
+        for field, inside in described.items():
+            if field.endswith("error_code"):
+                yield field, inside
+            yield from iter_described_codes(inside)

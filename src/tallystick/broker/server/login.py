@@ -140,7 +140,7 @@ class Login:
             too_soon = now_ms < self._authenticated_ms + REAUTHENTICATION_INTERVAL_MS
             if self._expires_ms is None or too_soon:
                 # Kafka's answer where the session needs no renewal; the connection stays as it is.
-                return _answer(header, _refuse_handshake(ErrorCode.ILLEGAL_SASL_STATE, enabled))
+                return _answer(header, _refuse_handshake(ErrorCode.ILLEGAL_SASL_STATE, ()))
             if request.mechanism != self._mechanism:
                 return self._fail(
                     header,
