@@ -167,12 +167,19 @@ def test_a_file_of_format_1_is_upgraded_and_keeps_what_it_has(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX's")
-@pytest.mark.parametrize("mode", [None, 0o644])
-def test_the_file_is_its_owners_alone(tmp_path: Path, mode: int | None) -> None:
-    """It has keys of passwords; so has the write-ahead log beside it."""
+@pytest.mark.parametrize("is_old", [False, True])
+def test_the_file_is_its_owners_alone(tmp_path: Path, is_old: bool) -> None:
+    """It has keys of passwords; so has the write-ahead log beside it, which a killed process leaves."""
     path = tmp_path / "m"
-    if mode is not None:
-        path.touch(mode)
+    if is_old:
+        killed = MetadataStore(tmp_path / "killed", "c")
+        for name in ("killed", "killed-wal"):
+            copy = path.with_name(name.replace("killed", "m"))
+            copy.write_bytes((tmp_path / name).read_bytes())
+            copy.chmod(0o644)
+        killed.close()
+        for left in tmp_path.glob("killed*"):
+            left.unlink()
     store = MetadataStore(path, "c")
     store.set_broker_config("1", {"a": "b"})
     assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}

@@ -128,9 +128,12 @@ class Service:
 
     async def _set_users(self) -> None:
         scram = self.broker.scram_controller
+        problems = []
         for change in self._users:
-            for user, refusal in (await scram.alter([change])).items():
-                raise BadConfig(f"--add-scram: user {user}: {refusal.reason}")
+            refusals = await scram.alter([change])
+            problems += [f"--add-scram: user {user}: {each.reason}" for user, each in refusals.items()]
+        if problems:
+            raise BadConfig("\n".join(problems))
         needing = [
             each.name
             for each in self._listeners
@@ -138,8 +141,7 @@ class Service:
         ]
         if needing and not scram.credentials:
             _log.warning(
-                "listener %s: no user can log in with SCRAM yet: give --add-scram, or `tallystick users "
-                "create` at another listener",
+                "listener %s: no user can log in with SCRAM yet; a start with --add-scram sets the first",
                 ", ".join(needing),
             )
 

@@ -34,6 +34,7 @@ IN_MEMORY: Final = Path(":memory:")
 STORAGE_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
 _FORMAT: Final = 3
 _FILE_MODE: Final = 0o600
+_LOG_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 _SCHEMA: Final = """
@@ -296,14 +297,14 @@ class MetadataStore:
 def _close_to_others(path: Path) -> None:
     """Create the file, or change its mode, so that its owner alone reads it: it has keys of passwords.
 
-    SQLite gives its other files, the write-ahead log, the same mode.
+    SQLite makes its other files with the same mode; those that a killed process left keep theirs.
     """
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, _FILE_MODE)
-    try:
-        if os.name == "posix" and stat.S_IMODE(os.fstat(descriptor).st_mode) != _FILE_MODE:
-            os.fchmod(descriptor, _FILE_MODE)
-    finally:
-        os.close(descriptor)
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, _FILE_MODE))
+    if os.name != "posix":
+        return
+    for file in (path, *(path.with_name(path.name + suffix) for suffix in _LOG_SUFFIXES)):
+        if file.exists() and stat.S_IMODE(file.stat().st_mode) != _FILE_MODE:
+            file.chmod(_FILE_MODE)
 
 
 def _to_acl_row(acl: AclBinding) -> tuple[int, str, int, str, str, int, int]:
