@@ -1,6 +1,6 @@
 """Apache Kafka with TLS and logins: three listeners beside the plain one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -106,18 +106,26 @@ class SecureKafka:
 
     def create_users(self) -> None:
         """Give alice a password for SCRAM: we salt it, and Kafka keeps the keys that it derives."""
-        for mechanism in SCRAM_MECHANISMS.values():  # A request has each user once.
-            made = ScramCredentialUpsertion(
-                name="alice",
+        with RawConnection(self.node.bootstrap) as connection:
+            create_scram_users(connection, ["alice"])
+
+
+def create_scram_users(connection: RawConnection, names: Iterable[str]) -> None:
+    """Give users PASSWORD for every mechanism of SCRAM."""
+    for mechanism in SCRAM_MECHANISMS.values():  # A request has each user once.
+        made = tuple(
+            ScramCredentialUpsertion(
+                name=name,
                 mechanism=mechanism.number,
                 iterations=4096,
                 salt=SALT,
                 salted_password=compute_salted_password(mechanism, PASSWORD, SALT, 4096),
             )
-            request = AlterUserScramCredentialsRequest(upsertions=(made,))
-            with RawConnection(self.node.bootstrap) as connection:
-                results = connection.ask(request, AlterUserScramCredentialsResponse, 0).results
-            assert [result.error_code for result in results] == [0], results
+            for name in names
+        )
+        request = AlterUserScramCredentialsRequest(upsertions=made)
+        results = connection.ask(request, AlterUserScramCredentialsResponse, 0).results
+        assert {result.error_code for result in results} == {0}, results
 
 
 def format_plain_users(users: Mapping[str, str]) -> str:

@@ -1,6 +1,7 @@
 """Our broker with a listener for every way to log in, ACLs, and what clients need to use it."""
 
 import contextlib
+import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,21 @@ from typing import Any
 
 import trustme
 from tests.support.identity_provider import AUDIENCE, ISSUER, IdentityProvider
-from tests.support.secure_kafka import MODULES, PASSWORD, escape, format_plain_users, to_pkcs8
+from tests.support.secure_kafka import (
+    MODULES,
+    PASSWORD,
+    create_scram_users,
+    escape,
+    format_plain_users,
+    to_pkcs8,
+)
+from tests.support.secure_wire import SecureConnection
 from tools.broker_process import free_port
 
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.testing import EmbeddedBroker
 
-MECHANISMS = ("PLAIN", "OAUTHBEARER")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 CERTIFICATE = "certificate"
 LOGINS = (*MECHANISMS, CERTIFICATE)
 USERS = ("admin", "alice")
@@ -118,4 +127,8 @@ def run_secured_broker(folder: Path) -> Iterator[SecuredBroker]:
         "super.users": "User:admin",
     }
     with EmbeddedBroker(folder / "data", config=config):
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        with SecureConnection(made.address("PLAIN"), context, "admin", PASSWORD) as admin:
+            create_scram_users(admin, USERS)
         yield made

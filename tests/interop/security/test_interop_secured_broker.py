@@ -106,6 +106,18 @@ def test_kafka_acls(driver: Any, secured: SecuredBroker) -> None:
     assert "ClusterAuthorizationException" in alice.fail("kafka-acls", "--list")
 
 
+@pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_kafka_configs_gives_a_user_a_password(driver: Any, secured: SecuredBroker, mechanism: str) -> None:
+    tools, user = Tools(driver, secured, "PLAIN"), fresh("user")
+    of_user = ("--entity-type", "users", "--entity-name", user)
+    tools.run("kafka-configs", *of_user, "--alter", "--add-config", f"{mechanism}=[password=secret]")
+    config = secured.librdkafka_config(mechanism, user)
+    assert AdminClient({**config, "sasl.password": "secret"}).list_topics(timeout=30).brokers
+    tools.run("kafka-configs", *of_user, "--alter", "--delete-config", mechanism)
+    with pytest.raises(KafkaException):
+        AdminClient({**config, "sasl.password": "secret"}).list_topics(timeout=2)
+
+
 def record(topic: str, value: str) -> dict[str, Any]:
     return {"topic": topic, "partition": 0, "key": None, "value": value}
 
