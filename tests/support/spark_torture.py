@@ -49,7 +49,7 @@ FOLDER: Final = "SPARK_TORTURE"
 """The environment variable that tells all processes of a driver where its plan is."""
 _LIMIT_MS: Final = 20_000
 # Limits, so that no process waits for ever; a stalled driver may find that its time is long over.
-_STALL_S: Final = 120.0
+_STALL_S: Final = 600.0
 _STOP_S: Final = 5.0
 _ZOMBIE_S: Final = 90.0
 _EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
