@@ -25,7 +25,7 @@
 
 from typing import Self
 
-from tallystick.client.missing_rights import describe_missing_right
+from tallystick.client.missing_rights import describe_missing_right, find_resource_name
 from tallystick.client.retry import Rule, find_rule, infer_loss_effect
 from tallystick.kernel.codes import ErrorCode, get_error_name
 from tallystick.kernel.errors import Effect, Remedy, TallystickError
@@ -89,10 +89,18 @@ class IdExpired(BrokerRefused):
 
 
 class NotAuthorized(BrokerRefused):
-    """A grant is missing; the text names it, and the command that makes it."""
+    """A grant is missing; the text names it, and the command that makes it.
+
+    Attributes: resource, the name of the topic, group or transactional id; empty if the answer does not tell.
+    """
+
+    def __init__(self, api: str, subject: str, code: int, message: str = "", resource: str = "") -> None:
+        super().__init__(api, subject, code, message)
+        self.args = api, subject, code, message, resource
+        self.resource = resource
 
     def what(self) -> str:
-        grant = describe_missing_right(self.api, self.code)
+        grant = describe_missing_right(self.api, self.code, self.resource)
         return f"{super().what()}: {grant}" if grant else super().what()
 
 
@@ -126,6 +134,8 @@ def build_broker_error(api: str, subject: object, code: int, message: str | None
     cls: type[BrokerRefused] = BrokerRefused
     if code in _ERROR_CLASSES:
         cls = _ERROR_CLASSES[ErrorCode(code)]
+    if cls is NotAuthorized:
+        return NotAuthorized(api, str(subject), code, message or "", find_resource_name(api, subject, code))
     return cls(api, str(subject), code, message or "")
 
 

@@ -1,32 +1,44 @@
 """A refusal says which right is missing, and how to grant it."""
 
+import pickle
+
 import pytest
 
 from tallystick.client.errors import NotAuthorized, build_broker_error
 from tallystick.client.missing_rights import _OPERATIONS, describe_missing_right
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.acls import AclOperation
 from tallystick.protocol.apis import API_SPECS
 
+AT = TopicPartition("orders", 0)
+
 
 @pytest.mark.parametrize(
-    ("api", "code", "text"),
+    ("api", "code", "subject", "text"),
     [
-        ("Produce", 29, "Write on the topic is needed: tallystick acls create --allow-principal User:NAME"),
-        ("Produce", 29, "--operation Write --topic NAME"),
-        ("Fetch", 29, "Read on the topic"),
-        ("JoinGroup", 30, "--operation Read --group NAME"),
-        ("InitProducerId", 31, "--operation IdempotentWrite --cluster"),
-        ("InitProducerId", 53, "with two-phase commit TwoPhaseCommit as well"),
-        ("EndTxn", 53, "--operation Write --transactional-id ID"),
-        ("DescribeTransactions", 53, "Describe on the transactional id"),
+        ("Produce", 29, AT, "Write on the topic 'orders' is needed: tallystick acls create --allow-principal User:NAME"),
+        ("Produce", 29, AT, "--operation Write --topic orders"),
+        ("Fetch", 29, AT, "Read on the topic 'orders'"),
+        ("CreateTopics", 29, "new one", "--operation Create --topic 'new one'"),
+        ("AddPartitionsToTxn", 29, "pay", "--operation Write --topic NAME"),
+        ("JoinGroup", 30, "readers", "--operation Read --group readers"),
+        ("OffsetFetch", 29, "readers", "--operation Describe --topic NAME"),
+        ("AddOffsetsToTxn", 30, "pay", "--operation Read --group NAME"),
+        ("InitProducerId", 31, "", "--operation IdempotentWrite --cluster"),
+        ("InitProducerId", 53, "pay", "with two-phase commit TwoPhaseCommit as well"),
+        ("EndTxn", 53, "pay", "--operation Write --transactional-id pay"),
+        ("Produce", 53, AT, "--operation Write --transactional-id NAME"),
+        ("DescribeTransactions", 53, "pay", "Describe on the transactional id 'pay'"),
     ],
 )  # fmt: skip
-def test_the_right_and_the_command(api: str, code: int, text: str) -> None:
-    error = build_broker_error(api, "orders", code)
+def test_the_right_and_the_command(api: str, code: int, subject: object, text: str) -> None:
+    """The name of the resource is filled in where the refusal is about it."""
+    error = build_broker_error(api, subject, code)
     assert isinstance(error, NotAuthorized)
     assert text in str(error)
-    assert "'orders'" in str(error)
+    assert repr(str(subject)) in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
