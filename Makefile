@@ -16,6 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What takes minutes each, Javas that are killed among it: not in `make test`, whole in `make test-full`.
 LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster.py tests/crash/test_spark_database.py \
 	tests/crash/test_spark_on_kafka.py tests/interop/java tests/interop/failover \
+	tests/interop/security/test_interop_rights.py tests/interop/security/test_interop_secured_broker.py \
 	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py
 
 .DEFAULT_GOAL := help
