@@ -13,8 +13,8 @@ from harness.sim.network import SimNetwork
 from harness.sim.reader import ReadCommittedReader
 from harness.sim.workers import TransactionWorker
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicsImage
-from tallystick.broker.txn.machine.model import TxnEntry
-from tallystick.kernel.ids import TopicPartition
+from tallystick.broker.txn.machine.model import TxnConfig, TxnEntry, is_expired
+from tallystick.kernel.ids import TimestampMs, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -42,11 +42,17 @@ class FinalChecks:
     anew: ReadCommittedReader
 
     def compare_entries(
-        self, before: Mapping[str, TxnEntry], after: Mapping[str, TxnEntry], *, transaction_version: int
+        self,
+        before: Mapping[str, TxnEntry],
+        after: Mapping[str, TxnEntry],
+        *,
+        transaction_version: int,
+        now_ms: TimestampMs,
     ) -> None:
         """Compare entries replayed with those live, apart from fields that version 0 has no place for (5).
 
-        An unclean start also moves an id with a hanging transaction to another producer id.
+        An unclean start also moves an id with a hanging transaction to another producer id. An id that has
+        expired since `before` may be gone.
         """
         self.reports.collect()
         for owner in sorted(before.keys() | after.keys()):
@@ -54,8 +60,16 @@ class FinalChecks:
             if transaction_version == 0 and live is not None and replayed is not None:
                 live = replace(live, forced_outcomes=(), previous_identity=None, transaction_version=0)
                 replayed = replace(replayed, previous_identity=None)
+            if replayed is None and live is not None and self._is_expired(live, now_ms):
+                continue
             if live != replayed and not self.reports.hanging:
                 self.history.report(f"replayed {replayed}, live it was {live}")
+
+    def _is_expired(self, entry: TxnEntry, now_ms: TimestampMs) -> bool:
+        limit = self.faults.settings.get("transactional.id.expiration.ms")
+        return limit is not None and is_expired(
+            entry, now_ms, TxnConfig(transactional_id_expiration_ms=int(limit))
+        )
 
     async def check_logs(self, topics: TopicsImage) -> None:
         """Check what the logs come to, by the plainest rules, against everything else."""

@@ -224,7 +224,7 @@ class Simulation:
             anew=self._create_reader("reader anew"),
         )
         after, level = self._view.require_entries(), self._setup.transaction_version
-        checks.compare_entries(before, after, transaction_version=level)
+        checks.compare_entries(before, after, transaction_version=level, now_ms=self.machine.time.now_ms())
         self._scheduler.run(self._check_final_state(checks))
 
     def _restart(self) -> None:
