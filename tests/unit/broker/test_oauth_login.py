@@ -178,7 +178,9 @@ def refuse_unknown_key(provider: IdentityProvider) -> str:
     return provider.sign("unpublished")
 
 
-NOW = int(time.time())
+def now_s() -> int:
+    """Read at each use: a run may come to a test long after it imported this module."""
+    return int(time.time())
 
 
 @pytest.mark.parametrize(
@@ -191,9 +193,9 @@ NOW = int(time.time())
         (lambda provider: provider.sign(iss="https://evil"), "iss is not"),
         (lambda provider: provider.sign(iss=None), "iss is not"),
         (lambda provider: provider.sign(aud="web"), "aud has none"),
-        (lambda provider: provider.sign(life_s=-31, iat=NOW - 600), "expired: exp is "),
-        (lambda provider: provider.sign(nbf=NOW + 600), "not valid yet: nbf is "),
-        (lambda provider: provider.sign(iat=NOW + 300), "not valid yet: iat is "),
+        (lambda provider: provider.sign(life_s=-31, iat=now_s() - 600), "expired: exp is "),
+        (lambda provider: provider.sign(nbf=now_s() + 600), "not valid yet: nbf is "),
+        (lambda provider: provider.sign(iat=now_s() + 300), "not valid yet: iat is "),
         (lambda provider: provider.sign(sub=None), "sub is missing"),
         (lambda provider: "abc", "three parts"),
     ],
@@ -209,7 +211,7 @@ def test_tokens_that_are_refused(tmp_path: Path, provider: IdentityProvider, mak
 
 
 def test_a_token_within_the_skew_is_taken(tmp_path: Path, provider: IdentityProvider) -> None:
-    token = provider.sign(life_s=-20, iat=NOW - 600, nbf=NOW + 1)
+    token = provider.sign(life_s=-20, iat=now_s() - 600, nbf=now_s() + 1)
     login = new_login(settings_with_file(tmp_path, provider))
     assert read(login.take(present(token), now_ms())).session_lifetime_ms == 1
     strict = {**settings_with_file(tmp_path, provider), "sasl.oauthbearer.clock.skew.seconds": "5"}
