@@ -85,8 +85,8 @@ def test_the_effect_of_attempts_is_the_worst_of_them() -> None:
 def test_errors_say_what_happened_and_what_to_do() -> None:
     assert str(build_broker_error("InitProducerId", "pay-7", 53, "no WRITE")) == (
         "InitProducerId 'pay-7': TRANSACTIONAL_ID_AUTHORIZATION_FAILED (no WRITE): Write on the "
-        "transactional id 'pay-7' is needed, with two-phase commit TwoPhaseCommit as well: tallystick acls create "
-        "--allow-principal User:NAME --operation Write --transactional-id pay-7; nothing happened; "
+        "transactional id 'pay-7' is needed, with two-phase commit TwoPhaseCommit as well: tallystick acls "
+        "create --allow-principal User:NAME --operation Write --transactional-id pay-7; nothing happened; "
         "trying again does not help until something is changed"
     )
     assert str(TimedOut("max.block.ms", 5, "Metadata 'x'", "UNKNOWN")) == (
