@@ -14,7 +14,7 @@ from types import FrameType
 
 from rich.console import Console
 from tools.apache_kafka import Unavailable, class_path
-from tools.bench import clients, dual_write, report, report_transactions, spark, transactions
+from tools.bench import clients, dual_write, report, report_transactions, security, spark, transactions
 from tools.bench.brokers import NAMES, create_topic, delete_topic, fresh, prepare, run_latency, run_load
 from tools.bench.report import Results
 from tools.bench.rows import (
@@ -159,10 +159,19 @@ def measure_dual_writes(say: Console, command: str, repeats: int, *, quick: bool
     return dual_write.write(results)
 
 
+def measure_security(say: Console, command: str, repeats: int, *, quick: bool) -> str:
+    """Measure what TLS, logins and rights cost, and return the page's new section."""
+    results = security.SecurityResults(command)
+    for _ in range(repeats):
+        security.measure(results, say, quick=quick)
+    return security.write(results)
+
+
 PARTS = {
     "messages": measure_messages,
     "transactions": measure_transactions,
     "client": measure_clients,
+    "security": measure_security,
     "dualwrite": measure_dual_writes,
     "spark": measure_spark,
 }

@@ -113,6 +113,12 @@ async def measure() -> tuple[float, float]:
     return statistics.median(taken[0]), statistics.median(taken[1])
 
 
+def measure_cost() -> float:
+    """Return what the rights add to a request, as a share of one without."""
+    without, with_rights = asyncio.run(measure())
+    return (with_rights - without) / without
+
+
 def main() -> None:
     """Measure, and print the share of a request that the rights take."""
     without, with_rights = asyncio.run(measure())

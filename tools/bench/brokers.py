@@ -80,7 +80,7 @@ def run_load(process: BrokerProcess, mode: str, topic: str, row: Row, messages: 
         "codec": row.codec,
     }
     cpu = process.cpu_seconds()
-    taken = _child("load_librdkafka", json.dumps(load))
+    taken = run_child("load_librdkafka", json.dumps(load))
     return Load(taken["seconds"], (process.cpu_seconds() - cpu) / taken["all_seconds"])
 
 
@@ -88,20 +88,21 @@ def run_latency(process: BrokerProcess) -> dict[str, float]:
     """Measure end-to-end latency at a steady rate; return it by percentile, in milliseconds."""
     create_topic(process, "latency", 1)
     arguments = map(str, (LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S))
-    return _child("latency", process.bootstrap, "latency", *arguments)
+    return run_child("latency", process.bootstrap, "latency", *arguments)
 
 
 def run_client(load: Mapping[str, object]) -> dict[str, float]:
     """Send with one Python client in a separate process."""
-    return _child("load_client", json.dumps(load))
+    return run_child("load_client", json.dumps(load))
 
 
 def run_consumer(reading: Mapping[str, object]) -> dict[str, float]:
     """Read with one Python client in a separate process."""
-    return _child("load_consumer", json.dumps(reading))
+    return run_child("load_consumer", json.dumps(reading))
 
 
-def _child(module: str, *arguments: str) -> dict[str, float]:
+def run_child(module: str, *arguments: str) -> dict[str, float]:
+    """Run a module of this package in a separate process, and return the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-m", f"tools.bench.{module}", *arguments],
         capture_output=True,

@@ -17,7 +17,7 @@ AT = TopicPartition("orders", 0)
 @pytest.mark.parametrize(
     ("api", "code", "subject", "text"),
     [
-        ("Produce", 29, AT, "Write on the topic 'orders' is needed: tallystick acls create --allow-principal"),
+        ("Produce", 29, AT, "Write on the topic 'orders' is needed: tallystick acls create"),
         ("Produce", 29, AT, "--operation Write --topic orders"),
         ("Fetch", 29, AT, "Read on the topic 'orders'"),
         ("CreateTopics", 29, "new one", "--operation Create --topic 'new one'"),

@@ -1,0 +1,90 @@
+"""One load with librdkafka, whose settings are given whole: python -m tools.bench.load_secured JSON.
+
+Prints {"seconds": ..., "count": ...}: of messages produced or read, or of transactions committed.
+"""
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+MESSAGE = bytes(100)
+QUEUE = 200_000
+
+
+def produce(load: dict[str, Any]) -> tuple[float, int]:
+    """Produce `messages` messages, and wait until they are acknowledged."""
+    producer = Producer(
+        {**load["config"], "acks": "all", "linger.ms": 5, "queue.buffering.max.messages": 2 * QUEUE}
+    )
+    producer.produce(load["topic"], MESSAGE)
+    producer.flush(60)  # connected, logged in, and the topic is known
+    count, start = load["messages"], time.monotonic()
+    for number in range(count):
+        if number % 1000 == 0:
+            producer.poll(0)
+            while len(producer) > QUEUE:
+                producer.poll(0.01)
+        producer.produce(load["topic"], MESSAGE)
+    left = producer.flush(120)
+    if left:
+        raise RuntimeError(f"{left} messages were not acknowledged")
+    return time.monotonic() - start, count
+
+
+def consume(load: dict[str, Any]) -> tuple[float, int]:
+    """Read `messages` messages from the start of the topic's only partition."""
+    consumer = Consumer({**load["config"], "group.id": "bench-readers", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(load["topic"], 0, 0)])
+    read, start = 0, 0.0
+    while read < load["messages"]:
+        messages = consumer.consume(10_000, 1.0)
+        if not start and messages:
+            start, read = time.monotonic(), -len(messages)  # the first ones waited for the login
+        failed = next((each.error() for each in messages if each.error()), None)
+        if failed is not None:
+            raise RuntimeError(str(failed))
+        read += len(messages)
+    seconds = time.monotonic() - start
+    consumer.close()
+    return seconds, read
+
+
+def commit(load: dict[str, Any]) -> tuple[float, int]:
+    """Commit one message after another for `seconds`, with `producers` producers at once."""
+    counts = [0] * load["producers"]
+    barrier = threading.Barrier(load["producers"] + 1)
+
+    def run(number: int) -> None:
+        settings = {"transactional.id": f"bench-{load['topic']}-{number}", "linger.ms": 0}
+        producer = Producer({**load["config"], **settings})
+        producer.init_transactions(60)
+        barrier.wait()
+        end = time.monotonic() + load["seconds"]
+        while time.monotonic() < end:
+            producer.begin_transaction()
+            producer.produce(load["topic"], MESSAGE)
+            producer.commit_transaction(60)
+            counts[number] += 1
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(counts))]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    start = time.monotonic()
+    for thread in threads:
+        thread.join()
+    return time.monotonic() - start, sum(counts)
+
+
+def main() -> None:
+    load = json.loads(sys.argv[1])
+    seconds, count = {"produce": produce, "consume": consume, "commit": commit}[load["mode"]](load)
+    print(json.dumps({"seconds": seconds, "count": count}))
+
+
+if __name__ == "__main__":
+    main()
