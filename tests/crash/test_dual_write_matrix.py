@@ -23,7 +23,7 @@ from tests.support import crash_table
 from tests.support.dual_write_lives import Life, Lives, Strike
 from tests.support.dual_write_stores import KINDS, Place, create, leave, opened, rows, write
 from tests.support.effort import LONG, long_form
-from tests.support.secure_broker import SECRET, SESSION_MS, SecureBroker
+from tests.support.secure_broker_process import SECRET, SESSION_MS, SecureBroker
 from tests.support.servers import quick_place
 from tools import apache_kafka
 

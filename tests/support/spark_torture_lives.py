@@ -24,7 +24,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import NullPool, create_engine, text
-from tests.support.secure_broker import SECRET, SecureBroker
+from tests.support.secure_broker_process import SECRET, SecureBroker
 from tests.support.servers import MariaDB, PostgreSQL
 from tests.support.spark_cluster import Cluster
 from tests.support.spark_torture import FOLDER, Fault, Folder
