@@ -37,7 +37,15 @@ def produce(load: dict[str, Any]) -> tuple[float, int]:
 
 def consume(load: dict[str, Any]) -> tuple[float, int]:
     """Read `messages` messages from the start of the topic's only partition."""
-    consumer = Consumer({**load["config"], "group.id": "bench-readers", "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            **load["config"],
+            "group.id": "bench-readers",
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 2,  # its default of 1 s stalls the reader when its queue is full
+            "queued.min.messages": 1_000_000,
+        }
+    )
     consumer.assign([TopicPartition(load["topic"], 0, 0)])
     read, start = 0, 0.0
     while read < load["messages"]:
@@ -82,6 +90,7 @@ def commit(load: dict[str, Any]) -> tuple[float, int]:
 
 def main() -> None:
     load = json.loads(sys.argv[1])
+    load["config"]["log_level"] = 3  # errors
     seconds, count = {"produce": produce, "consume": consume, "commit": commit}[load["mode"]](load)
     print(json.dumps({"seconds": seconds, "count": count}))
 
