@@ -584,6 +584,30 @@ _CLUSTER = (
         places=entry_codes("filter_results"),
     ),
     Row(
+        name="describe-client-quotas",
+        version=1,
+        request=_named(K.DESCRIBE_CLIENT_QUOTAS, components=[{"entity_type": "user", "match_type": 2}]),
+        rights=on(Op.DESCRIBE_CONFIGS, CLUSTER_RESOURCE),
+        code=_C31,
+        places=top_code,
+    ),
+    Row(
+        name="alter-client-quotas",
+        version=1,
+        request=_named(
+            K.ALTER_CLIENT_QUOTAS,
+            entries=[
+                {
+                    "entity": [{"entity_type": "user", "entity_name": "x"}],
+                    "ops": [{"key": "producer_byte_rate", "remove": True}],
+                }
+            ],
+        ),
+        rights=on(Op.ALTER_CONFIGS, CLUSTER_RESOURCE),
+        code=_C31,
+        places=entry_codes("entries"),
+    ),
+    Row(
         name="describe-user-scram-credentials",
         version=0,
         # Named: without any, a broker of Kafka's that refuses the request never answers it.

@@ -38,6 +38,7 @@ READ_ONLY_APIS: Final = frozenset(
         "ApiVersions",
         "ConsumerGroupDescribe",
         "DescribeAcls",
+        "DescribeClientQuotas",
         "DescribeCluster",
         "DescribeConfigs",
         "DescribeGroups",

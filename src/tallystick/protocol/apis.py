@@ -16,6 +16,10 @@ from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
 )
+from tallystick.protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+)
 from tallystick.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from tallystick.protocol.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -46,6 +50,10 @@ from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest, Dele
 from tallystick.protocol.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
 from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from tallystick.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from tallystick.protocol.messages.describe_client_quotas import (
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
 from tallystick.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from tallystick.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
@@ -151,6 +159,8 @@ class ApiKey(IntEnum):
     ALTER_PARTITION_REASSIGNMENTS = 45
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
     DESCRIBE_QUORUM = 55
@@ -269,6 +279,8 @@ _SPECS: Final = (
     _make_spec(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse),
     _make_spec(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse),
     _make_spec(OffsetDeleteRequest, OffsetDeleteResponse),
+    _make_spec(DescribeClientQuotasRequest, DescribeClientQuotasResponse),
+    _make_spec(AlterClientQuotasRequest, AlterClientQuotasResponse),
     _make_spec(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse),
     _make_spec(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse),
     _make_spec(DescribeQuorumRequest, DescribeQuorumResponse),

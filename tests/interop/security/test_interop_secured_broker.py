@@ -113,9 +113,25 @@ def test_kafka_configs_gives_a_user_a_password(driver: Any, secured: SecuredBrok
     tools.run("kafka-configs", *of_user, "--alter", "--add-config", f"{mechanism}=[password=secret]")
     config = secured.librdkafka_config(mechanism, user)
     assert AdminClient({**config, "sasl.password": "secret"}).list_topics(timeout=30).brokers
+    shown = f"SCRAM credential configs for user-principal '{user}' are {mechanism}=iterations="
+    assert shown in tools.run("kafka-configs", "--describe", *of_user)
+    everyone = tools.run("kafka-configs", "--describe", "--entity-type", "users")
+    assert shown in everyone
+    assert "Quota configs" not in everyone
     tools.run("kafka-configs", *of_user, "--alter", "--delete-config", mechanism)
     with pytest.raises(KafkaException):
         AdminClient({**config, "sasl.password": "secret"}).list_topics(timeout=2)
+
+
+def test_kafka_configs_sets_no_quota(driver: Any, secured: SecuredBroker) -> None:
+    tools = Tools(driver, secured, "PLAIN")
+    for kind in ("users", "clients", "ips"):
+        assert tools.run("kafka-configs", "--describe", "--entity-type", kind) is not None
+    of_alice = ("--entity-type", "users", "--entity-name", "alice")
+    failure = tools.fail("kafka-configs", *of_alice, "--alter", "--add-config", "producer_byte_rate=1024")
+    assert "UnsupportedVersionException: this broker has no quotas: nothing was set" in failure
+    alice = Tools(driver, secured, "PLAIN", "alice")
+    assert "ClusterAuthorizationException" in alice.fail("kafka-configs", "--describe", *of_alice)
 
 
 def record(topic: str, value: str) -> dict[str, Any]:
