@@ -4,10 +4,12 @@ from pathlib import Path
 
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, RENAMED_SETTINGS, TOPIC_SETTINGS
 from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, REFUSED_PREFIXES, REFUSED_SETTINGS
+from tallystick.broker.config.listeners import LISTENER_PREFIX, PREFIXED_SETTINGS
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
 from tallystick.client import kafka_names as client_names
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import Setting
+from tallystick.kernel.value import replace
 
 TARGET = Path(__file__).parents[1] / "docs/config.md"
 
@@ -38,7 +40,13 @@ A killed process loses nothing acknowledged under any of them.
 
 
 def main() -> None:
+    prefixed = {
+        name: replace(each, name=f"{LISTENER_PREFIX}<name>.{name}")
+        for name, each in PREFIXED_SETTINGS.items()
+    }
     parts = [INTRODUCTION, _table(BROKER_SETTINGS, dynamic=True)]
+    parts.append("\nOnly with the prefix of a listener:\n")
+    parts.append(_table(prefixed, dynamic=True))
     parts.append("\n## Topics\n\nEach falls back to the broker settings named, the first that is set.\n")
     parts.append(_table(TOPIC_SETTINGS, dynamic=False))
     parts.append("\nAccepted with their default only, there being one replica and no tiered storage:\n")

@@ -319,8 +319,16 @@ def test_a_waiting_request_is_not_idle() -> None:
     scene(play, {"connections.max.idle.ms": "200"})
 
 
-@pytest.mark.parametrize("limit", ["max.connections", "max.connections.per.ip"])
-def test_one_connection_too_many_is_refused_and_room_is_given_back(limit: str) -> None:
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        ("max.connections", "2"),
+        ("max.connections.per.ip", "2"),
+        ("max.connections.per.ip.overrides", "localhost:2"),
+        ("listener.name.plaintext.max.connections", "2"),
+    ],
+)
+def test_one_connection_too_many_is_refused_and_room_is_given_back(limit: str, text: str) -> None:
     async def play(world: World) -> None:
         first, second, third = [await world.client() for _ in range(3)]
         assert await third.closed()
@@ -334,7 +342,7 @@ def test_one_connection_too_many_is_refused_and_room_is_given_back(limit: str) -
         for client in (first, third, fourth):
             await client.end()
 
-    scene(play, {limit: "2"})
+    scene(play, {limit: text})
 
 
 def test_connections_beyond_what_descriptors_allow_are_refused(caplog: pytest.LogCaptureFixture) -> None:

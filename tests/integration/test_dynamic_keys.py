@@ -368,6 +368,23 @@ def test_stored_keys_that_are_gone_stop_the_start_and_those_of_a_gone_listener_d
     assert f"stored settings of listeners that are gone are ignored: {LOCATION}" in caplog.text
 
 
+async def check_limits_of_a_listener_and_of_a_host(desk: Desk) -> None:
+    overrides, of_listener = "max.connections.per.ip.overrides", "listener.name.ssl.max.connections"
+    server = desk.service._server
+    assert await desk.alter({"max.connections": None, overrides: "localhost:2"}) == (ErrorCode.NONE, None)
+    assert server.find_refusal("SSL", "127.0.0.1", 5, 5) == f"{overrides} is 2"
+    assert await desk.alter({of_listener: "3"}) == (ErrorCode.NONE, None)
+    assert server.find_refusal("SSL", "127.0.0.2", 3, 0) == f"{of_listener} is 3"
+    shown = (await desk.describe())[of_listener]
+    assert (shown.value, shown.read_only) == ("3", False)
+    assert [each.name for each in shown.synonyms] == [of_listener, "max.connections"]
+    for wrong in ({of_listener: "0"}, {overrides: "127.0.0.1"}, {"listener.name.no.max.connections": "1"}):
+        code, why = await desk.alter(wrong)
+        assert (code, bool(why)) == (ErrorCode.INVALID_REQUEST, True)
+    assert await desk.alter({of_listener: None, overrides: None}) == (ErrorCode.NONE, None)
+    assert server.find_refusal("SSL", "127.0.0.1", 5, 5) is None
+
+
 def test_limits_that_were_changed_are_in_force_after_a_start(tmp_path: Path) -> None:
     async def run() -> None:
         write_pem(tmp_path / "first.pem")
@@ -375,6 +392,7 @@ def test_limits_that_were_changed_are_in_force_after_a_start(tmp_path: Path) -> 
             assert await desk.alter({"max.connections": "1"}) == (ErrorCode.NONE, None)
         async with running(tmp_path) as desk:
             assert await desk.fetch_serial()
-            assert desk.service._server.find_refusal("127.0.0.1", 5, 5) == "max.connections is 1"
+            assert desk.service._server.find_refusal("SSL", "127.0.0.1", 5, 5) == "max.connections is 1"
+            await check_limits_of_a_listener_and_of_a_host(desk)
 
     asyncio.run(run())

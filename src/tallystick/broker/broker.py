@@ -60,15 +60,15 @@ from tallystick.security.sasl.scram import ScramCredential, ScramMechanism
 _log = logging.getLogger("tallystick.broker")
 
 
-# Loads keys for settings and the names of those that were set; returns the function that puts them in use.
-KeyPreparation = Callable[[BrokerConfig, Collection[str]], Awaitable[Callable[[], None]]]
+# Loads what settings name, given the names of those that were set; returns the function that puts it in use.
+ChangePreparation = Callable[[BrokerConfig, Collection[str]], Awaitable[Callable[[], None]]]
 UNPROTECTED_STORE: Final = (
     "a password would be stored where others can read it: take the rights of group and others from "
     f"{FILE_NAME} in the data directory (chmod 600), or give the key in a file without a password"
 )
 
 
-async def _prepare_no_keys(config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
+async def _prepare_nothing(config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
     return lambda: None
 
 
@@ -115,8 +115,8 @@ class Broker:
         self.is_stopping = False
         # Bytes of answers that the peers have not read yet; set by the server.
         self.unsent_bytes: Callable[[], int] = lambda: 0
-        # Loads the keys of changed settings, and returns what puts them in use; set with the server.
-        self.prepare_keys: KeyPreparation = _prepare_no_keys
+        # Loads what changed settings name, such as keys; returns what puts it in use. Set with the server.
+        self.prepare_change: ChangePreparation = _prepare_nothing
         self.config_listeners: list[Callable[[BrokerConfig], None]] = []
         self.request_memory = RequestMemory(lambda: self.config.queued_max_request_bytes)
         # Held while a large request is decoded off the loop: one at a time, for all connections.
@@ -281,13 +281,13 @@ class Broker:
                 not self.metadata_store.is_private
             ):
                 raise BadConfig(UNPROTECTED_STORE)
-            use_keys = await self.prepare_keys(config, touched)
+            use_change = await self.prepare_change(config, touched)
             if validate_only:
                 return
             await self.worker.run(lambda: self.metadata_store.set_broker_config(broker, configs))
             self._dynamic_configs[broker] = configs
             self.config = config
-            use_keys()
+            use_change()
             self.data_directory.reconfigure(config)
             self.topic_controller.reconfigure(config)
             for tell in self.config_listeners:

@@ -117,7 +117,7 @@ class Service:
         broker.unsent_bytes = lambda: self._server.unsent_bytes
         self._server.load_config(broker.config)
         broker.config_listeners.append(self._server.apply_config)
-        broker.prepare_keys = self._server.prepare_keys
+        broker.prepare_change = self._server.prepare_change
         await self._server.start()
         broker.addresses = _resolve_addresses(self._listeners, self._server.addresses)
         broker.address = next(iter(broker.addresses.values()))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from tallystick.broker.config.connection_overrides import OVERRIDES, parse_overrides
 from tallystick.broker.config.kafka_names import INEFFECTIVE_SETTINGS, is_refused, iter_problems
 from tallystick.broker.config.listeners import (
     DEFAULT_LISTENERS,
@@ -129,6 +130,12 @@ class BrokerConfig:
         "Maximum number of simultaneous connections from one address.",
         kind=SettingType.INT,
         low=0,
+        dynamic=True,
+    )
+    max_connections_per_ip_overrides: str = setting(
+        "",
+        "Limits of single hosts instead of max.connections.per.ip, `host:count` separated by commas. Names "
+        "are resolved at the start and when the setting is changed.",
         dynamic=True,
     )
     queued_max_request_bytes: int = setting(
@@ -455,6 +462,8 @@ class BrokerConfig:
                 f" queued.max.request.bytes={self.queued_max_request_bytes}, so that no such request could be"
                 " received"
             )
+        if self.max_connections_per_ip == 0 and not self.max_connections_per_ip_overrides.strip():
+            yield f"max.connections.per.ip: 0 lets no client in without {OVERRIDES}"
         if "," in self.log_dirs:
             yield f"log.dirs: {self.log_dirs!r} lists several directories; only one is supported"
         yield from self.find_security_problems()
@@ -462,6 +471,7 @@ class BrokerConfig:
     def find_security_problems(self) -> Iterator[str]:
         """Yield what is wrong with listeners, keys' settings, rights and metrics."""
         yield from self._find_listener_problems()
+        yield from self._find_override_problems()
         yield from self._find_authorizer_problems()
         yield from self._find_metrics_problems()
 
@@ -478,6 +488,17 @@ class BrokerConfig:
                 "neither a login nor encryption. Listen on the loopback, use SSL, or give "
                 "allow.insecure.listeners=true if the network is closed"
             )
+
+    def _find_override_problems(self) -> Iterator[str]:
+        try:
+            _ = self.connection_overrides
+        except BadConfig as exc:
+            yield from str(exc).splitlines()
+
+    @property
+    def connection_overrides(self) -> Mapping[str, int]:
+        """`max.connections.per.ip.overrides` by host. Raises: BadConfig, as `parse` does."""
+        return parse_overrides(self.max_connections_per_ip_overrides)
 
     def list_sound_listeners(self) -> list[Listener]:
         """Return the listeners whose own settings have no problem; those of others are unknown."""

@@ -1,7 +1,7 @@
 """Settings that are changed while the broker runs: which may be, for which broker, and how they are layered.
 
 A key store is changed for one listener of one broker, `listener.name.<name>.ssl.keystore.location`; other
-dynamic settings for one broker or for all.
+dynamic settings, `listener.name.<name>.max.connections` among them, for one broker or for all.
 
 Source: Kafka's DynamicBrokerConfig; KIP-226.
 """
@@ -10,7 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tallystick.broker.config.broker_config import BROKER_SETTINGS, BrokerConfig
-from tallystick.broker.config.listeners import JAAS, LISTENER_PREFIX, LISTENER_SETTINGS
+from tallystick.broker.config.listeners import (
+    JAAS,
+    LISTENER_PREFIX,
+    LISTENER_SETTINGS,
+    PREFIXED_SETTINGS,
+)
 from tallystick.broker.config.metrics_listener import METRICS_PREFIX, find_metrics_setting
 from tallystick.kernel.settings import Setting, SettingType
 from tallystick.kernel.value import replace
@@ -45,8 +50,10 @@ def find_setting(name: str) -> Setting | None:
         return None
     if plain.endswith(JAAS):
         return replace(_JAAS_SETTING, name=name)
-    found = LISTENER_SETTINGS.get(plain)
-    return None if found is None else replace(found, name=name, dynamic=plain in RECONFIGURABLE_SETTINGS)
+    found = LISTENER_SETTINGS.get(plain) or PREFIXED_SETTINGS.get(plain)
+    if found is None:
+        return None
+    return replace(found, name=name, dynamic=found.dynamic or plain in RECONFIGURABLE_SETTINGS)
 
 
 def split_listener_name(name: str) -> tuple[str | None, str]:

@@ -117,7 +117,7 @@ REMOVED_SETTINGS: Final = frozenset(
 
 INEFFECTIVE_SETTINGS: Final = REMOVED_SETTINGS | frozenset(_INEFFECTIVE_NAMES.split())
 
-_SECURITY: Final = "clients log in with TLS certificates and SASL PLAIN or OAUTHBEARER only"
+_SECURITY: Final = "clients log in with TLS certificates and SASL PLAIN, SCRAM or OAUTHBEARER only"
 _PLUGIN: Final = "this broker loads no Java classes"
 _TIERED: Final = "there is no tiered storage"
 _QUOTA: Final = "connections are limited only in number: max.connections, max.connections.per.ip"
@@ -168,7 +168,6 @@ REFUSED_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "log.local.retention.bytes": ("-2", _TIERED),
     "log.local.retention.ms": ("-2", _TIERED),
     "max.connection.creation.rate": ("2147483647", _QUOTA),
-    "max.connections.per.ip.overrides": ("", _QUOTA),
     "principal.builder.class": (
         "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder",
         _SECURITY,

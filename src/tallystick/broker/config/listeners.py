@@ -15,6 +15,7 @@ from msgspec import field
 
 from tallystick.broker.config.endpoint import WILDCARD_HOSTS, Endpoint
 from tallystick.broker.config.oauth_settings import CALLBACK_HANDLER, OauthSettings, find_handler_problem
+from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import (
     BadConfig,
@@ -122,6 +123,19 @@ class ListenerSettings:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerLimits:
+    """Settings that are of one listener only with its prefix: without it they are the broker's."""
+
+    max_connections: int = setting(
+        INT32_MAX,
+        "Maximum number of simultaneous connections of one listener, beside max.connections.",
+        kind=SettingType.INT,
+        low=1,
+        dynamic=True,
+    )
+
+
 class Listener(Value, kw_only=True):
     """One listener.
 
@@ -140,6 +154,7 @@ class Listener(Value, kw_only=True):
     jaas: Mapping[str, Secret] = field(default_factory=dict)
     oauth: OauthSettings = OauthSettings()
     max_reauth: Mapping[str, int] = field(default_factory=dict)
+    max_connections: int = INT32_MAX
 
     def __str__(self) -> str:
         return f"{self.name}://{self.endpoint}"
@@ -162,6 +177,9 @@ class Listener(Value, kw_only=True):
 
 _OAUTH_SETTINGS: Final = list_settings(OauthSettings)
 LISTENER_SETTINGS: Final = list_settings(TlsSettings) | list_settings(ListenerSettings) | _OAUTH_SETTINGS
+
+# Only with the prefix of a listener.
+PREFIXED_SETTINGS: Final = list_settings(ListenerLimits)
 
 
 def is_listener_setting(name: str) -> bool:
@@ -220,6 +238,7 @@ def read_listeners(
             jaas=_collect_jaas(name, texts),
             oauth=_build(OauthSettings, own | _collect_mechanism(name, OAUTHBEARER, texts), name, problems),
             max_reauth=_collect_max_reauth(name, texts, problems),
+            max_connections=_build(ListenerLimits, own, name, problems).max_connections,
         )
         problems += _find_rule_problems(made)
         problems += [f"{problem} (listener {name})" for problem in find_mechanism_problems(made)]
@@ -412,8 +431,9 @@ def _find_prefix_problems(texts: Mapping[str, str], named: Mapping[str, Endpoint
             yield from _find_oauth_prefix_problems(key, plain.removeprefix(_OAUTH_PREFIX), text)
         elif plain == JAAS:
             yield f"{key}: name the mechanism, {LISTENER_PREFIX}{name}.plain.{JAAS}"
-        elif plain not in LISTENER_SETTINGS:
-            yield f"{LISTENER_PREFIX}{name}.{describe_unknown(plain, LISTENER_SETTINGS)}"
+        elif plain not in LISTENER_SETTINGS and plain not in PREFIXED_SETTINGS:
+            known = LISTENER_SETTINGS | PREFIXED_SETTINGS
+            yield f"{LISTENER_PREFIX}{name}.{describe_unknown(plain, known)}"
 
 
 def _split_mechanism(plain: str) -> str | None:

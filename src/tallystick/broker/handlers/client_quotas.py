@@ -117,20 +117,22 @@ def _check_component(component: QuotaFilterComponent, types: set[str]) -> Reject
     return None
 
 
-def check_entity(entity: Entity) -> Reject | None:
+def check_entity(names: Mapping[str, str | None]) -> Reject | None:
     """Return why Kafka has no such entity; None if it may have quotas.
 
     The name of an `ip` is not resolved, as it is in Kafka: a client could hold the broker up with names.
+
+    Args:
+        names: by type; None is the default of the type.
     """
-    types = {entity_type for entity_type, _ in entity}
-    if not types:
+    if not names:
         return _refuse("Invalid empty client quota entity")
-    for entity_type, name in sorted(entity, key=str):
+    for entity_type, name in names.items():
         if entity_type not in ENTITY_TYPES:
             return _refuse(f"Unhandled client quota entity type: {entity_type}")
         if name == "":
             return _refuse(f"Empty {entity_type} not supported")
-    if IP in types and len(types) > 1:
+    if IP in names and len(names) > 1:
         return _refuse(
             "Invalid quota entity combination, IP entity should not be combined with User or ClientId"
         )
@@ -149,14 +151,16 @@ async def _find_refusals(
     refusals: dict[Entity, Reject | None] = {}
     for entry in entries:
         await pacer.count_entry()
-        entity = _read_entity(entry)
+        # The last name of a type counts, as in the map that Kafka builds.
+        names = {each.entity_type: each.entity_name for each in entry.entity}
+        entity = frozenset(names.items())
         if denial is not None:
             refusals[entity] = denial
             continue
         if entity in refusals:
             refusals[entity] = _refuse("Ignoring duplicate entity")
             continue
-        refusals[entity] = check_entity(entity)
+        refusals[entity] = check_entity(names)
         keys = set[str]()
         for each in entry.ops:
             await pacer.count_entry()
@@ -167,11 +171,6 @@ async def _find_refusals(
             if not each.remove:
                 refusals[entity] = refusals[entity] or _NO_QUOTAS
     return refusals
-
-
-def _read_entity(entry: QuotaAlteration) -> Entity:
-    """Return the entity of an entry; the last name of a type counts, as in the map that Kafka builds."""
-    return frozenset({each.entity_type: each.entity_name for each in entry.entity}.items())
 
 
 def _refuse(why: str) -> Reject:

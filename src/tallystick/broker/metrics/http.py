@@ -160,7 +160,7 @@ class MetricsServer:
         reader = asyncio.StreamReader(REQUEST_BYTES_MAX, self.loop)
         return asyncio.StreamReaderProtocol(reader, self._on_connected, self.loop)
 
-    def find_refusal(self, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
+    def find_refusal(self, listener: str, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
         """Refuse none before its handshake: the number of those has its own bound."""
         return None
 

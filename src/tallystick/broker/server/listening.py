@@ -54,8 +54,8 @@ class ConnectionHost(Protocol):
         """Return the protocol of a new connection."""
         ...
 
-    def find_refusal(self, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
-        """Return why no further connection from `host` is let in."""
+    def find_refusal(self, listener: str, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
+        """Return why no further connection from `host` is let in at a listener."""
         ...
 
 
@@ -323,7 +323,7 @@ class TlsPort:
 
     def _begin_handshake(self, accepted: socket.socket, host: str) -> None:
         under_way = self._handshakes
-        refusal = self._host.find_refusal(host, len(under_way), under_way.count(host))
+        refusal = self._host.find_refusal(self.name, host, len(under_way), under_way.count(host))
         if refusal is not None:
             accepted.close()
             self._record_failure(host, refusal)

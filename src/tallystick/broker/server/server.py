@@ -14,12 +14,13 @@ closed, even if it keeps sending single bytes.
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Generator
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.server.connection_limits import ConnectionCounts
 from tallystick.broker.server.listening import (
     ListeningPort,
     explain_length,
@@ -36,7 +37,7 @@ from tallystick.broker.server.request_context import DEFAULT_LISTENER
 from tallystick.broker.server.request_memory import LargeRequestMemory, RequestMemory
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
-from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 from tallystick.security.principals import ANONYMOUS, Principal
@@ -481,20 +482,24 @@ class Server:
         self.memory.release_listeners.append(self._schedule_recheck)
         self.patience_s = patience_s
         self._stuck_timer: asyncio.TimerHandle | None = None
-        self._connections_max = connections_max
         self.loop = asyncio.get_running_loop()
         self.supports_scatter = type(self.loop).__module__.startswith("uvloop")
         self.dispatcher = dispatcher
         self.frame_bytes_max = config.socket_request_max_bytes
         self._config = config
         self._connections: dict[int, ServerConnection] = {}
-        self._per_host: Counter[str] = Counter()
         self._last_connection_id = 0
         self._refusals = LogThrottle(self.loop.time)
         self.failed_logins = LogThrottle(self.loop.time)
         # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[ServerConnection] = set()
-        self.ports = make_ports(config.make_listeners(), self, find_credential)
+        problems: list[str] = []
+        with collect_problems(problems):
+            self._counts = ConnectionCounts(config, connections_max)
+        with collect_problems(problems):
+            self.ports = make_ports(config.make_listeners(), self, find_credential)
+        if problems:
+            raise BadConfig("\n".join(problems))
         self.authentications = {
             port.name: port.authentications for port in self.ports if port.authentications is not None
         }
@@ -552,27 +557,13 @@ class Server:
 
     def register(self, connection: ServerConnection) -> str | None:
         """Count a new connection; return the reason to refuse it if it is one too many."""
-        peer, config = connection.peer, self._config
+        peer = connection.peer
         self._connections[peer.connection_id] = connection
-        self._per_host[peer.host] += 1
-        return self._find_excess(len(self._connections), self._per_host[peer.host], config)
+        return self._counts.add(peer.listener, peer.host)
 
-    def find_refusal(self, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
+    def find_refusal(self, listener: str, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
         """Return why no further connection from `host` is let in, even before its handshake."""
-        total = len(self._connections) + handshakes + 1
-        return self._find_excess(total, self._per_host[host] + handshakes_of_host + 1, self._config)
-
-    def _find_excess(self, total: int, of_host: int, config: BrokerConfig) -> str | None:
-        if total > config.max_connections:
-            return f"max.connections is {config.max_connections}"
-        if total > (limit := self._connections_max()):
-            return (
-                f"the limit of open files leaves {limit} connections beside what the broker needs itself;"
-                " raise it (ulimit -n, LimitNOFILE)"
-            )
-        if of_host > config.max_connections_per_ip:
-            return f"max.connections.per.ip is {config.max_connections_per_ip}"
-        return None
+        return self._counts.find_refusal(listener, host, handshakes, handshakes_of_host)
 
     def make_connection(self, port: ListeningPort) -> ServerConnection:
         """Return the protocol of a new connection at a port."""
@@ -590,9 +581,7 @@ class Server:
         peer = connection.peer
         self._senders.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
-            self._per_host[peer.host] -= 1
-            if not self._per_host[peer.host]:
-                del self._per_host[peer.host]
+            self._counts.remove(peer.listener, peer.host)
 
     def check_large_request(self, size: int, head: memoryview) -> None:
         """Raise CloseConnection for a request that is larger than its API allows."""
@@ -666,15 +655,32 @@ class Server:
     def apply_config(self, config: BrokerConfig) -> None:
         """Apply limits that were changed at run time."""
         self._config = config
+        self._counts.apply(config)
 
     def load_config(self, config: BrokerConfig) -> None:
         """Apply the stored settings before the server listens. Raises: BadConfig."""
+        self._counts.load(config)
         self.apply_config(config)
         load_keys(self.ports, config.make_listeners())
 
-    async def prepare_keys(self, config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
-        """Load the keys of changed settings; return what puts them in use. Raises: BadConfig."""
-        return await prepare_keys(self.ports, config.make_listeners(), touched)
+    async def prepare_change(self, config: BrokerConfig, touched: Collection[str]) -> Callable[[], None]:
+        """Load the keys and find the addresses of changed settings; return what puts them in use.
+
+        Raises: BadConfig; nothing has changed then.
+        """
+        problems: list[str] = []
+        with collect_problems(problems):
+            use_addresses = await self._counts.prepare(config, touched)
+        with collect_problems(problems):
+            use_keys = await prepare_keys(self.ports, config.make_listeners(), touched)
+        if problems:
+            raise BadConfig("\n".join(problems))
+
+        def use() -> None:
+            use_keys()
+            use_addresses()
+
+        return use
 
     def _schedule_idle_check(self) -> None:
         period_s = min(max(self._config.connections_max_idle_ms / 10_000, 0.05), 10.0)
