@@ -199,6 +199,21 @@ def test_credentials_change_together_and_are_read_back(tmp_path: Path) -> None:
     again.close()
 
 
+def test_unknown_users_are_invented_from_one_secret_for_ever(tmp_path: Path) -> None:
+    """Of a file that an earlier version of format 3 wrote, too: it has none, and gets one."""
+    secrets = []
+    for _ in range(2):
+        for _ in range(2):
+            store = MetadataStore(tmp_path / "m", "c")
+            secrets.append(store.decoy_secret)
+            store.close()
+        with closing(sqlite3.connect(tmp_path / "m")) as db:
+            db.execute("DELETE FROM cluster WHERE name LIKE 'scram%'")
+            db.commit()
+    assert [len(each) for each in secrets] == [32] * 4
+    assert secrets[0] == secrets[1] != secrets[2] == secrets[3]
+
+
 def test_acls_change_together_and_are_read_back(tmp_path: Path) -> None:
     read, write = (
         AclBinding(

@@ -16,6 +16,7 @@ import trustme
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.support.certificates import format_certificate, format_key, make_key_pair
 from tests.support.login_listener import LoginListener
+from tests.support.scram_users import find_in
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
 from tallystick.client.config import AdminConfig
@@ -40,7 +41,7 @@ PASSWORD = "correct horse"
 PLAIN = {"PLAIN": lambda: PlainServer({"alice": Secret(PASSWORD)}.get)}
 SCRAM = {
     mechanism.name: lambda mechanism=mechanism: ScramServer(
-        mechanism, {"alice": create_credential(mechanism, PASSWORD)}.get, b"dummy"
+        mechanism, find_in({"alice": create_credential(mechanism, PASSWORD)}, mechanism)
     )
     for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512)
 }

@@ -2,12 +2,15 @@
 
 import io
 import json
+import ssl
 from collections.abc import Iterator
 
 import pytest
 import trustme
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from tests.support.raw_wire import RawConnection
+from tests.support.secure_wire import TlsConnection
 from tools.broker_process import free_port
 
 from tallystick import Admin
@@ -16,6 +19,8 @@ from tallystick.cli.main import main
 from tallystick.client.errors import AuthenticationFailed, BrokerRefused
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.secret import Secret
+from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
 from tallystick.testing import EmbeddedBroker
 
@@ -106,6 +111,42 @@ def test_a_user_survives_a_restart(broker: EmbeddedBroker, admin: Admin) -> None
     admin.alter_user_scram_credentials([upsert("kept", MECHANISMS[0])]).all()
     broker.restart()
     assert log_in("kept", PASSWORD, MECHANISMS[0])
+
+
+def begin_login(user: str, mechanism: str, tls: trustme.CA | None = None) -> str:
+    """Return the salt and the iterations of the first answer."""
+    if tls is None:
+        made = RawConnection(f"127.0.0.1:{CLEAR}")
+    else:
+        context = ssl.create_default_context()
+        tls.configure_trust(context)
+        made = TlsConnection(f"localhost:{SECURE}", context)
+    with made as connection:
+        shaken = connection.ask(SaslHandshakeRequest(mechanism=mechanism), SaslHandshakeResponse, 1)
+        assert shaken.error_code == ErrorCode.NONE
+        asked = SaslAuthenticateRequest(auth_bytes=f"n,,n={user},r=abc".encode())
+        answer = connection.ask(asked, SaslAuthenticateResponse, 2)
+    assert answer.error_code == ErrorCode.NONE
+    return bytes(answer.auth_bytes).decode().partition(",")[2]
+
+
+def test_an_unknown_user_is_answered_as_a_known_one_everywhere_and_after_a_restart(
+    broker: EmbeddedBroker, admin: Admin, ca: trustme.CA
+) -> None:
+    for mechanism in MECHANISMS:
+        info = ScramCredentialInfo(mechanism, 12_000)
+        admin.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion("rare", info, Secret(PASSWORD))]
+        ).all()
+    names = ("rare", *(f"ghost{number}" for number in range(60)))
+    answers = {name: begin_login(name, MECHANISMS[0]) for name in names}
+    assert len(set(answers.values())) == len(names)
+    assert sum(each.endswith("i=12000") for each in answers.values()) > 1
+    broker.restart()
+    for name in ("rare", "ghost0", "ghost1"):
+        assert begin_login(name, MECHANISMS[0]) == answers[name]
+        assert begin_login(name, MECHANISMS[0], ca) == answers[name]
+        assert begin_login(name, MECHANISMS[1]) != answers[name]
 
 
 def test_users_are_described_without_their_keys(admin: Admin) -> None:

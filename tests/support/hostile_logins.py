@@ -17,6 +17,7 @@ from hmac import digest as hmac_digest
 from typing import Any
 
 from tests.support.hostile import mutate
+from tests.support.scram_users import find_in
 
 from tallystick.broker.server.handshakes import HandshakeTable
 from tallystick.broker.server.log_throttle import LogThrottle
@@ -249,7 +250,8 @@ class BrokerSide:
         if mechanism == OAUTHBEARER:
             return OauthBearerServer(validate_token)
         look_up = self._look_up(CREDENTIALS[mechanism])
-        return ScramServer(SCRAM_MECHANISMS[mechanism], look_up, b"secret", nonce="server")
+        scram = SCRAM_MECHANISMS[mechanism]
+        return ScramServer(scram, find_in(look_up, scram), nonce="server")
 
     def _look_up(self, table: dict[str, Any]) -> Callable[[str], Any]:
         def look_up(user: str) -> Any:

@@ -1,4 +1,4 @@
-"""A connection that speaks our own messages to any broker over SASL_SSL."""
+"""Connections that speak our own messages to any broker over SSL and SASL_SSL."""
 
 import ssl
 from typing import Any
@@ -13,13 +13,20 @@ from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest
 TIMEOUT_S = 60
 
 
-class SecureConnection(RawConnection):
-    """A connection inside TLS that is logged in with PLAIN."""
+class TlsConnection(RawConnection):
+    """A connection inside TLS."""
 
-    def __init__(self, bootstrap: str, context: ssl.SSLContext, user: str, password: str) -> None:
+    def __init__(self, bootstrap: str, context: ssl.SSLContext) -> None:
         super().__init__(bootstrap)
         self._socket.settimeout(TIMEOUT_S)
         self._socket = context.wrap_socket(self._socket, server_hostname=bootstrap.rpartition(":")[0])
+
+
+class SecureConnection(TlsConnection):
+    """A connection inside TLS that is logged in with PLAIN."""
+
+    def __init__(self, bootstrap: str, context: ssl.SSLContext, user: str, password: str) -> None:
+        super().__init__(bootstrap, context)
         token = f"\0{user}\0{password}".encode()
         for request, version in (
             (SaslHandshakeRequest(mechanism="PLAIN"), 1),

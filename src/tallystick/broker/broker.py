@@ -55,7 +55,8 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import INT32_MAX, ProducerId
 from tallystick.kernel.settings import BadConfig
-from tallystick.security.sasl.scram import ScramCredential, ScramMechanism
+from tallystick.security.sasl.scram import ScramMechanism
+from tallystick.security.sasl.scram_decoys import FoundCredential
 
 _log = logging.getLogger("tallystick.broker")
 
@@ -225,8 +226,8 @@ class Broker:
                 partition.fail(cause)
             self.failed_event.set()
 
-    def find_scram_credential(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
-        """Return what a login of this user is checked with now; None for an unknown user."""
+    def find_scram_credential(self, mechanism: ScramMechanism, user: str) -> FoundCredential:
+        """Return what a login of this user is checked with now, an invented credential if it is unknown."""
         return self.scram_controller.find(mechanism, user)
 
     def get_address(self, listener: str) -> Endpoint:

@@ -1,6 +1,7 @@
 """The login of a connection, without one: requests and answers as values."""
 
 import pytest
+from tests.support.scram_users import find_in
 
 from tallystick.client.errors import AuthenticationFailed
 from tallystick.client.net.login_exchange import LoginExchange, choose_reauthentication_ms
@@ -31,7 +32,7 @@ def test_a_login_with_one_token() -> None:
 
 
 def test_a_login_with_two() -> None:
-    server = ScramServer(SCRAM_SHA_512, {"u": create_credential(SCRAM_SHA_512, "p")}.get, b"x")
+    server = ScramServer(SCRAM_SHA_512, find_in({"u": create_credential(SCRAM_SHA_512, "p")}, SCRAM_SHA_512))
     exchange = LoginExchange(ScramClient(SCRAM_SHA_512, "u", Secret("p")), ADDRESS)
     request = exchange.handle_response(READY)
     for _ in range(2):

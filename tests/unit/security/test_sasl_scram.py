@@ -8,6 +8,7 @@ import pytest
 import scramp
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.scram_users import find_in
 
 from tallystick.kernel.secret import Secret
 from tallystick.security.sasl import scram
@@ -44,7 +45,7 @@ def new_client(password: str = "pencil", username: str = "user") -> ScramClient:
 
 
 def new_server(users: dict[str, ScramCredential] = USERS) -> ScramServer:
-    return ScramServer(SCRAM_SHA_256, users.get, b"dummy", nonce=SERVER_NONCE)
+    return ScramServer(SCRAM_SHA_256, find_in(users, SCRAM_SHA_256), nonce=SERVER_NONCE)
 
 
 def log_in(client: ScramClient, server: ScramServer) -> None:
@@ -80,7 +81,7 @@ def test_the_exchange_of_rfc_7677() -> None:
 )
 def test_any_name_and_password_log_in(mechanism: ScramMechanism, username: str, password: str) -> None:
     """RFC 5802, section 5.1: "," and "=" in names are sent as "=2C" and "=3D". Kafka applies no SASLprep."""
-    server = ScramServer(mechanism, {username: create_credential(mechanism, password)}.get, b"dummy")
+    server = ScramServer(mechanism, find_in({username: create_credential(mechanism, password)}, mechanism))
     log_in(ScramClient(mechanism, username, Secret(password)), server)
     assert server.principal == username
 
@@ -90,7 +91,7 @@ def test_any_name_and_password_log_in(mechanism: ScramMechanism, username: str, 
 
 @MECHANISMS
 def test_scramp_logs_in_here(mechanism: ScramMechanism) -> None:
-    server = ScramServer(mechanism, {"user": create_credential(mechanism, "pencil")}.get, b"dummy")
+    server = ScramServer(mechanism, find_in({"user": create_credential(mechanism, "pencil")}, mechanism))
     oracle = scramp.ScramClient([mechanism.name], "user", "pencil")
     oracle.set_server_first(server.respond(oracle.get_client_first().encode()).decode())
     oracle.set_server_final(server.respond(oracle.get_client_final().encode()).decode())
@@ -370,7 +371,7 @@ def test_the_salted_password_is_computed_once_for_each_salt(monkeypatch: pytest.
     cache = SaltedPasswords()
     for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512, SCRAM_SHA_256):
         server = ScramServer(
-            mechanism, {"user": create_credential(mechanism, "pencil", salt=SALT)}.get, b"dummy"
+            mechanism, find_in({"user": create_credential(mechanism, "pencil", salt=SALT)}, mechanism)
         )
         log_in(ScramClient(mechanism, "user", Secret("pencil"), cache), server)
         assert server.complete

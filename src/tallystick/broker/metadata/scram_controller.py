@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from tallystick.broker.metadata.scram_credentials import (
+    MECHANISMS_BY_NUMBER,
     CredentialChange,
     CredentialKey,
     derive,
@@ -22,6 +23,7 @@ from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.security.sasl.scram import ScramCredential, ScramMechanism
+from tallystick.security.sasl.scram_decoys import FoundCredential, find_or_invent, list_forms
 
 _log = logging.getLogger("tallystick.broker.scram")
 
@@ -41,15 +43,25 @@ class ScramController:
         self._worker = worker
         self._report_failure = report_failure
         self._lock = asyncio.Lock()
-        self._credentials: Mapping[CredentialKey, ScramCredential] = store.load_scram_credentials()
+        self._decoy_secret = store.decoy_secret
+        self._use(store.load_scram_credentials())
 
     @property
     def credentials(self) -> Mapping[CredentialKey, ScramCredential]:
         """The credentials in force."""
         return MappingProxyType(self._credentials)
 
-    def find(self, mechanism: ScramMechanism, user: str) -> ScramCredential | None:
-        return self._credentials.get((user, mechanism.number))
+    def find(self, mechanism: ScramMechanism, user: str) -> FoundCredential:
+        """Return what a login of this user is checked with now, an invented credential if it is unknown."""
+        known, forms = self._credentials.get((user, mechanism.number)), self._forms[mechanism.number]
+        return find_or_invent(mechanism, user, known, self._decoy_secret, forms)
+
+    def _use(self, credentials: Mapping[CredentialKey, ScramCredential]) -> None:
+        self._credentials = credentials
+        self._forms = {
+            number: list_forms(kept for (_, each), kept in credentials.items() if each == number)
+            for number in MECHANISMS_BY_NUMBER
+        }
 
     async def alter(self, changes: Sequence[CredentialChange]) -> dict[str, Reject]:
         """Make the valid changes in one step; return the users whose change was refused.
@@ -70,5 +82,5 @@ class ScramController:
                 failure = Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"SCRAM credentials cannot be changed: {exc}")
                 return {user: refusals.get(user, failure) for user in (each.user for each in changes)}
             merged = {**self._credentials, **wanted}
-            self._credentials = {key: kept for key, kept in merged.items() if kept is not None}
+            self._use({key: kept for key, kept in merged.items() if kept is not None})
             return refusals

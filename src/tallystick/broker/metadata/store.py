@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
+from secrets import token_hex
 from types import MappingProxyType
 from typing import Final
 
@@ -33,6 +34,8 @@ IN_MEMORY: Final = Path(":memory:")
 # Exceptions of a failed or full disk during a change of files or metadata.
 STORAGE_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
 _FORMAT: Final = 3
+_DECOY_SECRET: Final = "scram.decoy.secret"
+_DECOY_SECRET_BYTES: Final = 32
 _FILE_MODE: Final = 0o600
 _LOG_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -112,6 +115,8 @@ class MetadataStore:
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
             self._prepare(cluster_id)
+            # Random bytes, always the same, that unknown users' credentials are invented from.
+            self.decoy_secret = bytes.fromhex(self._get(_DECOY_SECRET) or "")
         except (sqlite3.DatabaseError, OSError) as exc:
             raise MetadataUnusable(f"{path}: {exc}") from exc
 
@@ -131,6 +136,9 @@ class MetadataStore:
         elif stored_format < _FORMAT:
             with self._transaction():
                 self._upgrade(stored_format)
+        if self._get(_DECOY_SECRET) is None:
+            with self._transaction():
+                self._set(_DECOY_SECRET, token_hex(_DECOY_SECRET_BYTES))
 
     def _upgrade(self, stored_format: int) -> None:
         """Bring the tables from an earlier format to this one, within the caller's transaction."""

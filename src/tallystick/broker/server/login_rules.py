@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from secrets import token_bytes
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec import field
 
@@ -18,15 +17,16 @@ from tallystick.kernel.value import Value
 from tallystick.security.sasl.mechanism import SaslServer
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 from tallystick.security.sasl.plain import PLAIN, PlainServer
-from tallystick.security.sasl.scram import SCRAM_MECHANISMS, ScramCredential, ScramMechanism
+from tallystick.security.sasl.scram import SCRAM_MECHANISMS, ScramMechanism
+from tallystick.security.sasl.scram_decoys import FoundCredential, find_or_invent
 from tallystick.security.sasl.scram_server import ScramServer
 
-FindScramCredential = Callable[[ScramMechanism, str], ScramCredential | None]
-_DUMMY_SECRET_BYTES: Final = 32
+FindScramCredential = Callable[[ScramMechanism, str], FoundCredential]
 
 
-def find_no_credential(mechanism: ScramMechanism, user: str) -> None:
+def find_no_credential(mechanism: ScramMechanism, user: str) -> FoundCredential:
     """Know no user, where no broker keeps credentials."""
+    return find_or_invent(mechanism, user, None, secret=b"")
 
 
 class LoginUnderWay(Protocol):
@@ -73,13 +73,12 @@ def make_login_rules(
     now_ms = SystemClock().now_ms
     mechanisms: dict[str, Callable[[], SaslServer]] = {}
     signing_keys: SigningKeys | None = None
-    dummy_secret = token_bytes(_DUMMY_SECRET_BYTES)
     for mechanism in settings.sasl_enabled_mechanisms:
         if mechanism == PLAIN:
             find_password = list_plain_users(listener.jaas.get(PLAIN)).get
             mechanisms[PLAIN] = partial(PlainServer, find_password)
         elif (scram := SCRAM_MECHANISMS.get(mechanism)) is not None:
-            mechanisms[mechanism] = partial(ScramServer, scram, partial(find_credential, scram), dummy_secret)
+            mechanisms[mechanism] = partial(ScramServer, scram, partial(find_credential, scram))
         elif mechanism == OAUTHBEARER:
             mechanisms[OAUTHBEARER], signing_keys = make_oauth_login(listener, now_ms)
     return LoginRules(

@@ -16,12 +16,12 @@ parsed by the other end" (RFC 5802, section 5.1).
 """
 
 import re
-from base64 import b64decode, b64encode
+from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections.abc import Callable
 from hashlib import new as new_hash
 from hashlib import pbkdf2_hmac
 from hmac import digest as hmac_digest
-from secrets import token_urlsafe
+from secrets import token_bytes
 from typing import Final, TypeVar
 
 from tallystick.kernel.errors import TallystickError
@@ -126,7 +126,12 @@ def xor_bytes(left: bytes, right: bytes) -> bytes:
 
 def generate_nonce() -> str:
     """Return a nonce of 144 random bits, printable and without a comma."""
-    return token_urlsafe(_NONCE_BYTES)
+    return encode_nonce(token_bytes(_NONCE_BYTES))
+
+
+def encode_nonce(random: bytes) -> str:
+    """Return random bytes as text, printable and without a comma."""
+    return urlsafe_b64encode(random).rstrip(b"=").decode()
 
 
 # ---------------------------------------------------------------------------------- messages

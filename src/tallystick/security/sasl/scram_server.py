@@ -1,7 +1,7 @@
 """The server's half of SCRAM.
 
-A user who is not known goes through a whole login with invented keys and fails at its end, like one with a
-wrong password: the first answer must not tell which names exist. (Kafka fails at once, and so tells.)
+A user who is not known goes through a whole login with an invented credential and fails at its end, like one
+with a wrong password: the first answer must not tell which names exist. (Kafka fails at once, and so tells.)
 """
 
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from tallystick.security.sasl.scram import (
     parse_client_first,
     xor_bytes,
 )
+from tallystick.security.sasl.scram_decoys import FoundCredential
 
 
 class ScramServer:
@@ -35,20 +36,16 @@ class ScramServer:
     def __init__(
         self,
         mechanism: ScramMechanism,
-        find_credential: Callable[[str], ScramCredential | None],
-        dummy_secret: bytes,
+        find_credential: Callable[[str], FoundCredential],
         nonce: str | None = None,
     ) -> None:
         """Create a server that has heard nothing.
 
         Args:
-            find_credential: returns a user's credential for this mechanism, None for an unknown user.
-            dummy_secret: random bytes that stay the same while the broker runs, and are known to it alone. An
-                unknown user's salt comes from them: two attempts must see the same one.
+            find_credential: returns a user's credential for this mechanism, or an invented one.
             nonce: the server's part, random unless given.
         """
         self._mechanism, self._find_credential = mechanism, find_credential
-        self._dummy_secret = dummy_secret
         self._own_nonce = nonce or generate_nonce()
         self._first: ClientFirst | None = None
         self._credential: ScramCredential | None = None
@@ -84,19 +81,17 @@ class ScramServer:
             )
         if ("tokenauth", "true") in first.extensions:
             raise SaslAuthenticationFailed("Authentication failed: this broker has no delegation tokens")
-        credential = self._find_credential(first.username)
-        self._is_known = credential is not None
+        found = self._find_credential(first.username)
+        credential, self._is_known = found.credential, found.is_known
         # Kafka reads its own credentials with the same suspicion.
-        if credential is not None and credential.iterations < ITERATIONS_MIN:
+        if credential.iterations < ITERATIONS_MIN:
             raise SaslAuthenticationFailed(
                 f"Authentication failed: Iterations {credential.iterations} is less than the minimum "
                 f"{ITERATIONS_MIN} for {self._mechanism.name}"
             )
-        self._credential = credential or self._invent_credential(first.username)
-        self._first = first
+        self._credential, self._first = credential, first
         self._server_first = (
-            f"r={first.nonce}{self._own_nonce},s={encode_base64(self._credential.salt)},"
-            f"i={self._credential.iterations}"
+            f"r={first.nonce}{self._own_nonce},s={encode_base64(credential.salt)},i={credential.iterations}"
         )
         return self._server_first.encode()
 
@@ -122,9 +117,3 @@ class ScramServer:
             raise SaslAuthenticationFailed(describe_bad_credentials(mechanism.name))
         self.principal = first.username
         return f"v={encode_base64(compute_hmac(mechanism, credential.server_key, auth_message))}".encode()
-
-    def _invent_credential(self, username: str) -> ScramCredential:
-        """Return keys that no password fits, the same ones for each attempt."""
-        seed = compute_hmac(self._mechanism, self._dummy_secret, username.encode())
-        salt = encode_base64(seed)[:24].encode()
-        return ScramCredential(salt, seed, seed, ITERATIONS_MIN)
