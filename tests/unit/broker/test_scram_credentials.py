@@ -51,6 +51,16 @@ def test_a_change_alone(change: CredentialChange, code: ErrorCode | None) -> Non
     assert (refusal.code if refusal else None) == code
 
 
+@pytest.mark.parametrize(
+    ("size", "code"), [(0, None), (1024, None), (1025, ErrorCode.UNACCEPTABLE_CREDENTIAL)]
+)
+def test_a_salt_is_no_longer_than_what_a_stranger_may_be_answered(size: int, code: ErrorCode | None) -> None:
+    """The first answer of a login has it, and with 16 MiB of salt a name alone would fetch 22 MB."""
+    change = CredentialChange("bob", SHA_256, SaltedPassword(bytes(size), b"salted", 4096))
+    refusal = find_refusals(STORED, [change]).get("bob")
+    assert (refusal.code if refusal else None) == code
+
+
 def test_a_user_twice_in_a_request_is_refused_and_the_others_go_on() -> None:
     """Deleting and setting a user's credentials counts as twice, of two mechanisms too."""
     changes = [CredentialChange("alice", SHA_256), upsert("alice", SHA_512), upsert("bob")]

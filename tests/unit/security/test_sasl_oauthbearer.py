@@ -2,6 +2,7 @@
 
 import base64
 import json
+import warnings
 from collections.abc import Callable, Mapping
 
 import jwt
@@ -315,6 +316,19 @@ def test_a_token_whose_key_came_meanwhile_is_accepted() -> None:
     assert (server.complete, server.principal) == (True, "alice")
 
 
+@pytest.mark.parametrize("algorithm", ["RS256", "PS256"])
+def test_a_key_that_can_be_factored_signs_nothing(algorithm: str) -> None:
+    """RFC 7518, section 3.3: "A key of size 2048 bits or larger MUST be used with these algorithms."."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    jwk = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    validate = build_jwt_validator({"weak": jwk}.get, RULES, lambda: NOW_MS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the library that signs
+        token = sign(key, algorithm, "weak")
+    with pytest.raises(TokenRefused, match="the RSA key has 1024 bits, and 2048 are the least"):
+        validate(token)
+
+
 def test_only_algorithms_of_public_keys_can_be_allowed() -> None:
     for algorithm in ("none", "HS256"):
         with pytest.raises(ValueError, match="only algorithms of public keys"):
@@ -368,3 +382,21 @@ def test_a_document_without_keys_is_an_error(document: bytes) -> None:
 
 def test_only_public_signature_keys_are_kept() -> None:
     assert set(parse_key_set(JWKS)) == {"r", "e"}
+
+
+def test_private_members_of_a_published_key_are_dropped() -> None:
+    """To check that they fit takes seconds with a large exponent, at each token, and everyone waits."""
+    private = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA_KEY))
+    keys = parse_key_set(json.dumps({"keys": [{**private, "kid": "r", "k": "AQAB"}]}).encode())
+    assert keys["r"].keys() == {"kid", "kty", "n", "e"}
+    validate = build_jwt_validator(keys.get, RULES, lambda: NOW_MS)
+    assert validate(sign(RSA_KEY, "RS256", "r")).subject == "alice"
+
+
+@pytest.mark.parametrize("member", ["n", "e", "x", "y", "crv", "alg", "kid"])
+def test_a_key_with_a_huge_member_is_none(member: str) -> None:
+    """OpenSSL's largest modulus has 16,384 bits, which are 2,731 characters."""
+    for length, is_kept in ((4_096, True), (4_097, False)):
+        key = {"kty": "RSA", "kid": "r", member: "A" * length}
+        document = json.dumps({"keys": [key, {"kty": "EC", "kid": "e"}]}).encode()
+        assert len(parse_key_set(document)) == 1 + is_kept

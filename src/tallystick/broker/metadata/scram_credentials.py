@@ -15,6 +15,7 @@ from tallystick.kernel.secret import HIDDEN
 from tallystick.kernel.value import Value
 from tallystick.security.sasl.scram import (
     ITERATIONS_MIN,
+    SALT_BYTES_MAX,
     SCRAM_MECHANISMS,
     SERVER_ITERATIONS_MAX,
     ScramCredential,
@@ -84,6 +85,11 @@ def _check_change(credentials: Credentials, change: CredentialChange) -> Reject 
         return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations")
     if password.iterations > SERVER_ITERATIONS_MAX:
         return Reject(ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too many iterations")
+    if len(password.salt) > SALT_BYTES_MAX:
+        return Reject(
+            ErrorCode.UNACCEPTABLE_CREDENTIAL,
+            f"The salt has {len(password.salt)} bytes, and this broker stores up to {SALT_BYTES_MAX}",
+        )
     return None
 
 

@@ -24,6 +24,8 @@ from tallystick.security.sasl.oauthbearer import TokenRefused, ValidatedToken
 PUBLIC_KEY_ALGORITHMS: Final = frozenset(
     {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 )
+RSA_BITS_MIN: Final = 2_048
+_RSA_ALGORITHMS: Final = ("RS", "PS")
 _KEY_ID_LENGTH_MAX: Final = 1_000
 
 
@@ -63,12 +65,24 @@ def build_jwt_validator(
         if key.get("alg", algorithm) != algorithm:
             raise TokenRefused("alg is not that of the key")
         try:
-            content = jwt.PyJWS().decode(token, jwt.PyJWK(key, algorithm), algorithms=[algorithm])
+            public = jwt.PyJWK(key, algorithm)
+            if algorithm.startswith(_RSA_ALGORITHMS):
+                _check_modulus(public.key.key_size)
+            content = jwt.PyJWS().decode(token, public, algorithms=[algorithm])
         except jwt.PyJWTError as exc:
             raise TokenRefused(f"the signature is not valid: {type(exc).__name__}") from None
         return check_claims(_parse_object(content), rules, now)
 
     return validate
+
+
+def _check_modulus(bits: int) -> None:
+    """Refuse an RSA key that could be factored.
+
+    RFC 7518, section 3.3: "A key of size 2048 bits or larger MUST be used with these algorithms."
+    """
+    if bits < RSA_BITS_MIN:
+        raise TokenRefused(f"the RSA key has {bits} bits, and {RSA_BITS_MIN} are the least")
 
 
 def _split_token(token: str) -> tuple[Mapping[str, object], Mapping[str, object]]:

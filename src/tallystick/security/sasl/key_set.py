@@ -17,6 +17,9 @@ from tallystick.kernel.value import Value
 
 UNKNOWN_KEY_INTERVAL_MS: Final = 5_000
 _DOUBLINGS_MAX: Final = 30
+# RFC 7517, section 4; RFC 7518, sections 6.2.1 and 6.3.1; RFC 8037, section 2.
+_PUBLIC_MEMBERS: Final = ("kid", "kty", "use", "alg", "crv", "x", "y", "n", "e")
+_MEMBER_LENGTH_MAX: Final = 4_096
 
 Jwk = Mapping[str, object]
 
@@ -38,20 +41,29 @@ class FetchIntervals(Value, kw_only=True):
 
 
 def parse_key_set(document: bytes) -> dict[str, Jwk]:
-    """Return the public signature keys of a JWKS document by `kid`. Raises: BadKeySet."""
+    """Return the public signature keys of a JWKS document by `kid`. Raises: BadKeySet.
+
+    A key is read again for each token, on the loop. So private members are dropped, since the library would
+    compute for seconds whether they fit, and a key with a member of thousands of characters is left out.
+    """
     try:
         content = json.loads(document)
         listed = content["keys"]
-        keys = {
-            key["kid"]: key
+        keys: dict[str, Jwk] = {
+            key["kid"]: {name: key[name] for name in _PUBLIC_MEMBERS if name in key}
             for key in listed
             if isinstance(key.get("kid"), str) and key.get("kty") != "oct" and key.get("use", "sig") == "sig"
         }
+        keys = {kid: key for kid, key in keys.items() if not any(map(_is_huge, key.values()))}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
         raise BadKeySet(f"not a JWKS document: {type(exc).__name__}") from None
     if not keys:
         raise BadKeySet("the JWKS document has no public key with a kid for signatures")
     return keys
+
+
+def _is_huge(member: object) -> bool:
+    return isinstance(member, str) and len(member) > _MEMBER_LENGTH_MAX
 
 
 class KeySet:

@@ -32,6 +32,8 @@ ITERATIONS_MIN: Final = 4096
 """RFC 7677, section 4: the iteration count "SHOULD be at least 4096"; Kafka's ScramMechanism demands it."""
 SERVER_ITERATIONS_MAX: Final = 16_384
 """Largest count that API 51 stores (Kafka's ScramControlManager)."""
+SALT_BYTES_MAX: Final = 1_024
+"""Longest salt that API 51 stores; Kafka has no limit. A stranger is answered with it before any login."""
 CLIENT_ITERATIONS_MAX: Final = 1_000_000
 """Largest count a client computes: half a second. A hostile server could ask for hours."""
 MESSAGE_BYTES_MAX: Final = 8192
