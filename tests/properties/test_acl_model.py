@@ -10,7 +10,10 @@ from tallystick.broker.authorizer.bindings import (
     AclBindingFilter,
     ResourcePattern,
 )
+from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
+from tallystick.security.principals import Principal
 
 KINDS = [AclResource.TOPIC, AclResource.GROUP]
 OPERATIONS = [
@@ -52,6 +55,8 @@ filters = st.builds(
     operation=st.sampled_from([AclOperation.ANY, *OPERATIONS]),
     permission=st.sampled_from(list(AclPermission)),
 )
+
+Query = tuple[tuple[str, str], AclOperation, AclResource, set[str]]
 
 IMPLIES = {
     (AclOperation.READ, AclOperation.DESCRIBE),
@@ -137,3 +142,39 @@ def test_a_removal_never_loses_another_acl(
         assert index.version == before.version + 1
         assert set(before) == old
     assert set(index.find(wanted)) == {acl for acl in model if wanted.matches(acl)}
+
+
+changes_or_queries = st.one_of(
+    st.tuples(st.booleans(), st.lists(acls, min_size=1, max_size=3)),
+    st.tuples(requesters, operations, st.sampled_from(KINDS), st.sets(names, min_size=1, max_size=3)),
+)
+
+
+@given(settings, st.lists(changes_or_queries, max_size=30))
+def test_what_is_remembered_are_the_answers_of_the_rules(
+    settings: AclSettings, steps: list[tuple[bool, list[AclBinding]] | Query]
+) -> None:
+    """Under any sequence of changes and queries; each query twice, so that the second finds the first."""
+    authorizer = StandardAuthorizer(settings)
+    for step in steps:
+        if len(step) == 2:
+            adds, some = step
+            index = authorizer.index
+            authorizer.set_index(index.add(some) if adds else index.remove(some))
+            continue
+        (principal, host), operation, kind, some_names = step
+        context = RequestContext(0, 9, 1, None, host, 1, principal=Principal(principal.partition(":")[2]))
+        expected = {
+            name: authorizer.index.decide(
+                settings, principal, host, operation, ResourcePattern(kind, name)
+            ).is_allowed
+            for name in some_names
+        }
+        if authorizer.remembers_allowed(context, operation, kind, some_names):
+            assert all(expected.values())
+        for name, allowed in expected.items():
+            assert authorizer.allows(context, operation, ResourcePattern(kind, name)) is allowed
+        checks = authorizer.allowed + authorizer.denied
+        remembered = authorizer.remembers_allowed(context, operation, kind, some_names)
+        assert remembered is all(expected.values())
+        assert authorizer.allowed + authorizer.denied == checks + remembered * len(some_names)

@@ -1,7 +1,7 @@
 """A whole broker without sockets, on an in-memory disk: requests go in as bytes, answers out as values."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -68,6 +68,15 @@ class DenyTable:
         log_denied: bool = True,
     ) -> bool:
         return self.denied.isdisjoint({(operation, resource), (operation, resource.resource_type)})
+
+    def remembers_allowed(
+        self,
+        context: AuthorizableRequestContext,
+        operation: Operation,
+        resource_type: ResourceType,
+        names: Set[str],
+    ) -> bool:
+        return False
 
     def allows_any(
         self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType

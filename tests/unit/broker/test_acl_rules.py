@@ -15,6 +15,7 @@ from tallystick.broker.authorizer.bindings import (
 )
 from tallystick.broker.authorizer.standard_authorizer import (
     AUDIT_LOGGER,
+    REMEMBERED_NAME_CHARS_MAX,
     TRACE,
     VERDICTS_MAX,
     StandardAuthorizer,
@@ -307,6 +308,40 @@ def test_what_is_remembered_has_a_bound() -> None:
     for number in range(VERDICTS_MAX + 10):
         authorizer.allows(context(), Op.WRITE, ResourcePattern(Kind.TOPIC, str(number)), log_denied=False)
     assert len(authorizer._verdicts) <= VERDICTS_MAX
+
+
+def test_what_is_remembered_of_allowed_names_has_a_bound() -> None:
+    """One client that names ever more topics, and one that names long ones."""
+    authorizer = StandardAuthorizer(AclSettings(frozenset({"User:alice"})))
+    for number in range(VERDICTS_MAX + 10):
+        authorizer.allows(context(), Op.WRITE, ResourcePattern(Kind.TOPIC, str(number)))
+    assert sum(map(len, authorizer._allowed_names.values())) <= VERDICTS_MAX
+    long = "x" * (REMEMBERED_NAME_CHARS_MAX + 1)
+    assert authorizer.allows(context(), Op.WRITE, ResourcePattern(Kind.TOPIC, long))
+    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {long})
+
+
+def test_what_is_remembered_is_of_one_requester_and_one_set_of_acls() -> None:
+    authorizer = StandardAuthorizer(STRICT, AclIndex([acl(Op.WRITE)]))
+    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
+    assert authorizer.allows(context(), Op.WRITE, ORDERS)
+    assert authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
+    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders", "other"})
+    assert not authorizer.remembers_allowed(context(), Op.READ, Kind.TOPIC, {"orders"})
+    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.GROUP, {"orders"})
+    assert not authorizer.remembers_allowed(context("bob"), Op.WRITE, Kind.TOPIC, {"orders"})
+    assert not authorizer.remembers_allowed(context(host="10.0.0.2"), Op.WRITE, Kind.TOPIC, {"orders"})
+    assert (authorizer.allowed, authorizer.denied) == (2, 0)
+    authorizer.set_index(authorizer.index.remove([acl(Op.WRITE)]))
+    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
+
+
+def test_what_is_remembered_is_not_used_where_a_line_is_due(caplog: pytest.LogCaptureFixture) -> None:
+    authorizer = StandardAuthorizer(STRICT, AclIndex([acl(Op.WRITE)]))
+    assert authorizer.allows(context(), Op.WRITE, ORDERS)
+    with caplog.at_level(logging.DEBUG, logger=AUDIT_LOGGER):
+        assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
+    assert authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
 
 
 def test_authorized_operations_are_the_allowed_ones_of_the_type() -> None:

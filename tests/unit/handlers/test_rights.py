@@ -33,6 +33,8 @@ from tallystick.broker.partitions.data_directory import DataDirectory
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol.acls import AclPermission, AclResource
 from tallystick.protocol.apis import API_SPECS, ApiKey
+from tallystick.protocol.messages.fetch import FetchRequest
+from tallystick.protocol.messages.produce import ProduceRequest
 from tallystick.protocol.primitives import NIL
 from tallystick.security.principals import Principal
 
@@ -308,3 +310,17 @@ async def test_a_topic_that_may_be_deleted_by_id_alone_keeps_its_name() -> None:
         (kept,) = (await ask(desk, ApiKey.DELETE_TOPICS, 6, topics=topics, timeout_ms=1)).responses
         assert (kept.error_code, kept.name) == (E.TOPIC_AUTHORIZATION_FAILED, TOPIC)
         assert desk.broker.topics.find(TOPIC) is not None
+
+
+@on_a_loop
+async def test_a_change_of_the_acls_holds_for_the_next_produce_and_fetch() -> None:
+    rows = [row for row in ROWS if ON_TOPIC in {resource for _, resource in row.rights}]
+    rows = [row for row in rows if isinstance(row.request(TOPIC), (ProduceRequest, FetchRequest))]
+    assert {type(row.request(TOPIC)) for row in rows} == {ProduceRequest, FetchRequest}
+    async with cluster() as desk:
+        for row in rows:
+            for allowed in (True, True, False, True):
+                grant(desk, EVERYTHING, denied=() if allowed else row.rights)
+                for _ in range(2):
+                    answer = await desk.ask(row.request(TOPIC), row.version, principal=ALICE)
+                    assert DENIALS.isdisjoint(iter_codes(answer)) is allowed

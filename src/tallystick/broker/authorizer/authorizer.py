@@ -9,7 +9,7 @@ Without an authorizer everything is allowed: `ALLOW_ALL`.
 Source: Kafka Authorizer, AuthorizableRequestContext, AclOperation, ResourceType; KIP-939 "ACL Changes".
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
 from typing import Final, Protocol
 
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, format_operations
@@ -18,6 +18,11 @@ from tallystick.protocol.acls import AclOperation, AclResource
 
 Operation = AclOperation
 ResourceType = AclResource
+
+# A member of an enum costs as much to look up as a short call: what each request asks with has a name here.
+TOPIC: Final = ResourceType.TOPIC
+_GROUP: Final = ResourceType.GROUP
+_TRANSACTIONAL_ID: Final = ResourceType.TRANSACTIONAL_ID
 
 CLUSTER_RESOURCE: Final = ResourcePattern(ResourceType.CLUSTER, CLUSTER_NAME)
 # Returns how often a request names the resource of a name.
@@ -30,15 +35,15 @@ def count_one(name: str) -> int:
 
 
 def topic_resource(name: str) -> ResourcePattern:
-    return ResourcePattern(ResourceType.TOPIC, name)
+    return ResourcePattern(TOPIC, name)
 
 
 def group_resource(group_id: str) -> ResourcePattern:
-    return ResourcePattern(ResourceType.GROUP, group_id)
+    return ResourcePattern(_GROUP, group_id)
 
 
 def transactional_id_resource(name: str) -> ResourcePattern:
-    return ResourcePattern(ResourceType.TRANSACTIONAL_ID, name)
+    return ResourcePattern(_TRANSACTIONAL_ID, name)
 
 
 class AuthorizableRequestContext(Protocol):
@@ -84,6 +89,20 @@ class Authorizer(Protocol):
         """
         ...
 
+    def remembers_allowed(
+        self,
+        context: AuthorizableRequestContext,
+        operation: Operation,
+        resource_type: ResourceType,
+        names: Set[str],
+    ) -> bool:
+        """Return whether all these checks are known to be allowed, and leave nothing to log.
+
+        The short way for requests that are like the one before. If True, each name has been checked; if
+        False, none has, and `allows` must be asked about each.
+        """
+        ...
+
     def allows_any(
         self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType
     ) -> bool:
@@ -108,6 +127,15 @@ class _AllowAll:
         *,
         references: References = count_one,
         log_denied: bool = True,
+    ) -> bool:
+        return True
+
+    def remembers_allowed(
+        self,
+        context: AuthorizableRequestContext,
+        operation: Operation,
+        resource_type: ResourceType,
+        names: Set[str],
     ) -> bool:
         return True
 

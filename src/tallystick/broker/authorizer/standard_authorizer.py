@@ -1,7 +1,8 @@
 """The authorizer of a broker that has one: ACLs in memory, verdicts remembered, decisions in the audit log.
 
 Verdicts are remembered for as long as the ACLs stay what they are, so that a request like the one before it
-costs one look-up for each resource. A change of the ACLs puts a new index and an empty memory in place.
+costs one look-up for each resource, and one for all its topics where all are allowed (`remembers_allowed`).
+A change of the ACLs puts a new index and an empty memory in place.
 
 The audit log is the logger `kafka.authorizer.logger`, with the texts and levels of Kafka: INFO for what is
 denied, DEBUG for what is allowed, TRACE for checks that only filter a list or report rights.
@@ -10,6 +11,7 @@ Source: StandardAuthorizer, StandardAuthorizerData.
 """
 
 import logging
+from collections.abc import Set
 from typing import Final
 
 from tallystick.broker.authorizer.acl_index import (
@@ -34,6 +36,8 @@ AUDIT_LOGGER: Final = "kafka.authorizer.logger"
 TRACE: Final = 5  # below DEBUG, as in Java's loggers
 # Principals, hosts and names come from clients: what is remembered of them must have a bound.
 VERDICTS_MAX: Final = 20_000
+# Longer names are decided about each time: no topic has one, and 20,000 of them would take hundreds of MB.
+REMEMBERED_NAME_CHARS_MAX: Final = 255
 
 _audit_log = logging.getLogger(AUDIT_LOGGER)
 
@@ -68,7 +72,12 @@ class StandardAuthorizer:
     def set_index(self, index: AclIndex) -> None:
         """Put other ACLs in force: the next check of every connection decides by them."""
         self._index = index
+        self._forget()
+
+    def _forget(self) -> None:
         self._verdicts: dict[object, Verdict] = {}
+        # The names in `_verdicts` that are allowed, by principal, host, operation and type.
+        self._allowed_names: dict[object, set[str]] = {}
 
     def allows(
         self,
@@ -92,6 +101,22 @@ class StandardAuthorizer:
                 level, "%s", _format_audit(context, operation, resource, verdict, references(resource.name))
             )
         return verdict.is_allowed
+
+    def remembers_allowed(
+        self,
+        context: AuthorizableRequestContext,
+        operation: Operation,
+        resource_type: ResourceType,
+        names: Set[str],
+    ) -> bool:
+        """Implement Authorizer.remembers_allowed."""
+        if _audit_log.isEnabledFor(logging.DEBUG):
+            return False
+        known = self._allowed_names.get((context.principal, context.client_host, operation, resource_type))
+        if known is None or not names <= known:
+            return False
+        self.allowed += len(names)
+        return True
 
     def allows_any(
         self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType
@@ -134,12 +159,16 @@ class StandardAuthorizer:
         if verdict is None:
             principal, host = str(context.principal), context.client_host
             verdict = self._index.decide(self._settings, principal, host, operation, resource)
-            self._remember(key, verdict)
+            if len(resource.name) <= REMEMBERED_NAME_CHARS_MAX:
+                self._remember(key, verdict)
+                if verdict.is_allowed:
+                    requester = (context.principal, host, operation, resource.resource_type)
+                    self._allowed_names.setdefault(requester, set()).add(resource.name)
         return verdict
 
     def _remember(self, key: object, verdict: Verdict) -> None:
         if len(self._verdicts) >= VERDICTS_MAX:
-            self._verdicts.clear()
+            self._forget()
         self._verdicts[key] = verdict
 
 

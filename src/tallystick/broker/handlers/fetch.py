@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 from uuid import UUID
 
-from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.authorizer.authorizer import TOPIC, Operation
 from tallystick.broker.handlers.authorization import NameCheck, make_topic_check, may_on_cluster
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody
 from tallystick.broker.handlers.ports import FetchPort
@@ -398,7 +398,7 @@ class _DelayedFetch:
 def _make_read_check(
     broker: FetchPort, request: FetchRequest, plan: FetchContext, context: RequestContext
 ) -> NameCheck | None:
-    """Return what tells whether the sender may read a topic; None if there is no authorizer to ask.
+    """Return what tells whether the sender may read a topic; None if he may read all of them.
 
     A replica needs CLUSTER_ACTION: the id is a mere claim (CVE-2018-1288).
     """
@@ -406,11 +406,27 @@ def _make_read_check(
         return None
     # KIP-903 moved the field in version 15; the other one has its default then.
     if max(request.replica_id, request.replica_state.replica_id) < 0:
+        names = _find_topic_names(broker, {each.key[0] for each in plan.partitions})
+        if names is not None and broker.authorizer.remembers_allowed(context, Operation.READ, TOPIC, names):
+            return None
         return make_topic_check(
             broker, context, Operation.READ, names=lambda: _iter_topic_names(broker, plan.partitions)
         )
     is_replica = may_on_cluster(broker, context, Operation.CLUSTER_ACTION)
     return lambda name: is_replica
+
+
+def _find_topic_names(broker: FetchPort, topics: Iterable[TopicKey]) -> set[str] | None:
+    """Return the names of topics; None if an id is unknown, about whose topic no answer can be given."""
+    names = set()
+    for key in topics:
+        if isinstance(key, str):
+            names.add(key)
+        elif (topic := broker.topics.find_by_id(key)) is not None:
+            names.add(topic.name)
+        else:
+            return None
+    return names
 
 
 def _iter_topic_names(broker: FetchPort, partitions: Iterable[CachedPartition]) -> Iterator[str]:
