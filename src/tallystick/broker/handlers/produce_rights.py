@@ -48,20 +48,34 @@ _DENIED_BY_TOPIC: Final = DeniedRecords(_TOPIC_NOT_AUTHORIZED)
 
 def withhold_denied(broker: ProducePort, request: ProduceRequest, context: RequestContext) -> ProduceRequest:
     """Return the request with DeniedRecords where the sender may not write; itself if he may everywhere."""
-    if _has_transactional_records(request) and not _may_write_as(broker, request, context):
+    names, is_transactional = set[str](), False
+    # One loop for both rights, because each request passes here: it shows in the time of a small one.
+    for topic in request.topic_data:
+        names.add(topic.name)
+        for part in topic.partition_data:
+            records = part.records
+            if (
+                records is not None
+                and len(records) > _ATTRIBUTES_AT
+                and records[_ATTRIBUTES_AT] & _TRANSACTIONAL_BIT
+            ):
+                is_transactional = True
+    if is_transactional and not _may_write_as(broker, request, context):
         topics = tuple([_withhold(topic, _DENIED_BY_ID) for topic in request.topic_data])
         return replace(request, topic_data=topics)
-    topic_names = _list_topic_names(broker, request, context.api_version)
-    names = {name for name in topic_names if name is not None}
+    topic_names: Sequence[str | None] = ()
+    if context.api_version >= TOPIC_ID_SINCE:
+        topic_names = _find_topic_names(broker, request)
+        names = {name for name in topic_names if name is not None}
     if broker.authorizer.remembers_allowed(context, _WRITE, TOPIC, names):
         return request
-    return _withhold_denied_topics(broker, request, context, topic_names)
+    return _withhold_denied_topics(
+        broker, request, context, topic_names or [topic.name for topic in request.topic_data]
+    )
 
 
-def _list_topic_names(broker: ProducePort, request: ProduceRequest, version: int) -> list[str | None]:
-    """Return the name of each topic of the request; None for an unknown id."""
-    if version < TOPIC_ID_SINCE:
-        return [topic.name for topic in request.topic_data]
+def _find_topic_names(broker: ProducePort, request: ProduceRequest) -> list[str | None]:
+    """Return the name of each topic that the request names by id; None for an unknown one."""
     known = [broker.topics.find_by_id(topic.topic_id) for topic in request.topic_data]
     return [None if topic is None else topic.name for topic in known]
 
@@ -86,20 +100,6 @@ def _withhold_denied_topics(
         for topic, refused in zip(request.topic_data, denied, strict=True)
     )
     return replace(request, topic_data=topics)
-
-
-def _has_transactional_records(request: ProduceRequest) -> bool:
-    # Loops, because each request passes here: a generator and a call a batch cost three times as much.
-    for topic in request.topic_data:
-        for part in topic.partition_data:
-            records = part.records
-            if (
-                records is not None
-                and len(records) > _ATTRIBUTES_AT
-                and records[_ATTRIBUTES_AT] & _TRANSACTIONAL_BIT
-            ):
-                return True
-    return False
 
 
 def _may_write_as(broker: ProducePort, request: ProduceRequest, context: RequestContext) -> bool:
