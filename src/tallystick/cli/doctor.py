@@ -3,13 +3,13 @@
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tallystick.admin.doctor.checks import DoctorRow, Question, Status, judge
@@ -25,6 +25,7 @@ from tallystick.cli.cluster_command import (
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.tables import OutputFormat, print_rows
 from tallystick.client.config import AdminConfig
+from tallystick.client.net.metadata import is_topic_name
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol.acls import AclResource
@@ -33,7 +34,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 _COLUMNS: Final = ("area", "check", "status", "detail", "action")
 _STEP_LIMIT_MS: Final = 3_000
-_TIMEOUTS: Final = {
+CONNECTION_LIMITS: Final = {
     "socket.connection.setup.timeout.ms": _STEP_LIMIT_MS,
     "socket.connection.setup.timeout.max.ms": _STEP_LIMIT_MS,
     "request.timeout.ms": _STEP_LIMIT_MS,
@@ -41,6 +42,9 @@ _TIMEOUTS: Final = {
 }
 _STYLES: Final = {Status.OK: "green", Status.FAIL: "bold red", Status.UNKNOWN: "yellow", Status.NOTE: "cyan"}
 _PIPE_WIDTH: Final = 1_000_000
+_GAP: Final = "  "
+_CHECK_WIDTH_MAX: Final = 60
+_WRAP_WIDTH_MIN: Final = 20
 
 
 @app.command()
@@ -62,13 +66,14 @@ def doctor(
     """
     config = build_config(bootstrap_server, command_config)
     plan = _read_plan(config)
-    settings = AdminConfig.parse(select_role_settings("admin", config | _TIMEOUTS))
+    settings = AdminConfig.parse(select_role_settings("admin", config | CONNECTION_LIMITS))
     named = (
         (AclResource.TRANSACTIONAL_ID, transactional_id),
         (AclResource.TOPIC, topic),
         (AclResource.GROUP, group),
     )
     subjects = [Resource(kind, name) for kind, names in named for name in names or ()]
+    _check_names(subjects)
 
     async def gather() -> DoctorFacts:
         return await Doctor(settings.client, plan).gather(subjects)
@@ -80,8 +85,18 @@ def doctor(
         now_ms=int(time.time() * 1000),
     )
     findings = judge(question)
-    _print(findings, output)
+    print_findings(findings, output)
     raise typer.Exit(choose_exit(findings))
+
+
+def _check_names(subjects: Sequence[Resource]) -> None:
+    """Refuse names that no resource can have, before anything is sent. Raises: BadConfig."""
+    for subject in subjects:
+        option = f"--{subject.type.name.lower().replace('_', '-')}"
+        if not subject.name:
+            raise BadConfig(f"{option}: must not be empty")
+        if subject.type is AclResource.TOPIC and not is_topic_name(subject.name):
+            raise BadConfig(f"{option}: {subject.name!r} is no topic's name: 1 to 249 of a-z A-Z 0-9 . _ -")
 
 
 def choose_exit(findings: Sequence[DoctorRow]) -> ExitCode:
@@ -105,27 +120,56 @@ def _read_plan(config: dict[str, object]) -> ClientPlan:
     return ClientPlan(modes=listed, transaction_timeout_ms=int(timeout))
 
 
-def _print(findings: Sequence[DoctorRow], output: OutputFormat) -> None:
+def print_findings(findings: Sequence[DoctorRow], output: OutputFormat) -> None:
+    """Print the rows, and what to do about them."""
     if output is OutputFormat.JSON:
         print_rows(_COLUMNS, [{name: getattr(each, name) for name in _COLUMNS} for each in findings], output)
         return
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold", ratio=None)
-    table.add_column(overflow="fold")
-    for each in findings:
-        table.add_row(
-            Text(each.status.value, style=_STYLES[each.status]), Text(each.check), Text(each.detail)
-        )
-    console.print(table)
+    for line in _lay_out(findings, console):
+        console.print(line, soft_wrap=True)
     actions = dict.fromkeys(_format_action(each) for each in findings if each.action)
     if actions:
         console.print(Text("\nTo do:", style="bold"))
     for action in actions:
         # Not wrapped by us: a command is to be copied whole.
         console.print(Text(f"  {action}"), soft_wrap=True)
+
+
+def _lay_out(findings: Sequence[DoctorRow], console: Console) -> Iterator[Text]:
+    """Yield lines of status, check and detail.
+
+    A check that is too long for its column has its detail behind it, or below it if the line is full: one
+    topic of 249 characters would else take the room of all the details.
+    """
+    status_width = max(len(status.value) for status in Status) + len(_GAP)
+    check_width_max = min(_CHECK_WIDTH_MAX, (console.width - status_width) // 2)
+    fitting = [cell_len(each.check) for each in findings if cell_len(each.check) <= check_width_max]
+    detail_at = status_width + max(fitting, default=0) + len(_GAP)
+    for each in findings:
+        status = Text(each.status.value, style=_STYLES[each.status])
+        status.pad_right(status_width - len(status))
+        check_width = cell_len(each.check)
+        gap = " " * max(detail_at - status_width - check_width, len(_GAP))
+        details = _wrap(each.detail, console.width - detail_at, console)
+        if check_width <= check_width_max:
+            yield Text.assemble(status, each.check, gap, details.pop(0))
+        elif status_width + check_width + len(gap) + cell_len(each.detail) <= console.width:
+            yield Text.assemble(status, each.check, gap, each.detail)
+            continue
+        else:
+            checks = _wrap(each.check, console.width - status_width, console)
+            yield Text.assemble(status, checks.pop(0))
+            yield from (Text(" " * status_width).append_text(line) for line in checks)
+        yield from (Text(" " * detail_at).append_text(line) for line in details)
+
+
+def _wrap(text: str, width: int, console: Console) -> list[Text]:
+    lines = list(Text(text).wrap(console, max(width, _WRAP_WIDTH_MIN), overflow="fold"))
+    for line in lines:
+        line.rstrip()
+    return lines or [Text()]
 
 
 def _format_action(finding: DoctorRow) -> str:

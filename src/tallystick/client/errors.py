@@ -176,9 +176,13 @@ class ConnectionLost(ClientError):
 
 
 class TimedOut(ClientError):
-    """A limit passed. `limit` is the setting (or argument) that fixed it, `length_ms` its value."""
+    """A limit passed. `limit` is the setting (or argument) that fixed it, `length_ms` its value.
+
+    `is_sent`: it was the wait for one broker's answer, which `doing` names.
+    """
 
     remedy = Remedy.REFRESH
+    is_sent = False
 
     def __init__(self, limit: str, length_ms: int, doing: str, last: str = "") -> None:
         super().__init__(limit, length_ms, doing, last)

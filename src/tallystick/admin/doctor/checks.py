@@ -75,7 +75,9 @@ def _check_servers(question: Question) -> Iterator[DoctorRow]:
             check=server.address,
             status=failure_status if server.failure else Status.OK,
             detail=server.failure or "answers",
-            action="correct this address or setting, or start that broker" if server.failure else "",
+            action="correct this address or setting, or look at that broker: it may be down or stuck"
+            if server.failure
+            else "",
         )
 
 
@@ -226,6 +228,9 @@ def _check_timeout(question: Question) -> Iterator[DoctorRow]:
 
 
 def _build_settings_grant(question: Question) -> str:
+    """Return the command that lets the principal read settings; empty if no right is missing."""
+    if not question.facts.settings_denied:
+        return ""
     return build_grant(question, CLUSTER, (AclOperation.DESCRIBE_CONFIGS,))
 
 

@@ -62,6 +62,7 @@ class DoctorFacts(Value, kw_only=True):
 
     usable_apis  the highest version that both sides support, by API key
     settings     settings of a broker by name
+    settings_denied  whether the principal may not read them
     """
 
     servers: tuple[ServerFacts, ...]
@@ -72,4 +73,5 @@ class DoctorFacts(Value, kw_only=True):
     capabilities: ClusterCapabilities | None = None
     settings: Mapping[str, str | None] = {}
     settings_failure: str = ""
+    settings_denied: bool = False
     rights: Mapping[Resource, ResourceRights] = {}

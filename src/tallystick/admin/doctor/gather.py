@@ -89,7 +89,7 @@ class Doctor:
         if versions is None:
             return DoctorFacts(servers=servers, login=self._login, plan=self._plan)
         try:
-            settings, settings_failure = await self._fetch_settings()
+            settings, settings_failure, settings_denied = await self._fetch_settings()
             resources = (CLUSTER, *dict.fromkeys(subjects))
             rights = await asyncio.gather(*(self._fetch_rights(each, versions) for each in resources))
         finally:
@@ -110,6 +110,7 @@ class Doctor:
             ),
             settings=settings,
             settings_failure=settings_failure,
+            settings_denied=settings_denied,
             rights=dict(zip(resources, rights, strict=True)),
         )
 
@@ -135,17 +136,19 @@ class Doctor:
 
     # ---- settings and rights
 
-    async def _fetch_settings(self) -> tuple[Mapping[str, str | None], str]:
+    async def _fetch_settings(self) -> tuple[Mapping[str, str | None], str, bool]:
+        """Return the settings; why there are none, and whether it is for want of a right."""
         names = (MAX_TIMEOUT, TWO_PHASE_SWITCH)
         call = AdminCall(self._cluster, self._cluster.start_deadline("the doctor's limit", _CALL_LIMIT_MS))
         try:
             node_id = (await call.list_brokers())[0]
             broker = ConfigResource(ResourceType.BROKER, str(node_id))
             values = (await describe(call, [broker], names)).one(broker)
+        except NotAuthorized:
+            return {}, "DescribeConfigs on the cluster is missing", True
         except ClientError as exc:
-            refused = isinstance(exc, NotAuthorized)
-            return {}, "DescribeConfigs on the cluster is missing" if refused else exc.what()
-        return {name: value.value for name, value in values.items()}, ""
+            return {}, exc.what(), False
+        return {name: value.value for name, value in values.items()}, "", False
 
     async def _fetch_rights(self, resource: Resource, versions: NodeApiVersions) -> ResourceRights:
         try:

@@ -8,7 +8,13 @@ from contextvars import Context
 from tallystick.client.config import Address
 from tallystick.client.errors import AuthenticationFailed, Closed, Unreachable
 from tallystick.client.jitter import uniform
-from tallystick.client.net.network import Connection, ConnectionSettings, NetworkMetrics, connect
+from tallystick.client.net.network import (
+    Connection,
+    ConnectionSettings,
+    ConnectProgress,
+    NetworkMetrics,
+    connect,
+)
 from tallystick.client.net.pending_request import PendingRequest
 from tallystick.client.net.protocol_state import NodeApiVersions
 from tallystick.client.retry import compute_backoff_ms
@@ -38,6 +44,7 @@ class BrokerConnection:
         self._connection: Connection | None = None
         self._connect_task: asyncio.Task[None] | None = None
         self._backlog: list[PendingRequest] = []
+        self._connect_progress = ConnectProgress()
         self._failure_count = 0
         self._closed = False
         self.last_failure: Unreachable | AuthenticationFailed | None = None
@@ -56,6 +63,12 @@ class BrokerConnection:
     def pending_count(self) -> int:
         """Number of requests waiting or in flight, to choose the idlest broker."""
         return len(self._backlog) + (self._connection.pending_count if self._connection is not None else 0)
+
+    def describe_wait(self) -> str:
+        """Say what the broker has not done yet or was too late with; empty if neither is true."""
+        if self._connect_task is not None and not self._connect_task.done():
+            return f"{self.address} still had to {self._connect_progress.step}"
+        return self._connection.describe_wait() if self._connection is not None else ""
 
     @property
     def is_failing(self) -> bool:
@@ -120,7 +133,11 @@ class BrokerConnection:
             await asyncio.sleep(wait_ms / 1000)
         try:
             connection = await connect(
-                self.address, self._settings, self._network_metrics, self._failure_count
+                self.address,
+                self._settings,
+                self._network_metrics,
+                self._failure_count,
+                self._connect_progress,
             )
         except (Unreachable, AuthenticationFailed) as exc:
             self._failure_count += 1

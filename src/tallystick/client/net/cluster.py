@@ -271,7 +271,7 @@ class Cluster:
 
         Raises: the error of the last attempt, or TimedOut; its `effect` is the worst of all attempts [CLI-1].
         """
-        effect, failures, last_error = Effect.NONE, 0, ""
+        effect, failures, last_error, last_timeout = Effect.NONE, 0, "", ""
         with enter_retry_scope(deadline) as limit:
             while True:
                 try:
@@ -280,11 +280,16 @@ class Cluster:
                     effect = effect.worst(exc.effect)
                     if not exc.remedy.repeats:
                         raise exc.after(effect)  # noqa: B904
-                    if not last_error or not isinstance(exc, TimedOut):
+                    if isinstance(exc, TimedOut):
+                        last_timeout = exc.what()
+                    else:
                         last_error = exc.what()
                     if not limit.remaining_ms(self.now_ms()):
                         doing = f"{api} {str(subject)!r}" if subject else api
-                        timeout = TimedOut(limit.limit_name, limit.length_ms, doing, last_error)
+                        silent = isinstance(exc, TimedOut) and not exc.is_sent
+                        waits = self.connections.describe_waits() if silent else ""
+                        last = last_error or waits or last_timeout
+                        timeout = TimedOut(limit.limit_name, limit.length_ms, doing, last)
                         raise timeout.after(effect) from exc
                     await _back_off(self.config, failures, limit)
                     failures += 1

@@ -76,6 +76,11 @@ class ConnectionPool:
             return False, True, 0
         return connection.is_failing, not connection.is_connected, connection.pending_count
 
+    def describe_waits(self) -> str:
+        """Say what brokers have not done yet, for the text of a limit that passed."""
+        texts = (connection.describe_wait() for connection in self._connections.values())
+        return "; ".join(text for text in texts if text)
+
     def note_features(self, levels: FeatureLevels) -> None:
         """Note the finalized features that a broker reported; older ones change nothing."""
         self.finalized_features = self.finalized_features.pick_newer(levels)

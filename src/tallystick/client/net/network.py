@@ -75,6 +75,9 @@ _END_IN_HANDSHAKE: Final = (
 _END_BEFORE_ANSWER: Final = (
     "nothing was answered; is that a port with TLS? Then security.protocol is SSL or SASL_SSL"
 )
+_ACCEPT: Final = "accept the connection"
+# Requests for which several callers wait, and none of them knows the broker.
+_LOOKUPS: Final = (ApiKey.METADATA, ApiKey.FIND_COORDINATOR)
 _LOGIN_HINT: Final = "a listener that asks for a login does so: see security.protocol"
 _CLOSED_BY_BROKER: Final = ConnectionError("the broker closed the connection")
 
@@ -268,7 +271,7 @@ class Connection:
         self._max_idle_ms = settings.config.connections_max_idle_ms
         self._throttle_ms_max = settings.config.request_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._has_scatter_write = type(self._loop).__module__.startswith("uvloop")
+        self._has_scatter_write = _is_uvloop(self._loop)
         self._send_queue: deque[tuple[PendingRequest, int, list[bytes | memoryview]]] = deque()
         # KIP-219: the broker throttles this connection.
         self._throttle_timer: asyncio.TimerHandle | None = None
@@ -296,6 +299,15 @@ class Connection:
     def ssl_object(self) -> ssl.SSLObject | None:
         """The TLS session; None without TLS."""
         return cast(ssl.SSLObject | None, self._transport.get_extra_info("ssl_object"))
+
+    def describe_wait(self) -> str:
+        """Say which lookup is not answered, or was not in time; empty if neither is true."""
+        if isinstance(self._close_reason, TimeoutError):
+            return f"{self.address}: {self._close_reason}"
+        for pending in self.protocol_state.waiters:
+            if pending.spec.key in _LOOKUPS:
+                return f"{self.address} still had to answer {pending.spec.name}"
+        return ""
 
     @property
     def pending_count(self) -> int:
@@ -558,18 +570,42 @@ def _encode_body(message: object, spec: ApiSpec, version: int) -> list[bytes | m
         raise NotSupported(f"{spec.name} version {version}", str(exc)) from exc
 
 
+class ConnectProgress:
+    """What the broker has to do next in an attempt to connect, for the texts of limits that pass."""
+
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step = _ACCEPT
+
+
 async def connect(
-    address: Address, settings: ConnectionSettings, metrics: NetworkMetrics, failures: int = 0
+    address: Address,
+    settings: ConnectionSettings,
+    metrics: NetworkMetrics,
+    failures: int = 0,
+    progress: ConnectProgress | None = None,
 ) -> Connection:
     """Open a connection: TCP, TLS, ApiVersions, login, the second and the last if they are configured.
 
     Args:
         failures: number of earlier failures, which lengthen socket.connection.setup.timeout.ms.
+        progress: told every step.
     Raises: Unreachable, within that limit plus request.timeout.ms for each answer; AuthenticationFailed.
     """
     config, security = settings.config, settings.security
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[Connection] = loop.create_future()
+    progress = progress or ConnectProgress()
+    has_tls = security.ssl_context is not None
+    progress.step = f"{_ACCEPT} and finish the TLS handshake" if has_tls else _ACCEPT
+
+    def create_protocol() -> _SocketProtocol:
+        if has_tls and not _is_uvloop(loop):
+            # asyncio asks for the protocol when the socket is connected, uvloop before.
+            progress.step = "finish the TLS handshake"
+        return _SocketProtocol(address, settings, metrics, ready)
+
     setup_ms = compute_backoff_ms(
         failures,
         config.socket_connection_setup_timeout_ms,
@@ -578,21 +614,21 @@ async def connect(
     )
     try:
         limit = "socket.connection.setup.timeout.ms"
-        has_tls = security.ssl_context is not None
-        async with _bound_connect_step(address, "to connect", limit, setup_ms, has_tls=has_tls):
+        async with _bound_connect_step(address, progress, limit, setup_ms, has_tls=has_tls):
             transport, _ = await loop.create_connection(
-                lambda: _SocketProtocol(address, settings, metrics, ready),
+                create_protocol,
                 address.host,
                 address.port,
                 **_list_tls_arguments(address, security.ssl_context, setup_ms),
             )
         try:
             _set_socket_buffers(transport, config)
-            answering = "to answer ApiVersions"
+            progress.step = "answer ApiVersions"
             limit_ms = config.request_timeout_ms
-            async with _bound_connect_step(address, answering, "request.timeout.ms", limit_ms):
+            async with _bound_connect_step(address, progress, "request.timeout.ms", limit_ms):
                 connection = await asyncio.shield(ready)
             if security.has_login:
+                progress.step = "answer the login"
                 await _log_in(connection)
             return connection
         except BaseException:
@@ -600,6 +636,10 @@ async def connect(
             raise
     finally:
         ready.cancel()
+
+
+def _is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
+    return type(loop).__module__.startswith("uvloop")
 
 
 def _list_tls_arguments(address: Address, context: ssl.SSLContext | None, timeout_ms: int) -> dict[str, Any]:
@@ -630,14 +670,16 @@ async def _log_in(connection: Connection) -> None:
 
 @asynccontextmanager
 async def _bound_connect_step(
-    address: Address, what: str, deadline: str, length_ms: int, *, has_tls: bool = False
+    address: Address, progress: ConnectProgress, limit: str, length_ms: int, *, has_tls: bool = False
 ) -> AsyncIterator[None]:
     """Turn everything that prevents a connection, an invalid host or port included, into Unreachable."""
     try:
         async with asyncio.timeout(length_ms / 1000):
             yield
     except TimeoutError as exc:
-        raise Unreachable(str(address), f"took longer {what} than {deadline} = {length_ms} ms") from exc
+        raise Unreachable(
+            str(address), f"took longer to {progress.step} than {limit} = {length_ms} ms"
+        ) from exc
     except ssl.SSLError as exc:
         if isinstance(exc, ssl.SSLEOFError):
             raise Unreachable(str(address), _END_IN_HANDSHAKE) from exc

@@ -57,6 +57,7 @@ class PendingRequest:
         name, is_sent = self.spec.name, self.sent_at_ms >= 0
         doing = f"{name} at {self.address}{'' if is_sent else ', not sent yet'}"
         error = TimedOut(self.deadline.limit_name, self.deadline.length_ms, doing)
+        error.is_sent = is_sent
         self.fail(error.after(infer_loss_effect(name)) if is_sent else error)
 
     def start_timer(self) -> None:
