@@ -104,7 +104,8 @@ def build_config(bootstrap_server: str | None, command_config: Path | None) -> d
         try:
             config |= read_properties(command_config.read_text(), str(command_config))
         except (OSError, UnicodeDecodeError) as exc:
-            raise BadConfig(f"--command-config: {command_config}: {exc}") from exc
+            why = exc.strerror if isinstance(exc, OSError) else f"is not UTF-8: {exc}"
+            raise BadConfig(f"--command-config: {command_config}: {why}") from exc
     if bootstrap_server is not None:
         config["bootstrap.servers"] = bootstrap_server
     return config

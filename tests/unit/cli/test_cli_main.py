@@ -1,5 +1,6 @@
 """The command line: a mistake is one line and exit code 2, never a traceback."""
 
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -81,3 +82,13 @@ def test_shared_options_stand_before_or_after_the_subcommand(
 
     typer.main.get_command(app)(words, standalone_mode=False)
     assert seen == [(servers, output, words[-1] if "--" in words else "")]
+
+
+def test_a_settings_file_that_cannot_be_read_is_named_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    missing, binary = tmp_path / "missing.properties", tmp_path / "binary.properties"
+    binary.write_bytes(b"\xff")
+    for path, why in ((missing, "No such file or directory\n"), (binary, "is not UTF-8: ")):
+        assert main(["doctor", "--bootstrap-server", "b:1", "--command-config", str(path)]) == 2
+        assert f"--command-config: {path}: {why}" in capsys.readouterr().err
