@@ -48,6 +48,11 @@ TWINS: Final = (
         docstring="Blocking administration client, whose calls run on the engine thread.",
         texts={"Belongs to the event loop it is first used on.": "Safe to share between threads."},
     ),
+    Twin(
+        source="dualwrite/aio/batches.py",
+        target="dualwrite/batches.py",
+        texts={"import asyncio": "import threading", "asyncio.Condition": "threading.Condition"},
+    ),
     Twin(source="dualwrite/aio/cluster_views.py", target="dualwrite/cluster_views.py"),
     Twin(
         source="dualwrite/aio/consume.py",
@@ -71,6 +76,7 @@ TWINS: Final = (
     Twin(source="dualwrite/aio/recovery_recipe.py", target="dualwrite/recovery_recipe.py"),
     Twin(source="dualwrite/aio/session.py", target="dualwrite/session.py"),
     Twin(source="dualwrite/aio/store_client.py", target="dualwrite/store_client.py"),
+    Twin(source="dualwrite/aio/unit.py", target="dualwrite/unit.py"),
     Twin(
         source="dualwrite/aio/writer.py",
         target="dualwrite/writer.py",
@@ -94,6 +100,7 @@ TWINS: Final = (
 )
 
 NAMES: Final = {
+    "AbstractAsyncContextManager": "AbstractContextManager",
     "AsyncExitStack": "ExitStack",
     "AsyncIterator": "Iterator",
     "AsyncTransaction": "NestedTransaction",  # SQLAlchemy's savepoint

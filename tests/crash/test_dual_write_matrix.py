@@ -38,6 +38,8 @@ DECISIVE = ("flush", "prepare", "record", "commit database", "commit")
 DECISIVE_OF_RECOVERY = ("claim", "init", "complete")
 # What a killed payment leaves for the next recovery: undecided, decided, finished.
 LEFT_BY = ("record", "commit database", "commit") if LONG else ("commit database",)
+# The stores whose transactions can take back one unit of a batch.
+BATCH_KINDS = [each for each in KINDS if each not in ("rocksdb", "zookeeper")]
 _serial = itertools.count()
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200 if LONG else 300)]
@@ -139,6 +141,7 @@ class Cell:
     bootstrap    where the test reads
     client       how a life connects, if otherwise
     before_life  called before every life
+    in_batches   pay by a batch of three units, of which the second raises
     """
 
     place: Place
@@ -148,6 +151,7 @@ class Cell:
     lives: Lives
     client: Mapping[str, str] = field(default_factory=dict)
     before_life: Callable[[], None] = lambda: None
+    in_batches: bool = False
     expected: list[int] = field(default_factory=list)
     strikes: list[crash_table.Struck] = field(default_factory=list)
     payments: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -169,10 +173,11 @@ class Cell:
         """A life that recovers and pays, killed at `strike`; what it committed is expected from now on."""
         self.before_life()
         n = next(self.payments)
-        life = self.lives.live(self.place, self.config, pay=n, strike=strike)
+        pay = [10 * n + 1, -n, 10 * n + 2] if self.in_batches else n
+        life = self.lives.live(self.place, self.config, pay=pay, strike=strike)
         # The one moment at which both halves are decided [DW-7].
         if "commit database" in life.done:
-            self.expected.append(n)
+            self.expected += [each for each in ([pay] if isinstance(pay, int) else pay) if each > 0]
         return life
 
     def recover(self, strike: Strike) -> Life:
@@ -249,6 +254,12 @@ def test_every_step_on_sqlite(broker: EmbeddedBroker, lives: Lives, place: Place
 @pytest.mark.parametrize("kind", KINDS if LONG else KINDS[1:])
 def test_every_store(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=LONG)
+
+
+@pytest.mark.parametrize("kind", BATCH_KINDS if LONG else BATCH_KINDS[:2])
+def test_every_step_of_a_batch(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
+    cell = Cell(place, OURS, "2pc", broker.bootstrap_servers, lives, in_batches=True)
+    check(cell, every_step=LONG)
 
 
 @pytest.mark.parametrize("mode", ["keep", "resume"])

@@ -40,6 +40,7 @@ SHARED_CLASS_NAMES = {
     "Producer",
     "RebalanceListener",
     "Transaction",
+    "UnitTransaction",
     "Verdict",
     "WriterPool",
 }

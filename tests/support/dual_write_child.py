@@ -14,14 +14,23 @@ import os
 import pickle
 import signal
 import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from tests.support import dual_write_stores as stores
 from tests.support.dual_write_lives import STUCK_S, Strike
 
 from tallystick.dualwrite import DualWriter, aio
+from tallystick.dualwrite.aio import batches as aio_batches
+from tallystick.dualwrite.batches import BatchRunner
+from tallystick.dualwrite.batching import Batching
 from tallystick.dualwrite.recipes import RecipeStep
 from tallystick.protocol import compile as codecs
+from tallystick.testing import eventually
+
+PATIENT = Batching(max_batch_wait_ms=600_000)
 
 
 def _say(**what: object) -> None:
@@ -52,11 +61,80 @@ def _tell(report: Any) -> None:
         _say(found=[each.finding.name, each.action])
 
 
-def _live(place: Any, config: dict[str, object], pay: int | None, recoveries: int, watch: _Watch) -> None:
+class _Unpaid(Exception):
+    """Raised by the unit of a batch that is to be taken back."""
+
+
+def _pay_in_batch(writer: Any, place: Any, topic: str, units: list[int], watch: _Watch) -> None:
+    """Pay by one unit for each number, in one batch; those with a negative number are taken back."""
+    all_wait = threading.Event()
+
+    @contextmanager
+    def lend() -> Iterator[Any]:
+        all_wait.wait()
+        yield writer
+
+    def pay(number: int) -> None:
+        def work(unit: Any) -> None:
+            watch.step("write rows", False)
+            stores.write(place.kind, unit.handle, number)
+            watch.step("write rows", True)
+            unit.send(topic, str(number).encode())
+            if number < 0:
+                raise _Unpaid
+
+        with suppress(_Unpaid):
+            runner.run(work)
+
+    runner = BatchRunner(lend, PATIENT, driver_count=1)
+    callers = [threading.Thread(target=pay, args=(number,)) for number in units]
+    for count, caller in enumerate(callers, 1):
+        caller.start()
+        eventually(lambda count=count: runner.waiting_count == count)
+    all_wait.set()
+    for caller in callers:
+        caller.join()
+    runner.close()
+
+
+async def _pay_in_batch_async(writer: Any, place: Any, topic: str, units: list[int], watch: _Watch) -> None:
+    all_wait = asyncio.Event()
+
+    @asynccontextmanager
+    async def lend() -> AsyncIterator[Any]:
+        await all_wait.wait()
+        yield writer
+
+    async def pay(number: int) -> None:
+        async def work(unit: Any) -> None:
+            watch.step("write rows", False)
+            await stores.write(place.kind, unit.handle, number)
+            watch.step("write rows", True)
+            await unit.send(topic, str(number).encode())
+            if number < 0:
+                raise _Unpaid
+
+        with suppress(_Unpaid):
+            await runner.run(work)
+
+    runner: Any = aio_batches.AsyncBatchRunner(lend, PATIENT, driver_count=1)
+    callers = [asyncio.create_task(pay(number)) for number in units]
+    while runner.waiting_count < len(units):  # noqa: ASYNC110 - each caller needs one turn to add its unit
+        await asyncio.sleep(0)
+    all_wait.set()
+    await asyncio.gather(*callers)
+    await runner.close()
+
+
+def _live(
+    place: Any, config: dict[str, object], pay: int | list[int] | None, recoveries: int, watch: _Watch
+) -> None:
     with stores.opened(place) as store, DualWriter(store, config, watch=watch) as writer:
         for _ in range(recoveries):
             _tell(writer.recover())
-        if pay is not None:
+        if isinstance(pay, list):
+            _pay_in_batch(writer, place, str(config["transactional.id"]), pay, watch)
+        elif pay is not None:
             with writer.transaction() as txn:
                 watch.step("write rows", False)
                 stores.write(place.kind, txn.database.handle, pay)
@@ -68,7 +146,7 @@ def _live(place: Any, config: dict[str, object], pay: int | None, recoveries: in
 
 
 async def _live_async(
-    place: Any, config: dict[str, object], pay: int | None, recoveries: int, watch: _Watch
+    place: Any, config: dict[str, object], pay: int | list[int] | None, recoveries: int, watch: _Watch
 ) -> None:
     async with (
         stores.opened_async(place) as store,
@@ -76,7 +154,9 @@ async def _live_async(
     ):
         for _ in range(recoveries):
             _tell(await writer.recover())
-        if pay is not None:
+        if isinstance(pay, list):
+            await _pay_in_batch_async(writer, place, str(config["transactional.id"]), pay, watch)
+        elif pay is not None:
             async with writer.transaction() as txn:
                 watch.step("write rows", False)
                 await stores.write(place.kind, txn.database.handle, pay)

@@ -55,11 +55,14 @@ class Lives:
         place: Any,
         config: Mapping[str, object],
         *,
-        pay: int | None = None,
+        pay: int | list[int] | None = None,
         recoveries: int = 1,
         strike: Strike | None = None,
     ) -> Life:
-        """Run a life: recover, then make payment number `pay`; it is killed at `strike` if it gets there."""
+        """Run a life: recover, then make payment number `pay`; it is killed at `strike` if it gets there.
+
+        A list of numbers is paid by as many units of one batch; those below 0 are taken back.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         strike = strike or Strike()

@@ -12,6 +12,7 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.dualwrite import aio
+    from tallystick.dualwrite.batching import Batching
     from tallystick.dualwrite.consume import consume_into
     from tallystick.dualwrite.errors import (
         BadRow,
@@ -42,12 +43,14 @@ if TYPE_CHECKING:
     from tallystick.dualwrite.stores.sql import SqlStore
     from tallystick.dualwrite.stores.sql_async import AsyncSqlStore
     from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
+    from tallystick.dualwrite.unit import UnitTransaction
     from tallystick.dualwrite.writer import DualWriter, Transaction
 
 __all__ = [
     "AsyncSqlStore",
     "BadRow",
     "BadStore",
+    "Batching",
     "CommitUnknown",
     "DataLoss",
     "DatabaseBehind",
@@ -71,6 +74,7 @@ __all__ = [
     "TooLate",
     "Torn",
     "Transaction",
+    "UnitTransaction",
     "UnsafeStore",
     "Verdict",
     "WriteInDoubt",
@@ -87,6 +91,7 @@ if not TYPE_CHECKING:
             "Halted LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome TooLate Torn "
             "UnsafeStore WriteInDoubt"
         ),
+        "batching": "Batching",
         "consume": "consume_into",
         "pool": "WriterPool",
         "recovery": "Finding Report Verdict",
@@ -95,6 +100,7 @@ if not TYPE_CHECKING:
         "stores.sql": "SqlStore",
         "stores.sql_async": "AsyncSqlStore",
         "stores.zookeeper": "ZooKeeperStore",
+        "unit": "UnitTransaction",
         "writer": "DualWriter Transaction",
     }
     __getattr__ = _lazy.attributes(

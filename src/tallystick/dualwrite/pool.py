@@ -9,6 +9,8 @@ from queue import LifoQueue
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from tallystick.dualwrite.batches import BatchRunner
+from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.pool_rules import (
@@ -23,6 +25,7 @@ from tallystick.dualwrite.pool_rules import (
 )
 from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
+from tallystick.dualwrite.unit import UnitTransaction
 from tallystick.dualwrite.writer import DualWriter, Transaction
 
 D = TypeVar("D", bound=StoreTransaction)
@@ -50,12 +53,14 @@ class WriterPool(Generic[D]):
         size: int,
         *,
         wait_s: float = WAIT_S,
+        batching: Batching = DEFAULT_BATCHING,
     ) -> None:
         """Configure the pool without connecting.
 
         Args:
             size: maximum number of concurrent transactions, 1..1000.
             wait_s: default seconds that a caller waits for a free id.
+            batching: how much work shares a transaction in `run_batched`.
         Raises: BadConfig.
         """
         self._store = store
@@ -66,6 +71,7 @@ class WriterPool(Generic[D]):
         self._free: LifoQueue[DualWriter[D]] = LifoQueue()
         self._is_recovered = False
         self._owning_process = OwningProcess()
+        self._batches: BatchRunner[D] = BatchRunner(self.writer, batching, driver_count=size)
 
     def _create_writer(self, transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
@@ -108,9 +114,7 @@ class WriterPool(Generic[D]):
         If that recovery fails, another free writer is tried, and the next caller tries the first one again.
         Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other writer is free.
         """
-        self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
-        if not self._is_recovered:
-            raise NotRecovered("the pool has not been recovered: call recover() first")
+        self._check_recovered()
         limit_s = self._wait_s if wait_s is None else wait_s
         acquired: list[DualWriter[D]] = []
         try:
@@ -121,6 +125,11 @@ class WriterPool(Generic[D]):
         finally:
             for writer in acquired if not self._owning_process.is_forked_child else ():
                 self._free.put_nowait(writer)
+
+    def _check_recovered(self) -> None:
+        self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
+        if not self._is_recovered:
+            raise NotRecovered("the pool has not been recovered: call recover() first")
 
     def _acquire(self, acquired: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
         """Return a ready writer, appended last to `acquired`; the ones before it could not be recovered."""
@@ -159,8 +168,30 @@ class WriterPool(Generic[D]):
         with self.writer(wait_s) as writer:
             return writer.run(work, retries=retries, wait_visible=wait_visible)
 
+    def run_batched(
+        self,
+        work: Callable[[UnitTransaction[D]], R],
+        *,
+        retries: int = 0,
+        wait_visible: bool = False,
+    ) -> R:
+        """Run `work` in a transaction shared with the work of concurrent callers, and return its result.
+
+        When this returns, both halves are committed, as after `run`. If `work` raises, its own rows and
+        records are taken back, and nothing of the others'. It runs in another thread or task, with the
+        caller's context variables, and may run more than once; it is committed at most once.
+
+        Args:
+            retries: as in `run`.
+        Raises: what `work` raises; as `run`, with the outcome of this work.
+        """
+        self._check_recovered()
+        return self._batches.run(work, retries=retries, wait_visible=wait_visible)
+
     def close(self) -> None:
-        """Close every writer. Idempotent."""
+        """Close every writer, after the batches that are open. Idempotent."""
+        if not self._owning_process.is_forked_child:
+            self._batches.close()
         for writer in self._writers:
             writer.close()
 

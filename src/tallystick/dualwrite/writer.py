@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, ParamSpec, Self, TypeVar
 
 from tallystick.admin.client import Admin
 from tallystick.client.blocking.consumer import Consumer
@@ -34,6 +34,7 @@ from tallystick.kernel.clock import SystemClock
 
 D = TypeVar("D", bound=StoreTransaction)
 R = TypeVar("R")
+A = ParamSpec("A")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -58,6 +59,7 @@ class Transaction(DatabaseHalf[D]):
         self._producers = producers
         self._steps = steps
         self._offsets = offsets
+        self.wait_visible = False
 
     def send(
         self,
@@ -140,6 +142,14 @@ class Transaction(DatabaseHalf[D]):
                 yield part
         for send in part.queued_sends:
             send()
+
+    def check_cluster(self, cluster: str | None) -> None:
+        """Raise ValueError unless records can be sent to `cluster`."""
+        select_producer(self._producers, cluster)
+
+    def run_step(self, name: str, call: Callable[A, R], *args: A.args, **kwargs: A.kwargs) -> R:
+        """Run a step of the recipe that belongs to one unit of a batch."""
+        return self._steps.run(name, "", call, *args, **kwargs)
 
     def _get_producer(self, cluster: str | None) -> Producer:
         self.check_open()
@@ -242,7 +252,7 @@ class DualWriter(Generic[D]):
                 session.rollback(database, exc)
                 raise
             txn.mark_ended()
-            session.commit(database, wait_visible=wait_visible)
+            session.commit(database, wait_visible=wait_visible or txn.wait_visible)
 
     def run(
         self,

@@ -7,7 +7,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from tallystick.dualwrite.aio.batches import AsyncBatchRunner
+from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
+from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.pool_rules import (
@@ -48,12 +51,14 @@ class WriterPool(Generic[D]):
         size: int,
         *,
         wait_s: float = WAIT_S,
+        batching: Batching = DEFAULT_BATCHING,
     ) -> None:
         """Configure the pool without connecting.
 
         Args:
             size: maximum number of concurrent transactions, 1..1000.
             wait_s: default seconds that a caller waits for a free id.
+            batching: how much work shares a transaction in `run_batched`.
         Raises: BadConfig.
         """
         self._store = store
@@ -64,6 +69,7 @@ class WriterPool(Generic[D]):
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
         self._is_recovered = False
         self._owning_process = OwningProcess()
+        self._batches: AsyncBatchRunner[D] = AsyncBatchRunner(self.writer, batching, driver_count=size)
 
     def _create_writer(self, transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
@@ -106,9 +112,7 @@ class WriterPool(Generic[D]):
         If that recovery fails, another free writer is tried, and the next caller tries the first one again.
         Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other writer is free.
         """
-        self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
-        if not self._is_recovered:
-            raise NotRecovered("the pool has not been recovered: call recover() first")
+        self._check_recovered()
         limit_s = self._wait_s if wait_s is None else wait_s
         acquired: list[DualWriter[D]] = []
         try:
@@ -119,6 +123,11 @@ class WriterPool(Generic[D]):
         finally:
             for writer in acquired if not self._owning_process.is_forked_child else ():
                 self._free.put_nowait(writer)
+
+    def _check_recovered(self) -> None:
+        self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
+        if not self._is_recovered:
+            raise NotRecovered("the pool has not been recovered: call recover() first")
 
     async def _acquire(self, acquired: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
         """Return a ready writer, appended last to `acquired`; the ones before it could not be recovered."""
@@ -157,8 +166,30 @@ class WriterPool(Generic[D]):
         async with self.writer(wait_s) as writer:
             return await writer.run(work, retries=retries, wait_visible=wait_visible)
 
+    async def run_batched(
+        self,
+        work: Callable[[UnitTransaction[D]], Awaitable[R]],
+        *,
+        retries: int = 0,
+        wait_visible: bool = False,
+    ) -> R:
+        """Run `work` in a transaction shared with the work of concurrent callers, and return its result.
+
+        When this returns, both halves are committed, as after `run`. If `work` raises, its own rows and
+        records are taken back, and nothing of the others'. It runs in another thread or task, with the
+        caller's context variables, and may run more than once; it is committed at most once.
+
+        Args:
+            retries: as in `run`.
+        Raises: what `work` raises; as `run`, with the outcome of this work.
+        """
+        self._check_recovered()
+        return await self._batches.run(work, retries=retries, wait_visible=wait_visible)
+
     async def close(self) -> None:
-        """Close every writer. Idempotent."""
+        """Close every writer, after the batches that are open. Idempotent."""
+        if not self._owning_process.is_forked_child:
+            await self._batches.close()
         for writer in self._writers:
             await writer.close()
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, ParamSpec, Self, TypeVar
 
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.consumer import Consumer
@@ -32,6 +32,7 @@ from tallystick.kernel.clock import SystemClock
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
 R = TypeVar("R")
+A = ParamSpec("A")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -56,6 +57,7 @@ class Transaction(DatabaseHalf[D]):
         self._producers = producers
         self._steps = steps
         self._offsets = offsets
+        self.wait_visible = False
 
     async def send(
         self,
@@ -138,6 +140,16 @@ class Transaction(DatabaseHalf[D]):
                 yield part
         for send in part.queued_sends:
             await send()
+
+    def check_cluster(self, cluster: str | None) -> None:
+        """Raise ValueError unless records can be sent to `cluster`."""
+        select_producer(self._producers, cluster)
+
+    async def run_step(
+        self, name: str, call: Callable[A, Awaitable[R]], *args: A.args, **kwargs: A.kwargs
+    ) -> R:
+        """Run a step of the recipe that belongs to one unit of a batch."""
+        return await self._steps.run(name, "", call, *args, **kwargs)
 
     def _get_producer(self, cluster: str | None) -> Producer:
         self.check_open()
@@ -240,7 +252,7 @@ class DualWriter(Generic[D]):
                 await session.rollback(database, exc)
                 raise
             txn.mark_ended()
-            await session.commit(database, wait_visible=wait_visible)
+            await session.commit(database, wait_visible=wait_visible or txn.wait_visible)
 
     async def run(
         self,

@@ -27,6 +27,30 @@ def is_refusal(answer: object) -> bool:
     return next(iter(getattr(answer, "args", ())), None) in _MYSQL_ERRORS
 
 
+_POSTGRESQL_CONFLICTS: Final = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
+_SQLITE_CONFLICTS: Final = ("SQLITE_BUSY", "SQLITE_LOCKED")
+_MYSQL_CONFLICTS: Final = (1205, 1213, 1020)  # lock wait, deadlock, snapshot isolation
+
+
+def is_conflict(exc: BaseException | None) -> bool:
+    """Return whether an error is a conflict with another transaction, and may not occur again.
+
+    SQLAlchemy keeps the driver's exception in `orig`, Django as the cause.
+    """
+    while exc is not None:
+        answer = getattr(exc, "orig", None) or exc
+        state = getattr(answer, "sqlstate", None) or getattr(answer, "pgcode", None)
+        name = getattr(answer, "sqlite_errorname", None)
+        if isinstance(state, str) and state.startswith(_POSTGRESQL_CONFLICTS):
+            return True
+        if isinstance(name, str) and name.startswith(_SQLITE_CONFLICTS):
+            return True
+        if next(iter(getattr(answer, "args", ())), None) in _MYSQL_CONFLICTS:
+            return True
+        exc = exc.__cause__
+    return False
+
+
 TRANSACTION_ENDED_TEXT: Final = (
     "the database transaction was ended inside the block, by a COMMIT or ROLLBACK of its own or by a "
     "statement that commits by itself (DDL on MySQL and MariaDB). Rows written before that are gone after a "

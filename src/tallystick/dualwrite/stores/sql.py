@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, CursorResult, Engine, MetaData, NestedTransaction
+from sqlalchemy import Connection, CursorResult, Engine, Executable, MetaData, NestedTransaction
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
@@ -18,10 +18,12 @@ from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
+    begin_nested,
     call_with_connection,
     call_with_session,
     get_connection,
     get_driver_connection,
+    get_nested,
     get_session,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
@@ -44,6 +46,8 @@ class SqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: Session | None = None
+        self._unit_sessions: list[Session] = []
+        self._unit: NestedTransaction | None = None
         self._guard = TransactionGuard(get_connection(connection))
         self._watched_driver: Any = None
 
@@ -78,6 +82,49 @@ class SqlTransaction:
     def savepoint(self) -> NestedTransaction:
         """Begin a savepoint, as a context manager."""
         return self._connection.begin_nested()
+
+    def begin_unit(self) -> None:
+        """Begin a unit of a batch: a savepoint and a session of its own.
+
+        The savepoint is not released at the end, which would cost a round trip: COMMIT releases all.
+        """
+        self._check_open()
+        self._guard.check_savepoints()
+        self._unit = begin_nested(self._connection)
+        self._guard.watch_unit(get_nested(self._unit))
+
+    def end_unit(self) -> None:
+        """End the unit, whose rows stay. Raises: NotYours if the unit ended its savepoint itself."""
+        self._guard.end_unit()
+        self._unit = None
+        if self._session is not None:
+            self._unit_sessions.append(self._session)
+            self._session = None
+
+    def roll_back_unit(self) -> None:
+        """Roll back the rows of the unit. Raises: an error of the database, which ends the whole batch."""
+        unit, self._unit = require(self._unit, "a unit was begun"), None
+        session, self._session = self._session, None
+        try:
+            if unit.is_active:  # a session whose flush failed has rolled it back already
+                unit.rollback()
+        finally:
+            if session is not None:
+                session.close()
+        self._guard.forget_unit()
+
+    def terminate(self) -> bool:
+        """End the transaction in the server, whatever it is doing; return whether the server can do that.
+
+        The only method that may be called while another one, or the user, runs in this transaction.
+        """
+        terminating = sql_table.terminate_statement(
+            self._connection.dialect.name, get_driver_connection(self._connection)
+        )
+        if terminating is None:
+            return False
+        self._store.execute_apart(terminating)
+        return True
 
     def flush(self) -> None:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""
@@ -143,8 +190,8 @@ class SqlTransaction:
             self._connection.invalidate()
             raise
         try:
-            if self._session is not None:
-                call_with_session(self._session, _after_commit)
+            for session in self._sessions():
+                call_with_session(session, _after_commit)
             self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
@@ -159,8 +206,8 @@ class SqlTransaction:
     def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
         try:
-            if self._session is not None:
-                self._session.close()
+            for session in self._sessions():
+                session.close()
         finally:
             listened, self._watched_driver = self._watched_driver, None
             if listened is not None:
@@ -168,6 +215,9 @@ class SqlTransaction:
             if not self._connection.closed:
                 self._guard.release()
                 self._connection.close()
+
+    def _sessions(self) -> list[Session]:
+        return self._unit_sessions if self._session is None else [*self._unit_sessions, self._session]
 
     def _check_open(self) -> None:
         """Raise NotYours if the block has ended the transaction."""
@@ -296,6 +346,11 @@ class SqlStore:
 
     def new_session(self, bind: Connection) -> Session:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
+
+    def execute_apart(self, statement: Executable) -> None:
+        """Execute a statement on a connection of its own."""
+        with self._engine.connect() as connection:
+            connection.execute(statement)
 
     def _read_row(self, connection: Connection, transactional_id: str) -> StoredState | None:
         row = connection.execute(self.tables.read(transactional_id)).mappings().first()

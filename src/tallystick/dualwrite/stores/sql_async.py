@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
-from sqlalchemy import CursorResult, MetaData
+from sqlalchemy import CursorResult, Executable, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
 from sqlalchemy.orm import Session
@@ -24,10 +24,12 @@ from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
+    begin_nested_async,
     call_with_connection_async,
     call_with_session_async,
     get_connection_async,
     get_driver_connection_async,
+    get_nested_async,
     get_session_async,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
@@ -50,6 +52,8 @@ class AsyncSqlTransaction:
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: AsyncSession | None = None
+        self._unit_sessions: list[AsyncSession] = []
+        self._unit: AsyncTransaction | None = None
         self._guard = TransactionGuard(get_connection_async(connection))
         self._watched_driver: Any = None
 
@@ -84,6 +88,49 @@ class AsyncSqlTransaction:
     def savepoint(self) -> AsyncTransaction:
         """Begin a savepoint, as a context manager."""
         return self._connection.begin_nested()
+
+    async def begin_unit(self) -> None:
+        """Begin a unit of a batch: a savepoint and a session of its own.
+
+        The savepoint is not released at the end, which would cost a round trip: COMMIT releases all.
+        """
+        await self._check_open()
+        self._guard.check_savepoints()
+        self._unit = await begin_nested_async(self._connection)
+        self._guard.watch_unit(get_nested_async(self._unit))
+
+    async def end_unit(self) -> None:
+        """End the unit, whose rows stay. Raises: NotYours if the unit ended its savepoint itself."""
+        self._guard.end_unit()
+        self._unit = None
+        if self._session is not None:
+            self._unit_sessions.append(self._session)
+            self._session = None
+
+    async def roll_back_unit(self) -> None:
+        """Roll back the rows of the unit. Raises: an error of the database, which ends the whole batch."""
+        unit, self._unit = require(self._unit, "a unit was begun"), None
+        session, self._session = self._session, None
+        try:
+            if unit.is_active:  # a session whose flush failed has rolled it back already
+                await unit.rollback()
+        finally:
+            if session is not None:
+                await session.close()
+        self._guard.forget_unit()
+
+    async def terminate(self) -> bool:
+        """End the transaction in the server, whatever it is doing; return whether the server can do that.
+
+        The only method that may be called while another one, or the user, runs in this transaction.
+        """
+        terminating = sql_table.terminate_statement(
+            self._connection.dialect.name, await get_driver_connection_async(self._connection)
+        )
+        if terminating is None:
+            return False
+        await self._store.execute_apart(terminating)
+        return True
 
     async def flush(self) -> None:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""
@@ -149,8 +196,8 @@ class AsyncSqlTransaction:
             await self._connection.invalidate()
             raise
         try:
-            if self._session is not None:
-                await call_with_session_async(self._session, _after_commit)
+            for session in self._sessions():
+                await call_with_session_async(session, _after_commit)
             await self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
@@ -165,8 +212,8 @@ class AsyncSqlTransaction:
     async def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
         try:
-            if self._session is not None:
-                await self._session.close()
+            for session in self._sessions():
+                await session.close()
         finally:
             listened, self._watched_driver = self._watched_driver, None
             if listened is not None:
@@ -174,6 +221,9 @@ class AsyncSqlTransaction:
             if not self._connection.closed:
                 self._guard.release()
                 await self._connection.close()
+
+    def _sessions(self) -> list[AsyncSession]:
+        return self._unit_sessions if self._session is None else [*self._unit_sessions, self._session]
 
     async def _check_open(self) -> None:
         """Raise NotYours if the block has ended the transaction."""
@@ -302,6 +352,11 @@ class AsyncSqlStore:
 
     def new_session(self, bind: AsyncConnection) -> AsyncSession:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
+
+    async def execute_apart(self, statement: Executable) -> None:
+        """Execute a statement on a connection of its own."""
+        async with self._engine.connect() as connection:
+            await connection.execute(statement)
 
     async def _read_row(self, connection: AsyncConnection, transactional_id: str) -> StoredState | None:
         row = (await connection.execute(self.tables.read(transactional_id))).mappings().first()

@@ -7,13 +7,13 @@ suffix `_async`.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.orm import Session
 
 from tallystick.kernel.check import require
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, AsyncTransaction
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -44,6 +44,24 @@ def get_driver_connection(connection: Connection) -> Any:
 
 async def get_driver_connection_async(connection: "AsyncConnection") -> Any:
     return (await connection.get_raw_connection()).driver_connection
+
+
+def begin_nested(connection: Connection) -> NestedTransaction:
+    """Begin a savepoint outside of a `with` block."""
+    return connection.begin_nested()
+
+
+async def begin_nested_async(connection: "AsyncConnection") -> "AsyncTransaction":
+    return await connection.begin_nested()
+
+
+def get_nested(savepoint: NestedTransaction) -> NestedTransaction:
+    """Return SQLAlchemy's blocking savepoint, for the event system."""
+    return savepoint
+
+
+def get_nested_async(savepoint: "AsyncTransaction") -> NestedTransaction:
+    return cast(NestedTransaction, savepoint.sync_transaction)
 
 
 def call_with_connection(

@@ -6,7 +6,7 @@ Shared by the blocking and asyncio stores: SQLAlchemy's events come from the syn
 from collections.abc import Callable
 from typing import Any, Final
 
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, NestedTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import NotYours
@@ -14,6 +14,12 @@ from tallystick.dualwrite.stores.refusals import ORPHANED_RECORDS_TEXT, parse_sa
 
 WRITER_COMMITS_TEXT: Final = (
     "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
+)
+
+
+UNIT_ROLLED_BACK_TEXT: Final = (
+    "this unit of a batch has rolled back its own rows; it can write nothing more, and is not committed. Let "
+    "the exception leave the unit instead, or use begin_nested() for a part that may fail"
 )
 
 
@@ -27,6 +33,8 @@ class TransactionGuard:
         self._sent_at_savepoint: dict[str, int] = {}
         self._sent_at_nested: dict[SessionTransaction, int] = {}
         self._has_orphaned_records = False
+        self._unit: NestedTransaction | None = None
+        self._sent_before_unit = 0
         self._hooks: dict[str, Callable[..., None]] = {
             "commit": self._refuse_commit,
             "after_cursor_execute": self._on_statement,
@@ -50,6 +58,25 @@ class TransactionGuard:
         """Count a sent record."""
         self._sent_count += 1
 
+    def watch_unit(self, savepoint: NestedTransaction) -> None:
+        """Begin a unit of a batch, and refuse what it would write outside of its savepoint."""
+        if "before_cursor_execute" not in self._hooks:
+            self._hooks["before_cursor_execute"] = self._refuse_outside_unit
+            event.listen(self._connection, "before_cursor_execute", self._refuse_outside_unit)
+        self._unit, self._sent_before_unit = savepoint, self._sent_count
+
+    def end_unit(self) -> None:
+        """End a unit whose rows stay. Raises: NotYours if it has rolled them back itself."""
+        if self._unit is not None and not self._unit.is_active:
+            raise NotYours(UNIT_ROLLED_BACK_TEXT)
+        self.check_savepoints()
+        self._unit = None
+
+    def forget_unit(self) -> None:
+        """Forget the records of a unit that is rolled back: they were held back, and are not sent."""
+        self._unit = None
+        self._sent_count, self._has_orphaned_records = self._sent_before_unit, False
+
     def check_savepoints(self) -> None:
         """Raise NotYours if a record was sent whose rows were rolled back."""
         if self._has_orphaned_records:
@@ -67,6 +94,10 @@ class TransactionGuard:
     def _refuse_commit(self, _: Connection) -> None:
         if not self.is_ending:
             raise NotYours(f"connection.commit(): {WRITER_COMMITS_TEXT}")
+
+    def _refuse_outside_unit(self, *_: Any) -> None:
+        if self._unit is not None and not self._unit.is_active:
+            raise NotYours(UNIT_ROLLED_BACK_TEXT)
 
     def _refuse_session_commit(self, session: Session) -> None:
         if not self.is_ending and not session.in_nested_transaction():

@@ -1,0 +1,194 @@
+"""Which units of work share one dual write. Pure: no locks, no clock, no database.
+
+A batch is one transaction of a writer: the units that are waiting run in it one after the other, each in a
+savepoint of its own, and one prepare, record, COMMIT and EndTxn decide all of them. One batch takes units at
+a time; while it commits, the next one, of another writer, takes those that came meanwhile.
+
+    WAITING -> RUNNING -> READY -> settled with its batch
+                  |          `---> WAITING, if the batch was rolled back through no fault of the unit
+                  `--> alone: a batch of its own, after a conflict or when it held up the others
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Final, Generic, TypeVar
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import Value
+
+U = TypeVar("U")
+
+UNITS_MAX: Final = 1000
+DEFAULT_UNITS: Final = 64  # PostgreSQL's cache of subtransactions of a backend (PGPROC_MAX_CACHED_SUBXIDS)
+
+
+class Batching(Value, kw_only=True):
+    """How the units of concurrent callers share a dual write.
+
+    max_units          units in one transaction, 1..1000
+    max_batch_wait_ms  how long a unit that is ready waits for the others of its batch, before the commit
+    """
+
+    max_units: int = DEFAULT_UNITS
+    max_batch_wait_ms: int = 200
+
+    def check(self) -> None:
+        """Raise BadConfig unless the values are in range."""
+        problems = []
+        if not 1 <= self.max_units <= UNITS_MAX:
+            problems.append(f"max_units: {self.max_units} is not 1..{UNITS_MAX}")
+        if self.max_batch_wait_ms < 1:
+            problems.append(f"max_batch_wait_ms: {self.max_batch_wait_ms} is not 1 or more")
+        if problems:
+            raise BadConfig("; ".join(problems))
+
+
+DEFAULT_BATCHING: Final = Batching()
+
+
+class BatchPhase(Enum):
+    """What a batch is doing."""
+
+    TAKING = auto()
+    """It runs units and takes more of them."""
+    CLOSED = auto()
+    """It runs its last unit, commits, or has ended."""
+    OVERTAKEN = auto()
+    """A unit held it up, and its transaction was ended in the server: it must not commit."""
+
+
+class Batch(Generic[U]):
+    """The units of one dual write."""
+
+    def __init__(self, opened_at_ms: int, *, is_alone: bool) -> None:
+        self.opened_at_ms = opened_at_ms
+        self.is_alone = is_alone
+        self.phase = BatchPhase.TAKING
+        self.running: U | None = None
+        self.ready: list[U] = []
+        self.unit_count = 0
+
+
+class BatchScheduler(Generic[U]):
+    """Decides which batch runs which unit. The caller holds a lock around each call."""
+
+    def __init__(self, limits: Batching) -> None:
+        self._limits = limits
+        self._waiting: deque[U] = deque()
+        self._alone: deque[U] = deque()
+        self._taking: Batch[U] | None = None
+
+    def add(self, unit: U) -> None:
+        """Add a unit of a caller."""
+        self._waiting.append(unit)
+
+    def add_again(self, units: Iterable[U], *, alone: bool) -> None:
+        """Add units once more, whose batch was rolled back.
+
+        Args:
+            alone: run each in a batch of its own, because one of them may have been the cause.
+        """
+        if alone:
+            self._alone.extend(units)
+        else:
+            self._waiting.extendleft(reversed(list(units)))
+
+    def withdraw(self, unit: U) -> bool:
+        """Remove a unit whose caller has gone; return False if it is in a batch by now."""
+        for queue in (self._waiting, self._alone):
+            if unit in queue:
+                queue.remove(unit)
+                return True
+        return False
+
+    def clear(self) -> list[U]:
+        """Remove and return all units that have not been started."""
+        units = [*self._alone, *self._waiting]
+        self._alone.clear()
+        self._waiting.clear()
+        return units
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of units that have not been started."""
+        return len(self._waiting) + len(self._alone)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a batch can be opened now."""
+        return bool(self._alone) or (bool(self._waiting) and self._taking is None)
+
+    def open(self, now_ms: int) -> Batch[U] | None:
+        """Open a batch; None if there are no units, or another batch takes them."""
+        if self._alone:
+            return Batch(now_ms, is_alone=True)
+        if not self.has_work:
+            return None
+        self._taking = Batch(now_ms, is_alone=False)
+        return self._taking
+
+    def take(self, batch: Batch[U], now_ms: int) -> U | None:
+        """Take the next unit for a batch; None closes the batch, and it is to commit what is ready."""
+        queue = self._alone if batch.is_alone else self._waiting
+        is_full = batch.unit_count >= (1 if batch.is_alone else self._limits.max_units)
+        if batch.phase is not BatchPhase.TAKING or is_full or not queue or self._is_late(batch, now_ms):
+            self._close(batch)
+            return None
+        batch.unit_count += 1
+        batch.running = queue.popleft()
+        return batch.running
+
+    def finish(self, batch: Batch[U], *, ready: bool) -> None:
+        """Note that the running unit is over.
+
+        Args:
+            ready: its rows and records are in the transaction; otherwise it has taken them back.
+        """
+        if batch.running is not None and ready:
+            batch.ready.append(batch.running)
+        batch.running = None
+
+    def end(self, batch: Batch[U]) -> list[U]:
+        """End a batch; return the units that were ready, to be settled or added again."""
+        self._close(batch)
+        units, batch.ready, batch.running = batch.ready, [], None
+        return units
+
+    def find_late(self, now_ms: int) -> Batch[U] | None:
+        """Return the batch that takes units and is held up by the one that it runs; None if there is none."""
+        batch = self._taking
+        if batch is None or batch.running is None or not self._is_late(batch, now_ms):
+            return None
+        return batch
+
+    def overtake(self, batch: Batch[U], *, may_end: bool) -> list[U]:
+        """Let another batch take units, because a unit holds this one up.
+
+        Args:
+            may_end: its transaction is going to be ended in the server; it must not commit any more.
+        Returns: what was ready in it, to be added again once the transaction has ended.
+        """
+        if batch.phase is not BatchPhase.TAKING:
+            return []
+        self._close(batch)
+        if not may_end:
+            return []
+        batch.phase = BatchPhase.OVERTAKEN
+        units, batch.ready = batch.ready, []
+        return units
+
+    def ms_until_late(self, now_ms: int) -> int | None:
+        """Return after how many milliseconds `find_late` may return a batch; None if no batch takes units."""
+        if self._taking is None:
+            return None
+        return max(1, self._taking.opened_at_ms + self._limits.max_batch_wait_ms - now_ms)
+
+    def _is_late(self, batch: Batch[U], now_ms: int) -> bool:
+        return now_ms - batch.opened_at_ms >= self._limits.max_batch_wait_ms
+
+    def _close(self, batch: Batch[U]) -> None:
+        if batch.phase is BatchPhase.TAKING:
+            batch.phase = BatchPhase.CLOSED
+        if self._taking is batch:
+            self._taking = None

@@ -1,0 +1,200 @@
+"""Which units share a dual write: the scheduler's decisions, without threads, clocks or databases."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.client.errors import AbortRequired, ConnectionLost, TooLarge
+from tallystick.dualwrite.batch_rules import BatchRolledBack, may_be_of_unit
+from tallystick.dualwrite.batching import Batching, BatchPhase, BatchScheduler
+from tallystick.dualwrite.errors import Fenced, Torn
+from tallystick.kernel.settings import BadConfig
+
+LIMITS = Batching(max_units=3, max_batch_wait_ms=100)
+
+
+def scheduler(*units: str) -> BatchScheduler[str]:
+    made: BatchScheduler[str] = BatchScheduler(LIMITS)
+    for unit in units:
+        made.add(unit)
+    return made
+
+
+def test_waiting_units_join_in_order_until_the_batch_is_full() -> None:
+    units = scheduler("a", "b", "c", "d")
+    batch = units.open(0)
+    assert batch is not None
+    for name in "abc":
+        assert units.take(batch, 1) == name
+        units.finish(batch, ready=True)
+    assert units.take(batch, 1) is None
+    assert batch.phase is BatchPhase.CLOSED
+    assert units.end(batch) == ["a", "b", "c"]
+    assert units.has_work
+
+
+def test_one_batch_takes_units_at_a_time_and_the_next_while_it_commits() -> None:
+    units = scheduler("a")
+    first = units.open(0)
+    assert first is not None
+    assert units.take(first, 0) == "a"
+    units.add("b")
+    assert units.open(0) is None
+    units.finish(first, ready=True)
+    assert units.take(first, 0) == "b"
+    units.finish(first, ready=True)
+    assert units.take(first, 0) is None
+    units.add("c")
+    second = units.open(1)
+    assert second is not None
+    assert units.take(second, 1) == "c"
+    assert units.end(first) == ["a", "b"]
+
+
+def test_a_unit_that_failed_is_not_in_the_batch() -> None:
+    units = scheduler("a", "b")
+    batch = units.open(0)
+    assert batch is not None
+    units.take(batch, 0)
+    units.finish(batch, ready=False)
+    units.take(batch, 0)
+    units.finish(batch, ready=True)
+    assert units.end(batch) == ["b"]
+
+
+def test_a_batch_takes_no_more_once_the_first_has_waited_long_enough() -> None:
+    units = scheduler("a", "b")
+    batch = units.open(0)
+    assert batch is not None
+    units.take(batch, 0)
+    units.finish(batch, ready=True)
+    assert units.take(batch, 100) is None
+    assert units.withdraw("b")
+
+
+def test_a_held_up_batch_is_overtaken_and_what_was_ready_comes_first() -> None:
+    units = scheduler("a", "slow", "c")
+    batch = units.open(0)
+    assert batch is not None
+    units.take(batch, 0)
+    units.finish(batch, ready=True)
+    units.take(batch, 0)
+    assert units.find_late(99) is None
+    assert units.ms_until_late(99) == 1
+    assert units.find_late(100) is batch
+    ready = units.overtake(batch, may_end=True)
+    assert ready == ["a"]
+    assert batch.phase is BatchPhase.OVERTAKEN
+    units.add_again(ready, alone=False)
+    following = units.open(101)
+    assert following is not None
+    assert units.take(following, 101) == "a"
+    assert units.take(following, 101) == "c"
+    units.finish(batch, ready=True)
+    assert units.take(batch, 101) is None
+    assert units.end(batch) == ["slow"]
+
+
+def test_a_batch_whose_transaction_cannot_be_ended_keeps_its_units_and_lets_others_begin() -> None:
+    units = scheduler("a", "slow", "c")
+    batch = units.open(0)
+    assert batch is not None
+    units.take(batch, 0)
+    units.finish(batch, ready=True)
+    units.take(batch, 0)
+    assert units.overtake(batch, may_end=False) == []
+    assert batch.phase is BatchPhase.CLOSED
+    assert units.open(101) is not None
+    units.finish(batch, ready=True)
+    assert units.end(batch) == ["a", "slow"]
+
+
+def test_a_batch_that_commits_is_not_overtaken() -> None:
+    units = scheduler("a")
+    batch = units.open(0)
+    assert batch is not None
+    units.take(batch, 0)
+    units.finish(batch, ready=True)
+    units.take(batch, 0)
+    assert units.find_late(1000) is None
+    assert units.overtake(batch, may_end=True) == []
+    assert batch.phase is BatchPhase.CLOSED
+
+
+def test_a_unit_that_runs_alone_shares_with_none() -> None:
+    units = scheduler("c")
+    units.add_again(["a", "b"], alone=True)
+    first, second = units.open(0), units.open(0)
+    assert first is not None
+    assert second is not None
+    assert (first.is_alone, second.is_alone) == (True, True)
+    assert units.take(first, 0) == "a"
+    units.finish(first, ready=True)
+    assert units.take(first, 0) is None
+    assert units.take(second, 0) == "b"
+    third = units.open(0)
+    assert third is not None
+    assert not third.is_alone
+
+
+@given(
+    st.lists(st.sampled_from(["add", "open", "take", "ready", "fail", "end", "overtake", "alone", "tick"]))
+)
+def test_every_unit_is_in_one_place(events: list[str]) -> None:
+    units: BatchScheduler[int] = BatchScheduler(LIMITS)
+    added, settled, now, batches = 0, [], 0, []
+    for event in events:
+        batch = batches[-1] if batches else None
+        match event:
+            case "add":
+                units.add(added)
+                added += 1
+            case "tick":
+                now += 60
+            case "open":
+                batches += [opened] if (opened := units.open(now)) else []
+            case "take" if batch is not None and batch.running is None:
+                units.take(batch, now)
+            case "ready" if batch is not None:
+                units.finish(batch, ready=True)
+            case "fail" if batch is not None and batch.running is not None:
+                settled.append(batch.running)
+                units.finish(batch, ready=False)
+            case "end" if batch is not None and batch.running is None:
+                settled += units.end(batch)
+            case "alone" if batch is not None and batch.running is None:
+                units.add_again(units.end(batch), alone=True)
+            case "overtake" if (late := units.find_late(now)) is not None:
+                units.add_again(units.overtake(late, may_end=True), alone=False)
+    for each in batches:
+        settled += [*units.end(each), *([] if each.running is None else [each.running])]
+    assert sorted([*settled, *units.clear()]) == list(range(added))
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        (Batching(max_units=0), "max_units"),
+        (Batching(max_units=1001), "max_units"),
+        (Batching(max_batch_wait_ms=0), "max_batch_wait_ms"),
+    ],
+)
+def test_limits_out_of_range(limits: Batching, problem: str) -> None:
+    with pytest.raises(BadConfig, match=problem):
+        limits.check()
+
+
+class Invalidated(Exception):
+    connection_invalidated = True
+
+
+def test_whose_failure_it_is() -> None:
+    failed = AbortRequired("a send failed")
+    failed.__cause__ = TooLarge("Produce", "topic-0", 10)
+    assert may_be_of_unit(failed)
+    assert may_be_of_unit(BatchRolledBack("x"))
+    assert may_be_of_unit(ValueError("x"))
+    lost = AbortRequired("a send failed")
+    lost.__cause__ = ConnectionLost("host:9092", "Produce", "reset")
+    for writers in (Fenced("id", "owner"), Torn("x"), lost, Invalidated(), KeyboardInterrupt()):
+        assert not may_be_of_unit(writers)
