@@ -319,10 +319,11 @@ def raise_conflict(unit: Unit) -> None:
             unit.connection.execute(text("SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213"))
 
 
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_unit_that_waits_does_not_hold_up_those_that_are_ready(
-    postgresql_world: MakeWorld, callers: MakeCallers
+    request: pytest.FixtureRequest, callers: MakeCallers, kind: str
 ) -> None:
-    world, go_on = postgresql_world(), threading.Event()
+    world, go_on = request.getfixturevalue(f"{kind}_world")(), threading.Event()
     attempts: list[int] = []
 
     def slow(unit: Unit) -> str:
@@ -343,6 +344,26 @@ def test_a_unit_that_waits_does_not_hold_up_those_that_are_ready(
         assert futures[1].result(30) == "slow"
         assert world.rows() == ["a", "slow", "c"]
     assert len(attempts) == 2
+
+
+def test_where_the_server_cannot_end_a_batch_it_is_waited_for(
+    sqlite_world: MakeWorld, callers: MakeCallers
+) -> None:
+    world, running, go_on = sqlite_world(), threading.Event(), threading.Event()
+
+    def slow(unit: Unit) -> str:
+        pay(world, 2, "slow")(unit)
+        running.set()
+        go_on.wait(60)
+        return "slow"
+
+    waiting = callers(world.life(), limits=Batching(max_batch_wait_ms=1))
+    first, second = waiting.submit(slow, pay(world, 3, "c"))
+    running.wait(60)
+    go_on.set()
+    assert [first.result(30), second.result(30)] == ["slow", "c"]
+    assert world.check() == ["slow", "c"]
+    assert markers(world, 2) == 2
 
 
 class ForgetfulTransaction(SqlTransaction):

@@ -161,11 +161,11 @@ class BatchRunner(Generic[D]):
         """Let open batches end, and refuse the units that wait for one. Idempotent."""
         with self._changed:
             self._is_closed = True
-            for unit in self._scheduler.clear():
-                unit.fail(NotRecovered("the pool was closed before this unit began"))
             self._changed.notify_all()
         for driver in self._drivers:
             join_driver(driver)
+        for unit in self._scheduler.clear():
+            unit.fail(NotRecovered("the pool was closed before this unit was committed"))
 
     def _give_up(self, unit: QueuedUnit[D], exc: BaseException) -> None:
         """Withdraw the unit of a caller that was interrupted, or say that this is not possible."""
@@ -210,19 +210,25 @@ class BatchRunner(Generic[D]):
                 wait_notified(self._changed, None if until_late_ms is None else until_late_ms / 1000)
             return False
 
+    def _watch(self, batch: Batch[QueuedUnit[D]], txn: Transaction[D]) -> None:
+        """Let an idle driver watch a batch, if its transaction can be ended in the server."""
+        with self._changed:
+            self._open_txns[batch] = txn
+            batch.can_be_ended = getattr(txn.database, "can_be_terminated", False)
+            self._changed.notify()
+
     def _overtake_late(self) -> None:
-        """End the transaction of a batch that one unit holds up, if the server can, and go on without it."""
+        """End the transaction of a batch that one unit holds up, and go on without it."""
         with self._changed:
             batch = self._scheduler.find_late(self._clock.monotonic_ms())
-            txn = None if batch is None else self._open_txns.get(batch)
-            if batch is None or txn is None:
+            if batch is None:
                 return
-            terminate = getattr(txn.database, "terminate", None)
-            units = self._scheduler.overtake(batch, may_end=terminate is not None)
+            database: Any = self._open_txns[batch].database
+            units = self._scheduler.overtake(batch)
+        _log.warning("a unit holds up its batch: the server ends it, and %d units run again", len(units))
         try:
-            is_ended = terminate is not None and terminate()
-            _log.warning("a unit has held up its batch; %d units of it run again: %s", len(units), is_ended)
-        except Exception:
+            database.terminate()
+        except Exception:  # they run again all the same, and wait for its locks
             _log.warning("the transaction of a batch could not be ended in the server", exc_info=True)
         with self._changed:
             self._scheduler.add_again(units, alone=False)
@@ -267,7 +273,7 @@ class BatchRunner(Generic[D]):
         failure: BaseException | None = None
         try:
             with writer.transaction() as txn:
-                self._open_txns[batch] = txn
+                self._watch(batch, txn)
                 while (unit := self._take(batch)) is not None:
                     self._run_unit(txn, batch, unit)
                 if batch.phase is BatchPhase.OVERTAKEN:

@@ -65,6 +65,7 @@ class Batch(Generic[U]):
         self.opened_at_ms = opened_at_ms
         self.is_alone = is_alone
         self.phase = BatchPhase.TAKING
+        self.can_be_ended = False  # whether the server can end its transaction from another connection
         self.running: U | None = None
         self.ready: list[U] = []
         self.unit_count = 0
@@ -156,31 +157,27 @@ class BatchScheduler(Generic[U]):
         return units
 
     def find_late(self, now_ms: int) -> Batch[U] | None:
-        """Return the batch that takes units and is held up by the one that it runs; None if there is none."""
+        """Return the batch that one unit holds up and that can be ended; None if there is none."""
         batch = self._taking
-        if batch is None or batch.running is None or not self._is_late(batch, now_ms):
+        if batch is None or not batch.can_be_ended or batch.running is None:
             return None
-        return batch
+        return batch if self._is_late(batch, now_ms) else None
 
-    def overtake(self, batch: Batch[U], *, may_end: bool) -> list[U]:
-        """Let another batch take units, because a unit holds this one up.
+    def overtake(self, batch: Batch[U]) -> list[U]:
+        """Let another batch take units: the transaction of this one is to be ended, and must not commit.
 
-        Args:
-            may_end: its transaction is going to be ended in the server; it must not commit any more.
         Returns: what was ready in it, to be added again once the transaction has ended.
         """
         if batch.phase is not BatchPhase.TAKING:
             return []
         self._close(batch)
-        if not may_end:
-            return []
         batch.phase = BatchPhase.OVERTAKEN
         units, batch.ready = batch.ready, []
         return units
 
     def ms_until_late(self, now_ms: int) -> int | None:
-        """Return after how many milliseconds `find_late` may return a batch; None if no batch takes units."""
-        if self._taking is None:
+        """Return after how many milliseconds `find_late` may return a batch; None if it cannot."""
+        if self._taking is None or not self._taking.can_be_ended:
             return None
         return max(1, self._taking.opened_at_ms + self._limits.max_batch_wait_ms - now_ms)
 

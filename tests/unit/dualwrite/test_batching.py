@@ -79,10 +79,11 @@ def test_a_held_up_batch_is_overtaken_and_what_was_ready_comes_first() -> None:
     units.take(batch, 0)
     units.finish(batch, ready=True)
     units.take(batch, 0)
+    batch.can_be_ended = True
     assert units.find_late(99) is None
     assert units.ms_until_late(99) == 1
     assert units.find_late(100) is batch
-    ready = units.overtake(batch, may_end=True)
+    ready = units.overtake(batch)
     assert ready == ["a"]
     assert batch.phase is BatchPhase.OVERTAKEN
     units.add_again(ready, alone=False)
@@ -95,18 +96,20 @@ def test_a_held_up_batch_is_overtaken_and_what_was_ready_comes_first() -> None:
     assert units.end(batch) == ["slow"]
 
 
-def test_a_batch_whose_transaction_cannot_be_ended_keeps_its_units_and_lets_others_begin() -> None:
+def test_a_batch_whose_transaction_cannot_be_ended_is_waited_for() -> None:
     units = scheduler("a", "slow", "c")
     batch = units.open(0)
     assert batch is not None
     units.take(batch, 0)
     units.finish(batch, ready=True)
     units.take(batch, 0)
-    assert units.overtake(batch, may_end=False) == []
-    assert batch.phase is BatchPhase.CLOSED
-    assert units.open(101) is not None
+    assert units.find_late(1000) is None
+    assert units.ms_until_late(1000) is None
+    assert units.open(1000) is None
     units.finish(batch, ready=True)
+    assert units.take(batch, 1000) is None
     assert units.end(batch) == ["a", "slow"]
+    assert units.has_work
 
 
 def test_a_batch_that_commits_is_not_overtaken() -> None:
@@ -116,8 +119,9 @@ def test_a_batch_that_commits_is_not_overtaken() -> None:
     units.take(batch, 0)
     units.finish(batch, ready=True)
     units.take(batch, 0)
+    batch.can_be_ended = True
     assert units.find_late(1000) is None
-    assert units.overtake(batch, may_end=True) == []
+    assert units.overtake(batch) == []
     assert batch.phase is BatchPhase.CLOSED
 
 
@@ -153,6 +157,8 @@ def test_every_unit_is_in_one_place(events: list[str]) -> None:
                 now += 60
             case "open":
                 batches += [opened] if (opened := units.open(now)) else []
+                for each in batches[-1:]:
+                    each.can_be_ended = len(batches) % 2 == 0
             case "take" if batch is not None and batch.running is None:
                 units.take(batch, now)
             case "ready" if batch is not None:
@@ -165,7 +171,7 @@ def test_every_unit_is_in_one_place(events: list[str]) -> None:
             case "alone" if batch is not None and batch.running is None:
                 units.add_again(units.end(batch), alone=True)
             case "overtake" if (late := units.find_late(now)) is not None:
-                units.add_again(units.overtake(late, may_end=True), alone=False)
+                units.add_again(units.overtake(late), alone=False)
     for each in batches:
         settled += [*units.end(each), *([] if each.running is None else [each.running])]
     assert sorted([*settled, *units.clear()]) == list(range(added))

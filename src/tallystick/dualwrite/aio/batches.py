@@ -161,11 +161,11 @@ class AsyncBatchRunner(Generic[D]):
         """Let open batches end, and refuse the units that wait for one. Idempotent."""
         async with self._changed:
             self._is_closed = True
-            for unit in self._scheduler.clear():
-                unit.fail(NotRecovered("the pool was closed before this unit began"))
             self._changed.notify_all()
         for driver in self._drivers:
             await join_driver_async(driver)
+        for unit in self._scheduler.clear():
+            unit.fail(NotRecovered("the pool was closed before this unit was committed"))
 
     async def _give_up(self, unit: AsyncQueuedUnit[D], exc: BaseException) -> None:
         """Withdraw the unit of a caller that was interrupted, or say that this is not possible."""
@@ -212,19 +212,25 @@ class AsyncBatchRunner(Generic[D]):
                 )
             return False
 
+    async def _watch(self, batch: Batch[AsyncQueuedUnit[D]], txn: Transaction[D]) -> None:
+        """Let an idle driver watch a batch, if its transaction can be ended in the server."""
+        async with self._changed:
+            self._open_txns[batch] = txn
+            batch.can_be_ended = getattr(txn.database, "can_be_terminated", False)
+            self._changed.notify()
+
     async def _overtake_late(self) -> None:
-        """End the transaction of a batch that one unit holds up, if the server can, and go on without it."""
+        """End the transaction of a batch that one unit holds up, and go on without it."""
         async with self._changed:
             batch = self._scheduler.find_late(self._clock.monotonic_ms())
-            txn = None if batch is None else self._open_txns.get(batch)
-            if batch is None or txn is None:
+            if batch is None:
                 return
-            terminate = getattr(txn.database, "terminate", None)
-            units = self._scheduler.overtake(batch, may_end=terminate is not None)
+            database: Any = self._open_txns[batch].database
+            units = self._scheduler.overtake(batch)
+        _log.warning("a unit holds up its batch: the server ends it, and %d units run again", len(units))
         try:
-            is_ended = terminate is not None and await terminate()
-            _log.warning("a unit has held up its batch; %d units of it run again: %s", len(units), is_ended)
-        except Exception:
+            await database.terminate()
+        except Exception:  # they run again all the same, and wait for its locks
             _log.warning("the transaction of a batch could not be ended in the server", exc_info=True)
         async with self._changed:
             self._scheduler.add_again(units, alone=False)
@@ -271,7 +277,7 @@ class AsyncBatchRunner(Generic[D]):
         failure: BaseException | None = None
         try:
             async with writer.transaction() as txn:
-                self._open_txns[batch] = txn
+                await self._watch(batch, txn)
                 while (unit := await self._take(batch)) is not None:
                     await self._run_unit(txn, batch, unit)
                 if batch.phase is BatchPhase.OVERTAKEN:

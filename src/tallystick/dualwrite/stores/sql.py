@@ -113,18 +113,18 @@ class SqlTransaction:
                 session.close()
         self._guard.forget_unit()
 
-    def terminate(self) -> bool:
-        """End the transaction in the server, whatever it is doing; return whether the server can do that.
+    @property
+    def can_be_terminated(self) -> bool:
+        """Whether the server can end this transaction from another connection."""
+        return self._connection.dialect.name in sql_table.TERMINATING_DIALECTS
+
+    def terminate(self) -> None:
+        """End this transaction in the server, whatever it is doing.
 
         The only method that may be called while another one, or the user, runs in this transaction.
         """
-        terminating = sql_table.terminate_statement(
-            self._connection.dialect.name, get_driver_connection(self._connection)
-        )
-        if terminating is None:
-            return False
-        self._store.execute_apart(terminating)
-        return True
+        driver = get_driver_connection(self._connection)
+        self._store.execute_apart(sql_table.terminate_statement(self._connection.dialect.name, driver))
 
     def flush(self) -> None:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""

@@ -119,18 +119,18 @@ class AsyncSqlTransaction:
                 await session.close()
         self._guard.forget_unit()
 
-    async def terminate(self) -> bool:
-        """End the transaction in the server, whatever it is doing; return whether the server can do that.
+    @property
+    def can_be_terminated(self) -> bool:
+        """Whether the server can end this transaction from another connection."""
+        return self._connection.dialect.name in sql_table.TERMINATING_DIALECTS
+
+    async def terminate(self) -> None:
+        """End this transaction in the server, whatever it is doing.
 
         The only method that may be called while another one, or the user, runs in this transaction.
         """
-        terminating = sql_table.terminate_statement(
-            self._connection.dialect.name, await get_driver_connection_async(self._connection)
-        )
-        if terminating is None:
-            return False
-        await self._store.execute_apart(terminating)
-        return True
+        driver = await get_driver_connection_async(self._connection)
+        await self._store.execute_apart(sql_table.terminate_statement(self._connection.dialect.name, driver))
 
     async def flush(self) -> None:
         """Flush the session and run its hooks at the end of the block, while records can still be sent."""

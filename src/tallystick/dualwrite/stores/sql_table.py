@@ -336,8 +336,11 @@ def is_mark_missing(exc: DBAPIError) -> bool:
     return first == _MYSQL_NO_SAVEPOINT or str(first).startswith("no such savepoint")
 
 
-def terminate_statement(dialect: str, driver: Any) -> Executable | None:
-    """Build the statement that ends the session behind a driver's connection; None if there is none.
+TERMINATING_DIALECTS: Final = frozenset({"postgresql", "mysql", "mariadb"})
+
+
+def terminate_statement(dialect: str, driver: Any) -> Executable:
+    """Build the statement that ends the session behind a driver's connection.
 
     Sources: PostgreSQL, "Server Signaling Functions": a role may end its own sessions. MariaDB, "KILL": so
     may a user those of the same account.
@@ -346,9 +349,7 @@ def terminate_statement(dialect: str, driver: Any) -> Executable | None:
         info = getattr(driver, "info", None)
         pid = driver.get_server_pid() if info is None else info.backend_pid
         return text(f"SELECT pg_terminate_backend({int(pid)})")
-    if dialect in ("mysql", "mariadb"):
-        return text(f"KILL CONNECTION {int(driver.thread_id())}")
-    return None
+    return text(f"KILL CONNECTION {int(driver.thread_id())}")
 
 
 _ASYNC_STANDBYS_QUERY: Final = (
