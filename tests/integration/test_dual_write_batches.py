@@ -18,13 +18,14 @@ from tests.support.dual_world import MakeWorld, World, worlds
 from tests.support.raw_producer import committed_values, read
 from tests.support.servers import MariaDB, PostgreSQL
 
-from tallystick.client.errors import AbortRequired, ClientError
+from tallystick.client.errors import AbortRequired, ClientError, NotSupported
 from tallystick.dualwrite import (
     CommitUnknown,
     DualWriter,
     NotRecovered,
     NotYours,
     SqlStore,
+    UnsafeStore,
     WriterPool,
 )
 from tallystick.dualwrite.batches import BatchRunner
@@ -408,6 +409,54 @@ def test_every_caller_learns_that_the_id_is_lost(sqlite_world: MakeWorld, caller
         with pytest.raises(AbortRequired, match="INVALID_PRODUCER_EPOCH"):
             each.result(30)
     assert world.check() == []
+
+
+class UnsafeOnce(SqlStore):
+    """Cannot begin, the first time."""
+
+    is_safe = False
+
+    def begin(self) -> SqlTransaction:
+        if not self.is_safe:
+            self.is_safe = True
+            raise UnsafeStore("fsync", "off", "on")
+        return super().begin()
+
+
+def test_a_batch_that_cannot_begin_fails_all_that_wait(sqlite_world: MakeWorld, callers: MakeCallers) -> None:
+    world = sqlite_world()
+    with DualWriter(UnsafeOnce(world.make_engine()), world.config) as writer:
+        waiting = callers(writer)
+        for each in waiting.submit(pay(world, 1, "a"), pay(world, 2, "b")):
+            with pytest.raises(UnsafeStore, match="fsync"):
+                each.result(30)
+        assert waiting.submit(pay(world, 3, "c"))[0].result(30) == "c"
+    assert world.check() == ["c"]
+
+
+class StoreWithoutUnits(SqlStore):
+    """Its transactions have no `begin_unit`, as RocksDB's."""
+
+    def begin(self) -> Any:
+        return WithoutUnits(super().begin())
+
+
+class WithoutUnits:
+    def __init__(self, inner: SqlTransaction) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "begin_unit":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+def test_a_store_without_savepoints_refuses(sqlite_world: MakeWorld, callers: MakeCallers) -> None:
+    world = sqlite_world()
+    with DualWriter(StoreWithoutUnits(world.make_engine()), world.config) as writer:
+        (future,) = callers(writer).submit(pay(world, 1, "a"))
+        with pytest.raises(NotSupported, match="savepoints in WithoutUnits"):
+            future.result(30)
 
 
 def test_a_closed_runner_refuses_units(sqlite_world: MakeWorld, callers: MakeCallers) -> None:

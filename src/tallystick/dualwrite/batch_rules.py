@@ -12,6 +12,7 @@ from tallystick.client.errors import (
     Closed,
     ConnectionLost,
     IdExpired,
+    NotSupported,
     TimedOut,
     Unreachable,
 )
@@ -41,6 +42,7 @@ _OF_THE_WRITER: Final = (
     InDoubt,
     NoFreeId,
     NotRecovered,
+    NotSupported,
     TimedOut,
     Torn,
     Unreachable,

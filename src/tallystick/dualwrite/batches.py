@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
+from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.batch_rules import (
     BatchRolledBack,
     UnitStopped,
@@ -36,7 +37,6 @@ from tallystick.dualwrite.errors import (
     Halted,
     NotRecovered,
     NotVisible,
-    NotYours,
     Outcome,
     Torn,
     WriteInDoubt,
@@ -211,7 +211,13 @@ class BatchRunner(Generic[D]):
             return False
 
     def _watch(self, batch: Batch[QueuedUnit[D]], txn: Transaction[D]) -> None:
-        """Let an idle driver watch a batch, if its transaction can be ended in the server."""
+        """Let an idle driver watch a batch, if its transaction can be ended in the server.
+
+        Raises: NotSupported by a store that cannot take back one unit of a transaction.
+        """
+        if not hasattr(txn.database, "begin_unit"):
+            name = type(txn.database).__name__
+            raise NotSupported("run_batched", f"savepoints in {name}; use `run` with this store")
         with self._changed:
             self._open_txns[batch] = txn
             batch.can_be_ended = getattr(txn.database, "can_be_terminated", False)
@@ -236,7 +242,7 @@ class BatchRunner(Generic[D]):
 
     def _open_and_run(self, writer: DualWriter[D]) -> None:
         with self._changed:
-            batch = self._scheduler.open(self._clock.monotonic_ms())
+            batch = self._scheduler.open()
         if batch is None:
             return
         if batch.is_alone:
@@ -297,8 +303,6 @@ class BatchRunner(Generic[D]):
     def _run_unit(self, txn: Transaction[D], batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D]) -> None:
         """Run one unit in its savepoint [DW-14]. Raises: what the savepoint alone cannot take back."""
         database: Any = txn.database
-        if not hasattr(database, "begin_unit"):
-            raise NotYours(f"{type(database).__name__} cannot take back a part: use `run` with this store")
         txn.run_step("begin unit", database.begin_unit)
         part = UnitTransaction(txn)
         sent_count = 0
@@ -343,8 +347,14 @@ class BatchRunner(Generic[D]):
         return None if doubt.outcome() is Outcome.COMMITTED else doubt
 
     def _settle(self, batch: Batch[QueuedUnit[D]], failure: BaseException | None) -> None:
-        """Settle every unit of a batch that has ended."""
+        """Settle every unit of a batch that has ended.
+
+        If it could not even begin, that is true for every unit that waits.
+        """
         with self._changed:
+            if failure is not None and not batch.unit_count:
+                for each in self._scheduler.clear():
+                    each.fail(failure)
             held_up = [] if batch.running is None else [batch.running]
             units = self._scheduler.end(batch)
             if batch.phase is BatchPhase.OVERTAKEN or (failure is not None and _runs_again(failure)):

@@ -61,8 +61,8 @@ class BatchPhase(Enum):
 class Batch(Generic[U]):
     """The units of one dual write."""
 
-    def __init__(self, opened_at_ms: int, *, is_alone: bool) -> None:
-        self.opened_at_ms = opened_at_ms
+    def __init__(self, *, is_alone: bool) -> None:
+        self.began_at_ms = 0  # when it took its first unit
         self.is_alone = is_alone
         self.phase = BatchPhase.TAKING
         self.can_be_ended = False  # whether the server can end its transaction from another connection
@@ -120,13 +120,13 @@ class BatchScheduler(Generic[U]):
         """Whether a batch can be opened now."""
         return bool(self._alone) or (bool(self._waiting) and self._taking is None)
 
-    def open(self, now_ms: int) -> Batch[U] | None:
+    def open(self) -> Batch[U] | None:
         """Open a batch; None if there are no units, or another batch takes them."""
         if self._alone:
-            return Batch(now_ms, is_alone=True)
+            return Batch(is_alone=True)
         if not self.has_work:
             return None
-        self._taking = Batch(now_ms, is_alone=False)
+        self._taking = Batch(is_alone=False)
         return self._taking
 
     def take(self, batch: Batch[U], now_ms: int) -> U | None:
@@ -136,6 +136,8 @@ class BatchScheduler(Generic[U]):
         if batch.phase is not BatchPhase.TAKING or is_full or not queue or self._is_late(batch, now_ms):
             self._close(batch)
             return None
+        if not batch.unit_count:
+            batch.began_at_ms = now_ms
         batch.unit_count += 1
         batch.running = queue.popleft()
         return batch.running
@@ -177,12 +179,14 @@ class BatchScheduler(Generic[U]):
 
     def ms_until_late(self, now_ms: int) -> int | None:
         """Return after how many milliseconds `find_late` may return a batch; None if it cannot."""
-        if self._taking is None or not self._taking.can_be_ended:
+        batch = self._taking
+        if batch is None or not batch.can_be_ended:
             return None
-        return max(1, self._taking.opened_at_ms + self._limits.max_batch_wait_ms - now_ms)
+        began_at_ms = batch.began_at_ms if batch.unit_count else now_ms
+        return max(1, began_at_ms + self._limits.max_batch_wait_ms - now_ms)
 
     def _is_late(self, batch: Batch[U], now_ms: int) -> bool:
-        return now_ms - batch.opened_at_ms >= self._limits.max_batch_wait_ms
+        return bool(batch.unit_count) and now_ms - batch.began_at_ms >= self._limits.max_batch_wait_ms
 
     def _close(self, batch: Batch[U]) -> None:
         if batch.phase is BatchPhase.TAKING:

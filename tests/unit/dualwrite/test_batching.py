@@ -22,7 +22,7 @@ def scheduler(*units: str) -> BatchScheduler[str]:
 
 def test_waiting_units_join_in_order_until_the_batch_is_full() -> None:
     units = scheduler("a", "b", "c", "d")
-    batch = units.open(0)
+    batch = units.open()
     assert batch is not None
     for name in "abc":
         assert units.take(batch, 1) == name
@@ -35,17 +35,17 @@ def test_waiting_units_join_in_order_until_the_batch_is_full() -> None:
 
 def test_one_batch_takes_units_at_a_time_and_the_next_while_it_commits() -> None:
     units = scheduler("a")
-    first = units.open(0)
+    first = units.open()
     assert first is not None
     assert units.take(first, 0) == "a"
     units.add("b")
-    assert units.open(0) is None
+    assert units.open() is None
     units.finish(first, ready=True)
     assert units.take(first, 0) == "b"
     units.finish(first, ready=True)
     assert units.take(first, 0) is None
     units.add("c")
-    second = units.open(1)
+    second = units.open()
     assert second is not None
     assert units.take(second, 1) == "c"
     assert units.end(first) == ["a", "b"]
@@ -53,7 +53,7 @@ def test_one_batch_takes_units_at_a_time_and_the_next_while_it_commits() -> None
 
 def test_a_unit_that_failed_is_not_in_the_batch() -> None:
     units = scheduler("a", "b")
-    batch = units.open(0)
+    batch = units.open()
     assert batch is not None
     units.take(batch, 0)
     units.finish(batch, ready=False)
@@ -64,7 +64,7 @@ def test_a_unit_that_failed_is_not_in_the_batch() -> None:
 
 def test_a_batch_takes_no_more_once_the_first_has_waited_long_enough() -> None:
     units = scheduler("a", "b")
-    batch = units.open(0)
+    batch = units.open()
     assert batch is not None
     units.take(batch, 0)
     units.finish(batch, ready=True)
@@ -72,9 +72,18 @@ def test_a_batch_takes_no_more_once_the_first_has_waited_long_enough() -> None:
     assert units.withdraw("b")
 
 
+def test_a_transaction_that_was_slow_to_begin_takes_its_first_unit() -> None:
+    units = scheduler("a", "b")
+    batch = units.open()
+    assert batch is not None
+    assert units.take(batch, 5000) == "a"
+    units.finish(batch, ready=True)
+    assert units.take(batch, 5099) == "b"
+
+
 def test_a_held_up_batch_is_overtaken_and_what_was_ready_comes_first() -> None:
     units = scheduler("a", "slow", "c")
-    batch = units.open(0)
+    batch = units.open()
     assert batch is not None
     units.take(batch, 0)
     units.finish(batch, ready=True)
@@ -87,7 +96,7 @@ def test_a_held_up_batch_is_overtaken_and_what_was_ready_comes_first() -> None:
     assert ready == ["a"]
     assert batch.phase is BatchPhase.OVERTAKEN
     units.add_again(ready, alone=False)
-    following = units.open(101)
+    following = units.open()
     assert following is not None
     assert units.take(following, 101) == "a"
     assert units.take(following, 101) == "c"
@@ -98,14 +107,14 @@ def test_a_held_up_batch_is_overtaken_and_what_was_ready_comes_first() -> None:
 
 def test_a_batch_whose_transaction_cannot_be_ended_is_waited_for() -> None:
     units = scheduler("a", "slow", "c")
-    batch = units.open(0)
+    batch = units.open()
     assert batch is not None
     units.take(batch, 0)
     units.finish(batch, ready=True)
     units.take(batch, 0)
     assert units.find_late(1000) is None
     assert units.ms_until_late(1000) is None
-    assert units.open(1000) is None
+    assert units.open() is None
     units.finish(batch, ready=True)
     assert units.take(batch, 1000) is None
     assert units.end(batch) == ["a", "slow"]
@@ -114,7 +123,7 @@ def test_a_batch_whose_transaction_cannot_be_ended_is_waited_for() -> None:
 
 def test_a_batch_that_commits_is_not_overtaken() -> None:
     units = scheduler("a")
-    batch = units.open(0)
+    batch = units.open()
     assert batch is not None
     units.take(batch, 0)
     units.finish(batch, ready=True)
@@ -128,7 +137,7 @@ def test_a_batch_that_commits_is_not_overtaken() -> None:
 def test_a_unit_that_runs_alone_shares_with_none() -> None:
     units = scheduler("c")
     units.add_again(["a", "b"], alone=True)
-    first, second = units.open(0), units.open(0)
+    first, second = units.open(), units.open()
     assert first is not None
     assert second is not None
     assert (first.is_alone, second.is_alone) == (True, True)
@@ -136,7 +145,7 @@ def test_a_unit_that_runs_alone_shares_with_none() -> None:
     units.finish(first, ready=True)
     assert units.take(first, 0) is None
     assert units.take(second, 0) == "b"
-    third = units.open(0)
+    third = units.open()
     assert third is not None
     assert not third.is_alone
 
@@ -156,7 +165,7 @@ def test_every_unit_is_in_one_place(events: list[str]) -> None:
             case "tick":
                 now += 60
             case "open":
-                batches += [opened] if (opened := units.open(now)) else []
+                batches += [opened] if (opened := units.open()) else []
                 for each in batches[-1:]:
                     each.can_be_ended = len(batches) % 2 == 0
             case "take" if batch is not None and batch.running is None:

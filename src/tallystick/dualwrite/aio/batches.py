@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Generic, TypeVar
 
+from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.batch_rules import (
@@ -36,7 +37,6 @@ from tallystick.dualwrite.errors import (
     Halted,
     NotRecovered,
     NotVisible,
-    NotYours,
     Outcome,
     Torn,
     WriteInDoubt,
@@ -213,7 +213,13 @@ class AsyncBatchRunner(Generic[D]):
             return False
 
     async def _watch(self, batch: Batch[AsyncQueuedUnit[D]], txn: Transaction[D]) -> None:
-        """Let an idle driver watch a batch, if its transaction can be ended in the server."""
+        """Let an idle driver watch a batch, if its transaction can be ended in the server.
+
+        Raises: NotSupported by a store that cannot take back one unit of a transaction.
+        """
+        if not hasattr(txn.database, "begin_unit"):
+            name = type(txn.database).__name__
+            raise NotSupported("run_batched", f"savepoints in {name}; use `run` with this store")
         async with self._changed:
             self._open_txns[batch] = txn
             batch.can_be_ended = getattr(txn.database, "can_be_terminated", False)
@@ -238,7 +244,7 @@ class AsyncBatchRunner(Generic[D]):
 
     async def _open_and_run(self, writer: DualWriter[D]) -> None:
         async with self._changed:
-            batch = self._scheduler.open(self._clock.monotonic_ms())
+            batch = self._scheduler.open()
         if batch is None:
             return
         if batch.is_alone:
@@ -303,8 +309,6 @@ class AsyncBatchRunner(Generic[D]):
     ) -> None:
         """Run one unit in its savepoint [DW-14]. Raises: what the savepoint alone cannot take back."""
         database: Any = txn.database
-        if not hasattr(database, "begin_unit"):
-            raise NotYours(f"{type(database).__name__} cannot take back a part: use `run` with this store")
         await txn.run_step("begin unit", database.begin_unit)
         part = UnitTransaction(txn)
         sent_count = 0
@@ -349,8 +353,14 @@ class AsyncBatchRunner(Generic[D]):
         return None if doubt.outcome() is Outcome.COMMITTED else doubt
 
     async def _settle(self, batch: Batch[AsyncQueuedUnit[D]], failure: BaseException | None) -> None:
-        """Settle every unit of a batch that has ended."""
+        """Settle every unit of a batch that has ended.
+
+        If it could not even begin, that is true for every unit that waits.
+        """
         async with self._changed:
+            if failure is not None and not batch.unit_count:
+                for each in self._scheduler.clear():
+                    each.fail(failure)
             held_up = [] if batch.running is None else [batch.running]
             units = self._scheduler.end(batch)
             if batch.phase is BatchPhase.OVERTAKEN or (failure is not None and _runs_again(failure)):
