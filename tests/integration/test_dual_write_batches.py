@@ -114,6 +114,7 @@ class Callers:
         return futures
 
     def close(self) -> None:
+        """End the drivers, before their writers are closed. Idempotent."""
         self._open.set()
         self.runner.close()
         self._threads.shutdown()
@@ -344,6 +345,7 @@ def test_a_unit_that_waits_does_not_hold_up_those_that_are_ready(
         go_on.set()
         assert futures[1].result(30) == "slow"
         assert world.rows() == ["a", "slow", "c"]
+        waiting.close()
     assert len(attempts) == 2
 
 
@@ -392,8 +394,10 @@ def test_an_outcome_that_was_unknown_is_found_for_every_caller(
     world = sqlite_world()
     ForgetfulTransaction.forgets = True
     with DualWriter(ForgetfulStore(world.make_engine()), world.config) as writer:
-        futures = callers(writer).submit(pay(world, 1, "a"), pay(world, 2, "b"))
+        waiting = callers(writer)
+        futures = waiting.submit(pay(world, 1, "a"), pay(world, 2, "b"))
         assert [each.result(30) for each in futures] == ["a", "b"]
+        waiting.close()
     assert not ForgetfulTransaction.forgets
     assert world.check() == ["a", "b"]
     assert markers(world, 2) == 1
@@ -431,6 +435,7 @@ def test_a_batch_that_cannot_begin_fails_all_that_wait(sqlite_world: MakeWorld, 
             with pytest.raises(UnsafeStore, match="fsync"):
                 each.result(30)
         assert waiting.submit(pay(world, 3, "c"))[0].result(30) == "c"
+        waiting.close()
     assert world.check() == ["c"]
 
 
@@ -454,9 +459,11 @@ class WithoutUnits:
 def test_a_store_without_savepoints_refuses(sqlite_world: MakeWorld, callers: MakeCallers) -> None:
     world = sqlite_world()
     with DualWriter(StoreWithoutUnits(world.make_engine()), world.config) as writer:
-        (future,) = callers(writer).submit(pay(world, 1, "a"))
+        waiting = callers(writer)
+        (future,) = waiting.submit(pay(world, 1, "a"))
         with pytest.raises(NotSupported, match="savepoints in WithoutUnits"):
             future.result(30)
+        waiting.close()
 
 
 def test_a_closed_runner_refuses_units(sqlite_world: MakeWorld, callers: MakeCallers) -> None:
