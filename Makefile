@@ -53,7 +53,7 @@ check: $(READY) ## the quick loop: format, lint, types, layers, twins, quick uni
 	@$(MAKE) --no-print-directory unit
 
 unit: $(READY) ## the tests of make check alone
-	@$(SETS) $(BIN)/python -m pytest $(TWO) $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/meta
+	@$(SETS) $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/meta
 
 format: $(READY) ## rewrite the sources in the house format, and the twins that are generated from them
 	@$(BIN)/ruff format .

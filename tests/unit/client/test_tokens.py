@@ -225,7 +225,7 @@ def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
     ca.issue_cert("localhost").configure_cert(context)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     made.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield made
     server.shutdown()
