@@ -187,7 +187,7 @@ class PostgreSQL(Server):
             "unix_socket_directories": "",
             "shared_buffers": "32MB",
             "dynamic_shared_memory_type": "mmap",  # in its folder, however the server ends
-            "max_connections": 60,
+            "max_connections": 100,
             "log_checkpoints": "off",
         }
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]

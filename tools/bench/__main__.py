@@ -14,7 +14,16 @@ from types import FrameType
 
 from rich.console import Console
 from tools.apache_kafka import Unavailable, class_path
-from tools.bench import clients, dual_write, report, report_transactions, security, spark, transactions
+from tools.bench import (
+    clients,
+    dual_write,
+    dual_write_callers,
+    report,
+    report_transactions,
+    security,
+    spark,
+    transactions,
+)
 from tools.bench.brokers import NAMES, create_topic, delete_topic, fresh, prepare, run_latency, run_load
 from tools.bench.report import Results
 from tools.bench.rows import (
@@ -152,11 +161,14 @@ def measure_spark(say: Console, command: str, repeats: int, *, quick: bool) -> s
 
 
 def measure_dual_writes(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Measure dual writes beside a plain commit and an outbox, and return the page's new section."""
+    """Measure dual writes beside a plain commit and an outbox, and return the page's new sections."""
     results = dual_write.DualResults(command)
+    of_callers = dual_write_callers.CallersResults(command)
     for _ in range(repeats):
-        dual_write.measure(results, say, quick=quick)
-    return dual_write.write(results)
+        with dual_write.start_servers() as (server, broker):
+            dual_write.measure(results, say, server, broker, quick=quick)
+            dual_write_callers.measure(of_callers, say, server, broker, quick=quick)
+    return f"{dual_write.write(results)}\n{dual_write_callers.write(of_callers)}"
 
 
 def measure_security(say: Console, command: str, repeats: int, *, quick: bool) -> str:

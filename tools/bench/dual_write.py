@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -146,7 +146,8 @@ def dual(engine: Engine, bootstrap: str) -> Iterator[Pay]:
 @contextmanager
 def outbox(engine: Engine, bootstrap: str) -> Iterator[Pay]:
     stopping = threading.Event()
-    relay = threading.Thread(target=_relay, args=(engine, bootstrap, stopping), daemon=True)
+    arguments = (engine, bootstrap, TOPICS[OUTBOX], stopping)
+    relay = threading.Thread(target=relay_outbox, args=arguments, daemon=True)
     relay.start()
 
     def pay(n: int) -> int:
@@ -160,44 +161,47 @@ def outbox(engine: Engine, bootstrap: str) -> Iterator[Pay]:
     relay.join()
 
 
-def _relay(engine: Engine, bootstrap: str, stopping: threading.Event) -> None:
+def relay_outbox(engine: Engine, bootstrap: str, topic: str, stopping: threading.Event) -> None:
     """Relay the outbox at least once: send its rows, wait for the broker, delete them."""
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 0}) as producer:
         while not stopping.wait(RELAY_S):
             with engine.begin() as connection:
                 found = connection.execute(text("SELECT id, value FROM outbox ORDER BY id")).all()
                 for each in found:
-                    producer.send(TOPICS[OUTBOX], each.value.encode())
+                    producer.send(topic, each.value.encode())
                 producer.flush()
                 if found:
-                    gone = {"first": found[0].id, "last": found[-1].id}
-                    connection.execute(text("DELETE FROM outbox WHERE id BETWEEN :first AND :last"), gone)
+                    # Not all up to the last id: a row with a smaller one may be committed by now, unsent.
+                    sent = {"sent": [each.id for each in found]}
+                    connection.execute(text("DELETE FROM outbox WHERE id = ANY(:sent)"), sent)
 
 
 MAKE: Final = {ALONE: alone, DUAL: dual, OUTBOX: outbox}
 TOPICS: Final = {DUAL: "dual", OUTBOX: "outbox"}
 
 
-def measure(results: DualResults, say: Console, *, quick: bool) -> None:
+@contextmanager
+def start_servers() -> Iterator[tuple[PostgreSQL, BrokerProcess]]:
+    """Start a database and a broker, both on the disk: a database in memory would not be comparable."""
+    with fresh(OURS, TWO_PHASE) as broker, PostgreSQL(PLACE) as server:
+        yield server, broker
+
+
+def measure(
+    results: DualResults, say: Console, server: PostgreSQL, broker: BrokerProcess, *, quick: bool
+) -> None:
     """Measure one round: every way on the same servers, one after the other."""
     count, seconds = (300, 5) if quick else (3000, 20)
-    with ExitStack() as stack:
-        broker = stack.enter_context(fresh(OURS, TWO_PHASE))
-        # On disk like the log: a database in memory would not be comparable.
-        server = stack.enter_context(PostgreSQL(PLACE))
-        for way in WAYS:
-            taken = _measure(server, broker, way, count, seconds)
-            results.taken.setdefault(way, []).append(taken)
-            say.print(f"dual   {way:30}{taken.per_s:8,.0f} /s  p99 {taken.p99_ms:.2f} ms", style="dim")
+    for way in WAYS:
+        taken = _measure(server, broker, way, count, seconds)
+        results.taken.setdefault(way, []).append(taken)
+        say.print(f"dual   {way:30}{taken.per_s:8,.0f} /s  p99 {taken.p99_ms:.2f} ms", style="dim")
 
 
 def _measure(server: PostgreSQL, broker: BrokerProcess, way: str, count: int, seconds: int) -> Taken:
     name = server.new_database()
     engine = create_engine(server.url(name).replace("postgresql:", "postgresql+psycopg:"))
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE payments (id bigserial PRIMARY KEY, what text)"))
-        connection.execute(text("CREATE TABLE outbox (id bigserial PRIMARY KEY, value text)"))
-    SqlStore(engine).create()
+    create_tables(engine)
     reader = None
     if way in TOPICS:
         create_topic(broker, TOPICS[way], 1)
@@ -228,6 +232,14 @@ def _measure(server: PostgreSQL, broker: BrokerProcess, way: str, count: int, se
         seen_p99_ms=quantile(seen, 0.99) if seen else None,
         changed=_changed(server.url(name), total + 20),
     )
+
+
+def create_tables(engine: Engine) -> None:
+    """Create the tables of payments, of the outbox, and ours."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE payments (id bigserial PRIMARY KEY, what text)"))
+        connection.execute(text("CREATE TABLE outbox (id bigserial PRIMARY KEY, value text)"))
+    SqlStore(engine).create()
 
 
 def _at_a_rate(pay: Pay, numbers: range) -> dict[int, int]:

@@ -23,6 +23,7 @@ from tallystick.dualwrite.pool_rules import (
     select_larger_pool_ids,
     take_free_async,
 )
+from tallystick.dualwrite.recipes import StepCallback
 from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
@@ -52,6 +53,7 @@ class WriterPool(Generic[D]):
         *,
         wait_s: float = WAIT_S,
         batching: Batching = DEFAULT_BATCHING,
+        watch: StepCallback | None = None,
     ) -> None:
         """Configure the pool without connecting.
 
@@ -59,12 +61,14 @@ class WriterPool(Generic[D]):
             size: maximum number of concurrent transactions, 1..1000.
             wait_s: default seconds that a caller waits for a free id.
             batching: how much work shares a transaction in `run_batched`.
+            watch: callback for every step of every writer, as of a DualWriter.
         Raises: BadConfig.
         """
         self._store = store
         self._config = producer_config
         self._size = size
         self._wait_s = wait_s
+        self._watch = watch
         self._writers = [self._create_writer(each) for each in pool_ids(producer_config, size)]
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
         self._is_recovered = False
@@ -73,7 +77,7 @@ class WriterPool(Generic[D]):
 
     def _create_writer(self, transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
-        return DualWriter(self._store, config, pooled=True)
+        return DualWriter(self._store, config, pooled=True, watch=self._watch)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, including those left by an earlier, larger pool of the same name.
