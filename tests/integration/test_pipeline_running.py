@@ -244,8 +244,8 @@ def test_everything_wrong_is_told_before_anything_is_started() -> None:
         Pipeline(wrong)
     assert str(refused.value).splitlines() == [
         "sources.s.options: maxoffsetpertrigger: unknown option; did you mean maxOffsetsPerTrigger?",
-        "transforms[0]: v is made by either sql or a function",
-        "transforms[1]: w is made by either sql or a function",
+        "transforms[0]: v needs either sql or a function, and not both",
+        "transforms[1]: w needs either sql or a function, and not both",
     ]
     with pytest.raises(BadConfig, match=r"kafka\.linger\.ms"):
         Pipeline(replace(wrong, kafka={"bootstrap.servers": "h:1", "linger.ms": "soon"}))

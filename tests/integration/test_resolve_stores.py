@@ -125,7 +125,7 @@ def test_a_rocksdb_that_a_process_has_open_is_left_to_it(
         holder.stdout.readline()
         assert main(["transactions", "resolve", "--dry-run", *at]) == 1
         said = capsys.readouterr().err
-        assert f"a process that is alive has {folder} open" in said
+        assert f"{folder} is open in a live process" in said
         assert said.count("\n") == 1
         holder.communicate()
     assert main(["transactions", "resolve", "--dry-run", *at]) == 0
@@ -136,8 +136,8 @@ def test_a_rocksdb_that_a_process_has_open_is_left_to_it(
     [
         ("rocksdb://host/path", 2, "rocksdb:///"),
         ("rocksdb:", 2, "rocksdb:///"),
-        ("rocksdb:///{folder}/none", 1, "is no RocksDB database"),
-        ("rocksdb:///{folder}", 1, "is no RocksDB database"),
+        ("rocksdb:///{folder}/none", 1, "is not a RocksDB database"),
+        ("rocksdb:///{folder}", 1, "is not a RocksDB database"),
         ("zookeeper:///root", 2, "zookeeper://HOST:PORT"),
         ("zookeeper://localhost:1?timeout=5", 2, "zookeeper://HOST:PORT"),
         ("zookeeper://me:secret@localhost:x/root", 2, "Port could not be"),
@@ -169,6 +169,6 @@ def test_a_zookeeper_that_does_not_answer_is_one_line(
     words = ["--store", "zookeeper://me:secret@127.0.0.1:1/root", "--bootstrap-server", "localhost:1"]
     assert main(["transactions", "resolve", *words]) == 1
     said = capsys.readouterr().err
-    assert "no ZooKeeper of 127.0.0.1:1 answers" in said
+    assert "none of the ZooKeeper servers 127.0.0.1:1 answers" in said
     assert said.count("\n") == 1
     assert "secret" not in said

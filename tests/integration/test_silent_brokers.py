@@ -134,8 +134,8 @@ def test_ctrl_c_ends_the_wait_without_a_traceback(words: tuple[str, ...]) -> Non
     [
         (("--transactional-id", ""), "--transactional-id: must not be empty"),
         (("--group", ""), "--group: must not be empty"),
-        (("--topic", "a b"), "--topic: 'a b' is no topic's name"),
-        (("--topic", "t" * 250), "is no topic's name"),
+        (("--topic", "a b"), "--topic: 'a b' is not a topic name"),
+        (("--topic", "t" * 250), "is not a topic name"),
     ],
 )
 def test_a_name_that_nothing_can_have_is_refused_before_anything_is_sent(

@@ -137,7 +137,7 @@ def test_what_is_wrong_is_said_at_once(spark: SparkSession, broker: EmbeddedBrok
     said = str(caught.value)
     assert "did you mean startingOffsets?" in said
     assert "minPartitions: '0' is not a whole number" in said
-    assert "only one" in said
+    assert "exactly one" in said
     with pytest.raises(PySparkException, match="a batch cannot start at latest"):
         read(spark, broker, subscribe="a", startingOffsets="latest").count()
     with pytest.raises(PySparkException, match=r"not in the cluster at .*: no-such-topic"):

@@ -106,7 +106,7 @@ def test_two_rows_with_the_same_keys_are_refused(engine: Engine) -> None:
     made = staged(engine, COUNTS)
     made.stage("a", 0, rows(word=["one"], n=[1]))
     made.stage("b", 0, rows(word=["one"], n=[2]))
-    with pytest.raises(RowsRejected, match="more than one row of this batch has word='one'"):
+    with pytest.raises(RowsRejected, match="several rows of this batch have word='one'"):
         move(engine, made, ["a", "b"], 2)
     assert select(engine, "SELECT word FROM counts") == []
 
@@ -124,7 +124,7 @@ def test_fewer_rows_than_were_voted_for(engine: Engine) -> None:
     """[SPK-41]"""
     made = staged(engine, COUNTS)
     made.stage("a", 0, rows(word=["one"], n=[1]))
-    with pytest.raises(VoteLost, match="2 rows were staged, and 1 are there"):
+    with pytest.raises(VoteLost, match="2 rows were staged, but 1 are there"):
         move(engine, made, ["a"], 2)
 
 

@@ -363,7 +363,7 @@ def test_a_batch_beyond_the_next_one_stops() -> None:
     """[SPK-22]"""
     cluster, checkpoint = ToyCluster(), Checkpoint({0: range(4)})
     run_alone(Query(cluster, checkpoint, Random(1), until=1).run())
-    with pytest.raises(CheckpointsDiffer, match="follows no decided batch: the last one decided is 0"):
+    with pytest.raises(CheckpointsDiffer, match="does not follow the last decided batch, which is 0"):
         run_alone(Query(cluster, checkpoint, Random(1)).batch(2, range(8, 9)))
 
 

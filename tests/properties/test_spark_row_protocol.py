@@ -245,7 +245,7 @@ def test_rows_that_were_lost_are_not_decided_on(new_world: NewWorld) -> None:
         with world.engine.begin() as connection:
             connection.execute(delete(driver.staged.table).where(driver.staged.table.c.id == 2))
         driver.log.set_staged_moves(lease.nonce, moves)
-        with pytest.raises(VoteLost, match="4 rows were staged, and 3 are there"):
+        with pytest.raises(VoteLost, match="4 rows were staged, but 3 are there"):
             await driver.coordinator.commit(votes)
         await driver.coordinator.abort(votes)
 
@@ -263,7 +263,7 @@ def test_a_move_that_takes_too_long_is_not_decided_on(new_world: NewWorld) -> No
         votes, moves = await driver.tasks(lease, 0)
         driver.log.set_staged_moves(lease.nonce, moves)
         event.listen(world.engine, "after_cursor_execute", lambda *_: driver.clock.advance(LIMIT_MS))
-        with pytest.raises(VoteLost, match="took so long to move"):
+        with pytest.raises(VoteLost, match="moving the rows took so long"):
             await driver.coordinator.commit(votes)
         await driver.coordinator.abort(votes)
 

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     unused = list_ineffective(settings)
     if unused:
-        _log.warning("accepted, without effect here: %s", ", ".join(unused))
+        _log.warning("accepted, but without effect in this broker: %s", ", ".join(unused))
     try:
         Path(config.log_dirs).mkdir(parents=True, exist_ok=True)
         return run(config, _print_started, users)

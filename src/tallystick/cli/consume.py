@@ -111,7 +111,7 @@ def consume(
         raise typer.BadParameter("give a TOPIC")
     places = (partition, offset, timestamp, from_beginning or None)
     if group is not None and places[:3] != (None, None, None):
-        raise typer.BadParameter("--partition, --offset and --timestamp are for reading without --group")
+        raise typer.BadParameter("--partition, --offset and --timestamp cannot be combined with --group")
     if sum(place is not None for place in places[1:]) > 1:
         raise typer.BadParameter("give one of --offset, --timestamp and --from-beginning")
     config = build_config(bootstrap_server, command_config) | parse_named_values(setting or (), "--config")
@@ -157,7 +157,7 @@ def _create_formatter(output: RecordFormat, properties: dict[str, str]) -> Messa
     if output is RecordFormat.TEXT:
         return LineWriter.parse(properties)
     if properties:
-        raise typer.BadParameter("--property is for --output text")
+        raise typer.BadParameter("--property needs --output text")
     return JsonLineFormat()
 
 

@@ -41,7 +41,7 @@ def demo(
     possible = possible_crashes(master)
     for each in crash or ():
         if each not in possible:
-            raise typer.BadParameter(f"there is no {each} to kill on {master}", param_hint="--crash")
+            raise typer.BadParameter(f"{master} has no {each} to kill", param_hint="--crash")
     setting = DemoSettings(master=master, rows=rows, crashes=crash or possible)
     with interruptible(), _open_folder(work_dir) as folder:
         outcome = flights_demo.DemoRun(folder, setting, _make_printer(console)).run()

@@ -96,7 +96,9 @@ def _check_names(subjects: Sequence[Resource]) -> None:
         if not subject.name:
             raise BadConfig(f"{option}: must not be empty")
         if subject.type is AclResource.TOPIC and not is_topic_name(subject.name):
-            raise BadConfig(f"{option}: {subject.name!r} is no topic's name: 1 to 249 of a-z A-Z 0-9 . _ -")
+            raise BadConfig(
+                f"{option}: {subject.name!r} is not a topic name: 1 to 249 characters of a-z A-Z 0-9 . _ -"
+            )
 
 
 def choose_exit(findings: Sequence[DoctorRow]) -> ExitCode:
@@ -114,9 +116,9 @@ def _read_plan(config: dict[str, object]) -> ClientPlan:
     try:
         listed = tuple(Mode(name.strip()) for name in modes.split(","))
     except ValueError:
-        raise BadConfig(f"tallystick.modes: {modes}: is none of 2pc, keep, resume") from None
+        raise BadConfig(f"tallystick.modes: {modes}: is not 2pc, keep or resume") from None
     if not (timeout.isascii() and timeout.isdecimal()):
-        raise BadConfig(f"transaction.timeout.ms: {timeout}: is no number")
+        raise BadConfig(f"transaction.timeout.ms: {timeout}: is not a number")
     return ClientPlan(modes=listed, transaction_timeout_ms=int(timeout))
 
 

@@ -156,7 +156,7 @@ def _create_reader(form: LineFormat, properties: dict[str, str], key_separator: 
     if form is LineFormat.STRING:
         return LineReader.parse(properties)
     if properties:
-        raise typer.BadParameter("--property and --key-separator are for --format string")
+        raise typer.BadParameter("--property and --key-separator need --format string")
     return JsonLineFormat()
 
 

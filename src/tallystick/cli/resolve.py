@@ -75,13 +75,13 @@ def resolve_command(
     if prefix is not None:
         if transactional_id or schema or allowed:
             raise BadConfig(
-                "--prefix: a Spark query has no --transactional-id, --schema or --allow-unsafe-durability"
+                "--prefix: cannot be combined with --transactional-id, --schema or --allow-unsafe-durability"
             )
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
         raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
     if store is None or retire:
-        raise BadConfig("--store URL or --prefix PREFIX: one is needed; --retire goes with --prefix")
+        raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
     with open_store(store, schema, allowed or ()) as opened:
         ids = transactional_id or _list_ids(opened)
         if not dry_run and ids:

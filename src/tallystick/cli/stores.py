@@ -40,7 +40,7 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
             yield sql
         return
     if schema is not None or allowed:
-        raise BadConfig("--schema, --allow-unsafe-durability: only an SQL database has them")
+        raise BadConfig("--schema, --allow-unsafe-durability: for SQL databases alone")
     with opener(urlsplit(url)) as store:
         yield store
 
@@ -70,17 +70,18 @@ def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str])
 def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
     folder = Path(unquote(url.path))
     if url.netloc or url.query or not folder.is_absolute():
-        raise BadConfig("--store: rocksdb:/// and then the folder of the database")
+        raise BadConfig("--store: must be rocksdb:/// followed by the folder of the database")
     open_database = _lazy.load("rocksdict").Rdict
     if not (folder / "CURRENT").is_file():
-        raise BadStore(f"--store: {folder} is no RocksDB database")
+        raise BadStore(f"--store: {folder} is not a RocksDB database")
     try:
         database = open_database(str(folder))
     except Exception as exc:  # rocksdict has no classes for these
         if any(text in str(exc) for text in ("While lock file", "lock hold by")):
             raise BadStore(
-                f"--store: a process that is alive has {folder} open, and RocksDB lets in one: it finishes "
-                "its ids itself when it recovers; or stop it, and try again"
+                f"--store: {folder} is open in a live process, and RocksDB allows one at a time. Nothing "
+                "was read. That process finishes its ids itself when it recovers; otherwise stop it and "
+                "try again"
             ) from exc
         raise BadStore(f"--store: {folder} cannot be opened: {exc}") from exc
     with closing(database), closing(dualwrite.RocksStore(database)) as opened:
@@ -92,7 +93,9 @@ def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
     credentials, _, hosts = url.netloc.rpartition("@")
     parameters = parse_qs(url.query)
     if not hosts or parameters.keys() - {"path"}:
-        raise BadConfig("--store: zookeeper://HOST:PORT,HOST:PORT/ROOT, and ?path=PATH if the store has one")
+        raise BadConfig(
+            "--store: must be zookeeper://HOST:PORT,HOST:PORT/ROOT, with ?path=PATH if the store has one"
+        )
     kazoo = _lazy.load("kazoo.client").KazooClient
     digest = [("digest", unquote(credentials))] if credentials else None
     try:
@@ -103,7 +106,9 @@ def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
         client.start(CONNECT_TIMEOUT_S)
     except Exception as exc:  # of kazoo's handler, which the client chooses
         client.close()
-        raise BadStore(f"--store: no ZooKeeper of {hosts} answers: {type(exc).__name__}: {exc}") from exc
+        raise BadStore(
+            f"--store: none of the ZooKeeper servers {hosts} answers: {type(exc).__name__}: {exc}"
+        ) from exc
     try:
         yield dualwrite.ZooKeeperStore(client, *parameters.get("path", [])[-1:])
     finally:

@@ -414,8 +414,8 @@ def _format_abort_plan(plan: AbortPlan) -> str:
     ]
     if not plan.guarded:
         lines.append(
-            "This broker does not check the start offset: it is read once more immediately before, and a "
-            "transaction that begins between the two would be ended in its place."
+            "This broker does not check the start offset. It is read again immediately before the "
+            "abort; a transaction that begins in between would be aborted instead."
         )
     return "\n".join(lines)
 

@@ -66,7 +66,7 @@ def create(
     at: ClusterTarget = context.obj
     credentials = [parse_scram_argument(each) for each in add_scram or ()]
     if not user and not credentials:
-        raise typer.BadParameter("give --user, or --add-scram")
+        raise typer.BadParameter("give --user or --add-scram")
     if user:
         count, names = parse_iterations(iterations), mechanism or [SCRAM_SHA_512.name]
         password = Secret(_read_password(password_file))

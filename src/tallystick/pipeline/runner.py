@@ -212,9 +212,10 @@ def check_checkpoints(definition: Definition) -> None:
         # Notes of earlier versions lack the place of the decisions.
         if noted not in (None, prefix, definition.prefix_of(output)):
             problems.append(
-                f"checkpoint: {local_folder_of(checkpoint)} is of {noted!r}, and this is {prefix!r}: rows "
-                "that were decided there would be written again here. Nothing was read; take back the old "
-                "name, or another checkpoint; or, if it is to go on under the new name, --on-new-prefix adopt"
+                f"checkpoint: {local_folder_of(checkpoint)} belongs to {noted!r}, and this pipeline is "
+                f"{prefix!r}: rows that were decided there would be written again here. Nothing was read. "
+                "Use the old name, or another checkpoint; to continue under the new name, add "
+                "--on-new-prefix adopt"
             )
     if problems:
         raise BadConfig("\n".join(problems))

@@ -66,7 +66,7 @@ def _declare_transform(spark: SparkSession, definition: Definition, i: int, tran
             views = {name: spark.table(name) for name in definition.view_names(i)}
             _declare(transform.name, f"transforms[{i}].function", partial(function, views))
         case _:
-            raise BadConfig(f"transforms[{i}]: {transform.name} is made by either sql or a function")
+            raise BadConfig(f"transforms[{i}]: {transform.name} needs either sql or a function, and not both")
 
 
 def _declare(name: str, path: str, make: Callable[[], DataFrame]) -> None:

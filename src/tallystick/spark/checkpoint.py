@@ -137,9 +137,9 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
     folder = local_folder_of(location)
     if folder is None or not (folder / "metadata").is_file():
         raise BadCheckpoint(
-            f"checkpointLocation of the source: {location} is not the folder of this query's checkpoint, as "
-            "far as this process can see. Give the source the one that the query has, if that is a folder of "
-            "the driver's host; else leave the option out, and resume.from.prefix with it"
+            f"checkpointLocation of the source: {location} does not look like this query's checkpoint "
+            "folder from this process. Nothing was begun. Give the source the folder that the query "
+            "has, if it is on the driver's host; otherwise remove this option and resume.from.prefix"
         )
     path = folder / _OWN_FOLDER / f"start-{sha256(source.encode()).hexdigest()[:16]}.json"
     try:

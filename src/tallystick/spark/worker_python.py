@@ -59,7 +59,7 @@ def worker_python(cache: Path | None = None) -> str:
     try:
         write_script_once(file, _SCRIPT.format(python=sys.executable))
     except OSError as exc:
-        _log.info("Spark's workers start slowly, %s cannot be kept: %s", file, exc)
+        _log.info("Spark's Python workers start slowly: %s cannot be written: %s", file, exc)
         return sys.executable
     return str(file)
 

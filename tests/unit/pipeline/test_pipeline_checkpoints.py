@@ -47,7 +47,7 @@ def test_a_checkpoint_stays_with_the_pipeline_that_made_it(tmp_path: Path) -> No
     with pytest.raises(BadConfig) as refused:
         check_checkpoints(other)
     assert str(refused.value).count("\n") == 1, "both outputs are told"
-    assert "is of 'mine.a', and this is 'other.a'" in str(refused.value)
+    assert "belongs to 'mine.a', and this pipeline is 'other.a'" in str(refused.value)
 
 
 def test_a_note_of_an_earlier_version_counts(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_note_of_an_earlier_version_counts(tmp_path: Path) -> None:
     (tmp_path / "a" / "tallystick-prefix").write_text("mine.a\n")
     check_checkpoints(definition("mine", str(tmp_path)))
     check_checkpoints(definition("mine", str(tmp_path), TABLES))
-    with pytest.raises(BadConfig, match=r"is of 'mine\.a'"):
+    with pytest.raises(BadConfig, match=r"belongs to 'mine\.a'"):
         check_checkpoints(definition("other", str(tmp_path)))
 
 
@@ -63,7 +63,7 @@ def test_an_output_with_a_table_decides_under_a_name_of_its_own(tmp_path: Path) 
     tables = definition("mine", str(tmp_path), TABLES)
     decide(tables, "mine.a/database")
     check_checkpoints(tables)
-    with pytest.raises(BadConfig, match=r"is of 'mine\.a/database'"):
+    with pytest.raises(BadConfig, match=r"belongs to 'mine\.a/database'"):
         check_checkpoints(definition("mine", str(tmp_path)))
 
 

@@ -75,7 +75,7 @@ def test_a_start_is_asked_once_and_kept(folder: Path) -> None:
 def test_a_place_that_keeps_no_start_is_refused(folder: Path) -> None:
     """[SPK-3] Rather than to begin somewhere else the next time."""
     for location in ("s3a://bucket/a", str(folder.parent)):
-        with pytest.raises(BadCheckpoint, match="not the folder of this query's checkpoint"):
+        with pytest.raises(BadCheckpoint, match="not look like this query's checkpoint folder"):
             keep_start_offsets(location, "of a", lambda: START)
     (folder / "tallystick").write_text("in the way")
     with pytest.raises(BadCheckpoint, match="Nothing was begun"):

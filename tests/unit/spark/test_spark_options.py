@@ -151,7 +151,7 @@ def test_everything_wrong_is_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("query", "given", "said"),
     [
-        (None, {"subscribe": "a", "subscribePattern": "b"}, "only one"),
+        (None, {"subscribe": "a", "subscribePattern": "b"}, "exactly one"),
         (None, {"subscribe": " , "}, "subscribe: no topic is named"),
         (None, {"subscribePattern": "("}, "subscribePattern: '(' is not a regular expression"),
         (None, {"assign": '{"a":["0"]}'}, "assign: "),
@@ -162,7 +162,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         (QueryType.STREAM, {"minOffsetsPerTrigger": "3", "maxOffsetsPerTrigger": "2"}, "3 is above"),
         (None, {"resume.from.prefix": "p"}, "checkpointLocation must be given as well"),
         (None, {"resume.from.prefix": "a b", "checkpointLocation": "/c"}, "resume.from.prefix: 'a b' is"),
-        (None, {"resume.from.database": "sqlite://"}, "resume.from.prefix, which is not given"),
+        (None, {"resume.from.database": "sqlite://"}, "resume.from.prefix alone, which is not given"),
         (QueryType.BATCH, {"checkpointLocation": "/c"}, "checkpointLocation: only in a streaming query"),
         (QueryType.BATCH, {"startingOffsets": "latest"}, "a batch cannot start at latest"),
         (QueryType.BATCH, {"endingOffsets": "earliest"}, "a batch cannot end at earliest"),
@@ -207,4 +207,4 @@ def test_options_without_a_cluster_or_topics() -> None:
         parse_source_options({})
     said = str(caught.value)
     assert "kafka.bootstrap.servers: must name at least one" in said
-    assert "assign, subscribe, subscribePattern: one of these" in said
+    assert "assign, subscribe, subscribePattern: exactly one of these" in said

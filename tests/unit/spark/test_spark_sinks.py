@@ -50,7 +50,7 @@ def test_a_function_is_checked_when_it_is_made() -> None:
     told = str(raised.value).splitlines()
     assert told[:2] == [
         "database: required by to_table, the URL that SQLAlchemy takes",
-        "topic: each to_topic has its own",
+        "topic: set it in each to_topic, not for the whole query",
     ]
     assert told[2].startswith("transactional.id.prefix: ")
 

@@ -39,8 +39,9 @@ def resolve_database(url: str) -> DecisionDatabase:
     place = _locate_sqlite_file(address)
     if place is None:
         raise BadConfig(
-            f"database: {address.database or ':memory:'}: is no file here; the sink does not make one, and "
-            "tasks are processes of their own"
+            f"database: {address.database or ':memory:'}: is not a file on this host. The sink does not "
+            "create it, and a database in memory cannot be shared with the tasks, which are separate "
+            "processes"
         )
     return DecisionDatabase(url=url, sqlite_location=place)
 
@@ -55,8 +56,9 @@ def get_engine(where: DecisionDatabase) -> Engine:
     if backend == "sqlite":
         if _locate_sqlite_file(address) != where.sqlite_location:
             raise BadConfig(
-                f"database: {address.database}: this task is on {platform.node()}, where that is not the "
-                "driver's file. SQLite is for masters local and local-cluster; use a database server"
+                f"database: {address.database}: this task is on {platform.node()}, which does not have "
+                "the driver's file. SQLite works with the masters local and local-cluster alone; use a "
+                "database server"
             )
         engine = create_engine(address, connect_args={"timeout": SQLITE_BUSY_TIMEOUT_S})
     else:

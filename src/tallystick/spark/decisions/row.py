@@ -204,9 +204,9 @@ class DecisionRow:
                 each.move(transaction.connection, moves.attempts, rows)
             if not in_time():
                 raise VoteLost(
-                    f"{self.prefix}: the rows took so long to move that the cluster may abort the batch's "
-                    "transactions first. Nothing was decided: make batches smaller, or raise "
-                    "kafka.transaction.timeout.ms; with two-phase commit there is no limit"
+                    f"{self.prefix}: moving the rows took so long that the cluster may abort the batch's "
+                    "transactions before they are decided. Nothing was decided. Make batches smaller, "
+                    "or raise kafka.transaction.timeout.ms; two-phase commit has no such limit"
                 )
             self._commit_or_raise(transaction)
         finally:
@@ -220,8 +220,8 @@ class DecisionRow:
             raise exc.cause from exc
         except Exception as exc:
             raise InDoubt(
-                f"the decision of {self.prefix!r} was sent to the database and its outcome could not be "
-                f"learned: {exc}; the query finds out when it is started again"
+                f"the decision of {self.prefix!r} was sent to the database, and whether it was committed "
+                f"is not known: {exc}. Restart the query: it finds out, and completes or repeats the batch"
             ) from exc
 
     def mark_done(self, nonce: str) -> None:

@@ -252,9 +252,9 @@ class StagingTable:
         ).scalar_one()
         if row_count != rows:
             raise VoteLost(
-                f"table {self.sink.table}: {rows} rows were staged, and {row_count} are there: the database "
-                "lost them, or somebody has emptied the staging table. Nothing was decided: the batch is "
-                "written again when the query is restarted"
+                f"table {self.sink.table}: {rows} rows were staged, but {row_count} are there: the "
+                "database has lost some, or the staging table was emptied. Nothing was decided; restart "
+                "the query to write the batch again"
             )
         if not rows:
             return
@@ -279,8 +279,8 @@ class StagingTable:
                 f"{name}={value!r}" for name, value in zip(self.sink.keys, duplicate, strict=True)
             )
             raise RowsRejected(
-                f"table {self.sink.table}: more than one row of this batch has {keys_text}, and nothing says "
-                "which is the later one. Nothing was decided: aggregate them to one row for each of the keys"
+                f"table {self.sink.table}: several rows of this batch have {keys_text}, in no defined "
+                "order. Nothing was decided. Aggregate the batch to one row per key"
             )
 
     def _move_statement(self, is_voted: ColumnElement[bool]) -> Executable:
@@ -313,7 +313,10 @@ def _reflect_table(engine: Engine, sink: ToTable) -> Table:
     try:
         return Table(sink.name, MetaData(), schema=sink.schema, autoload_with=engine, resolve_fks=False)
     except NoSuchTableError as exc:
-        raise BadConfig(f"table {sink.table}: is not in the database; the sink does not make it") from exc
+        raise BadConfig(
+            f"table {sink.table}: does not exist in the database, and the sink does not create it. "
+            "Create it first"
+        ) from exc
 
 
 def _to_python_values(column: pa.Array, kind: Any, dialect: str) -> list[Any]:

@@ -92,8 +92,8 @@ def find_unusable_config(
     if policy not in (None, "compact"):
         return NoDecisionTopic(
             f"the topic of decisions, {topic!r}, has cleanup.policy={policy}: decisions would be deleted "
-            "while they are needed. Nothing was begun. Name another one with decisions.topic, which is made; "
-            f"or, if nothing else is in this one: {change} cleanup.policy=compact"
+            "while they are needed. Nothing was begun. Set decisions.topic to another name, which will "
+            f"be created; or, if nothing else is in this topic: {change} cleanup.policy=compact"
         )
     if replicas and least is not None and int(least) > replicas:
         return NoDecisionTopic(
@@ -219,8 +219,8 @@ class DecisionTopic:
         exists = isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TOPIC_ALREADY_EXISTS
         if failure is not None and not exists:
             raise NoDecisionTopic(
-                f"the topic of decisions, {self._partition.topic!r}, is missing and cannot be made: "
-                f"{failure.what()}. Nothing was begun. Have it made: {self._create_command()}"
+                f"the topic of decisions, {self._partition.topic!r}, does not exist and cannot be "
+                f"created: {failure.what()}. Nothing was begun. Create it: {self._create_command()}"
             ) from failure
         await self._cluster.run_with_retries(
             "Metadata", self._partition, lambda: self._cluster.find_leader(self._partition), asker.deadline
@@ -235,7 +235,7 @@ class DecisionTopic:
         at = ConfigResource(ResourceType.TOPIC, info.name)
         answer = await configs.describe(asker, (at,), _CHECKED_CONFIGS)
         if at not in answer.found:
-            _log.warning("%s: whether it is compacted cannot be seen: %s", at.name, answer.failures.get(at))
+            _log.warning("%s: cannot tell whether it is compacted: %s", at.name, answer.failures.get(at))
         config = {name: each.value for name, each in answer.found.get(at, {}).items()}
         replicas = len(info.partitions[0].replicas)
         if (refusal := find_unusable_config(info.name, config, replicas)) is not None:
@@ -251,9 +251,9 @@ class DecisionTopic:
         value = encode_decision(decision)
         if len(value) > DECISION_BYTES_MAX:
             raise TooManyTasks(
-                f"a decision over {len(decision.participants)} transactions has {len(value)} bytes, and "
-                f"{DECISION_BYTES_MAX} fit into a record. Nothing was decided: write fewer partitions, with "
-                "coalesce()"
+                f"the decision over {len(decision.participants)} transactions takes {len(value)} bytes, "
+                f"and a record holds {DECISION_BYTES_MAX}. Nothing was decided. Write fewer partitions, "
+                "for example with coalesce()"
             )
         await self._write_in_transaction(value, owner, transaction_version)
         self._fold.cache_decision(value, decision)
@@ -320,8 +320,8 @@ class DecisionTopic:
         elif error.effect is Effect.NONE:
             raise error
         raise InDoubt(
-            f"a decision of {self._coordinator_id} was sent and its outcome could not be learned: "
-            f"{error.what()}; the query finds out when it is started again"
+            f"a decision of {self._coordinator_id} was sent, and whether it was committed is not known: "
+            f"{error.what()}. Restart the query: it finds out, and completes or repeats the batch"
         ) from error
 
     async def _produce(

@@ -228,7 +228,7 @@ def _select_topics(values: Mapping[str, object], problems: list[str]) -> Consume
     if len(names) == 1:
         return cast(ConsumerStrategy, values[names[0]])
     if names or not any(line.startswith(("assign:", "subscribe")) for line in problems):
-        problems.append("assign, subscribe, subscribePattern: one of these must be given, and only one")
+        problems.append("assign, subscribe, subscribePattern: exactly one of these options is required")
     return None
 
 
@@ -251,7 +251,7 @@ def _parse_resume(texts: Mapping[str, str], problems: list[str]) -> ResumeOption
     if not prefix:
         for name in ("resume.from.database", "decisions.topic"):
             if name in texts:
-                problems.append(f"{name}: is for resume.from.prefix, which is not given")
+                problems.append(f"{name}: has an effect with resume.from.prefix alone, which is not given")
         return None
     problems += [line.replace("transactional.id", "resume.from", 1) for line in find_prefix_problems(prefix)]
     if "checkpointlocation" not in texts:

@@ -405,13 +405,13 @@ def _expect_str(value: object) -> str:
 
 def _expect_int(value: object, most: int = INT64_MAX) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise TypeError(f"{value!r} is no number up to {most}")
+        raise TypeError(f"{value!r} is not a number from 0 to {most}")
     return value
 
 
 def _expect_bool(value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
+        raise TypeError(f"{value!r} is not true or false")
     return value
 
 

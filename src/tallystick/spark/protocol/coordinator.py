@@ -233,7 +233,7 @@ class SinkCoordinator:
         if (report := find_incomplete_decision(self.prefix, decision, fates)) is not None:
             last_decision = (await self._decisions.read()).decision
             if last_decision is None or last_decision.nonce != decision.nonce:
-                raise PrefixTaken(self.prefix, f"it has completed {decision} and gone on")
+                raise PrefixTaken(self.prefix, f"it has completed {decision} since")
             raise report
         return [
             each for each in decision.participants if fates[each.transactional_id] is ParticipantOutcome.OPEN

@@ -141,7 +141,7 @@ def plan_task(
     if batch.batch_id == last_batch_id + 1:
         return TaskAction.WRITE
     return CheckpointsDiffer(
-        f"checkpoint and decisions differ: {batch} follows no decided batch: the last one decided is "
+        f"checkpoint and decisions differ: {batch} does not follow the last decided batch, which is "
         f"{'none' if last_batch_id < 0 else last_batch_id}. Batches in between were committed "
         "without this sink, or decisions were lost. Nothing was written. Find out which; to go on from here, "
         "give the sink a new transactional.id.prefix, and onNewPrefix=adopt until its first batch is decided"

@@ -126,7 +126,7 @@ def foreach_batch(
         return foreach_topic.foreach_batch(options, query_id=query_id)
     problems = list(find_sink_problems(sinks, database))
     if any(name.lower() == "topic" for name in options):
-        problems.append("topic: each to_topic has its own")
+        problems.append("topic: set it in each to_topic, not for the whole query")
     sink_options = None
     try:
         sink_options = parse_sink_options(options, QueryType.STREAM)

@@ -97,5 +97,5 @@ def find_query_id(frame: "DataFrame", query_id: str | None) -> str:
     if hasattr(session, "_jsparkSession"):
         local_property = session.sparkContext.getLocalProperty(_QUERY_ID_PROPERTY)
     if local_property is None:
-        raise BadConfig("query_id: must be given, Spark Connect does not tell it")
+        raise BadConfig("query_id: required with Spark Connect, which does not reveal it")
     return local_property

@@ -184,8 +184,8 @@ def _current_micro_batch() -> MicroBatch:
         )
     if query_id is None or batch_id is None:
         raise BadConfig(
-            "this task belongs to no micro-batch: continuous and real-time triggers have none, and the sink "
-            "decides by micro-batches; use processingTime or availableNow"
+            "this task belongs to no micro-batch: continuous and real-time triggers have none, and the "
+            "sink commits whole micro-batches. Use processingTime or availableNow"
         )
     return MicroBatch(query_id, int(batch_id))
 

@@ -40,7 +40,10 @@ def _build_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     if set(start) != set(end):
         # Partitions were created or deleted between the two lookups; the next run sees one set of them.
         apart = ", ".join(map(str, sorted(set(start) ^ set(end))))
-        raise UnknownOffsets(f"partitions came or went while the batch was planned: {apart}. Run it again")
+        raise UnknownOffsets(
+            f"partitions were added or removed while the batch was planned: {apart}. Nothing was read. "
+            "Run it again"
+        )
     return [OffsetRange(at, start[at], end[at]) for at in sorted(end)]
 
 

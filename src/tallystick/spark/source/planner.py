@@ -113,9 +113,9 @@ class SourcePlanner:
             problem = f"not in the cluster at {self._options.client['bootstrap.servers']}: {names}"
             if self._options.fail_on_data_loss:
                 raise UnknownOffsets(
-                    f"{problem}. Create them, or set failOnDataLoss to false to go on without"
+                    f"{problem}. Create them, or set failOnDataLoss to false to continue without them"
                 )
-            _log.warning("%s; going on without, since failOnDataLoss is false", problem)
+            _log.warning("%s; continuing without them, since failOnDataLoss is false", problem)
 
     def handle_data_loss(self, losses: Iterable[str]) -> None:
         """Fail on lost records, or log them if failOnDataLoss is false. Raises: DataLoss."""
@@ -188,7 +188,7 @@ class SourcePlanner:
         if none and starting and not self._options.latest_if_no_match:
             time_texts = ", ".join(f"{at} at {times_ms[at]}" for at in sorted(none))
             raise UnknownOffsets(
-                f"no record has the time to start at, or a later one: {time_texts}. Set "
+                f"no record has the requested start time or a later one: {time_texts}. Set "
                 "startingOffsetsByTimestampStrategy to latest to start at the end there"
             )
         return {

@@ -72,7 +72,7 @@ def select_decided_end(decision: Decision, topics: ConsumerStrategy) -> OffsetJs
         raise UnknownOffsets(
             f"resume.from.prefix: the offsets of the last decision, {decision}, are {offsets_text}. "
             f"{'Several of them' if candidates else 'None'} are of the topics that this source reads. "
-            "Nothing was begun. Say with startingOffsets where to begin, without resume.from.prefix"
+            "Nothing was begun. Replace resume.from.prefix by startingOffsets"
         )
     return offsets_to_json(offsets)
 
