@@ -229,7 +229,7 @@ def test_every_prefix_of_the_recorded_system_calls_can_be_opened(tmp_path: Path)
     told = Told(calls.calls)
     live(RealFileSystem(calls), root, told)
     assert {call.name for call in calls.calls} >= {"create", "write", "sync", "sync_dir", "rename", "remove"}
-    for prefix in range(len(calls.calls) + 1):
+    for prefix in range(0, len(calls.calls) + 1, 1 if LONG else 5):
         chosen = states(prefix) if LONG else [("nothing", 0), *((keep, prefix) for keep in KEEPS)]
         for number, (keep, seed) in enumerate(chosen):
             disk = replay_calls(calls.calls[:prefix])
