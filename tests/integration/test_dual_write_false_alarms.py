@@ -143,6 +143,26 @@ def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(make_world
     check_next(world, ["a"])
 
 
+@pytest.mark.parametrize("paid_before", [[], ["a"]])
+def test_a_recovery_that_is_overtaken_reports_no_loss(make_world: MakeWorld, paid_before: list[str]) -> None:
+    """[DW-9] The row that it compares is the one that it claimed, and the cluster has gone on since."""
+    world = make_world()
+    for number, text in enumerate(paid_before):
+        with world.life() as writer:
+            writer.recover()
+            world.pay(writer, number, text)
+
+    def overtake(_: int, step: RecipeStep, done: bool) -> None:
+        if step.name == "claim" and done:
+            with world.life() as other:
+                other.recover()
+                world.pay(other, 7, "b")
+
+    with pytest.raises(Fenced):
+        world.life(overtake).recover()
+    check_next(world, [*paid_before, "b"])
+
+
 def test_an_aborted_block_of_an_earlier_version_is_not_torn(make_world: MakeWorld) -> None:
     """[DW-13] It noted nothing: an abort after its row is an ordinary one, as far as anything tells."""
     world = make_world()

@@ -125,6 +125,8 @@ class AsyncRecovery(Generic[D]):
         token = branch.row_as_finished().pending
         if finding in _CONTRADICTION_ERRORS:
             if not accept_torn:
+                # A writer that claimed the row meanwhile may have committed what seems to be too much.
+                await self._database.check_owner(branch)
                 raise _CONTRADICTION_ERRORS[finding](row, half.txn_state)
             token = NOTHING
         if finding in _SETTLED_FIRST or not token:
