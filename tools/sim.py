@@ -20,6 +20,7 @@ from random import SystemRandom
 
 from harness.sim.faults import FAULTS_OFF, FaultKind
 from harness.sim.simulation import Simulation, SimulationResult
+from harness.sim.units import BatchCounts
 
 KNOWN = Path(__file__).parents[1] / "tests" / "sim" / "seeds.txt"
 # The first seed of the nightly runs: far from those that are run by number.
@@ -87,10 +88,12 @@ def _many(seeds: range, processes: int, without: Collection[FaultKind]) -> list[
     print(f"seeds {seeds.start}..{seeds.stop - 1}", flush=True)
     began, done, failed = time.monotonic(), 0, list[SimulationResult]()
     committed = boot_count = 0
+    batches = BatchCounts()
     for result in run_seeds(seeds, processes, without):
         done += 1
         committed += result.committed
         boot_count += result.boot_count
+        batches.update(result.batches)
         if result.violations:
             failed.append(result)
             print(f"seed {result.seed}: {result.violations[0]}", flush=True)
@@ -101,6 +104,7 @@ def _many(seeds: range, processes: int, without: Collection[FaultKind]) -> list[
         f"{done:,} seeds in {took:.0f} s ({1000 * took / max(done, 1):.1f} ms each): {len(failed)} failed; "
         f"{committed:,} transactions committed, {boot_count:,} lives of the broker"
     )
+    print("batches:", ", ".join(f"{count:,} {name}" for name, count in sorted(batches.items())) or "none")
     if failed:
         print("failed:", *[result.seed for result in failed])
     return failed

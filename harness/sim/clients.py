@@ -14,7 +14,7 @@ from harness.sim.disk_image import EPOCHS_REMAINING
 from harness.sim.faults import Repeats
 from harness.sim.history import History, SimTxn
 from harness.sim.loop import START_MS
-from harness.sim.network import NoReply, SimNetwork
+from harness.sim.network import NoReply, RequestSender
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
@@ -111,7 +111,7 @@ class SimProducer:
         self,
         name: str,
         kind: ClientProfile,
-        network: SimNetwork,
+        network: RequestSender,
         history: History,
         step: Callable[[], None],
         *,
@@ -143,10 +143,10 @@ class SimProducer:
         repeats: Repeats = "none",
     ) -> R:
         """Send until an answer comes that is not retriable."""
+        self._on_step()
         loop = asyncio.get_running_loop()
         give_up_at, tries = loop.time() + ANSWER_TIMEOUT_S, 0
         while True:
-            self._on_step()
             try:
                 response = await self._network.call(self.name, request, version, answer, repeats)
             except NoReply:
@@ -164,6 +164,7 @@ class SimProducer:
                 )
             await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
             tries += 1
+            self._on_step()
 
     @property
     def _repeats(self) -> Repeats:

@@ -7,7 +7,7 @@ runs is lost, and so is a reply to a client that has stopped waiting.
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from zlib import crc32
 
 from harness.sim.faults import FaultPlan, Repeats
@@ -26,6 +26,15 @@ REQUEST_TIMEOUT_S: Final = 0.4
 
 class NoReply(Exception):
     """No reply came: whether the request was carried out is unknown."""
+
+
+class RequestSender(Protocol):
+    """What carries the requests of a client: the network, or its process's part of it."""
+
+    async def call(
+        self, caller: str, request: object, version: int, answer: type[R], repeats: Repeats = "none"
+    ) -> R:
+        """Send a request and wait for its reply. Raises: NoReply."""
 
 
 class RequestExchange(Value):

@@ -12,6 +12,7 @@ from random import Random
 
 from harness.sim import checkers
 from harness.sim.administrators import SimAdministrator
+from harness.sim.batches import SharedWriters
 from harness.sim.broker_view import BrokerReports, BrokerView
 from harness.sim.clients import ClientProfile, SimProducer, draw_profiles
 from harness.sim.cluster_setup import ClusterSetup
@@ -35,6 +36,7 @@ from harness.sim.network import RequestExchange, SimNetwork
 from harness.sim.reader import ReadCommittedReader
 from harness.sim.scheduler import Scheduler
 from harness.sim.supervisor import BrokerSupervisor
+from harness.sim.units import BatchCounts
 from harness.sim.workers import SharedState, TransactionWorker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
@@ -52,6 +54,7 @@ class SimulationResult:
     unknown: int = 0
     requests: int = 0
     digest: int = 0  # the same in every run of the seed
+    batches: BatchCounts = field(default_factory=BatchCounts)
 
 
 class Simulation:
@@ -88,7 +91,7 @@ class Simulation:
         self.database = SimDatabase()
         self.result = SimulationResult(seed)
         level = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
-        level = 2 if faults.fresh_disk else level
+        level = 2 if faults.fresh_disk or faults.batches is not None else level
         self.machine = self._create_machine(level)
         self.network = self._create_network(Random(seed + 2))
         self._setup = ClusterSetup(self.machine, self.network, self.history, level)
@@ -104,6 +107,7 @@ class Simulation:
             TransactionWorker(owner, kind, self.random.randint(1, 4), PARTITIONS, around)
             for owner, kind in (draw_profiles(self.random, level) if kinds is None else kinds).items()
         ]
+        self.batches = self._create_batches()
         self._disk = self._create_failing_disk()
         self._view = BrokerView(self.machine, self._disk, self.history)
         self._reports = BrokerReports(self.machine, self.history, may_lose=faults.may_lose_acknowledged)
@@ -144,6 +148,19 @@ class Simulation:
             self._check_exchange,
         ]
         return network
+
+    def _create_batches(self) -> SharedWriters | None:
+        if self.faults.batches is None:
+            return None
+        return SharedWriters(
+            plan=self.faults.batches,
+            faults=self.faults,
+            random=Random(f"{FaultKind.BATCHES.value} run {self.seed}"),
+            network=self.network,
+            history=self.history,
+            decisions=self.database,
+            clock=self.time,
+        )
 
     def _create_failing_disk(self) -> FailingDisk:
         disk = FailingDisk(
@@ -199,6 +216,9 @@ class Simulation:
         self.result.unknown = reported.count(None)
         self.result.violations = self.history.violations
         self.result.digest = self.network.digest
+        if self.batches is not None:
+            self.result.batches = self.batches.counts
+            self.batches.end()
         self.machine.loop.kill()
         self.clients.kill()
         return self.result
@@ -220,6 +240,7 @@ class Simulation:
             network=self.network,
             database=self.database,
             workers=self.workers,
+            batches=self.batches,
             reader=self._reader,
             anew=self._create_reader("reader anew"),
         )
@@ -248,6 +269,8 @@ class Simulation:
         for number, at in enumerate(self.faults.terminations_at_s):
             client_tasks.append(self.clients.create_task(self._terminate(at, number)))
         client_tasks += [self.clients.create_task(work) for work in self._administrator_tasks()]
+        if self.batches is not None:
+            client_tasks.append(self.clients.create_task(self.batches.run()))
         if self.faults.upgrade_at_s is not None and self._setup.transaction_version < 2:
             client_tasks.append(self.clients.create_task(self._setup.upgrade(self.faults.upgrade_at_s)))
         for task in client_tasks:
@@ -283,6 +306,8 @@ class Simulation:
             self._reports.collect()
         for worker in self.workers:
             await worker.finish()
+        if self.batches is not None:
+            await self.batches.finish()
         await self._wait_until_idle()
 
     async def _wait_until_idle(self) -> None:

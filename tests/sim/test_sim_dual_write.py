@@ -12,7 +12,6 @@ from tests.support.effort import LONG
 from tests.support.sim_dual_write import (
     MakeSession,
     Server,
-    SimProducer,
     SimSession,
     SimStore,
     SimTransaction,
@@ -21,6 +20,7 @@ from tests.support.sim_dual_write import (
 
 from harness.sim.clients import ClientProfile
 from harness.sim.faults import FaultPlan, draw_faults
+from harness.sim.product_clients import ProductProducer
 from harness.sim.simulation import Simulation, SimulationResult
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession
 from tallystick.dualwrite.branch import ClusterBranch
@@ -114,7 +114,7 @@ class InitialisesFirst(AsyncDualWriteSession[SimTransaction]):
         clusters = self._clusters
         describe = clusters.describe
 
-        async def initialise_and_describe(branch: ClusterBranch[SimProducer]) -> ClusterHalf:
+        async def initialise_and_describe(branch: ClusterBranch[ProductProducer]) -> ClusterHalf:
             producer = self._factories.create_producer(branch.config)
             await self._steps.run("init", branch.id, producer.init_transactions, True)
             return await describe(branch)

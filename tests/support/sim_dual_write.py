@@ -1,28 +1,21 @@
 """The dual write's recipe in the simulator: its real session, over simulated clients and a database.
 
-A producer, an administrator and a store for `AsyncDualWriteSession`, each on the simulated network and clock.
+A store for `AsyncDualWriteSession`, and its clients, on the simulated network and clock.
 The database has both fencing and faults: it locks a row from its record to the end of the transaction, a
 COMMIT goes on when its client is gone, and answers are lost.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
 from harness.sim import clients
 from harness.sim.disk_image import PARTITIONS
 from harness.sim.dual_write import DatabaseRow
-from harness.sim.history import SimTxn
-from harness.sim.network import NoReply
+from harness.sim.product_clients import ProductAdmin, ProductProducer
 from harness.sim.simulation import Simulation
-from tallystick.admin.admin_call import Answers
-from tallystick.admin.cluster_view import ClusterDescription
-from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
-from tallystick.client.errors import ClientError, IdExpired
-from tallystick.client.transactions.engine import Completion
-from tallystick.client.transactions.modes import Mode
-from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.client.errors import ClientError
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
 from tallystick.dualwrite.model import StoredState
@@ -30,17 +23,7 @@ from tallystick.dualwrite.recipes import AsyncStepRunner, RecipeStep
 from tallystick.dualwrite.recovery import Finding, Report
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.errors import InDoubt
-from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-    TransactionState,
-)
 
-CLUSTER_ID = "simulated"
-# For a transaction whose client is not in the history.
-UNKNOWN = SimTxn(-1, "", 2, two_phase=True)
 LOCK_S = 0.002
 # They mean lost data or another cluster, which is never the case where nothing is lost.
 IMPOSSIBLE = (Finding.UNSEEN, Finding.AHEAD, Finding.FOREIGN)
@@ -48,112 +31,6 @@ IMPOSSIBLE = (Finding.UNSEEN, Finding.AHEAD, Finding.FOREIGN)
 
 class Gone(BaseException):
     """The client's process has ended."""
-
-
-class SimProducer:
-    """Stands for `tallystick.aio.Producer`, over a simulated client."""
-
-    mode = Mode.TWO_PHASE
-    transaction_version = 2
-    needs_claim = False
-
-    def __init__(self, world: Simulation, owner: str) -> None:
-        self.inner = world.producer(owner)
-        self._history = world.history
-        self._in_doubt: ProducerIdAndEpoch | None = None
-
-    async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
-        self._in_doubt = await self.inner.init(keep=keep_prepared_txn)
-
-    async def begin_transaction(self) -> None:
-        self.inner.begin()
-
-    async def prepare_transaction(self) -> PreparedTxnState:
-        return PreparedTxnState.of(self._txn().writer)
-
-    async def commit_transaction(self) -> None:
-        await self._end(commit=True)
-
-    async def abort_transaction(self) -> None:
-        await self._end(commit=False)
-
-    async def complete_transaction(self, state: PreparedTxnState) -> Completion:
-        in_doubt, self._in_doubt = self._in_doubt, None
-        if in_doubt is None:
-            return Completion.NOTHING_IN_DOUBT
-        commit = state.identity == in_doubt
-        await self.inner.end(commit=commit, txn=self._history.by_writer.get(in_doubt, UNKNOWN))
-        return Completion.COMMITTED if commit else Completion.ABORTED
-
-    async def close(self, *, abort: bool = True) -> None:
-        pass
-
-    def _txn(self) -> SimTxn:
-        assert self.inner.txn is not None
-        return self.inner.txn
-
-    async def _end(self, *, commit: bool) -> None:
-        if self._txn().records:
-            await self.inner.end(commit=commit)
-
-
-class SimAdmin:
-    """Stands for `tallystick.aio.Admin`, over the simulated network."""
-
-    def __init__(self, world: Simulation) -> None:
-        self._world = world
-        self._network = world.network
-
-    async def describe_cluster(self) -> ClusterDescription:
-        return ClusterDescription(cluster_id=CLUSTER_ID, controller=None, brokers=())
-
-    async def describe_transactions(
-        self, transactional_ids: Iterable[str]
-    ) -> Answers[str, TransactionDescription]:
-        (owner,) = transactional_ids
-        request = DescribeTransactionsRequest(transactional_ids=(owner,))
-        while True:
-            try:
-                answer = await self._network.call(owner, request, 0, DescribeTransactionsResponse)
-            except NoReply:
-                continue
-            (state,) = answer.transaction_states
-            if not state.error_code:
-                return Answers({owner: described(state)}, {})
-            failures: dict[str, ClientError] = {}
-            if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
-                failures[owner] = IdExpired("DescribeTransactions", owner, state.error_code)
-                return Answers({}, failures)
-            await self._world.pass_time(0.01)
-
-    async def close(self) -> None:
-        pass
-
-
-def described(state: TransactionState) -> TransactionDescription:
-    return TransactionDescription(
-        transactional_id=state.transactional_id,
-        coordinator=0,
-        state=state.transaction_state,
-        writer=pair(state.producer_id, state.producer_epoch),
-        timeout_ms=None,
-        started_ms=None,
-        partitions=frozenset(),
-        forced_outcomes=tuple(
-            ForcedOutcome(
-                writer=pair(each.producer_id, each.producer_epoch),
-                cause=AbortCause(each.cause),
-                at_ms=0,
-                partition=None,
-            )
-            for each in state.forced_outcomes
-            if each.topic is None
-        ),
-    )
-
-
-def pair(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
-    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 @dataclass(eq=False)
@@ -298,8 +175,8 @@ class Writers:
                 raise Gone(step.name, done)
 
         factories = AsyncSessionFactories(
-            create_producer=lambda _: SimProducer(world, self.owner),
-            create_admin=lambda _: SimAdmin(world),
+            create_producer=lambda _: ProductProducer(world.producer(self.owner), world.history),
+            create_admin=lambda _: ProductAdmin(world.network, world.pass_time),
             pause=world.pass_time,
             clock=world.time,
         )
@@ -310,10 +187,8 @@ class Writers:
             while self.left > 0:
                 self.left -= 1
                 await self._transaction(session)
-        except (Gone, DualWriteError, InDoubt, ClientError, clients.SimClientFenced):
+        except (Gone, DualWriteError, InDoubt, ClientError):
             pass
-        except clients.NoFinalAnswer as exc:
-            world.history.report(str(exc))
         finally:
             store.disconnect()
 
