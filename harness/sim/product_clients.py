@@ -48,6 +48,10 @@ class ProductProducer:
     async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
         self._in_doubt = await self._call("InitProducerId", self.inner.init(keep=keep_prepared_txn))
 
+    @property
+    def in_doubt(self) -> PreparedTxnState:
+        return PreparedTxnState.of(self._in_doubt)
+
     async def begin_transaction(self) -> None:
         self.inner.begin()
 

@@ -90,7 +90,7 @@ class BatchDatabase:
         await self.pause(self.random.uniform(0, self.plan.statement_max_s))
 
     async def lock(self, name: str, holder: "BatchTransaction | None", timeout_s: float | None) -> None:
-        """Wait until no other transaction has the lock, and take it for `holder`, if any. Raises: StatementFailed."""
+        """Wait until no other has the lock, and take it for `holder`, if any. Raises: StatementFailed."""
         waited_s = 0.0
         while self._holders.get(name) not in (None, holder):
             await self.pause(LOCK_POLL_S)

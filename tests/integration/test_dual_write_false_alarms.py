@@ -158,9 +158,33 @@ def test_a_recovery_that_is_overtaken_reports_no_loss(make_world: MakeWorld, pai
                 other.recover()
                 world.pay(other, 7, "b")
 
-    with pytest.raises(Fenced):
-        world.life(overtake).recover()
+    with DualWriter(world.store, world.config, watch=overtake) as late, pytest.raises(Fenced):
+        late.recover()
     check_next(world, [*paid_before, "b"])
+
+
+def test_a_writer_that_goes_on_under_a_recovery_tears_nothing(make_world: MakeWorld) -> None:
+    """[DW-13] It commits what the recovery has seen open, and begins another, which the recovery aborts."""
+    world = make_world()
+    crash = Crash(at="commit database")
+    former = world.life(crash)
+    former.recover()
+    with pytest.raises(Crashed):
+        world.pay(former, 1, "a")
+    producer = former._session.branches["kafka"].producer
+
+    def go_on(_: int, step: RecipeStep, done: bool) -> None:
+        if step.name == "init" and not done:
+            producer.commit_transaction()
+            producer.begin_transaction()
+            producer.send(world.topic, b"no").result(30)
+        elif step.name == "complete" and done:
+            raise Crashed  # before it is noted that "a" is finished
+
+    world.cut()
+    with DualWriter(world.store, world.config, watch=go_on) as recovering, pytest.raises(Crashed):
+        recovering.recover()
+    check_next(world, ["a"])
 
 
 def test_an_aborted_block_of_an_earlier_version_is_not_torn(make_world: MakeWorld) -> None:

@@ -41,6 +41,7 @@ CALLS: dict[type, dict[str, Callable[..., object]]] = {
         "mode": lambda p: p.mode,
         "transaction_version": lambda p: p.transaction_version,
         "needs_claim": lambda p: p.needs_claim,
+        "in_doubt": lambda p: p.in_doubt,
         "metrics": lambda p: p.metrics(),
     },
     Consumer: {

@@ -202,6 +202,11 @@ class Producer:
         """Whether `begin_transaction` has to initialise the id first."""
         return self._txn is not None and self._txn.needs_init
 
+    @property
+    def in_doubt(self) -> PreparedTxnState:
+        """Name of the open transaction; after `init_transactions(True)`, of the kept one. May be empty."""
+        return PreparedTxnState.of(None) if self._txn is None else self._txn.in_doubt
+
     def require_transaction_manager(self, call: str) -> TransactionManager:
         """Return the transaction manager. Raises: Closed; IllegalState without `transactional.id`."""
         if self._closed:

@@ -295,6 +295,12 @@ class Producer:
         self._thread.check_process("needs_claim")
         return self._async_producer.needs_claim
 
+    @property
+    def in_doubt(self) -> PreparedTxnState:
+        """Name of the open transaction; after `init_transactions(True)`, of the kept one. May be empty."""
+        self._thread.check_process("in_doubt")
+        return self._async_producer.in_doubt
+
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:

@@ -86,6 +86,11 @@ class TransactionManager:
         return self.send_context.identity
 
     @property
+    def in_doubt(self) -> PreparedTxnState:
+        """Name of the open transaction; empty when none is open."""
+        return self.machine.token
+
+    @property
     def transaction_version(self) -> int:
         """Version of the open transaction, else of the next one."""
         return self.machine.version

@@ -144,6 +144,10 @@ class AsyncRecovery(Generic[D]):
         verdict = VERDICTS[finding, mode]
         if verdict is Verdict.HALT:
             raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
+        if token and producer.in_doubt and producer.in_doubt != token:
+            # Its former writer has finished the named one since the description, and begun another. The abort
+            # would hide that [DW-13].
+            await self._database.record_settled(branch, settled=True)
         try:
             # KIP-939: completeTransaction commits if `token` names the transaction in doubt, else aborts.
             completion = await self._steps.run("complete", branch.id, producer.complete_transaction, token)
