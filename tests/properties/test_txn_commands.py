@@ -146,7 +146,12 @@ def commands(draw: st.DrawFn, kind: type, entry: TxnEntry | None) -> TxnCommand:
         AddPartitions: lambda: AddPartitions(
             identity=pair, partitions=partitions, transaction_version=version
         ),
-        AddPartitionsByLeader: lambda: AddPartitionsByLeader(identity=pair, partitions=partitions),
+        AddPartitionsByLeader: lambda: AddPartitionsByLeader(
+            identity=pair,
+            partitions=partitions,
+            needs_durable=draw(st.booleans()),
+            may_be_refused=draw(st.booleans()),
+        ),
         VerifyPartitions: lambda: VerifyPartitions(identity=pair, partitions=partitions),
         EndTxn: lambda: EndTxn(
             identity=pair, outcome=draw(st.sampled_from(TransactionResult)), transaction_version=version
@@ -235,9 +240,15 @@ def check_step(entry: TxnEntry | None, command: TxnCommand, step: TxnStep, env: 
     taken = before is not None and before.client.producer_id == SPARE
     assert step.uses_spare_id == taken
     if not step.needs_durable:
-        assert isinstance(command, MarkersWritten)
         assert before is not None
-        assert isinstance(before.phase, IdlePhase)
+        assert isinstance(before.phase, IdlePhase | OngoingPhase)
+        if isinstance(before.phase, IdlePhase):
+            assert isinstance(command, MarkersWritten)
+        else:
+            assert isinstance(command, AddPartitionsByLeader)
+            assert not command.needs_durable
+            assert entry is not None
+            assert min(before.transaction_version, entry.transaction_version) >= 2
     sent = step.marker_request
     if sent is not None:
         assert before is not None

@@ -132,7 +132,7 @@ def test_where_markers_are_is_remembered_if_they_can_be_lost(remember: bool) -> 
     assert txn.entry.phase.marker_offsets == ({P0: 7} if remember else {})
 
 
-def test_only_complete_may_follow_before_it_is_durable() -> None:
+def test_what_may_follow_before_it_is_durable() -> None:
     """[TXN-1] A decision waits for the disk; that all markers are written may be found out again."""
     txn = Txn.in_state("Ongoing")
     env = txn.world.new_env(T)
@@ -152,6 +152,26 @@ def test_only_complete_may_follow_before_it_is_durable() -> None:
     assert isinstance(complete, TxnStep)
     assert not complete.needs_durable
     assert complete.records
+
+
+@pytest.mark.parametrize(
+    ("version", "finalized", "waits", "needs_durable"),
+    [(2, 2, False, False), (2, 2, True, True), (0, 2, False, True), (2, 1, False, True)],
+)
+def test_an_addition_may_follow_before_it_is_durable_if_a_pair_names_one_transaction(
+    version: int, finalized: int, waits: bool, needs_durable: bool
+) -> None:
+    """[TXN-1] [TXN-12] Only then the data alone says what was lost, for a leader that answers when both are
+    durable; and only then a marker of the last transaction cannot end this one."""
+    txn = Txn.in_state("Ongoing")
+    txn.end(ident(42, 10), TransactionResult.COMMIT, version)
+    txn.complete()
+    env = replace(txn.world.new_env(T), config=TxnConfig(transaction_version=finalized))
+    add = AddPartitionsByLeader(identity=txn.client, partitions=frozenset({P0}), needs_durable=waits)
+    step = decide(txn.entry, add, env)
+    assert isinstance(step, TxnStep)
+    assert step.needs_durable is needs_durable
+    assert step.records
 
 
 @pytest.mark.parametrize("state", STATES)

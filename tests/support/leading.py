@@ -52,13 +52,15 @@ class HeldDisk:
 
     def __init__(self) -> None:
         self.holding = False
+        self._kept: frozenset[str] = frozenset()  # topics that are synced even while holding
         self._wanted: dict[Log, None] = {}
         self._synced: Callable[[Log, Offset], None] = lambda log, end: None
+        self._failed: Callable[[Log, StorageFailure], None] = lambda log, failure: None
 
     def syncer(
         self, synced: Callable[[Log, Offset], None], failed: Callable[[Log, StorageFailure], None]
     ) -> "HeldDisk":
-        self._synced = synced
+        self._synced, self._failed = synced, failed
         return self
 
     def start(self) -> None: ...
@@ -70,12 +72,29 @@ class HeldDisk:
         self._wanted[log] = None
         if not self.holding:
             self.sync()
+        for topic in self._kept:
+            self.sync(topic)
+
+    @property
+    def waiting(self) -> set[str]:
+        """The topics of the logs that wait for a sync."""
+        return {log.topic_partition.topic for log in self._wanted}
+
+    def keep_syncing(self, *topics: str) -> None:
+        """Sync these topics even while holding."""
+        self._kept = frozenset(topics)
 
     def sync(self, topic: str | None = None) -> None:
         """Sync everything that waits, or only what waits of one topic."""
         for log in [log for log in self._wanted if topic in (None, log.topic_partition.topic)]:
             del self._wanted[log]
             self._synced(log, log.sync())
+
+    def fail(self, topic: str) -> None:
+        """Fail to sync what waits of one topic."""
+        for log in [log for log in self._wanted if log.topic_partition.topic == topic]:
+            del self._wanted[log]
+            self._failed(log, log.take_offline("input/output error"))
 
     def release(self) -> None:
         self.holding = False

@@ -52,6 +52,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.kernel.value import replace
 from tallystick.storage.fs import StorageFailure
 
 # ---- order of effects
@@ -496,3 +497,82 @@ async def test_who_waits_for_a_producer_id_learns_that_the_partition_was_lost_me
         world.no_ids.set()
         assert set(await asyncio.gather(*asked)) == {REFUSALS.lost}
         assert len(world.log.batches) == POOL_SIZE
+
+
+# ---- additions that take effect before they are durable
+
+
+async def begin_again(world: World) -> ProducerIdAndEpoch:
+    """Complete a transaction, hold the disk, and open the next one as a leader that waits for itself."""
+    who = await world.begin()
+    ended = await world.ask(commit(who))
+    assert isinstance(ended, EndTxnResult)
+    await world.settle()
+    world.log.hold()
+    asked = world.ask(replace(add(ended.client, P1), needs_durable=False))
+    assert asked.done()
+    assert await asked == DONE
+    return ended.client
+
+
+@on_a_loop
+async def test_who_waits_for_an_addition_is_told_when_it_is_durable() -> None:
+    """[TXN-1]"""
+    async with World() as world:
+        await begin_again(world)
+        assert world.entry().state is TxnState.ONGOING
+        durable = world.coordinator.when_durable(T)
+        assert durable is not None
+        world.log.sync()
+        await durable
+        world.log.syncs = None
+        assert world.coordinator.when_durable(T) is None
+        assert world.coordinator.when_durable(TransactionalId("other")) is None
+
+
+@on_a_loop
+async def test_an_end_behind_an_addition_waits_for_the_disk_as_ever() -> None:
+    """[TXN-1] One log: what is durable has everything before it."""
+    async with World() as world:
+        who = await begin_again(world)
+        asked = world.ask(commit(who))
+        await world.settle()
+        assert not asked.done()
+        assert world.log.states()[-2:] == ["Ongoing", "PrepareCommit"]
+        assert world.markers.partitions() == [P0]
+        world.log.sync()
+        assert isinstance(await asked, EndTxnResult)
+
+
+@on_a_loop
+async def test_an_addition_that_cannot_be_synced_costs_the_partition_once() -> None:
+    """[TXN-1]"""
+    async with World() as world:
+        await begin_again(world)
+        waiting = [world.coordinator.when_durable(T) for _ in range(2)]
+        world.log.sync(OSError("input/output error"))
+        await world.settle()
+        assert all(each is not None and isinstance(each.exception(), OSError) for each in waiting)
+        assert world.coordinator.get_entry(T) == REFUSALS.lost
+        world.log.syncs = None
+        await world.pass_time(BACKOFF_MS)
+        assert world.entry().state is TxnState.ONGOING
+        assert world.coordinator.reload_count == 1
+
+
+@on_a_loop
+async def test_an_addition_that_is_waited_for_is_not_merged_with_one_that_is_not() -> None:
+    async with World() as world:
+        who = await begin_again(world)
+        first, second, third = (
+            world.ask(add(who, P2)),
+            world.ask(add(who, TopicPartition("data", 3))),
+            world.ask(replace(add(who, TopicPartition("data", 4)), needs_durable=False)),
+        )
+        world.log.sync()
+        await world.settle()
+        assert first.done()
+        assert not second.done()
+        assert not third.done()
+        world.log.sync()
+        assert [await second, await third] == [DONE, DONE]

@@ -230,6 +230,11 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
             answer_all((*lane.in_flight, *lane.waiting), self.refusals.lost)
         self.reloader.mark_lost(index, cause)
 
+    def fail_partition_once(self, index: int, cause: BaseException) -> None:
+        """Do as `fail_partition`, unless the partition is lost already."""
+        if not self.reloader.is_lost(index):
+            self.fail_partition(index, cause)
+
     # ---- commands
 
     def submit(

@@ -307,7 +307,7 @@ def _answer(
     if request.acks == 0:
         _close_on_failure(answer)
         return None
-    futures = [p.durable_future for _, pending in answer for p in pending if p.durable_future is not None]
+    futures = [future for _, pending in answer for p in pending for future in p.durable_futures]
     if futures:
         return _answer_when_durable(answer, futures, request.timeout_ms / 1000 - spent_s, version)
     return _encode_response(answer, version)
@@ -319,12 +319,13 @@ async def _answer_when_durable(
     await asyncio.wait(futures, timeout=max(timeout_s, 0))
     for _, partitions in answer:
         for pending in partitions:
-            if pending.durable_future is not None:
-                pending.result = _get_outcome(pending, pending.durable_future)
+            for future in pending.durable_futures:
+                if isinstance(pending.result, AppendResult):
+                    pending.result = _get_outcome(pending.result, future)
     return _encode_response(answer, version)
 
 
-def _get_outcome(pending: ProducePartitionStatus, durable: "asyncio.Future[None]") -> AppendOutcome:
+def _get_outcome(result: AppendResult, durable: "asyncio.Future[None]") -> AppendOutcome:
     if not durable.done():
         # It may still become durable; the client's retry is then a duplicate.
         return Reject(
@@ -334,7 +335,7 @@ def _get_outcome(pending: ProducePartitionStatus, durable: "asyncio.Future[None]
         )
     failure = durable.exception()
     if failure is None:
-        return pending.result
+        return result
     if isinstance(failure, TopicDeleted):
         return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(failure))
     return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(failure))

@@ -62,12 +62,22 @@ _COORDINATOR_NOT_READY: Final = frozenset(
 
 @dataclass(slots=True)
 class ProducePartitionStatus:
-    """One partition of the response; `when_durable` is set while its batch is not on the disk."""
+    """One partition of the response.
+
+    durable_future  set while its batch is not on the disk
+    added_future    set while the coordinator's record that adds the partition to the transaction is not
+    """
 
     index: int
     partition: Partition | None
     result: AppendResult | Reject
     durable_future: "asyncio.Future[None] | None" = None
+    added_future: "asyncio.Future[None] | None" = None
+
+    @property
+    def durable_futures(self) -> "list[asyncio.Future[None]]":
+        """All that has to be done before the client is told that its batch is appended."""
+        return [each for each in (self.durable_future, self.added_future) if each is not None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +125,7 @@ def append_transactional(
             batch.result = verification
         elif verification is None and batch.header.producer_id not in batch.target.append_turns:
             _append(batch, NO_GUARD)
+            _set_added_future(broker, transactional_id, batch)
         else:
             guarded.append((batch, verification))
     if not guarded:
@@ -123,6 +134,7 @@ def append_transactional(
         transactional_id=TransactionalId(transactional_id),
         is_implicit=implicit,
         knows_abortable=context.api_version >= ABORTABLE_SINCE,
+        needs_durable=False,
     )
     waiting_batches = WaitingBatches(broker, asker, guarded)
     if waiting_batches.try_append_now():
@@ -271,6 +283,7 @@ class WaitingBatches:
         else:
             # The state may have changed since the question: the log checks again, with the guard [PRD-7].
             _append(batch, TxnGuard(entry.verification))
+            _set_added_future(self._broker, self._verification_context.transactional_id, batch)
         entry.turn.release()
 
 
@@ -281,3 +294,9 @@ def _append(batch: TransactionalAppend, guard: TxnGuard) -> None:
         batch.result = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
     if isinstance(batch.result, AppendResult):
         batch.durable_future = batch.target.when_durable(batch.result.last_offset)
+
+
+def _set_added_future(broker: ProducePort, transactional_id: str, batch: TransactionalAppend) -> None:
+    """Have the answer wait for the record that adds the partition, also where an earlier batch caused it."""
+    if isinstance(batch.result, AppendResult):
+        batch.added_future = broker.transactions.when_durable(TransactionalId(transactional_id))

@@ -6,7 +6,9 @@ stable offset would never advance (KAFKA-14402). So before the first batch of a 
     1. a guard of the partition is taken, which records that a question is under way;
     2. the coordinator is asked: with the newer protocol it adds the partition, with the older one it verifies
        that the client did so itself (KIP-890 parts 2 and 1);
-    3. the guard is passed to the log, which accepts it unless a marker in between made it void.
+    3. the guard is passed to the log, which accepts it unless a marker in between made it void;
+    4. a producer is answered when the data and the coordinator's record are durable; both are forced to the
+       disk at the same time, where a power loss between them can be repaired (ADR 0050).
 
 A batch whose transaction is open in its partition, at the same epoch, needs no question.
 
@@ -25,6 +27,7 @@ from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.txn.machine.commands import (
     AddPartitionsByLeader,
     TxnAnswer,
+    TxnCommand,
     VerifyPartitions,
     VerifyPartitionsResult,
 )
@@ -50,11 +53,13 @@ class VerificationContext(Value, kw_only=True):
 
     is_implicit      the partition is added on the client's behalf: Produce 12+, TxnOffsetCommit 5+
     knows_abortable  the client understands TRANSACTION_ABORTABLE: Produce 11+, TxnOffsetCommit 4+
+    needs_durable    see `AddPartitionsByLeader`
     """
 
     transactional_id: TransactionalId
     is_implicit: bool
     knows_abortable: bool = True
+    needs_durable: bool = True
 
 
 class AppendTurn:
@@ -156,10 +161,12 @@ def request_verification(
     One command, and at most one append, for all of them. The coordinator answers in bounded time, and at once
     if it need not wait for the disk; `collect_refusals` reads the answer.
     """
-    command = AddPartitionsByLeader if asker.is_implicit else VerifyPartitions
-    return broker.transactions.submit(
-        asker.transactional_id, command(identity=identity, partitions=partitions)
+    command: TxnCommand = (
+        AddPartitionsByLeader(identity=identity, partitions=partitions, needs_durable=asker.needs_durable)
+        if asker.is_implicit
+        else VerifyPartitions(identity=identity, partitions=partitions)
     )
+    return broker.transactions.submit(asker.transactional_id, command)
 
 
 def collect_refusals(

@@ -94,7 +94,7 @@ class TransactionCoordinator:
         return self._logic.partition_for(transactional_id)
 
     def get_entry(self, transactional_id: TransactionalId) -> TxnEntry | Reject | None:
-        """Return the entry as of its last durable Step, for reading."""
+        """Return the entry for reading; an addition or a completion in it may not be durable yet."""
         return self._find_refusal(transactional_id) or self._entries.get(transactional_id)
 
     def list_entries(self) -> tuple[TxnEntry, ...] | Reject:
@@ -151,6 +151,13 @@ class TransactionCoordinator:
             self._runtime.submit_internal(transactional_id, pending)
         return pending.future
 
+    def when_durable(self, transactional_id: TransactionalId) -> "asyncio.Future[None] | None":
+        """Return a future, done when the answers given so far about the id are durable; None: they are.
+
+        For partition leaders, whose additions to a transaction are answered before (ADR 0050).
+        """
+        return self._logic.unsynced_records.when_durable(transactional_id)
+
     @asynccontextmanager
     async def pause_commands(self) -> AsyncIterator[Reject | None]:
         """Hold up new commands until exit; on entry, pending ones are durable and `list_entries` is complete.
@@ -166,7 +173,11 @@ class TransactionCoordinator:
 
     def _list_unfinished(self) -> Sequence["asyncio.Future[None]"]:
         refill = self._logic.producer_id_pool.refill_task
-        return [refill] if refill is not None and any(self._logic.producer_id_pool.iter_waiting()) else []
+        is_awaited = refill is not None and any(self._logic.producer_id_pool.iter_waiting())
+        return [
+            *([refill] if refill is not None and is_awaited else []),
+            *self._logic.unsynced_records.list_futures(),
+        ]
 
     def tick(self) -> int:
         """Run everything that is due.

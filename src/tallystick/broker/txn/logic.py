@@ -47,6 +47,7 @@ from tallystick.broker.txn.machine.model import DecidedPhase, TxnEntry, TxnForce
 from tallystick.broker.txn.marker_sender import MarkerSender, MarkerWriter
 from tallystick.broker.txn.ports import TransactionStatePartition, TransactionStateTopic, TxnSettings
 from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, ProducerIdPool
+from tallystick.broker.txn.unsynced import UnsyncedRecords
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -107,6 +108,9 @@ class TransactionLogic:
             get_coordinator_epoch=self.get_coordinator_epoch,
             send_markers=self._send_markers,
             move=self._replace_producer_id,
+        )
+        self.unsynced_records = UnsyncedRecords(
+            self.partition_for, self._find_partition, self.runtime.fail_partition_once
         )
         # Commands that arrived while the previous transaction's markers were in flight; decided again after.
         self._waiting_for_completion: dict[TransactionalId, deque[PendingTxnCommand]] = {}
@@ -260,7 +264,10 @@ class TransactionLogic:
         )
         if isinstance(result, Reject):
             return translate_append_error(result)
-        return partition.when_durable(result.last_offset) if step.needs_durable else None
+        if step.needs_durable:
+            return partition.when_durable(result.last_offset)
+        self.unsynced_records.note(transactional_id, result.last_offset)
+        return None
 
     def _execute_step(
         self, transactional_id: TransactionalId, group: Sequence[PendingTxnCommand], step: TxnStep
@@ -271,6 +278,8 @@ class TransactionLogic:
             for event in step.events:
                 entry = apply_event(entry, event)
             self.entries.put(transactional_id, entry)
+            if entry is None:
+                self.unsynced_records.forget(transactional_id)
             if (
                 entry is not None
                 and entry.forced_outcomes
@@ -346,7 +355,7 @@ def _may_merge(first: TxnCommand, other: TxnCommand) -> bool:
     return (
         isinstance(first, AddPartitionsByLeader)
         and isinstance(other, AddPartitionsByLeader)
-        and first.identity == other.identity
+        and replace(first, partitions=other.partitions) == other
     )
 
 

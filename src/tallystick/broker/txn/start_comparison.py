@@ -261,7 +261,9 @@ class UncleanStartComparison:
         transactional_id = open_.transactional_id
         if transactional_id is None:
             return
-        command = AddPartitionsByLeader(identity=open_.writer, partitions=frozenset({open_.partition}))
+        command = AddPartitionsByLeader(
+            identity=open_.writer, partitions=frozenset({open_.partition}), may_be_refused=False
+        )
         answer = asyncio.ensure_future(ids.submit_while_loading(transactional_id, command))
         if isinstance(ids.list_entries()[transactional_id].phase, DecidedPhase):
             # The command waits for markers, which are not written before loading is over.

@@ -34,9 +34,23 @@ def decide_add_partitions(entry: TxnEntry | None, command: AddPartitions, env: T
 def decide_add_by_leader(
     entry: TxnEntry | None, command: AddPartitionsByLeader, env: TxnEnv
 ) -> TxnStep | Reject:
-    """Decide the addition of a partition by its leader on the client's behalf (KIP-890 part 2)."""
+    """Decide the addition of a partition by its leader on the client's behalf (KIP-890 part 2).
+
+    A leader that waits for the record itself may be told as soon as the log has it (ADR 0050). If a power
+    loss takes the record, and leaves the data, the data shows that it was there
+    (`TxnConsistency.PARTITION_LOST`): a producer id and epoch name one transaction, if the last one bumped
+    the epoch, too. Below version 2 the markers of the last one, sent again, would end this one.
+    """
     version = min(EPOCH_BUMP_VERSION, env.config.transaction_version)
-    return _decide_addition(entry, command.identity, command.partitions, version, env)
+    step = _decide_addition(entry, command.identity, command.partitions, version, env)
+    if isinstance(step, Reject) or entry is None or not step.records:
+        return step
+    is_unambiguous = min(version, entry.transaction_version) >= EPOCH_BUMP_VERSION
+    return replace(
+        step,
+        needs_durable=command.needs_durable or not is_unambiguous,
+        may_be_refused=command.may_be_refused,
+    )
 
 
 def _decide_addition(

@@ -48,10 +48,17 @@ class AddPartitions(Value, kw_only=True):
 
 
 class AddPartitionsByLeader(Value, kw_only=True):
-    """A partition leader got the first batch of a transaction: Produce 12+, TxnOffsetCommit 5+ (KIP-890)."""
+    """A partition leader got the first batch of a transaction: Produce 12+, TxnOffsetCommit 5+ (KIP-890).
+
+    needs_durable   False: the leader answers its client only when the record is durable, so that it may be
+                    told before (`TransactionCoordinator.when_durable`; ADR 0050)
+    may_be_refused  False: the data is in the partition already, and nothing else can end it [TXN-14]
+    """
 
     identity: ProducerIdAndEpoch
     partitions: Partitions
+    needs_durable: bool = True
+    may_be_refused: bool = True
 
 
 class VerifyPartitions(Value, kw_only=True):
@@ -218,8 +225,9 @@ class TxnStep(Value, kw_only=True):
     reply           the answer; a Reject here comes after a change: a fence answers
                     CONCURRENT_TRANSACTIONS, and its retry finds the transaction ended
     marker_request  markers; while they are in flight the id is Decided
-    needs_durable   False: the next Step may be decided as soon as the log has the records, since it follows
-                    them in the log; no answer rests on them alone
+    needs_durable   False: the step takes effect as soon as the log has the records, since the next one
+                    follows them there. Either nothing rests on them, or who is answered waits for them
+                    itself before it answers a client (`TransactionCoordinator.when_durable`)
     uses_spare_id   `TxnEnv.spare_producer_id` is taken: the next decision gets another
     may_be_refused  the Step begins something optional: its size or a full disk may keep it out of the log.
                     Whatever leads to an end must be possible [TXN-14]

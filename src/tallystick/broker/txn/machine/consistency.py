@@ -12,7 +12,8 @@ Under version 2 a producer id and epoch name one transaction, so each of these c
 left; no transaction is ended on a guess [TXN-12]. A transaction that no coordinator can end is *hanging*: it
 is listed, and its producer id is not used again, as the next marker would end both transactions at once.
 
-Under `ack` none of this happens: a record is on the disk before anything that depends on it is written.
+Under `ack` only the third happens: a record is on the disk before anything that depends on it is written, but
+for the record that adds a partition, which is forced to the disk together with the data (ADR 0050).
 
 Source: no KIP has this; Kafka relies on replicas. KIP-664 for the meaning of hanging; ADR 0019.
 """
