@@ -25,6 +25,7 @@ from tallystick.dualwrite.stores.sql_calls import (
     get_driver_connection,
     get_nested,
     get_session,
+    roll_back_driver,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
@@ -50,6 +51,7 @@ class SqlTransaction:
         self._unit: NestedTransaction | None = None
         self._guard = TransactionGuard(get_connection(connection))
         self._watched_driver: Any = None
+        self._is_committed = False
 
     def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -189,6 +191,7 @@ class SqlTransaction:
         except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             self._connection.invalidate()
             raise
+        self._is_committed = True
         try:
             for session in self._sessions():
                 call_with_session(session, _after_commit)
@@ -214,6 +217,8 @@ class SqlTransaction:
                 listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
+                if not self._is_committed and not require(self._root, "begun").is_active:
+                    call_with_connection(self._connection, roll_back_driver)
                 self._connection.close()
 
     def _sessions(self) -> list[Session]:

@@ -31,6 +31,7 @@ from tallystick.dualwrite.stores.sql_calls import (
     get_driver_connection_async,
     get_nested_async,
     get_session_async,
+    roll_back_driver,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
@@ -56,6 +57,7 @@ class AsyncSqlTransaction:
         self._unit: AsyncTransaction | None = None
         self._guard = TransactionGuard(get_connection_async(connection))
         self._watched_driver: Any = None
+        self._is_committed = False
 
     async def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -195,6 +197,7 @@ class AsyncSqlTransaction:
         except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             await self._connection.invalidate()
             raise
+        self._is_committed = True
         try:
             for session in self._sessions():
                 await call_with_session_async(session, _after_commit)
@@ -220,6 +223,8 @@ class AsyncSqlTransaction:
                 listened.remove_query_logger(self._guard.on_driver_statement)
             if not self._connection.closed:
                 self._guard.release()
+                if not self._is_committed and not require(self._root, "begun").is_active:
+                    await call_with_connection_async(self._connection, roll_back_driver)
                 await self._connection.close()
 
     def _sessions(self) -> list[AsyncSession]:

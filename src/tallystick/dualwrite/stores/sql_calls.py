@@ -64,6 +64,22 @@ def get_nested_async(savepoint: "AsyncTransaction") -> NestedTransaction:
     return cast(NestedTransaction, savepoint.sync_transaction)
 
 
+def roll_back_driver(connection: Connection) -> None:
+    """Roll back what the database may have open, although SQLAlchemy's transaction has ended.
+
+    A COMMIT that was refused ends SQLAlchemy's transaction, which then returns the connection to the pool
+    without a ROLLBACK: what is open in it would be committed by whoever takes it next.
+    """
+    if connection.invalidated:
+        return
+    try:
+        connection.dialect.do_rollback(connection.connection)
+    except BaseException as exc:
+        connection.invalidate()
+        if not isinstance(exc, Exception):
+            raise
+
+
 def call_with_connection(
     connection: Connection,
     function: Callable[Concatenate[Connection, A], T],

@@ -1,0 +1,142 @@
+"""A connection that a refused transaction returns to the engine's pool holds nothing of it."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.ext.asyncio import create_async_engine
+from tests.support.dual_world import MakeWorld, World, worlds
+from tests.support.servers import MariaDB, PostgreSQL
+
+from tallystick.dualwrite import AsyncSqlStore, DualWriter, NotYours, SqlStore, Transaction
+from tallystick.dualwrite.aio import DualWriter as AioDualWriter
+from tallystick.dualwrite.stores.sql import SqlTransaction
+from tallystick.dualwrite.stores.sql_calls import roll_back_driver
+from tallystick.testing import EmbeddedBroker
+
+Txn = Transaction[SqlTransaction]
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
+    yield from worlds(broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db"))
+
+
+@pytest.fixture
+def postgresql_world(broker: EmbeddedBroker, postgresql: PostgreSQL) -> Iterator[MakeWorld]:
+    url = make_url(postgresql.url(postgresql.new_database())).set(drivername="postgresql+psycopg")
+    yield from worlds(broker, lambda _: create_engine(url))
+
+
+@pytest.fixture
+def mariadb_world(broker: EmbeddedBroker, mariadb: MariaDB) -> Iterator[MakeWorld]:
+    url = make_url(mariadb.url(mariadb.new_database())).set(drivername="mysql+pymysql")
+    yield from worlds(broker, lambda _: create_engine(url))
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
+def any_world(request: pytest.FixtureRequest) -> World:
+    world: World = request.getfixturevalue(f"{request.param}_world")()
+    return world
+
+
+def insert(world: World, n: int, what: str) -> str:
+    return f"INSERT INTO {world.table} VALUES ({n}, '{what}')"
+
+
+def add_constraint_checked_at_commit(world: World) -> None:
+    """Create a table whose constraint SQLite checks at COMMIT."""
+
+    @event.listens_for(world.engine, "connect")
+    def enforce(connection: object, _: object) -> None:
+        connection.execute("PRAGMA foreign_keys = ON")  # type: ignore[attr-defined]
+
+    world.engine.dispose()
+    with world.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE parent (id INTEGER PRIMARY KEY)"))
+        column = "parent_id INTEGER REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED"
+        connection.execute(text(f"CREATE TABLE child ({column})"))
+
+
+def test_rows_of_a_commit_that_was_refused_are_not_in_the_next_transaction(any_world: World) -> None:
+    world = any_world
+
+    def refused(txn: Txn) -> None:
+        txn.connection.execute(text(insert(world, 1, "refused")))
+        txn.send(world.topic, b"refused")
+        txn.connection.commit()
+
+    with DualWriter(SqlStore(world.engine), world.config) as writer:
+        writer.recover()
+        with pytest.raises(NotYours, match=r"connection\.commit"):
+            writer.run(refused)
+        world.pay(writer, 2, "next")
+    assert world.check() == ["next"]
+
+
+def test_what_the_database_refuses_at_commit_leaves_the_connection_usable(sqlite_world: MakeWorld) -> None:
+    world = sqlite_world()
+    add_constraint_checked_at_commit(world)
+
+    def refused(txn: Txn) -> None:
+        txn.connection.execute(text(insert(world, 1, "refused")))
+        txn.connection.execute(text("INSERT INTO child VALUES (7)"))
+
+    with DualWriter(SqlStore(world.engine), world.config) as writer:
+        writer.recover()
+        with pytest.raises(IntegrityError):
+            writer.run(refused)
+        world.pay(writer, 2, "next")
+    assert world.check() == ["next"]
+
+
+def test_the_asyncio_store_does_the_same(sqlite_world: MakeWorld) -> None:
+    world = sqlite_world()
+
+    async def refused(txn: Any) -> None:
+        await txn.connection.execute(text(insert(world, 1, "refused")))
+        await txn.connection.commit()
+
+    async def refused_then_next() -> None:
+        engine = create_async_engine(world.engine.url.set(drivername="sqlite+aiosqlite"))
+        async with AioDualWriter(AsyncSqlStore(engine), world.config) as writer:
+            await writer.recover()
+            with pytest.raises(NotYours, match=r"connection\.commit"):
+                await writer.run(refused)
+            async with writer.transaction() as txn:
+                await txn.connection.execute(text(insert(world, 2, "next")))
+                await txn.send(world.topic, b"next")
+        await engine.dispose()
+
+    asyncio.run(refused_then_next())
+    assert world.check() == ["next"]
+
+
+def test_a_connection_that_cannot_be_rolled_back_is_not_used_again(sqlite_world: MakeWorld) -> None:
+    class Broken:
+        def do_rollback(self, _: object) -> None:
+            raise DBAPIError("ROLLBACK", None, Exception("gone"))
+
+    with sqlite_world().engine.connect() as connection:
+        connection.dialect = Broken()  # type: ignore[assignment]
+        roll_back_driver(connection)
+        assert connection.invalidated
+
+
+def test_a_lost_connection_is_not_opened_again_to_roll_it_back(sqlite_world: MakeWorld) -> None:
+    with sqlite_world().engine.connect() as connection:
+        connection.invalidate()
+        roll_back_driver(connection)
+        assert connection.invalidated
