@@ -5,6 +5,9 @@ import contextvars
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from concurrent.futures import InvalidStateError as FutureInvalidStateError
+from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Final
 
 from tallystick.client.errors import (
@@ -24,6 +27,7 @@ from tallystick.dualwrite.errors import (
     Halted,
     NoFreeId,
     NotRecovered,
+    NotYours,
     Torn,
     UnsafeStore,
 )
@@ -66,6 +70,19 @@ def may_be_of_unit(exc: BaseException) -> bool:
             return False
         cause = cause.__cause__
     return isinstance(exc, Exception)
+
+
+current_unit: ContextVar[Any] = ContextVar("current_unit", default=None)  # the unit that runs, if one does
+
+
+def check_outside_unit(runner: object, method: str) -> None:
+    """Raise NotYours inside a unit of `runner`, which would wait for itself."""
+    unit = current_unit.get()
+    if unit is not None and unit.runner is runner and unit.is_running:
+        raise NotYours(
+            f"{method} inside a unit of the same pool would wait for the batch that it is in. Nothing of the "
+            "inner call was done. Write and send with the unit that is running, or call it after run_batched"
+        )
 
 
 class UnitStopped(TallystickError):
@@ -112,6 +129,15 @@ async def run_in_context_async(
 
 async def _await_work(work: Callable[[Any], Awaitable[object]], txn: object) -> object:
     return await work(txn)
+
+
+def settle_future(future: Any, result: object = None, exc: BaseException | None = None) -> None:
+    """Set a future's result or exception, unless its caller has given up, perhaps in this moment."""
+    with suppress(FutureInvalidStateError, asyncio.InvalidStateError):
+        if exc is None:
+            future.set_result(result)
+        else:
+            future.set_exception(exc)
 
 
 def create_future() -> "Future[Any]":

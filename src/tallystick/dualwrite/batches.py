@@ -16,7 +16,7 @@ one after the other; `batching` decides which. What becomes of a unit:
 import contextvars
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
@@ -24,10 +24,13 @@ from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.batch_rules import (
     BatchRolledBack,
     UnitStopped,
+    check_outside_unit,
     create_future,
+    current_unit,
     join_driver,
     may_be_of_unit,
     run_in_context,
+    settle_future,
     start_driver,
     wait_for_future,
     wait_notified,
@@ -62,11 +65,21 @@ UNKNOWN_TEXT: Final = (
 class QueuedUnit(Generic[D]):
     """One caller's work, on its way to its outcome."""
 
-    def __init__(self, work: Callable[[Any], Any], *, retries: int = 0, wait_visible: bool = False) -> None:
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        *,
+        runner: object = None,
+        retries: int = 0,
+        wait_visible: bool = False,
+    ) -> None:
         self.work = work
+        self.runner = runner
         self.retries = retries
         self.wait_visible = wait_visible
         self.context = contextvars.copy_context()
+        self.context.run(current_unit.set, self)
+        self.is_running = False
         self.future = create_future()
         self.task: Any = None
         self.result: object = None
@@ -76,7 +89,11 @@ class QueuedUnit(Generic[D]):
 
     def run(self, txn: object) -> Any:
         """Run the work, with the caller's context variables."""
-        return run_in_context(self.context, self.work, txn, self.keep_task)
+        self.is_running = True
+        try:
+            return run_in_context(self.context, self.work, txn, self.keep_task)
+        finally:
+            self.is_running = False
 
     def run_alone(self, txn: Transaction[D]) -> Any:
         """Run the work as the only one of its transaction."""
@@ -92,13 +109,11 @@ class QueuedUnit(Generic[D]):
 
     def succeed(self) -> None:
         """Tell the caller that its unit is committed."""
-        if not self.future.done():
-            self.future.set_result(self.result)
+        settle_future(self.future, self.result)
 
     def fail(self, exc: BaseException) -> None:
         """Tell the caller why its unit is not committed, or that it is in doubt."""
-        if not self.future.done():
-            self.future.set_exception(exc.cause if isinstance(exc, UnitStopped) else exc)
+        settle_future(self.future, exc=exc.cause if isinstance(exc, UnitStopped) else exc)
 
 
 class BatchRunner(Generic[D]):
@@ -126,6 +141,7 @@ class BatchRunner(Generic[D]):
         self._scheduler: BatchScheduler[QueuedUnit[D]] = BatchScheduler(limits)
         self._changed = threading.Condition()
         self._drivers: list[Any] = []
+        self._running_count = 0
         self._open_txns: dict[Batch[QueuedUnit[D]], Transaction[D]] = {}
         self._is_closed = False
 
@@ -137,7 +153,8 @@ class BatchRunner(Generic[D]):
         wait_visible: bool = False,
     ) -> R:
         """Run a unit in a batch and return its result, once both halves are committed."""
-        unit: QueuedUnit[D] = QueuedUnit(work, retries=retries, wait_visible=wait_visible)
+        check_outside_unit(self, "run_batched")
+        unit: QueuedUnit[D] = QueuedUnit(work, runner=self, retries=retries, wait_visible=wait_visible)
         with self._changed:
             if self._is_closed:
                 raise NotRecovered("the pool is closed")
@@ -158,7 +175,11 @@ class BatchRunner(Generic[D]):
         return self._scheduler.waiting_count
 
     def close(self) -> None:
-        """Let open batches end, and refuse the units that wait for one. Idempotent."""
+        """Let open batches end, and refuse the units that wait for one. Idempotent.
+
+        Raises: NotYours inside a unit.
+        """
+        check_outside_unit(self, "close")
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -179,25 +200,41 @@ class BatchRunner(Generic[D]):
         exc.add_note(UNKNOWN_TEXT)
 
     def _start_drivers(self) -> None:
-        while len(self._drivers) < self._driver_count:
+        """Start the drivers, and another for each that was stopped."""
+        while self._running_count < self._driver_count:
             name = f"tallystick-batches-{len(self._drivers)}"
             self._drivers.append(start_driver(name, self._drive))
+            self._running_count += 1
 
     # ---- drivers
 
     def _drive(self) -> None:
         """Open and run batches until the runner is closed."""
-        while self._wait_for_work():
-            self._overtake_late()
-            if not self._scheduler.has_work:
-                continue
-            try:
-                with self._lend_writer() as writer:
-                    self._open_and_run(writer)
-            except Exception as exc:  # no writer could be recovered: that is true for all that wait
-                with self._changed:
+        try:
+            while self._wait_for_work():
+                self._overtake_late()
+                self._lend_and_run()
+        except BaseException as exc:  # a hook of the user's session may raise anything
+            with self._changed:
+                self._running_count -= 1
+                if not self._running_count:
                     for unit in self._scheduler.clear():
                         unit.fail(exc)
+            raise
+
+    def _lend_and_run(self) -> None:
+        """Run a batch with a writer of the pool, or fail all that have waited for one in vain."""
+        with self._changed:
+            if not self._scheduler.has_work:
+                return
+            waiting = self._scheduler.list_waiting()
+        try:
+            with self._lend_writer() as writer:
+                self._open_and_run(writer)
+        except Exception as exc:
+            with self._changed:
+                for unit in filter(self._scheduler.withdraw, waiting):
+                    unit.fail(exc)
 
     def _wait_for_work(self) -> bool:
         """Wait until a batch can be opened or is late; return False once the runner is closed."""
@@ -205,6 +242,8 @@ class BatchRunner(Generic[D]):
             while not self._is_closed:
                 now_ms = self._clock.monotonic_ms()
                 if self._scheduler.has_work or self._scheduler.find_late(now_ms) is not None:
+                    if self._scheduler.needs_another_driver(now_ms):
+                        self._changed.notify()
                     return True
                 until_late_ms = self._scheduler.ms_until_late(now_ms)
                 wait_notified(self._changed, None if until_late_ms is None else until_late_ms / 1000)
@@ -223,6 +262,14 @@ class BatchRunner(Generic[D]):
             batch.can_be_ended = getattr(txn.database, "can_be_terminated", False)
             self._changed.notify()
 
+    def _stop_watching(self, batch: Batch[QueuedUnit[D]]) -> None:
+        """Let no driver end the transaction any more: its connection goes back to the pool, to others."""
+        with self._changed:
+            self._scheduler.close(batch)
+            while batch.is_being_ended:
+                wait_notified(self._changed, None)
+            self._open_txns.pop(batch, None)
+
     def _overtake_late(self) -> None:
         """End the transaction of a batch that one unit holds up, and go on without it."""
         with self._changed:
@@ -236,9 +283,15 @@ class BatchRunner(Generic[D]):
             database.terminate()
         except Exception:  # they run again all the same, and wait for its locks
             _log.warning("the transaction of a batch could not be ended in the server", exc_info=True)
-        with self._changed:
-            self._scheduler.add_again(units, alone=False)
-            self._changed.notify()
+        finally:
+            with self._changed:
+                batch.is_being_ended = False
+                self._add_again(units, alone=False)
+                self._changed.notify_all()
+
+    def _add_again(self, units: Iterable[QueuedUnit[D]], *, alone: bool) -> None:
+        """Add units once more, apart from those whose callers have gone."""
+        self._scheduler.add_again([each for each in units if not each.future.done()], alone=alone)
 
     def _open_and_run(self, writer: DualWriter[D]) -> None:
         with self._changed:
@@ -280,8 +333,11 @@ class BatchRunner(Generic[D]):
         try:
             with writer.transaction() as txn:
                 self._watch(batch, txn)
-                while (unit := self._take(batch)) is not None:
-                    self._run_unit(txn, batch, unit)
+                try:
+                    while (unit := self._take(batch)) is not None:
+                        self._run_unit(txn, batch, unit)
+                finally:
+                    self._stop_watching(batch)
                 if batch.phase is BatchPhase.OVERTAKEN:
                     raise BatchRolledBack("a unit held it up")
                 if not batch.ready:
@@ -296,8 +352,6 @@ class BatchRunner(Generic[D]):
                 if each is not None:
                     each.fail(exc)
             raise
-        finally:
-            self._open_txns.pop(batch, None)
         self._settle(batch, failure)
 
     def _run_unit(self, txn: Transaction[D], batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D]) -> None:
@@ -331,7 +385,7 @@ class BatchRunner(Generic[D]):
         with self._changed:
             self._scheduler.finish(batch, ready=False)
             if is_conflict(exc):
-                self._scheduler.add_again([unit], alone=True)
+                self._add_again([unit], alone=True)
                 self._changed.notify()
                 return
         unit.fail(exc)
@@ -352,13 +406,13 @@ class BatchRunner(Generic[D]):
         If it could not even begin, that is true for every unit that waits.
         """
         with self._changed:
-            if failure is not None and not batch.unit_count:
+            if not (failure is None or batch.unit_count or isinstance(failure, BatchRolledBack)):
                 for each in self._scheduler.clear():
                     each.fail(failure)
             held_up = [] if batch.running is None else [batch.running]
             units = self._scheduler.end(batch)
             if batch.phase is BatchPhase.OVERTAKEN or (failure is not None and _runs_again(failure)):
-                self._scheduler.add_again([*units, *held_up], alone=True)
+                self._add_again([*units, *held_up], alone=True)
                 self._changed.notify()
                 return
         for unit in (*units, *held_up):

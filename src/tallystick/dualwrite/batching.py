@@ -66,6 +66,7 @@ class Batch(Generic[U]):
         self.is_alone = is_alone
         self.phase = BatchPhase.TAKING
         self.can_be_ended = False  # whether the server can end its transaction from another connection
+        self.is_being_ended = False  # while that is under way: its connection must not be used again
         self.running: U | None = None
         self.ready: list[U] = []
         self.unit_count = 0
@@ -105,7 +106,7 @@ class BatchScheduler(Generic[U]):
 
     def clear(self) -> list[U]:
         """Remove and return all units that have not been started."""
-        units = [*self._alone, *self._waiting]
+        units = self.list_waiting()
         self._alone.clear()
         self._waiting.clear()
         return units
@@ -115,10 +116,19 @@ class BatchScheduler(Generic[U]):
         """Number of units that have not been started."""
         return len(self._waiting) + len(self._alone)
 
+    def list_waiting(self) -> list[U]:
+        """Return all units that have not been started."""
+        return [*self._alone, *self._waiting]
+
     @property
     def has_work(self) -> bool:
         """Whether a batch can be opened now."""
         return bool(self._alone) or (bool(self._waiting) and self._taking is None)
+
+    def needs_another_driver(self, now_ms: int) -> bool:
+        """Return whether there is something to do, or to watch, beside what one driver is about to do."""
+        can_take = bool(self._waiting) and self._taking is None
+        return len(self._alone) + can_take > 1 or self.ms_until_late(now_ms) is not None
 
     def open(self) -> Batch[U] | None:
         """Open a batch; None if there are no units, or another batch takes them."""
@@ -134,7 +144,7 @@ class BatchScheduler(Generic[U]):
         queue = self._alone if batch.is_alone else self._waiting
         is_full = batch.unit_count >= (1 if batch.is_alone else self._limits.max_units)
         if batch.phase is not BatchPhase.TAKING or is_full or not queue or self._is_late(batch, now_ms):
-            self._close(batch)
+            self.close(batch)
             return None
         if not batch.unit_count:
             batch.began_at_ms = now_ms
@@ -154,42 +164,49 @@ class BatchScheduler(Generic[U]):
 
     def end(self, batch: Batch[U]) -> list[U]:
         """End a batch; return the units that were ready, to be settled or added again."""
-        self._close(batch)
+        self.close(batch)
         units, batch.ready, batch.running = batch.ready, [], None
         return units
+
+    def close(self, batch: Batch[U]) -> None:
+        """Let a batch take no more units, nor be overtaken. Idempotent."""
+        if batch.phase is BatchPhase.TAKING:
+            batch.phase = BatchPhase.CLOSED
+        if self._taking is batch:
+            self._taking = None
 
     def find_late(self, now_ms: int) -> Batch[U] | None:
         """Return the batch that one unit holds up and that can be ended; None if there is none."""
         batch = self._taking
-        if batch is None or not batch.can_be_ended or batch.running is None:
+        if batch is None or batch.running is None or not self._may_be_overtaken(batch):
             return None
         return batch if self._is_late(batch, now_ms) else None
 
     def overtake(self, batch: Batch[U]) -> list[U]:
         """Let another batch take units: the transaction of this one is to be ended, and must not commit.
 
+        The caller clears `is_being_ended` once it has tried to.
         Returns: what was ready in it, to be added again once the transaction has ended.
         """
         if batch.phase is not BatchPhase.TAKING:
             return []
-        self._close(batch)
+        self.close(batch)
         batch.phase = BatchPhase.OVERTAKEN
+        batch.is_being_ended = True
         units, batch.ready = batch.ready, []
         return units
 
     def ms_until_late(self, now_ms: int) -> int | None:
         """Return after how many milliseconds `find_late` may return a batch; None if it cannot."""
         batch = self._taking
-        if batch is None or not batch.can_be_ended:
+        if batch is None or not self._may_be_overtaken(batch):
             return None
         began_at_ms = batch.began_at_ms if batch.unit_count else now_ms
         return max(1, began_at_ms + self._limits.max_batch_wait_ms - now_ms)
 
+    def _may_be_overtaken(self, batch: Batch[U]) -> bool:
+        """Return whether anyone is held up by the batch, and its transaction can be ended."""
+        return batch.can_be_ended and bool(batch.ready or self._waiting)
+
     def _is_late(self, batch: Batch[U], now_ms: int) -> bool:
         return bool(batch.unit_count) and now_ms - batch.began_at_ms >= self._limits.max_batch_wait_ms
-
-    def _close(self, batch: Batch[U]) -> None:
-        if batch.phase is BatchPhase.TAKING:
-            batch.phase = BatchPhase.CLOSED
-        if self._taking is batch:
-            self._taking = None

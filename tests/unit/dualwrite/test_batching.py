@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tallystick.client.errors import AbortRequired, ConnectionLost, TooLarge
 from tallystick.dualwrite.batch_rules import BatchRolledBack, may_be_of_unit
-from tallystick.dualwrite.batching import Batching, BatchPhase, BatchScheduler
+from tallystick.dualwrite.batching import Batch, Batching, BatchPhase, BatchScheduler
 from tallystick.dualwrite.errors import Fenced, Torn
 from tallystick.kernel.settings import BadConfig
 
@@ -18,6 +18,12 @@ def scheduler(*units: str) -> BatchScheduler[str]:
     for unit in units:
         made.add(unit)
     return made
+
+
+def opened(units: BatchScheduler[str]) -> Batch[str]:
+    batch = units.open()
+    assert batch is not None
+    return batch
 
 
 def test_waiting_units_join_in_order_until_the_batch_is_full() -> None:
@@ -119,6 +125,54 @@ def test_a_batch_whose_transaction_cannot_be_ended_is_waited_for() -> None:
     assert units.take(batch, 1000) is None
     assert units.end(batch) == ["a", "slow"]
     assert units.has_work
+
+
+def test_a_slow_unit_that_holds_up_no_other_is_left_alone() -> None:
+    units = scheduler("slow")
+    batch = opened(units)
+    batch.can_be_ended = True
+    assert units.take(batch, 0) == "slow"
+    assert units.find_late(1000) is None
+    assert units.ms_until_late(1000) is None
+    units.add("b")
+    assert units.find_late(1000) is batch
+    assert units.ms_until_late(1000) == 1
+
+
+def test_a_batch_is_being_ended_from_the_moment_it_is_overtaken() -> None:
+    units = scheduler("slow", "b")
+    batch = opened(units)
+    units.take(batch, 0)
+    assert not batch.is_being_ended
+    units.overtake(batch)
+    assert batch.is_being_ended
+
+
+def test_a_batch_that_is_closed_is_not_late() -> None:
+    units = scheduler("failed", "b")
+    batch = opened(units)
+    batch.can_be_ended = True
+    units.take(batch, 0)
+    units.close(batch)
+    assert units.find_late(1000) is None
+    assert units.overtake(batch) == []
+
+
+def test_another_driver_is_needed_for_what_one_leaves_undone() -> None:
+    units = scheduler("a")
+    assert not units.needs_another_driver(0)
+    units.add_again(["b"], alone=True)
+    assert units.needs_another_driver(0)  # one for the unit alone, and one for the batch
+
+
+def test_another_driver_is_needed_to_watch_a_batch() -> None:
+    units = scheduler("a", "b")
+    batch = opened(units)
+    units.take(batch, 0)
+    units.add_again(["c"], alone=True)
+    assert not units.needs_another_driver(0)
+    batch.can_be_ended = True
+    assert units.needs_another_driver(0)
 
 
 def test_a_batch_that_commits_is_not_overtaken() -> None:

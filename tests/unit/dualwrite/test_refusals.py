@@ -6,7 +6,7 @@ import psycopg.errors
 import pymysql.err
 import pytest
 
-from tallystick.dualwrite.stores.refusals import is_refusal
+from tallystick.dualwrite.stores.refusals import ends_transaction, is_conflict, is_refusal
 
 
 def sqlite(name: str) -> sqlite3.OperationalError:
@@ -52,3 +52,32 @@ def test_a_refusal_is_certain(answer: Exception) -> None:
 )
 def test_everything_else_is_unknown(answer: object) -> None:
     assert not is_refusal(answer)
+
+
+def test_a_conflict_is_an_error_of_the_database() -> None:
+    assert is_conflict(pymysql.err.OperationalError(1213, "Deadlock found"))
+    assert is_conflict(psycopg.errors.SerializationFailure())
+    assert not is_conflict(KeyError(1213))
+    assert not is_conflict(pymysql.err.OperationalError(1062, "Duplicate entry"))
+
+
+@pytest.mark.parametrize(
+    ("statement", "on_postgresql", "on_mariadb"),
+    [
+        (" commit;", True, True),
+        ("END", True, True),
+        ("ROLLBACK", True, True),
+        ("ROLLBACK TO SAVEPOINT a", False, False),
+        ("rollback work to a", False, False),
+        ("START TRANSACTION", True, True),
+        ("SAVEPOINT a", False, False),
+        ("CREATE TABLE t (n INT)", False, True),
+        ("CREATE TEMPORARY TABLE t (n INT)", False, False),
+        ("TRUNCATE t", False, True),
+        ("INSERT INTO t VALUES ('COMMIT')", False, False),
+        ("", False, False),
+    ],
+)
+def test_what_ends_a_transaction(statement: str, on_postgresql: bool, on_mariadb: bool) -> None:
+    assert ends_transaction(statement, "postgresql") is on_postgresql
+    assert ends_transaction(statement, "mysql") is on_mariadb

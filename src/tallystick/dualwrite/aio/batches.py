@@ -14,7 +14,7 @@ one after the other; `batching` decides which. What becomes of a unit:
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Generic, TypeVar
 
@@ -24,10 +24,13 @@ from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.batch_rules import (
     BatchRolledBack,
     UnitStopped,
+    check_outside_unit,
     create_future_async,
+    current_unit,
     join_driver_async,
     may_be_of_unit,
     run_in_context_async,
+    settle_future,
     start_driver_async,
     wait_for_future_async,
     wait_notified_async,
@@ -61,12 +64,20 @@ class AsyncQueuedUnit(Generic[D]):
     """One caller's work, on its way to its outcome."""
 
     def __init__(
-        self, work: Callable[[Any], Awaitable[Any]], *, retries: int = 0, wait_visible: bool = False
+        self,
+        work: Callable[[Any], Awaitable[Any]],
+        *,
+        runner: object = None,
+        retries: int = 0,
+        wait_visible: bool = False,
     ) -> None:
         self.work = work
+        self.runner = runner
         self.retries = retries
         self.wait_visible = wait_visible
         self.context = contextvars.copy_context()
+        self.context.run(current_unit.set, self)
+        self.is_running = False
         self.future = create_future_async()
         self.task: Any = None
         self.result: object = None
@@ -76,7 +87,11 @@ class AsyncQueuedUnit(Generic[D]):
 
     async def run(self, txn: object) -> Any:
         """Run the work, with the caller's context variables."""
-        return await run_in_context_async(self.context, self.work, txn, self.keep_task)
+        self.is_running = True
+        try:
+            return await run_in_context_async(self.context, self.work, txn, self.keep_task)
+        finally:
+            self.is_running = False
 
     async def run_alone(self, txn: Transaction[D]) -> Any:
         """Run the work as the only one of its transaction."""
@@ -92,13 +107,11 @@ class AsyncQueuedUnit(Generic[D]):
 
     def succeed(self) -> None:
         """Tell the caller that its unit is committed."""
-        if not self.future.done():
-            self.future.set_result(self.result)
+        settle_future(self.future, self.result)
 
     def fail(self, exc: BaseException) -> None:
         """Tell the caller why its unit is not committed, or that it is in doubt."""
-        if not self.future.done():
-            self.future.set_exception(exc.cause if isinstance(exc, UnitStopped) else exc)
+        settle_future(self.future, exc=exc.cause if isinstance(exc, UnitStopped) else exc)
 
 
 class AsyncBatchRunner(Generic[D]):
@@ -126,6 +139,7 @@ class AsyncBatchRunner(Generic[D]):
         self._scheduler: BatchScheduler[AsyncQueuedUnit[D]] = BatchScheduler(limits)
         self._changed = asyncio.Condition()
         self._drivers: list[Any] = []
+        self._running_count = 0
         self._open_txns: dict[Batch[AsyncQueuedUnit[D]], Transaction[D]] = {}
         self._is_closed = False
 
@@ -137,7 +151,10 @@ class AsyncBatchRunner(Generic[D]):
         wait_visible: bool = False,
     ) -> R:
         """Run a unit in a batch and return its result, once both halves are committed."""
-        unit: AsyncQueuedUnit[D] = AsyncQueuedUnit(work, retries=retries, wait_visible=wait_visible)
+        check_outside_unit(self, "run_batched")
+        unit: AsyncQueuedUnit[D] = AsyncQueuedUnit(
+            work, runner=self, retries=retries, wait_visible=wait_visible
+        )
         async with self._changed:
             if self._is_closed:
                 raise NotRecovered("the pool is closed")
@@ -158,7 +175,11 @@ class AsyncBatchRunner(Generic[D]):
         return self._scheduler.waiting_count
 
     async def close(self) -> None:
-        """Let open batches end, and refuse the units that wait for one. Idempotent."""
+        """Let open batches end, and refuse the units that wait for one. Idempotent.
+
+        Raises: NotYours inside a unit.
+        """
+        check_outside_unit(self, "close")
         async with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -179,25 +200,41 @@ class AsyncBatchRunner(Generic[D]):
         exc.add_note(UNKNOWN_TEXT)
 
     def _start_drivers(self) -> None:
-        while len(self._drivers) < self._driver_count:
+        """Start the drivers, and another for each that was stopped."""
+        while self._running_count < self._driver_count:
             name = f"tallystick-batches-{len(self._drivers)}"
             self._drivers.append(start_driver_async(name, self._drive))
+            self._running_count += 1
 
     # ---- drivers
 
     async def _drive(self) -> None:
         """Open and run batches until the runner is closed."""
-        while await self._wait_for_work():
-            await self._overtake_late()
-            if not self._scheduler.has_work:
-                continue
-            try:
-                async with self._lend_writer() as writer:
-                    await self._open_and_run(writer)
-            except Exception as exc:  # no writer could be recovered: that is true for all that wait
-                async with self._changed:
+        try:
+            while await self._wait_for_work():
+                await self._overtake_late()
+                await self._lend_and_run()
+        except BaseException as exc:  # a hook of the user's session may raise anything
+            async with self._changed:
+                self._running_count -= 1
+                if not self._running_count:
                     for unit in self._scheduler.clear():
                         unit.fail(exc)
+            raise
+
+    async def _lend_and_run(self) -> None:
+        """Run a batch with a writer of the pool, or fail all that have waited for one in vain."""
+        async with self._changed:
+            if not self._scheduler.has_work:
+                return
+            waiting = self._scheduler.list_waiting()
+        try:
+            async with self._lend_writer() as writer:
+                await self._open_and_run(writer)
+        except Exception as exc:
+            async with self._changed:
+                for unit in filter(self._scheduler.withdraw, waiting):
+                    unit.fail(exc)
 
     async def _wait_for_work(self) -> bool:
         """Wait until a batch can be opened or is late; return False once the runner is closed."""
@@ -205,6 +242,8 @@ class AsyncBatchRunner(Generic[D]):
             while not self._is_closed:
                 now_ms = self._clock.monotonic_ms()
                 if self._scheduler.has_work or self._scheduler.find_late(now_ms) is not None:
+                    if self._scheduler.needs_another_driver(now_ms):
+                        self._changed.notify()
                     return True
                 until_late_ms = self._scheduler.ms_until_late(now_ms)
                 await wait_notified_async(
@@ -225,6 +264,14 @@ class AsyncBatchRunner(Generic[D]):
             batch.can_be_ended = getattr(txn.database, "can_be_terminated", False)
             self._changed.notify()
 
+    async def _stop_watching(self, batch: Batch[AsyncQueuedUnit[D]]) -> None:
+        """Let no driver end the transaction any more: its connection goes back to the pool, to others."""
+        async with self._changed:
+            self._scheduler.close(batch)
+            while batch.is_being_ended:
+                await wait_notified_async(self._changed, None)
+            self._open_txns.pop(batch, None)
+
     async def _overtake_late(self) -> None:
         """End the transaction of a batch that one unit holds up, and go on without it."""
         async with self._changed:
@@ -238,9 +285,15 @@ class AsyncBatchRunner(Generic[D]):
             await database.terminate()
         except Exception:  # they run again all the same, and wait for its locks
             _log.warning("the transaction of a batch could not be ended in the server", exc_info=True)
-        async with self._changed:
-            self._scheduler.add_again(units, alone=False)
-            self._changed.notify()
+        finally:
+            async with self._changed:
+                batch.is_being_ended = False
+                self._add_again(units, alone=False)
+                self._changed.notify_all()
+
+    def _add_again(self, units: Iterable[AsyncQueuedUnit[D]], *, alone: bool) -> None:
+        """Add units once more, apart from those whose callers have gone."""
+        self._scheduler.add_again([each for each in units if not each.future.done()], alone=alone)
 
     async def _open_and_run(self, writer: DualWriter[D]) -> None:
         async with self._changed:
@@ -284,8 +337,11 @@ class AsyncBatchRunner(Generic[D]):
         try:
             async with writer.transaction() as txn:
                 await self._watch(batch, txn)
-                while (unit := await self._take(batch)) is not None:
-                    await self._run_unit(txn, batch, unit)
+                try:
+                    while (unit := await self._take(batch)) is not None:
+                        await self._run_unit(txn, batch, unit)
+                finally:
+                    await self._stop_watching(batch)
                 if batch.phase is BatchPhase.OVERTAKEN:
                     raise BatchRolledBack("a unit held it up")
                 if not batch.ready:
@@ -300,8 +356,6 @@ class AsyncBatchRunner(Generic[D]):
                 if each is not None:
                     each.fail(exc)
             raise
-        finally:
-            self._open_txns.pop(batch, None)
         await self._settle(batch, failure)
 
     async def _run_unit(
@@ -337,7 +391,7 @@ class AsyncBatchRunner(Generic[D]):
         async with self._changed:
             self._scheduler.finish(batch, ready=False)
             if is_conflict(exc):
-                self._scheduler.add_again([unit], alone=True)
+                self._add_again([unit], alone=True)
                 self._changed.notify()
                 return
         unit.fail(exc)
@@ -358,13 +412,13 @@ class AsyncBatchRunner(Generic[D]):
         If it could not even begin, that is true for every unit that waits.
         """
         async with self._changed:
-            if failure is not None and not batch.unit_count:
+            if not (failure is None or batch.unit_count or isinstance(failure, BatchRolledBack)):
                 for each in self._scheduler.clear():
                     each.fail(failure)
             held_up = [] if batch.running is None else [batch.running]
             units = self._scheduler.end(batch)
             if batch.phase is BatchPhase.OVERTAKEN or (failure is not None and _runs_again(failure)):
-                self._scheduler.add_again([*units, *held_up], alone=True)
+                self._add_again([*units, *held_up], alone=True)
                 self._changed.notify()
                 return
         for unit in (*units, *held_up):

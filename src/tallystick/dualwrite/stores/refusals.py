@@ -45,7 +45,8 @@ def is_conflict(exc: BaseException | None) -> bool:
             return True
         if isinstance(name, str) and name.startswith(_SQLITE_CONFLICTS):
             return True
-        if next(iter(getattr(answer, "args", ())), None) in _MYSQL_CONFLICTS:
+        kinds = {each.__name__ for each in type(answer).__mro__}  # PEP 249; KeyError(1213) is not a conflict
+        if "DatabaseError" in kinds and next(iter(answer.args), None) in _MYSQL_CONFLICTS:
             return True
         exc = exc.__cause__
     return False
@@ -75,6 +76,27 @@ def parse_savepoint(statement: str) -> tuple[str, str] | None:
         case ["ROLLBACK", *between] if "TO" in between:
             return "ROLLBACK TO", words[-1].lower()
     return None
+
+
+_ENDING_WORDS: Final = frozenset(("COMMIT", "END", "ROLLBACK", "ABORT", "BEGIN", "START"))
+_MYSQL_COMMITTING_WORDS: Final = frozenset(
+    ("ALTER", "CREATE", "DROP", "GRANT", "LOCK", "RENAME", "REVOKE", "TRUNCATE", "UNLOCK")
+)
+
+
+def ends_transaction(statement: str, dialect: str) -> bool:
+    """Return whether a statement by its first words ends the transaction that it is sent in.
+
+    Sources: PostgreSQL and SQLite, "COMMIT", "ROLLBACK"; MariaDB, "SQL statements that cause an implicit
+    commit". It does not see what a procedure or a second statement in the same text does.
+    """
+    words = statement[:100].upper().replace(";", " ").split()
+    first = words[0] if words else ""
+    if first == "ROLLBACK":
+        return "TO" not in words[1:3]
+    if first in ("CREATE", "DROP") and "TEMPORARY" in words[1:4]:
+        return False
+    return first in _ENDING_WORDS or (dialect in ("mysql", "mariadb") and first in _MYSQL_COMMITTING_WORDS)
 
 
 _QUOTES_REMOVED: Final = str.maketrans("", "", '"`;')

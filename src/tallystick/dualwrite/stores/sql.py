@@ -52,6 +52,7 @@ class SqlTransaction:
         self._guard = TransactionGuard(get_connection(connection))
         self._watched_driver: Any = None
         self._is_committed = False
+        self._is_terminated = False
 
     def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -126,6 +127,7 @@ class SqlTransaction:
         The only method that may be called while another one, or the user, runs in this transaction.
         """
         driver = get_driver_connection(self._connection)
+        self._is_terminated = True
         self._store.execute_apart(sql_table.terminate_statement(self._connection.dialect.name, driver))
 
     def flush(self) -> None:
@@ -208,6 +210,8 @@ class SqlTransaction:
 
     def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
+        if self._is_terminated and not self._connection.closed:  # the pool must not lend it once more
+            self._connection.invalidate()
         try:
             for session in self._sessions():
                 session.close()

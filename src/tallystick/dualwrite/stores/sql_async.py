@@ -58,6 +58,7 @@ class AsyncSqlTransaction:
         self._guard = TransactionGuard(get_connection_async(connection))
         self._watched_driver: Any = None
         self._is_committed = False
+        self._is_terminated = False
 
     async def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -132,6 +133,7 @@ class AsyncSqlTransaction:
         The only method that may be called while another one, or the user, runs in this transaction.
         """
         driver = await get_driver_connection_async(self._connection)
+        self._is_terminated = True
         await self._store.execute_apart(sql_table.terminate_statement(self._connection.dialect.name, driver))
 
     async def flush(self) -> None:
@@ -214,6 +216,8 @@ class AsyncSqlTransaction:
 
     async def _close(self) -> None:
         """Close the session and connection; the pool rolls back anything uncommitted."""
+        if self._is_terminated and not self._connection.closed:  # the pool must not lend it once more
+            await self._connection.invalidate()
         try:
             for session in self._sessions():
                 await session.close()

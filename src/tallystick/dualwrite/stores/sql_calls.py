@@ -68,7 +68,7 @@ def roll_back_driver(connection: Connection) -> None:
     """Roll back what the database may have open, although SQLAlchemy's transaction has ended.
 
     A COMMIT that was refused ends SQLAlchemy's transaction, which then returns the connection to the pool
-    without a ROLLBACK: what is open in it would be committed by whoever takes it next.
+    without a ROLLBACK: what is open in it would be committed with what the next user of it writes.
     """
     if connection.invalidated:
         return

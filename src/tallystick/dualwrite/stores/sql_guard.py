@@ -10,7 +10,7 @@ from sqlalchemy import Connection, NestedTransaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import NotYours
-from tallystick.dualwrite.stores.refusals import ORPHANED_RECORDS_TEXT, parse_savepoint
+from tallystick.dualwrite.stores.refusals import ORPHANED_RECORDS_TEXT, ends_transaction, parse_savepoint
 
 WRITER_COMMITS_TEXT: Final = (
     "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
@@ -20,6 +20,12 @@ WRITER_COMMITS_TEXT: Final = (
 UNIT_ROLLED_BACK_TEXT: Final = (
     "this unit of a batch has rolled back its own rows; it can write nothing more, and is not committed. Let "
     "the exception leave the unit instead, or use begin_nested() for a part that may fail"
+)
+
+
+UNIT_ENDS_BATCH_TEXT: Final = (
+    "it ends the transaction, which other units of the batch share: their rows would be committed without "
+    "their records. It was not sent; use begin_nested() for a savepoint, and `run` for DDL"
 )
 
 
@@ -61,8 +67,8 @@ class TransactionGuard:
     def watch_unit(self, savepoint: NestedTransaction) -> None:
         """Begin a unit of a batch, and refuse what it would write outside of its savepoint."""
         if "before_cursor_execute" not in self._hooks:
-            self._hooks["before_cursor_execute"] = self._refuse_outside_unit
-            event.listen(self._connection, "before_cursor_execute", self._refuse_outside_unit)
+            self._hooks["before_cursor_execute"] = self._check_unit
+            event.listen(self._connection, "before_cursor_execute", self._check_unit)
         self._unit, self._sent_before_unit = savepoint, self._sent_count
 
     def end_unit(self) -> None:
@@ -95,9 +101,14 @@ class TransactionGuard:
         if not self.is_ending:
             raise NotYours(f"connection.commit(): {WRITER_COMMITS_TEXT}")
 
-    def _refuse_outside_unit(self, *_: Any) -> None:
-        if self._unit is not None and not self._unit.is_active:
+    def _check_unit(self, connection: Connection, _: Any, statement: str, *__: Any) -> None:
+        """Refuse what a unit writes outside of its savepoint, and what would commit the rows of others."""
+        if self._unit is None:
+            return
+        if not self._unit.is_active:
             raise NotYours(UNIT_ROLLED_BACK_TEXT)
+        if ends_transaction(statement, connection.dialect.name):
+            raise NotYours(f"{' '.join(statement.split())[:40]!r}: {UNIT_ENDS_BATCH_TEXT}")
 
     def _refuse_session_commit(self, session: Session) -> None:
         if not self.is_ending and not session.in_nested_transaction():
