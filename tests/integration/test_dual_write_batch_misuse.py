@@ -243,7 +243,7 @@ def test_a_connection_is_not_lent_again_while_the_server_is_told_to_end_it(
         second = threads.submit(pool.run_batched, pay(world, 2, "b"))
         assert [first.result(60), second.result(60)] == ["slow", "b"]
     assert SlowlyEnded.steps[:2] == ["ended", "rolled back"]
-    assert sorted(world.check()) == ["b", "slow"]
+    assert sorted(world.rows()) == ["b", "slow"]
 
 
 class OneIsWithdrawn(AsyncSqlStore):

@@ -38,6 +38,7 @@ from tallystick.dualwrite.batch_rules import (
 from tallystick.dualwrite.batching import Batch, Batching, BatchPhase, BatchScheduler
 from tallystick.dualwrite.errors import (
     Halted,
+    NoFreeId,
     NotRecovered,
     NotVisible,
     Outcome,
@@ -223,7 +224,7 @@ class BatchRunner(Generic[D]):
             raise
 
     def _lend_and_run(self) -> None:
-        """Run a batch with a writer of the pool, or fail all that have waited for one in vain."""
+        """Run a batch with a writer of the pool, or fail those that waited for one in vain."""
         with self._changed:
             if not self._scheduler.has_work:
                 return
@@ -233,7 +234,8 @@ class BatchRunner(Generic[D]):
                 self._open_and_run(writer)
         except Exception as exc:
             with self._changed:
-                for unit in filter(self._scheduler.withdraw, waiting):
+                late = waiting if isinstance(exc, NoFreeId) else self._scheduler.list_waiting()
+                for unit in filter(self._scheduler.withdraw, late):
                     unit.fail(exc)
 
     def _wait_for_work(self) -> bool:
