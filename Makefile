@@ -16,8 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # What takes minutes each, Javas that are killed among it: not in `make test`, whole in `make test-full`.
 LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster.py tests/crash/test_spark_database.py \
 	tests/crash/test_spark_on_kafka.py tests/interop/java tests/interop/failover \
-	tests/interop/security/test_interop_rights.py tests/interop/security/test_interop_secured_broker.py \
-	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py
+	tests/interop/security tests/interop/modes/test_interop_resume.py tests/interop/kafka_tools/test_interop_dump_log.py \
+	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py \
+	tests/integration/test_spark_connect.py tests/integration/test_spark_connect_foreach.py \
+	tests/integration/test_spark_own_source.py tests/integration/test_spark_moving.py
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-full check unit format interop crash soak sim sim-nightly mutants fuzz hostile bench docs dist wheels scripts-rewrite clean

@@ -123,7 +123,7 @@ def test_where_to_begin_and_to_end(spark: SparkSession, broker: EmbeddedBroker, 
     assert offsets(alone) == [(1, at) for at in range(10)]
     matched = read(spark, broker, subscribePattern=f"{topic[:-1]}.")
     assert matched.count() == 20
-    with pytest.raises(PySparkException, match="no record has the time"):
+    with pytest.raises(PySparkException, match="no record has the requested start time"):
         read(spark, broker, subscribe=topic, startingTimestamp=99_000).count()
     late = read(
         spark, broker, subscribe=topic, startingTimestamp=99_000, startingOffsetsByTimestampStrategy="latest"

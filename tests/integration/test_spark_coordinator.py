@@ -302,7 +302,7 @@ def test_a_missing_topic_that_cannot_be_made_is_named_with_the_command(query: Qu
         admin.create_topics([NewTopic(name="made.before", partitions=1)]).all()
     client = {"bootstrap.servers": query.bootstrap}
     with pytest.raises(
-        NoDecisionTopic, match=r"made_before.* is missing .*tallystick topics create --topic made_"
+        NoDecisionTopic, match=r"made_before.* does not exist .*tallystick topics create --topic made_"
     ):
         resolve(query.prefix, client, decisions="made_before")
 

@@ -225,7 +225,7 @@ def test_a_staging_table_follows_its_target(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("sink", "problem"),
     [
-        (to_table("nowhere", columns=["a"]), "table nowhere: is not in the database"),
+        (to_table("nowhere", columns=["a"]), "table nowhere: does not exist in the database"),
         (to_table("counts", columns=["word", "m"]), "table counts: has no column m; it has word, n"),
         (
             to_table("counts", columns=["word"]),
@@ -315,13 +315,13 @@ def test_a_table_of_another_version_is_refused(engine: Engine) -> None:
 def test_sqlite_is_for_the_drivers_host_alone(tmp_path: Path) -> None:
     """A task elsewhere would write into a file of its own, and vote for it."""
     path = tmp_path / "rows.db"
-    with pytest.raises(BadConfig, match="no file here"):
+    with pytest.raises(BadConfig, match="is not a file on this host"):
         resolve_database(f"sqlite:///{path}")
     with pytest.raises(BadConfig, match=":memory:"):
         resolve_database("sqlite://")
     path.touch()
     elsewhere = DecisionDatabase(url=f"sqlite:///{path}", sqlite_location="another host")
-    with pytest.raises(BadConfig, match=r"not the driver's file.*use a database server"):
+    with pytest.raises(BadConfig, match=r"does not have the driver's file.*use a database server"):
         get_engine(elsewhere)
     assert get_engine(resolve_database(f"sqlite:///{path}")).dialect.name == "sqlite"
 

@@ -59,7 +59,7 @@ def _find_problems(definition: Definition, client: Mapping[str, str]) -> Iterato
             yield from _prefix_paths(str(exc), f"sources.{source.name}.options")
     for i, transform in enumerate(definition.transforms):
         if (transform.sql is None) == (transform.function is None):
-            yield f"transforms[{i}]: {transform.name} is made by either sql or a function"
+            yield f"transforms[{i}]: {transform.name} needs either sql or a function, and not both"
     for output in definition.outputs:
         try:
             parse_sink_options(build_sink_options(definition, output, client), QueryType.STREAM)

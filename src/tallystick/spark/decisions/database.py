@@ -39,9 +39,8 @@ def resolve_database(url: str) -> DecisionDatabase:
     place = _locate_sqlite_file(address)
     if place is None:
         raise BadConfig(
-            f"database: {address.database or ':memory:'}: is not a file on this host. The sink does not "
-            "create it, and a database in memory cannot be shared with the tasks, which are separate "
-            "processes"
+            f"database: {address.database or ':memory:'}: is not a file on this host, and the sink does "
+            "not create it. Tasks are separate processes: they need a file or a database server"
         )
     return DecisionDatabase(url=url, sqlite_location=place)
 
