@@ -102,6 +102,7 @@ class _LogLoader:
         self.repairs: list[Repair] = []
         self.scanned_bytes = 0
         self.segments: list[ClosedSegment] = []
+        self.deleted_segments: list[ClosedSegment] = []  # below the log start; removed at the end
         self.log_end_offset = 0
         self.producers = ProducerStateManager(verification_required=config.verification_required)
         self.leader_epochs = LeaderEpochCache()
@@ -123,6 +124,7 @@ class _LogLoader:
         self._remove_stray_snapshots()
         if not clean:
             self._sync_all()
+        self._remove_deleted_segments()
         self.producers.finish_replay()
         start = max(self.prior_shutdown.log_start_offset, self.segments[0].base_offset)
         loaded_log = LoadedLog(
@@ -217,17 +219,12 @@ class _LogLoader:
     def _list_segments(self) -> list[ClosedSegment]:
         files = map(parse_file_name, self.fs.listdir(self.files.directory))
         bases = sorted(f.base_offset for f in files if f and f.suffix == naming.LOG_SUFFIX and not f.state)
-        segments = []
+        segments: list[ClosedSegment] = []
         for base, next_base in pairwise([*bases, INT64_MAX]):
             reader = self._make_reader(base)
-            if next_base <= self.prior_shutdown.log_start_offset:
-                ClosedSegment(reader, 0).remove()
-                self._record_repair(
-                    make_file_name(base, naming.LOG_SUFFIX), "removed; it lies below the log start offset"
-                )
-                continue
-            size = self.fs.size(reader.files.make_path(naming.LOG_SUFFIX))
-            segments.append(ClosedSegment(reader, size))
+            segment = ClosedSegment(reader, self.fs.size(reader.files.make_path(naming.LOG_SUFFIX)))
+            is_deleted = next_base <= self.prior_shutdown.log_start_offset
+            (self.deleted_segments if is_deleted else segments).append(segment)
         if not segments:
             reader = self._make_reader(self.prior_shutdown.log_start_offset)
             ActiveSegment.create(reader)
@@ -337,7 +334,8 @@ class _LogLoader:
             segment.close()
             if segment.base_offset <= self.prior_shutdown.recovery_point:
                 first = slot
-        self._replay_producers(self.segments[:first], self.segments[first].base_offset)
+        before = [*self.deleted_segments, *self.segments[:first]]
+        self._replay_producers(before, self.segments[first].base_offset)
         self.log_end_offset = self.segments[first].base_offset
         slot = first
         while slot < len(self.segments):
@@ -365,17 +363,30 @@ class _LogLoader:
             states = self._load_snapshot(snapshot)
             if states is not None:
                 self.producers, start = states, snapshot
-                self._restore_cached_batches(states, before, snapshot)
+                kept = [segment for segment in before if segment not in self.deleted_segments]
+                self._restore_cached_batches(states, kept, snapshot)
                 break
             self._record_repair(
                 make_file_name(snapshot, naming.SNAPSHOT_SUFFIX), "damaged; an older one is used"
             )
-        for segment in (closed.reader for closed in before):
-            self._save_snapshot_at(segment.base_offset, start)
-            for at, size, _, last_offset in segment.iter_batch_spans(segment.find_position(start)):
-                if last_offset >= start:
-                    self._replay_batch(segment.file.pread(size, at), segment, find_aborted=False)
+        next_offsets = [*(closed.base_offset for closed in before[1:]), offset]
+        for closed, next_offset in zip(before, next_offsets, strict=False):
+            if next_offset <= start:
+                continue
+            self._save_snapshot_at(closed.base_offset, start)
+            try:
+                self._replay_segment(closed.reader, start)
+            except CorruptLog:
+                if closed not in self.deleted_segments:
+                    raise
+                name = make_file_name(closed.base_offset, naming.LOG_SUFFIX)
+                self._record_repair(name, "damaged; its producers are not restored, as it was deleted")
         self._save_snapshot_at(offset, start)
+
+    def _replay_segment(self, segment: SegmentReader, start: int) -> None:
+        for at, size, _, last_offset in segment.iter_batch_spans(segment.find_position(start)):
+            if last_offset >= start:
+                self._replay_batch(segment.file.pread(size, at), segment, find_aborted=False)
 
     def _save_snapshot_at(self, offset: int, start: int) -> None:
         if offset > start:
@@ -509,6 +520,27 @@ class _LogLoader:
         self.log_end_offset = start
         self.fs.sync_dir(self.files.directory)
         return active
+
+    def _remove_deleted_segments(self) -> None:
+        """Remove segments below the log start.
+
+        Only now: where the snapshot behind them was lost, the end of a transaction was read from them. It is
+        on the disk before they go [LOG-10].
+        """
+        if not self.deleted_segments:
+            return
+        snapshot = self.files.make_path(make_file_name(self.segments[0].base_offset, naming.SNAPSHOT_SUFFIX))
+        if self.fs.exists(snapshot):
+            file = self.fs.open_append(snapshot)
+            try:
+                file.sync()
+            finally:
+                file.close()
+            self.fs.sync_dir(self.files.directory)
+        for segment in self.deleted_segments:
+            segment.remove()
+            name = make_file_name(segment.base_offset, naming.LOG_SUFFIX)
+            self._record_repair(name, "removed; it lies below the log start offset")
 
     def _sync_all(self) -> None:
         """Sync what was read back, before it counts as synced."""

@@ -112,6 +112,54 @@ def test_a_snapshot_that_power_loss_damaged_is_made_again() -> None:
     assert_ended(reopen(fs))
 
 
+@pytest.mark.parametrize("keep", KEEPS)
+def test_the_end_of_a_transaction_outlives_an_opening_that_removes_its_segment(
+    keep: SurvivingChanges,
+) -> None:
+    """[LOG-10]: all records were deleted while the marker was in the last segment, which then became a closed
+    one below the log start. Power fails, and again after each effect of the next opening."""
+    for effects in range(1, 200):
+        fs = MemoryFileSystem()
+        log_dir = LogDir.open(fs, "d", OPTIONS)
+        log = log_dir.get_or_create(TP, CONFIG, TOPIC_ID)
+        append_data(log, BatchMeta(producer_id=9, producer_epoch=0, base_sequence=0, is_transactional=True))
+        log.roll(NOW)
+        abort(log)
+        log.sync()
+        log_dir.checkpoint()
+        assert delete_records_before(log, Offset(2)) is None
+        log.roll(NOW)  # without a sync: the snapshot at offset 2 is not on the disk
+        append_data(log, BatchMeta())
+        log.sync()
+        fs.crash(keep)
+        fs.crash_after = len(fs.effects) + effects
+        try:
+            assert_ended(reopen(fs))
+        except PowerLost:
+            fs.crash(keep, seed=effects)
+            log = reopen(fs)
+            assert_ended(log)
+            assert log.log_start_offset == 2
+        else:
+            return
+    pytest.fail("the opening has no end")
+
+
+def test_deleted_segments_that_are_damaged_keep_no_log_from_opening() -> None:
+    fs = MemoryFileSystem()
+    log = fill(fs)
+    assert delete_records_before(log, Offset(1)) is None
+    fs.crash("everything")
+    name = "d/t-0/00000000000000000000.log"
+    file = fs.open_append(name)  # as a crash between the new start and the renaming leaves it
+    file.write([b"\0" * 100])
+    file.close()
+    log = reopen(fs)
+    assert log.log_start_offset == 1
+    assert_ended(log)
+    assert not fs.exists(name)
+
+
 def test_a_deletion_without_a_descriptor_is_refused_and_changes_nothing() -> None:
     fs = MemoryFileSystem()
     log = fill(fs)
