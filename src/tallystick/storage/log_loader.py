@@ -15,23 +15,20 @@ from tallystick.storage import segment_scan as naming
 from tallystick.storage.checkpoints import parse_epochs
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.leader_epochs import LeaderEpochCache
+from tallystick.storage.leftovers import remove_leftovers
 from tallystick.storage.log import LoadedLog, Log, LogHooks
 from tallystick.storage.log_files import LEADER_EPOCH_FILE, LogFiles
 from tallystick.storage.log_segment import ActiveSegment, ClosedSegment, SegmentReader
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.producer_state import ProducerStateManager, update_producers
 from tallystick.storage.recovery import (
-    LEFTOVER_ACTIONS,
     RECOVERY_ACTIONS,
     CorruptLog,
-    LeftoverAction,
-    LeftoverFile,
     RecoveryReport,
     Repair,
     SegmentRecoveryAction,
     SegmentScan,
     classify_scan,
-    classify_swap_file,
 )
 from tallystick.storage.segment_scan import (
     SCAN_BYTES,
@@ -108,7 +105,7 @@ class _LogLoader:
         self.leader_epochs = LeaderEpochCache()
 
     def load(self) -> tuple[LoadedLog, RecoveryReport]:
-        self._remove_leftovers()
+        remove_leftovers(self.files, self._record_repair)
         self.segments = self._list_segments()
         self.leader_epochs = self._load_epochs()
         epochs = self.leader_epochs.entries
@@ -146,75 +143,7 @@ class _LogLoader:
     def _make_reader(self, base_offset: int) -> SegmentReader:
         return self.files.make_segment_reader(base_offset, self.config.index_interval_bytes)
 
-    # -- names -------------------------------------------------------------------------------------------
-
-    def _remove_leftovers(self) -> None:
-        fs, directory = self.fs, self.files.directory
-        names = fs.listdir(directory)
-        files = {name: file for name in names if (file := parse_file_name(name)) is not None}
-        cleaned_offsets = frozenset(f.base_offset for f in files.values() if f.state == naming.CLEANED_SUFFIX)
-        swaps: list[str] = []
-        removals: list[str] = [name for name in names if name.endswith(".tmp")]
-        logs = {f.base_offset for f in files.values() if f.suffix == naming.LOG_SUFFIX}
-        for name, file in files.items():
-            match file.state:
-                case naming.DELETED_SUFFIX:
-                    leftover = LeftoverFile.DELETED
-                case naming.CLEANED_SUFFIX:
-                    leftover = LeftoverFile.CLEANED
-                case naming.SWAP_SUFFIX:
-                    leftover = classify_swap_file(file.base_offset, cleaned_offsets)
-                case _:
-                    if file.suffix in (naming.LOG_SUFFIX, naming.SNAPSHOT_SUFFIX) or file.base_offset in logs:
-                        continue
-                    leftover = LeftoverFile.ORPHAN_INDEX
-            if LEFTOVER_ACTIONS[leftover] is LeftoverAction.RENAME:
-                swaps.append(name)
-            else:
-                removals.append(name)
-        # A .cleaned file marks the .swap files beside it as an incomplete set, so it is removed after them.
-        swap_removals = [name for name in removals if name.endswith(naming.SWAP_SUFFIX)]
-        for batch in (swap_removals, [name for name in removals if name not in swap_removals]):
-            for name in batch:
-                fs.remove(f"{directory}/{name}")
-                if not name.endswith(naming.DELETED_SUFFIX):  # these were only waiting for removal
-                    self._record_repair(name, "removed; an interrupted operation had left it")
-            if batch:
-                fs.sync_dir(directory)
-        if swaps:
-            self._complete_swaps(swaps)
-            fs.sync_dir(directory)
-
-    def _complete_swaps(self, swaps: list[str]) -> None:
-        """Complete a compaction: remove the segments that the new ones cover, then rename the new ones."""
-        fs, directory = self.fs, self.files.directory
-        lowest, end = None, 0
-        for name in swaps:
-            file = parse_file_name(name)
-            if file is not None and file.suffix == naming.LOG_SUFFIX:
-                lowest = file.base_offset if lowest is None else min(lowest, file.base_offset)
-                end = max(end, self._find_end_offset(f"{directory}/{name}", file.base_offset))
-        for name in fs.listdir(directory):
-            file = parse_file_name(name)
-            is_segment_file = file and not file.state and file.suffix in naming.SEGMENT_SUFFIXES
-            if is_segment_file and file and lowest is not None and lowest <= file.base_offset < end:
-                fs.remove(f"{directory}/{name}")
-        fs.sync_dir(directory)  # else a crash may show a new name beside a segment it covers
-        for name in swaps:
-            fs.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(naming.SWAP_SUFFIX)}")
-            self._record_repair(
-                name, "renamed; the broker had stopped while a compaction was replacing segments"
-            )
-
-    def _find_end_offset(self, path: str, base_offset: int) -> int:
-        file = self.fs.open_read(path)
-        try:
-            scanner = SegmentScanner(file.pread, file.size(), base_offset)
-            for _ in scanner.iter_batches():
-                pass
-            return scanner.next_offset
-        finally:
-            file.close()
+    # -- files -------------------------------------------------------------------------------------------
 
     def _list_segments(self) -> list[ClosedSegment]:
         files = map(parse_file_name, self.fs.listdir(self.files.directory))
