@@ -119,6 +119,8 @@ def test_ctrl_c_ends_the_wait_without_a_traceback(words: tuple[str, ...]) -> Non
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A job in the background ignores SIGINT, and so do its children: this test may be run in one.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
         connection, _ = server.accept()
         with connection:
