@@ -22,6 +22,7 @@ from tallystick.security.sasl.jaas import BadJaasConfig, parse_jaas_config
 from tallystick.security.sasl.jwt_claims import ClaimRules
 from tallystick.security.sasl.jwt_validator import build_jwt_validator
 from tallystick.security.sasl.key_set import BadKeySet, parse_key_set
+from tallystick.security.sasl.mechanism import KeyNeeded
 from tallystick.security.sasl.oauthbearer import TokenRefused
 from tallystick.security.tls import jks
 from tallystick.security.tls.certificates import parse_certificate
@@ -93,7 +94,10 @@ def _make_token_parsers() -> tuple[Callable[[bytes], object], Callable[[bytes], 
 
     def check_token(data: bytes) -> None:
         text = data.decode("utf-8", "replace")
-        made = validate(text)
+        try:
+            made = validate(text)
+        except KeyNeeded as exc:  # another kid, and claims that are worth a look for its key
+            raise TokenRefused(str(exc)) from exc
         require(text.rpartition(".")[0] == signed, "LGN-2", f"a token that was not signed is {made.subject}")
 
     def check_claims(data: bytes) -> None:
