@@ -38,6 +38,7 @@ class CallerPlan(Value, kw_only=True):
     answer_lost         of a COMMIT; or it never arrives
     slow_unit           the work takes longer than `max_batch_wait_ms`
     gives_up            the caller does not wait for its unit any more
+    savepoint_units     units that run in savepoints after one has failed without
     """
 
     callers: int
@@ -59,6 +60,7 @@ class CallerPlan(Value, kw_only=True):
     answer_lost: float = 0.0
     slow_unit: float = 0.0
     gives_up: float = 0.0
+    savepoint_units: int = 1
 
 
 LIVES_MAX: Final = 6
@@ -91,6 +93,7 @@ def draw_batches(random: Random) -> CallerPlan:
         answer_lost=chance(0.4),
         slow_unit=chance(0.1),
         gives_up=chance(0.2),
+        savepoint_units=random.choice((1, 8, 256)),
     )
 
 

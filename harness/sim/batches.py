@@ -29,7 +29,7 @@ from tallystick.dualwrite.aio.pool import WriterPool
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DEFAULT_CLUSTER, DualWriter
-from tallystick.dualwrite.batching import Batching
+from tallystick.dualwrite.batching import Batching, SavepointPolicy
 from tallystick.dualwrite.errors import Halted, NotVisible, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.recipes import AsyncStepRunner
 from tallystick.errors import InDoubt
@@ -190,14 +190,19 @@ class SimWriter(DualWriter[BatchTransaction]):
 class SimPool(WriterPool[BatchTransaction]):
     """The product's pool, over simulated clients."""
 
-    def __init__(
-        self, store: BatchStore, factories: AsyncSessionFactories, size: int, batching: Batching
-    ) -> None:
+    def __init__(self, store: BatchStore, factories: AsyncSessionFactories, plan: CallerPlan) -> None:
+        batching = Batching(max_units=plan.max_units, max_batch_wait_ms=plan.max_batch_wait_ms)
         self._store_of_writers = store
         self._factories = factories
         config = {"bootstrap.servers": "simulated:1", "transactional.id": POOL_NAME}
-        super().__init__(store, config, size, batching=batching)
-        self._batches = AsyncBatchRunner(self.writer, batching, driver_count=size, clock=factories.clock)
+        super().__init__(store, config, plan.pool_size, batching=batching)
+        self._batches = AsyncBatchRunner(
+            self.writer,
+            batching,
+            driver_count=plan.pool_size,
+            clock=factories.clock,
+            savepoints=SavepointPolicy(plan.savepoint_units),
+        )
 
     def _create_writer(self, transactional_id: str) -> SimWriter:
         config = {**self._config, "transactional.id": transactional_id}
@@ -320,9 +325,7 @@ class SharedWriters:
             pause=process.pause,
             clock=self._clock,
         )
-        plan = self.plan
-        batching = Batching(max_units=plan.max_units, max_batch_wait_ms=plan.max_batch_wait_ms)
-        return SimPool(store, factories, plan.pool_size, batching)
+        return SimPool(store, factories, self.plan)
 
     def _create_producer(self, network: ProcessNetwork, config: Mapping[str, object]) -> UnitProducer:
         inner = SimProducer(

@@ -228,10 +228,10 @@ class BatchTransaction:
 
     # -- units ----------------------------------------------------------------------------------------------
 
-    async def begin_unit(self) -> None:
+    async def begin_unit(self, has_savepoint: bool) -> None:
         await self._gate.pass_effect()
         self.check_open()
-        self._savepoint = len(self._rows), dict(self._keys)
+        self._savepoint = (len(self._rows), dict(self._keys)) if has_savepoint else None
         await self._gate.pass_effect()
 
     async def end_unit(self) -> None:

@@ -14,10 +14,11 @@ from sqlalchemy import String, create_engine, event, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import MakeWorld, World, worlds
+from tests.support.dual_world import MakeWorld, World, new_name, worlds
 from tests.support.raw_producer import committed_values, read
 from tests.support.servers import MariaDB, PostgreSQL
 
+from tallystick.admin import Admin, NewTopic
 from tallystick.client.errors import AbortRequired, ClientError, NotSupported
 from tallystick.dualwrite import (
     CommitUnknown,
@@ -29,9 +30,11 @@ from tallystick.dualwrite import (
     WriterPool,
 )
 from tallystick.dualwrite.batches import BatchRunner
-from tallystick.dualwrite.batching import Batching
+from tallystick.dualwrite.batching import Batching, SavepointPolicy
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.dualwrite.unit import UnitTransaction
+from tallystick.dualwrite.writer import Transaction
+from tallystick.protocol.records import ControlType, parse_control_type
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -86,9 +89,14 @@ def pay(world: World, n: int, what: str) -> Work:
 class Callers:
     """Concurrent callers, whose units wait for a writer that is lent when they are all there."""
 
-    def __init__(self, *writers: DualWriter[SqlTransaction], limits: Batching = PATIENT) -> None:
+    def __init__(
+        self, *writers: DualWriter[SqlTransaction], limits: Batching = PATIENT, has_savepoints: bool = True
+    ) -> None:
         self._writers, self._open = list(writers), threading.Event()
-        self.runner = BatchRunner(self._lend, limits, driver_count=len(writers))
+        self.has_savepoints, policy = has_savepoints, SavepointPolicy()
+        if has_savepoints:
+            policy.count_failure()
+        self.runner = BatchRunner(self._lend, limits, driver_count=len(writers), savepoints=policy)
         self._threads = ThreadPoolExecutor(16)
 
     @contextmanager
@@ -120,12 +128,14 @@ class Callers:
         self._threads.shutdown()
 
 
-@pytest.fixture
-def callers() -> Iterator[Callable[..., Callers]]:
+@pytest.fixture(params=["savepoints", "no-savepoints"])
+def callers(request: pytest.FixtureRequest) -> Iterator[Callable[..., Callers]]:
+    """Make callers whose units run in savepoints, or do so only once one has failed without."""
     opened: list[Callers] = []
+    has_savepoints = request.param == "savepoints"
 
     def make(*writers: DualWriter[SqlTransaction], limits: Batching = PATIENT) -> Callers:
-        opened.append(Callers(*writers, limits=limits))
+        opened.append(Callers(*writers, limits=limits, has_savepoints=has_savepoints))
         return opened[-1]
 
     yield make
@@ -136,11 +146,12 @@ def callers() -> Iterator[Callable[..., Callers]]:
 MakeCallers = Callable[..., Callers]
 
 
-def markers(world: World, records: int) -> int:
-    """Return how many transactions the topic has seen: what is in it beside its records."""
+def count_commits(world: World, records: int) -> int:
+    """Return how many committed transactions the topic has seen, once all of the records are committed."""
     eventually(lambda: len(committed_values(world.broker, world.topic, 0)) == records)
     batches, _ = read(world.broker, world.topic, 0)
-    return batches[-1][0].last_offset + 1 - records
+    markers = [records[0] for header, records in batches if header.is_control]
+    return sum(parse_control_type(each) is ControlType.COMMIT for each in markers)
 
 
 def test_callers_share_one_transaction(any_world: World, callers: MakeCallers) -> None:
@@ -148,7 +159,7 @@ def test_callers_share_one_transaction(any_world: World, callers: MakeCallers) -
     futures = callers(any_world.life()).submit(*units)
     assert [each.result(30) for each in futures] == [f"unit-{n}" for n in range(8)]
     assert any_world.check() == [f"unit-{n}" for n in range(8)]
-    assert markers(any_world, 8) == 1
+    assert count_commits(any_world, 8) == 1
 
 
 def test_a_unit_that_raises_takes_back_its_own_rows_and_records_alone(
@@ -163,7 +174,7 @@ def test_a_unit_that_raises_takes_back_its_own_rows_and_records_alone(
         futures[1].result(30)
     assert [futures[0].result(30), futures[2].result(30)] == ["a", "c"]
     assert any_world.check() == ["a", "c"]
-    assert markers(any_world, 2) == 1
+    assert count_commits(any_world, 2) == 1
 
 
 def test_a_batch_of_failed_units_commits_nothing(sqlite_world: MakeWorld, callers: MakeCallers) -> None:
@@ -215,7 +226,7 @@ def test_each_unit_has_a_session_of_its_own(any_world: World, callers: MakeCalle
             "y",
         ]
     assert committed == ["x", "y"]
-    assert markers(any_world, 2) == 1
+    assert count_commits(any_world, 2) == 1
 
 
 def test_a_unit_that_rolls_its_session_back_and_goes_on_is_refused(
@@ -270,6 +281,47 @@ def test_a_record_that_is_refused_fails_its_unit(sqlite_world: MakeWorld, caller
     assert world.check() == ["a", "c"]
 
 
+def test_a_record_that_the_broker_refuses_fails_its_unit_and_none_after_it(
+    sqlite_world: MakeWorld, callers: MakeCallers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction of the batch can only be aborted by then: that is no error of the later units."""
+    world, topic, deliveries = sqlite_world(), f"{new_name()}-small", []
+    with Admin({"bootstrap.servers": world.broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name=topic, config={"max.message.bytes": "1000"})])
+    send = Transaction.send
+
+    def send_and_keep(txn: Any, *args: Any, **named: Any) -> Any:
+        deliveries.append(send(txn, *args, **named))
+        return deliveries[-1]
+
+    monkeypatch.setattr(Transaction, "send", send_and_keep)
+
+    def too_large(unit: Unit) -> None:
+        unit.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'bad')"))
+        unit.send(topic, bytes(2000))
+
+    def later(unit: Unit) -> str:
+        eventually(lambda: not deliveries or deliveries[0].done())
+        return str(pay(world, 2, "b")(unit))
+
+    futures = callers(world.life()).submit(too_large, later)
+    assert futures[1].result(30) == "b"
+    with pytest.raises(ClientError, match="MESSAGE_TOO_LARGE"):
+        futures[0].result(30)
+    assert world.check() == ["b"]
+
+
+def test_a_coroutine_function_is_refused(sqlite_world: MakeWorld, callers: MakeCallers) -> None:
+    world = sqlite_world()
+
+    async def pay_later(_: Unit) -> None:
+        raise AssertionError("never awaited")
+
+    with pytest.raises(TypeError, match=r"is a coroutine function.*dualwrite\.aio"):
+        callers(world.life()).submit(pay_later)[0].result(30)
+    assert world.check() == []
+
+
 def test_what_the_database_refuses_at_commit_fails_the_unit_that_wrote_it(
     postgresql_world: MakeWorld, callers: MakeCallers
 ) -> None:
@@ -302,7 +354,7 @@ def test_a_deadlock_of_one_unit_is_repeated_alone(any_world: World, callers: Mak
     assert [each.result(30) for each in futures] == ["a", "b", "c"]
     assert any_world.rows() == ["a", "b", "c"]
     assert len(attempts) == 2
-    assert markers(any_world, 3) == 2
+    assert count_commits(any_world, 3) == 2
 
 
 def raise_conflict(unit: Unit) -> None:
@@ -366,7 +418,7 @@ def test_where_the_server_cannot_end_a_batch_it_is_waited_for(
     go_on.set()
     assert [first.result(30), second.result(30)] == ["slow", "c"]
     assert world.check() == ["slow", "c"]
-    assert markers(world, 2) == 2
+    assert count_commits(world, 2) == 2
 
 
 class ForgetfulTransaction(SqlTransaction):
@@ -400,7 +452,7 @@ def test_an_outcome_that_was_unknown_is_found_for_every_caller(
         waiting.close()
     assert not ForgetfulTransaction.forgets
     assert world.check() == ["a", "b"]
-    assert markers(world, 2) == 1
+    assert count_commits(world, 2) == 1
 
 
 def test_every_caller_learns_that_the_id_is_lost(sqlite_world: MakeWorld, callers: MakeCallers) -> None:
@@ -498,4 +550,4 @@ def test_a_pool_runs_units_with_the_context_of_their_caller(postgresql_world: Ma
     values = [each.split("-") for each in committed_values(world.broker, world.topic, 0)]
     for n in range(8):
         assert [at for caller, at in values if caller == str(n)] == [str(at) for at in range(10)]
-    assert markers(world, 80) < 80
+    assert count_commits(world, 80) < 80

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -101,7 +102,11 @@ def run_in_context(
 ) -> object:
     """Run a unit's work with the context variables of its caller. Raises: UnitStopped."""
     try:
-        return context.run(work, txn)
+        result = context.run(work, txn)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(f"{work!r} is a coroutine function; its pool is that of tallystick.dualwrite.aio")
+        return result
     except Exception:
         raise
     except BaseException as exc:  # it must end neither the batch nor the thread that runs it

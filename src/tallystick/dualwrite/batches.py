@@ -5,7 +5,8 @@
 A caller adds its unit and waits. Drivers, one for each writer of the pool, open batches and run the units,
 one after the other; `batching` decides which. What becomes of a unit:
 
-- it raises: its rows are rolled back to its savepoint, its records are not sent; the others go on;
+- it raises: its rows are rolled back to its savepoint, its records are not sent; the others go on. In a batch
+  without savepoints all units are taken back instead, and run again in a batch that has them;
 - it meets a deadlock or a serialization failure: the same, and it runs once more, alone;
 - its batch is rolled back through a unit's fault: every unit runs once more, alone;
 - its batch is in doubt: recovery decides for all of them;
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
-from tallystick.client.errors import NotSupported
+from tallystick.client.errors import AbortRequired, NotSupported
 from tallystick.dualwrite.batch_rules import (
     BatchRolledBack,
     UnitStopped,
@@ -35,7 +36,13 @@ from tallystick.dualwrite.batch_rules import (
     wait_for_future,
     wait_notified,
 )
-from tallystick.dualwrite.batching import Batch, Batching, BatchPhase, BatchScheduler
+from tallystick.dualwrite.batching import (
+    Batch,
+    Batching,
+    BatchPhase,
+    BatchScheduler,
+    SavepointPolicy,
+)
 from tallystick.dualwrite.errors import (
     Halted,
     NoFreeId,
@@ -127,19 +134,21 @@ class BatchRunner(Generic[D]):
         *,
         driver_count: int,
         clock: Clock | None = None,
+        savepoints: SavepointPolicy | None = None,
     ) -> None:
         """Configure the runner; its drivers start with the first unit.
 
         Args:
             lend_writer: lends a writer that is ready, for one batch.
             driver_count: number of batches that are open at the same time.
+            savepoints: whether units run in savepoints; by default until one fails they do not.
         Raises: BadConfig.
         """
         limits.check()
         self._lend_writer = lend_writer
         self._driver_count = driver_count
         self._clock = clock or SystemClock()
-        self._scheduler: BatchScheduler[QueuedUnit[D]] = BatchScheduler(limits)
+        self._scheduler: BatchScheduler[QueuedUnit[D]] = BatchScheduler(limits, savepoints)
         self._changed = threading.Condition()
         self._drivers: list[Any] = []
         self._running_count = 0
@@ -357,9 +366,9 @@ class BatchRunner(Generic[D]):
         self._settle(batch, failure)
 
     def _run_unit(self, txn: Transaction[D], batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D]) -> None:
-        """Run one unit in its savepoint [DW-14]. Raises: what the savepoint alone cannot take back."""
+        """Run one unit [DW-14]. Raises: what its savepoint cannot take back, or anything if it has none."""
         database: Any = txn.database
-        txn.run_step("begin unit", database.begin_unit)
+        txn.run_step("begin unit", database.begin_unit, batch.has_savepoints)
         part = UnitTransaction(txn)
         sent_count = 0
         try:
@@ -374,7 +383,11 @@ class BatchRunner(Generic[D]):
             part.mark_ended()
             if batch.phase is BatchPhase.OVERTAKEN:
                 raise
-            if sent_count:
+            if not batch.has_savepoints:
+                with self._changed:
+                    self._scheduler.take_back(batch)
+                raise BatchRolledBack("a unit failed, and it had no savepoint") from exc
+            if sent_count or isinstance(exc, AbortRequired):
                 raise BatchRolledBack("some records of a unit were sent, and others refused") from exc
             txn.run_step("roll back unit", database.roll_back_unit)
             self._drop(batch, unit, exc)
@@ -413,6 +426,12 @@ class BatchRunner(Generic[D]):
                     each.fail(failure)
             held_up = [] if batch.running is None else [batch.running]
             units = self._scheduler.end(batch)
+            if batch.phase is BatchPhase.TAKEN_BACK and failure is not None:
+                is_conflicting = is_conflict(failure.__cause__)
+                self._add_again(held_up, alone=is_conflicting)
+                self._add_again(units, alone=False)
+                self._changed.notify()
+                return
             if batch.phase is BatchPhase.OVERTAKEN or (failure is not None and _runs_again(failure)):
                 self._add_again([*units, *held_up], alone=True)
                 self._changed.notify()

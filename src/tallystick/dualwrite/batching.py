@@ -1,12 +1,15 @@
 """Which units of work share one dual write. Pure: no locks, no clock, no database.
 
-A batch is one transaction of a writer: the units that are waiting run in it one after the other, each in a
-savepoint of its own, and one prepare, record, COMMIT and EndTxn decide all of them. One batch takes units at
-a time; while it commits, the next one, of another writer, takes those that came meanwhile.
+A batch is one transaction of a writer: the units that are waiting run in it one after the other, and one
+prepare, record, COMMIT and EndTxn decide all of them. One batch takes units at a time; while it commits, the
+next one, of another writer, takes those that came meanwhile.
 
     WAITING -> RUNNING -> READY -> settled with its batch
                   |          `---> WAITING, if the batch was rolled back through no fault of the unit
                   `--> alone: a batch of its own, after a conflict or when it held up the others
+
+A savepoint for each unit costs as much as a short unit itself. So batches do without while no unit fails; one
+that fails then takes its batch with it, whose units run again, in savepoints.
 """
 
 from collections import deque
@@ -36,10 +39,10 @@ class Batching(Value, kw_only=True):
     def check(self) -> None:
         """Raise BadConfig unless the values are in range."""
         problems = []
-        if not 1 <= self.max_units <= UNITS_MAX:
-            problems.append(f"max_units: {self.max_units} is not 1..{UNITS_MAX}")
-        if self.max_batch_wait_ms < 1:
-            problems.append(f"max_batch_wait_ms: {self.max_batch_wait_ms} is not 1 or more")
+        if type(self.max_units) is not int or not 1 <= self.max_units <= UNITS_MAX:
+            problems.append(f"max_units: {self.max_units!r} is not a number from 1 to {UNITS_MAX}")
+        if type(self.max_batch_wait_ms) is not int or self.max_batch_wait_ms < 1:
+            problems.append(f"max_batch_wait_ms: {self.max_batch_wait_ms!r} is not a number of 1 or more")
         if problems:
             raise BadConfig("; ".join(problems))
 
@@ -56,14 +59,17 @@ class BatchPhase(Enum):
     """It runs its last unit, commits, or has ended."""
     OVERTAKEN = auto()
     """A unit held it up, and its transaction was ended in the server: it must not commit."""
+    TAKEN_BACK = auto()
+    """A unit of it failed outside of a savepoint: it must not commit."""
 
 
 class Batch(Generic[U]):
     """The units of one dual write."""
 
-    def __init__(self, *, is_alone: bool) -> None:
+    def __init__(self, *, is_alone: bool, has_savepoints: bool = True) -> None:
         self.began_at_ms = 0  # when it took its first unit
         self.is_alone = is_alone
+        self.has_savepoints = has_savepoints
         self.phase = BatchPhase.TAKING
         self.can_be_ended = False  # whether the server can end its transaction from another connection
         self.is_being_ended = False  # while that is under way: its connection must not be used again
@@ -72,11 +78,46 @@ class Batch(Generic[U]):
         self.unit_count = 0
 
 
+SAVEPOINT_UNITS_MIN: Final = 256
+SAVEPOINT_UNITS_MAX: Final = 65_536
+
+
+class SavepointPolicy:
+    """Decides whether the units of the next batch run in savepoints.
+
+    They do not, until one fails: at most `max_units` have run in vain then. The next `units_min` units have
+    savepoints, and after another failure without them twice as many, so that little is repeated however often
+    units fail.
+    """
+
+    def __init__(self, units_min: int = SAVEPOINT_UNITS_MIN) -> None:
+        self._units_min = self._next_units = units_min
+        self._units_left = 0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether units are to run in savepoints."""
+        return self._units_left > 0
+
+    def count_failure(self) -> None:
+        """Count a batch that was taken back because it had no savepoints."""
+        self._units_left = self._next_units
+        self._next_units = min(2 * self._next_units, SAVEPOINT_UNITS_MAX)
+
+    def count_units(self, count: int, *, has_savepoints: bool) -> None:
+        """Count the units of a batch that has ended, with or without savepoints."""
+        if has_savepoints:
+            self._units_left = max(0, self._units_left - count)
+        elif count:
+            self._next_units = max(self._next_units // 2, self._units_min)
+
+
 class BatchScheduler(Generic[U]):
     """Decides which batch runs which unit. The caller holds a lock around each call."""
 
-    def __init__(self, limits: Batching) -> None:
+    def __init__(self, limits: Batching, savepoints: SavepointPolicy | None = None) -> None:
         self._limits = limits
+        self._savepoints = savepoints or SavepointPolicy()
         self._waiting: deque[U] = deque()
         self._alone: deque[U] = deque()
         self._taking: Batch[U] | None = None
@@ -136,7 +177,7 @@ class BatchScheduler(Generic[U]):
             return Batch(is_alone=True)
         if not self.has_work:
             return None
-        self._taking = Batch(is_alone=False)
+        self._taking = Batch(is_alone=False, has_savepoints=self._savepoints.is_due)
         return self._taking
 
     def take(self, batch: Batch[U], now_ms: int) -> U | None:
@@ -165,6 +206,8 @@ class BatchScheduler(Generic[U]):
     def end(self, batch: Batch[U]) -> list[U]:
         """End a batch; return the units that were ready, to be settled or added again."""
         self.close(batch)
+        if not batch.is_alone and batch.phase is not BatchPhase.TAKEN_BACK:
+            self._savepoints.count_units(batch.unit_count, has_savepoints=batch.has_savepoints)
         units, batch.ready, batch.running = batch.ready, [], None
         return units
 
@@ -195,6 +238,12 @@ class BatchScheduler(Generic[U]):
         batch.is_being_ended = True
         units, batch.ready = batch.ready, []
         return units
+
+    def take_back(self, batch: Batch[U]) -> None:
+        """Let a batch whose running unit failed without a savepoint take no more units, nor commit."""
+        self.close(batch)
+        batch.phase = BatchPhase.TAKEN_BACK
+        self._savepoints.count_failure()
 
     def ms_until_late(self, now_ms: int) -> int | None:
         """Return after how many milliseconds `find_late` may return a batch; None if it cannot."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tallystick.client.errors import AbortRequired, ConnectionLost, TooLarge
 from tallystick.dualwrite.batch_rules import BatchRolledBack, may_be_of_unit
-from tallystick.dualwrite.batching import Batch, Batching, BatchPhase, BatchScheduler
+from tallystick.dualwrite.batching import Batch, Batching, BatchPhase, BatchScheduler, SavepointPolicy
 from tallystick.dualwrite.errors import Fenced, Torn
 from tallystick.kernel.settings import BadConfig
 
@@ -204,6 +204,48 @@ def test_a_unit_that_runs_alone_shares_with_none() -> None:
     assert not third.is_alone
 
 
+def test_units_run_in_savepoints_only_after_one_has_failed_without() -> None:
+    units: BatchScheduler[str] = BatchScheduler(LIMITS, SavepointPolicy(units_min=2))
+    for each in "abc":
+        units.add(each)
+    batch = opened(units)
+    assert not batch.has_savepoints
+    assert units.take(batch, 0) == "a"
+    units.finish(batch, ready=True)
+    assert units.take(batch, 0) == "b"
+    units.take_back(batch)
+    assert batch.phase is BatchPhase.TAKEN_BACK
+    assert units.end(batch) == ["a"]
+    units.add_again("ab", alone=False)
+    careful = opened(units)
+    assert careful.has_savepoints
+    for each in "abc":
+        assert units.take(careful, 0) == each
+        units.finish(careful, ready=True)
+    units.end(careful)
+    units.add("d")
+    assert not opened(units).has_savepoints
+
+
+def test_units_that_keep_failing_are_seldom_run_without_savepoints() -> None:
+    policy, careful, careless = SavepointPolicy(), 0, 0
+    for _ in range(10_000):
+        if policy.is_due:
+            policy.count_units(64, has_savepoints=True)
+            careful += 1
+        else:
+            policy.count_failure()
+            careless += 1
+    assert careless < careful / 400
+    while policy.is_due:
+        policy.count_units(64, has_savepoints=True)
+    for _ in range(8):  # none fails any more
+        policy.count_units(1, has_savepoints=False)
+    policy.count_failure()
+    policy.count_units(256, has_savepoints=True)
+    assert not policy.is_due
+
+
 @given(
     st.lists(st.sampled_from(["add", "open", "take", "ready", "fail", "end", "overtake", "alone", "tick"]))
 )
@@ -246,6 +288,8 @@ def test_every_unit_is_in_one_place(events: list[str]) -> None:
         (Batching(max_units=0), "max_units"),
         (Batching(max_units=1001), "max_units"),
         (Batching(max_batch_wait_ms=0), "max_batch_wait_ms"),
+        (Batching(max_units="8"), "max_units"),  # type: ignore[arg-type]
+        (Batching(max_batch_wait_ms=0.5), "max_batch_wait_ms"),  # type: ignore[arg-type]
     ],
 )
 def test_limits_out_of_range(limits: Batching, problem: str) -> None:

@@ -23,8 +23,8 @@ from tallystick.dualwrite.stores.sql_calls import (
     call_with_session,
     get_connection,
     get_driver_connection,
-    get_nested,
     get_session,
+    get_transaction,
     roll_back_driver,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
@@ -86,15 +86,16 @@ class SqlTransaction:
         """Begin a savepoint, as a context manager."""
         return self._connection.begin_nested()
 
-    def begin_unit(self) -> None:
-        """Begin a unit of a batch: a savepoint and a session of its own.
+    def begin_unit(self, has_savepoint: bool) -> None:
+        """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
 
         The savepoint is not released at the end, which would cost a round trip: COMMIT releases all.
         """
         self._check_open()
         self._guard.check_savepoints()
-        self._unit = begin_nested(self._connection)
-        self._guard.watch_unit(get_nested(self._unit))
+        if has_savepoint:
+            self._unit = begin_nested(self._connection)
+        self._guard.watch_unit(get_transaction(self._unit or require(self._root, "begun")))
 
     def end_unit(self) -> None:
         """End the unit, whose rows stay. Raises: NotYours if the unit ended its savepoint itself."""

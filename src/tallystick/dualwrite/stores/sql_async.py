@@ -29,8 +29,8 @@ from tallystick.dualwrite.stores.sql_calls import (
     call_with_session_async,
     get_connection_async,
     get_driver_connection_async,
-    get_nested_async,
     get_session_async,
+    get_transaction_async,
     roll_back_driver,
 )
 from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, TransactionGuard
@@ -92,15 +92,16 @@ class AsyncSqlTransaction:
         """Begin a savepoint, as a context manager."""
         return self._connection.begin_nested()
 
-    async def begin_unit(self) -> None:
-        """Begin a unit of a batch: a savepoint and a session of its own.
+    async def begin_unit(self, has_savepoint: bool) -> None:
+        """Begin a unit of a batch: a session of its own, and perhaps a savepoint to roll it back alone.
 
         The savepoint is not released at the end, which would cost a round trip: COMMIT releases all.
         """
         await self._check_open()
         self._guard.check_savepoints()
-        self._unit = await begin_nested_async(self._connection)
-        self._guard.watch_unit(get_nested_async(self._unit))
+        if has_savepoint:
+            self._unit = await begin_nested_async(self._connection)
+        self._guard.watch_unit(get_transaction_async(self._unit or require(self._root, "begun")))
 
     async def end_unit(self) -> None:
         """End the unit, whose rows stay. Raises: NotYours if the unit ended its savepoint itself."""

@@ -7,7 +7,7 @@ suffix `_async`.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy import Connection, NestedTransaction, Transaction
 from sqlalchemy.orm import Session
 
 from tallystick.kernel.check import require
@@ -55,13 +55,13 @@ async def begin_nested_async(connection: "AsyncConnection") -> "AsyncTransaction
     return await connection.begin_nested()
 
 
-def get_nested(savepoint: NestedTransaction) -> NestedTransaction:
-    """Return SQLAlchemy's blocking savepoint, for the event system."""
-    return savepoint
+def get_transaction(transaction: Transaction) -> Transaction:
+    """Return SQLAlchemy's blocking transaction or savepoint, for the event system."""
+    return transaction
 
 
-def get_nested_async(savepoint: "AsyncTransaction") -> NestedTransaction:
-    return cast(NestedTransaction, savepoint.sync_transaction)
+def get_transaction_async(transaction: "AsyncTransaction") -> Transaction:
+    return require(transaction.sync_transaction, "a transaction that was begun")
 
 
 def roll_back_driver(connection: Connection) -> None:

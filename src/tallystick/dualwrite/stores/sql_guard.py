@@ -6,7 +6,7 @@ Shared by the blocking and asyncio stores: SQLAlchemy's events come from the syn
 from collections.abc import Callable
 from typing import Any, Final
 
-from sqlalchemy import Connection, NestedTransaction, event
+from sqlalchemy import Connection, Transaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import NotYours
@@ -39,7 +39,7 @@ class TransactionGuard:
         self._sent_at_savepoint: dict[str, int] = {}
         self._sent_at_nested: dict[SessionTransaction, int] = {}
         self._has_orphaned_records = False
-        self._unit: NestedTransaction | None = None
+        self._unit: Transaction | None = None
         self._sent_before_unit = 0
         self._hooks: dict[str, Callable[..., None]] = {
             "commit": self._refuse_commit,
@@ -64,12 +64,12 @@ class TransactionGuard:
         """Count a sent record."""
         self._sent_count += 1
 
-    def watch_unit(self, savepoint: NestedTransaction) -> None:
-        """Begin a unit of a batch, and refuse what it would write outside of its savepoint."""
+    def watch_unit(self, transaction: Transaction) -> None:
+        """Begin a unit of a batch, and refuse what it would write outside of its savepoint or transaction."""
         if "before_cursor_execute" not in self._hooks:
             self._hooks["before_cursor_execute"] = self._check_unit
             event.listen(self._connection, "before_cursor_execute", self._check_unit)
-        self._unit, self._sent_before_unit = savepoint, self._sent_count
+        self._unit, self._sent_before_unit = transaction, self._sent_count
 
     def end_unit(self) -> None:
         """End a unit whose rows stay. Raises: NotYours if it has rolled them back itself."""
@@ -102,7 +102,7 @@ class TransactionGuard:
             raise NotYours(f"connection.commit(): {WRITER_COMMITS_TEXT}")
 
     def _check_unit(self, connection: Connection, _: Any, statement: str, *__: Any) -> None:
-        """Refuse what a unit writes outside of its savepoint, and what would commit the rows of others."""
+        """Refuse what a unit writes after it has rolled back, and what would commit the rows of others."""
         if self._unit is None:
             return
         if not self._unit.is_active:
