@@ -21,6 +21,7 @@ from tallystick.dualwrite.stores.sql_calls import (
     begin_nested,
     call_with_connection,
     call_with_session,
+    derive_guarded_engine,
     get_connection,
     get_driver_connection,
     get_session,
@@ -285,7 +286,7 @@ class SqlStore:
         """
         self.tables = DualWriteTables(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
-        self._engine = engine
+        self._engine = derive_guarded_engine(engine)
         self._session_factory = session_factory
 
     def create(self) -> None:

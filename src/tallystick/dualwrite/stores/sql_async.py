@@ -27,6 +27,7 @@ from tallystick.dualwrite.stores.sql_calls import (
     begin_nested_async,
     call_with_connection_async,
     call_with_session_async,
+    derive_guarded_engine_async,
     get_connection_async,
     get_driver_connection_async,
     get_session_async,
@@ -291,7 +292,7 @@ class AsyncSqlStore:
         """
         self.tables = DualWriteTables(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
-        self._engine = engine
+        self._engine = derive_guarded_engine_async(engine)
         self._session_factory = session_factory
 
     async def create(self) -> None:

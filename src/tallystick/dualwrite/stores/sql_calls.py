@@ -7,13 +7,14 @@ suffix `_async`.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
-from sqlalchemy import Connection, NestedTransaction, Transaction
+from sqlalchemy import Connection, Engine, NestedTransaction, Transaction
 from sqlalchemy.orm import Session
 
+from tallystick.dualwrite.stores.sql_guard import watch_engine
 from tallystick.kernel.check import require
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, AsyncTransaction
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
 
 A = ParamSpec("A")
 T = TypeVar("T")
@@ -26,6 +27,19 @@ def get_connection(connection: Connection) -> Connection:
 
 def get_connection_async(connection: "AsyncConnection") -> Connection:
     return require(connection.sync_connection, "a connection that was begun")
+
+
+def derive_guarded_engine(engine: Engine) -> Engine:
+    """Return an engine over the same pool, with the guard's listeners."""
+    derived = engine.execution_options()
+    watch_engine(derived)
+    return derived
+
+
+def derive_guarded_engine_async(engine: "AsyncEngine") -> "AsyncEngine":
+    derived = engine.execution_options()
+    watch_engine(derived.sync_engine)
+    return derived
 
 
 def get_session(session: Session) -> Session:

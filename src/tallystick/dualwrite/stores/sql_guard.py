@@ -1,12 +1,14 @@
 """Guard of the SQL stores: listens to connection and session events and refuses what breaks a dual write.
 
 Shared by the blocking and asyncio stores: SQLAlchemy's events come from the synchronous objects under both.
+The listeners of connections are registered once for each store, on an engine of its own over the same pool:
+to register them for each transaction costs more than to begin it.
 """
 
-from collections.abc import Callable
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Transaction, event
+from sqlalchemy import Connection, Engine, Transaction, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import NotYours
@@ -41,12 +43,7 @@ class TransactionGuard:
         self._has_orphaned_records = False
         self._unit: Transaction | None = None
         self._sent_before_unit = 0
-        self._hooks: dict[str, Callable[..., None]] = {
-            "commit": self._refuse_commit,
-            "after_cursor_execute": self._on_statement,
-        }
-        for name, hook in self._hooks.items():
-            event.listen(connection, name, hook)
+        _guards[connection] = self
 
     def watch(self, session: Session) -> None:
         """Refuse operations of the session that would end the transaction or write to another database."""
@@ -56,9 +53,8 @@ class TransactionGuard:
         event.listen(session, "after_soft_rollback", self._on_nested_rollback)
 
     def release(self) -> None:
-        """Remove the listeners before the connection returns to the pool."""
-        for name, hook in self._hooks.items():
-            event.remove(self._connection, name, hook)
+        """Let go of the connection before it returns to the pool."""
+        _guards.pop(self._connection, None)
 
     def count_sent(self) -> None:
         """Count a sent record."""
@@ -66,9 +62,6 @@ class TransactionGuard:
 
     def watch_unit(self, transaction: Transaction) -> None:
         """Begin a unit of a batch, and refuse what it would write outside of its savepoint or transaction."""
-        if "before_cursor_execute" not in self._hooks:
-            self._hooks["before_cursor_execute"] = self._check_unit
-            event.listen(self._connection, "before_cursor_execute", self._check_unit)
         self._unit, self._sent_before_unit = transaction, self._sent_count
 
     def end_unit(self) -> None:
@@ -97,17 +90,18 @@ class TransactionGuard:
             self.is_ending = False
         session.flush()
 
-    def _refuse_commit(self, _: Connection) -> None:
+    def check_commit(self) -> None:
+        """Raise NotYours unless the writer itself commits."""
         if not self.is_ending:
             raise NotYours(f"connection.commit(): {WRITER_COMMITS_TEXT}")
 
-    def _check_unit(self, connection: Connection, _: Any, statement: str, *__: Any) -> None:
+    def check_statement(self, statement: str) -> None:
         """Refuse what a unit writes after it has rolled back, and what would commit the rows of others."""
         if self._unit is None:
             return
         if not self._unit.is_active:
             raise NotYours(UNIT_ROLLED_BACK_TEXT)
-        if ends_transaction(statement, connection.dialect.name):
+        if ends_transaction(statement, self._connection.dialect.name):
             raise NotYours(f"{' '.join(statement.split())[:40]!r}: {UNIT_ENDS_BATCH_TEXT}")
 
     def _refuse_session_commit(self, session: Session) -> None:
@@ -122,7 +116,7 @@ class TransactionGuard:
                 "session_factory without other binds"
             )
 
-    def _on_statement(self, _: Connection, __: Any, statement: str, *___: Any) -> None:
+    def on_statement(self, statement: str) -> None:
         """Track savepoints, both SQLAlchemy's own and those in SQL text."""
         match parse_savepoint(statement):
             case "SAVEPOINT", name:
@@ -146,3 +140,32 @@ class TransactionGuard:
         self._has_orphaned_records = (
             self._has_orphaned_records or self._sent_count > self._sent_at_nested.pop(ended, self._sent_count)
         )
+
+
+_guards: WeakKeyDictionary[Connection, TransactionGuard] = WeakKeyDictionary()
+"""The guard of each connection with an open dual write."""
+
+
+def watch_engine(engine: Engine) -> None:
+    """Let the guards of connections of `engine` know of their statements and commits."""
+    event.listen(engine, "commit", _before_commit)
+    event.listen(engine, "before_cursor_execute", _before_statement)
+    event.listen(engine, "after_cursor_execute", _after_statement)
+
+
+def _before_commit(connection: Connection) -> None:
+    guard = _guards.get(connection)
+    if guard is not None:
+        guard.check_commit()
+
+
+def _before_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+    guard = _guards.get(connection)
+    if guard is not None:
+        guard.check_statement(statement)
+
+
+def _after_statement(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+    guard = _guards.get(connection)
+    if guard is not None:
+        guard.on_statement(statement)
