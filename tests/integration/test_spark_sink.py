@@ -78,6 +78,13 @@ class Place:
         records = committed_records(self.client, self.topic, 2)
         return Counter(record.value for record in records if record.value is not None)
 
+    def worker_ids(self) -> set[str]:
+        """Return the transactional ids that tasks have used."""
+        with Admin(self.client) as admin:
+            listed = admin.list_transactions().all()
+        names = {each.transactional_id for listings in listed.values() for each in listings}
+        return {each for each in names if each.startswith(f"{self.options['transactional.id.prefix']}/w/")}
+
     def open_transactions(self) -> list[str]:
         with Admin(self.client) as admin:
             listed = admin.list_transactions(states=("Ongoing",)).all()
@@ -423,3 +430,23 @@ def test_foreach_batch_decides_a_batch_that_has_no_tasks(place: Place) -> None:
     write(nothing, 0)
     write(place.spark.createDataFrame([("0-0",)], "value string"), 1)
     assert place.written() == Counter([b"0-0"])
+
+
+@pytest.fixture
+def short_lived_workers(spark: SparkSession) -> Iterator[None]:
+    """Let Spark end each Python worker with its task."""
+    conf = spark.sparkContext._jsc.sc().conf()  # of the context itself, not a copy
+    conf.set("spark.python.worker.reuse", "false")
+    yield
+    conf.set("spark.python.worker.reuse", "true")
+
+
+def test_ids_do_not_grow_with_batches_where_workers_live_for_one_task(
+    place: Place, short_lived_workers: None
+) -> None:
+    """[SPK-20] [SPK-23] Six batches of two tasks; the ids of one batch are held back for the next."""
+    for batch in range(6):
+        place.add(batch)
+    place.run()
+    assert place.written().total() == 6 * ROWS
+    assert len(place.worker_ids()) <= 6

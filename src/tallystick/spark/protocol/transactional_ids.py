@@ -1,12 +1,12 @@
 """Transactional ids of the Spark sink. Pure.
 
     P/coordinator           of the driver, which writes decisions; the last driver to claim it owns prefix P
-    P/w/<worker>/<number>   of a task; each Python process draws its own random `worker`
+    P/w/<worker>/<number>   of a task; no two live Python processes have the same random `worker`
     P/database/...          the same, where the decisions are in a database
 
 An id names no task, attempt, stage or batch. A process runs one task at a time, so two live attempts never
-share an id, whatever Spark retries, speculates or repeats. Later batches reuse the ids (`worker_ids`), so
-their number does not grow with the number of batches [SPK-20].
+share an id, whatever Spark retries, speculates or repeats. Later batches reuse the ids (`worker_ids`), and
+later processes the names (`worker_names`), so their number does not grow with the number of batches [SPK-20].
 
 Source: docs/adr/0036.
 """

@@ -34,7 +34,8 @@ from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
-from tallystick.spark.sink.worker_ids import WorkerIdPool
+from tallystick.spark.sink.worker_ids import WorkerIdPool, draw_name
+from tallystick.spark.sink.worker_names import acquire_name
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -54,7 +55,12 @@ class SinkContext:
     def __init__(self, options: SinkOptions) -> None:
         """Create the station without connecting to the cluster. Raises: BadConfig."""
         self.options = options
-        self.worker_ids = WorkerIdPool(options.prefix)
+        self.worker_ids = WorkerIdPool(
+            options.prefix,
+            acquire_name=lambda: acquire_name(
+                f"{options.client.get('bootstrap.servers')} {options.prefix}", draw_name
+            ),
+        )
         self._logged_mode = ""
         self._config = ProducerConfig.parse(options.driver_client_settings)
         self._engine = engine_thread()
