@@ -341,18 +341,20 @@ class BatchRunner(Generic[D]):
     def _run_batch(self, writer: DualWriter[D], batch: Batch[QueuedUnit[D]]) -> None:
         """Run units in one dual write, and settle all of them by its outcome."""
         failure: BaseException | None = None
+        held_back: list[Any] = []
         try:
             with writer.transaction() as txn:
                 self._watch(batch, txn)
                 try:
                     while (unit := self._take(batch)) is not None:
-                        self._run_unit(txn, batch, unit)
+                        held_back += self._run_unit(txn, batch, unit)
                 finally:
                     self._stop_watching(batch)
                 if batch.phase is BatchPhase.OVERTAKEN:
                     raise BatchRolledBack("a unit held it up")
                 if not batch.ready:
                     raise BatchRolledBack("none of its units is to be committed")
+                self._send_all(batch, held_back)
                 txn.wait_visible = any(each.wait_visible for each in batch.ready)
         except WriteInDoubt as doubt:
             failure = self._resolve(writer, doubt)
@@ -365,8 +367,11 @@ class BatchRunner(Generic[D]):
             raise
         self._settle(batch, failure)
 
-    def _run_unit(self, txn: Transaction[D], batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D]) -> None:
-        """Run one unit [DW-14]. Raises: what its savepoint cannot take back, or anything if it has none."""
+    def _run_unit(self, txn: Transaction[D], batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D]) -> list[Any]:
+        """Run one unit [DW-14], and return its sends if they may wait for those of the others.
+
+        Raises: what its savepoint cannot take back, or anything if it has none.
+        """
         database: Any = txn.database
         txn.run_step("begin unit", database.begin_unit, batch.has_savepoints)
         part = UnitTransaction(txn)
@@ -375,9 +380,11 @@ class BatchRunner(Generic[D]):
             unit.result = unit.run(part)
             flush_rows(database)
             part.mark_ended()
-            for send in part.take_sends():
-                send()
-                sent_count += 1
+            sends = part.take_sends()
+            if batch.has_savepoints:  # whose error it is shows only now
+                for send in sends:
+                    send()
+                    sent_count += 1
             database.end_unit()
         except Exception as exc:
             part.mark_ended()
@@ -391,9 +398,20 @@ class BatchRunner(Generic[D]):
                 raise BatchRolledBack("some records of a unit were sent, and others refused") from exc
             txn.run_step("roll back unit", database.roll_back_unit)
             self._drop(batch, unit, exc)
-        else:
+            return []
+        with self._changed:
+            self._scheduler.finish(batch, ready=True)
+        return [] if batch.has_savepoints else sends
+
+    def _send_all(self, batch: Batch[QueuedUnit[D]], sends: list[Any]) -> None:
+        """Send the records of all units, which then share requests. Raises: BatchRolledBack."""
+        try:
+            for send in sends:
+                send()
+        except Exception as exc:
             with self._changed:
-                self._scheduler.finish(batch, ready=True)
+                self._scheduler.take_back(batch)
+            raise BatchRolledBack("a record of one of the units was refused") from exc
 
     def _drop(self, batch: Batch[QueuedUnit[D]], unit: QueuedUnit[D], exc: Exception) -> None:
         """Take a unit out of its batch, which has taken back its rows: it failed, or it runs again alone."""

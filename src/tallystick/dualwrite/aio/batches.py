@@ -345,18 +345,20 @@ class AsyncBatchRunner(Generic[D]):
     async def _run_batch(self, writer: DualWriter[D], batch: Batch[AsyncQueuedUnit[D]]) -> None:
         """Run units in one dual write, and settle all of them by its outcome."""
         failure: BaseException | None = None
+        held_back: list[Any] = []
         try:
             async with writer.transaction() as txn:
                 await self._watch(batch, txn)
                 try:
                     while (unit := await self._take(batch)) is not None:
-                        await self._run_unit(txn, batch, unit)
+                        held_back += await self._run_unit(txn, batch, unit)
                 finally:
                     await self._stop_watching(batch)
                 if batch.phase is BatchPhase.OVERTAKEN:
                     raise BatchRolledBack("a unit held it up")
                 if not batch.ready:
                     raise BatchRolledBack("none of its units is to be committed")
+                await self._send_all(batch, held_back)
                 txn.wait_visible = any(each.wait_visible for each in batch.ready)
         except WriteInDoubt as doubt:
             failure = await self._resolve(writer, doubt)
@@ -371,8 +373,11 @@ class AsyncBatchRunner(Generic[D]):
 
     async def _run_unit(
         self, txn: Transaction[D], batch: Batch[AsyncQueuedUnit[D]], unit: AsyncQueuedUnit[D]
-    ) -> None:
-        """Run one unit [DW-14]. Raises: what its savepoint cannot take back, or anything if it has none."""
+    ) -> list[Any]:
+        """Run one unit [DW-14], and return its sends if they may wait for those of the others.
+
+        Raises: what its savepoint cannot take back, or anything if it has none.
+        """
         database: Any = txn.database
         await txn.run_step("begin unit", database.begin_unit, batch.has_savepoints)
         part = UnitTransaction(txn)
@@ -381,9 +386,11 @@ class AsyncBatchRunner(Generic[D]):
             unit.result = await unit.run(part)
             await flush_rows_async(database)
             part.mark_ended()
-            for send in part.take_sends():
-                await send()
-                sent_count += 1
+            sends = part.take_sends()
+            if batch.has_savepoints:  # whose error it is shows only now
+                for send in sends:
+                    await send()
+                    sent_count += 1
             await database.end_unit()
         except Exception as exc:
             part.mark_ended()
@@ -397,9 +404,20 @@ class AsyncBatchRunner(Generic[D]):
                 raise BatchRolledBack("some records of a unit were sent, and others refused") from exc
             await txn.run_step("roll back unit", database.roll_back_unit)
             await self._drop(batch, unit, exc)
-        else:
+            return []
+        async with self._changed:
+            self._scheduler.finish(batch, ready=True)
+        return [] if batch.has_savepoints else sends
+
+    async def _send_all(self, batch: Batch[AsyncQueuedUnit[D]], sends: list[Any]) -> None:
+        """Send the records of all units, which then share requests. Raises: BatchRolledBack."""
+        try:
+            for send in sends:
+                await send()
+        except Exception as exc:
             async with self._changed:
-                self._scheduler.finish(batch, ready=True)
+                self._scheduler.take_back(batch)
+            raise BatchRolledBack("a record of one of the units was refused") from exc
 
     async def _drop(self, batch: Batch[AsyncQueuedUnit[D]], unit: AsyncQueuedUnit[D], exc: Exception) -> None:
         """Take a unit out of its batch, which has taken back its rows: it failed, or it runs again alone."""
