@@ -64,6 +64,16 @@ TWINS: Final = (
             "used by one task": "used by one thread",
         },
     ),
+    Twin(source="dualwrite/aio/leased_store.py", target="dualwrite/leased_store.py"),
+    Twin(
+        source="dualwrite/aio/leases.py",
+        target="dualwrite/leases.py",
+        texts={
+            "import asyncio\n": "",
+            "asyncio.Lock": "threading.Lock",
+            "asyncio.Event": "threading.Event",
+        },
+    ),
     Twin(
         source="dualwrite/aio/pool.py",
         target="dualwrite/pool.py",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Fenced,
         ForeignCluster,
         Halted,
+        LeaseLost,
         LogBehind,
         NoFreeId,
         NotCommitted,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         UnsafeStore,
         WriteInDoubt,
     )
+    from tallystick.dualwrite.lease_rules import Lease
     from tallystick.dualwrite.pool import WriterPool
     from tallystick.dualwrite.recovery import Finding, Report, Verdict
     from tallystick.dualwrite.stores.django import DjangoStore
@@ -61,6 +63,8 @@ __all__ = [
     "Finding",
     "ForeignCluster",
     "Halted",
+    "Lease",
+    "LeaseLost",
     "LogBehind",
     "NoFreeId",
     "NotCommitted",
@@ -88,11 +92,12 @@ if not TYPE_CHECKING:
     _WHERE = {
         "errors": (
             "BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced ForeignCluster "
-            "Halted LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome TooLate Torn "
-            "UnsafeStore WriteInDoubt"
+            "Halted LeaseLost LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome "
+            "TooLate Torn UnsafeStore WriteInDoubt"
         ),
         "batching": "Batching",
         "consume": "consume_into",
+        "lease_rules": "Lease",
         "pool": "WriterPool",
         "recovery": "Finding Report Verdict",
         "stores.django": "DjangoStore",

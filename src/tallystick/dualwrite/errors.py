@@ -20,6 +20,7 @@ Each error states the outcome of both halves.
       NotVisible        both halves are committed; visibility to readers was not confirmed in time
       DataLoss          records that follow the database's offset are no longer in the log
       NoFreeId          every id of a pool was in use for too long
+      LeaseLost         another process holds the lease of the id: nothing was claimed
     InDoubt             (kernel) a commit was sent, and its outcome is unknown: recover() determines it
       WriteInDoubt      the same for a dual write; `outcome()` returns the result once known
 
@@ -228,3 +229,21 @@ class DataLoss(DualWriteError):
 
 class NoFreeId(DualWriteError):
     """No id of the pool became free within the caller's wait time."""
+
+
+class LeaseLost(DualWriteError):
+    """Another pool holds the lease of this transactional id; the id was not claimed.
+
+    The writer cannot be used any more. A WriterPool takes another id by itself.
+    """
+
+    def __init__(self, transactional_id: str, found: str) -> None:
+        super().__init__(transactional_id, found)
+        self.transactional_id, self.found = transactional_id, found
+
+    def __str__(self) -> str:
+        now = f"it is held by {self.found}" if self.found else "it is free"
+        return (
+            f"the lease of {self.transactional_id!r} has expired and was taken over or given back: {now}. "
+            "The id was not claimed, and nothing was changed"
+        )

@@ -13,17 +13,20 @@ from tallystick.dualwrite.batches import BatchRunner
 from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
+from tallystick.dualwrite.lease_rules import Lease
+from tallystick.dualwrite.leases import LeaseKeeper
 from tallystick.dualwrite.pool_rules import (
     WAIT_S,
     combine_errors,
     log_if_fenced,
+    log_lease_lost,
     may_belong_to_pool,
     no_free_id_error,
     pool_ids,
     select_larger_pool_ids,
     take_free,
 )
-from tallystick.dualwrite.recipes import StepCallback
+from tallystick.dualwrite.recipes import StepCallback, StepRunner
 from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.unit import UnitTransaction
@@ -44,7 +47,8 @@ class WriterPool(Generic[D]):
             ...
 
     Its ids are `payments-host1-0` to `payments-host1-7`. Each process needs a different name; otherwise they
-    fence each other. Life cycle: created, recovered, used, closed.
+    fence each other. With `lease` all processes of a service share one name instead, and take the ids from a
+    table in the database. Life cycle: created, recovered, used, closed.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class WriterPool(Generic[D]):
         *,
         wait_s: float = WAIT_S,
         batching: Batching = DEFAULT_BATCHING,
+        lease: Lease | None = None,
         watch: StepCallback | None = None,
     ) -> None:
         """Configure the pool without connecting.
@@ -63,31 +68,50 @@ class WriterPool(Generic[D]):
             size: maximum number of concurrent transactions, 1..1000.
             wait_s: default seconds that a caller waits for a free id.
             batching: how much work shares a transaction in `run_batched`.
+            lease: take ids by leases, and recover those of processes that are gone.
             watch: callback for every step of every writer, as of a DualWriter.
-        Raises: BadConfig.
+        Raises: BadConfig. NotSupported if the store keeps no leases.
         """
         self._store = store
         self._config = producer_config
         self._size = size
         self._wait_s = wait_s
         self._watch = watch
-        self._writers = [self._create_writer(each) for each in pool_ids(producer_config, size)]
         self._free: LifoQueue[DualWriter[D]] = LifoQueue()
+        ids = pool_ids(producer_config, size)
+        self._leases = None if lease is None else self._create_keeper(lease)
+        self._writers = [] if self._leases else [self._create_writer(store, each) for each in ids]
         self._is_recovered = False
         self._owning_process = OwningProcess()
         self._batches: BatchRunner[D] = BatchRunner(self.writer, batching, driver_count=size)
 
-    def _create_writer(self, transactional_id: str) -> DualWriter[D]:
+    def _create_writer(self, store: Store[D], transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
-        return DualWriter(self._store, config, pooled=True, watch=self._watch)
+        return DualWriter(store, config, pooled=True, watch=self._watch)
+
+    def _create_keeper(self, lease: Lease) -> LeaseKeeper[D]:
+        return LeaseKeeper(
+            self._store,
+            str(self._config["transactional.id"]),
+            lease,
+            size=self._size,
+            create_writer=self._create_writer,
+            set_free=self._free.put_nowait,
+            steps=StepRunner(self._watch),
+        )
 
     def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, including those left by an earlier, larger pool of the same name.
 
-        Call it before the first transaction; no transaction may be open.
+        Call it before the first transaction; no transaction may be open. With leases, it takes the ids first;
+        one that is Torn or DatabaseBehind is logged, and another one is taken in its place.
         Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster after all other ids are recovered.
         """
         self._owning_process.claim_process(f"{self._config['transactional.id']}: this pool")
+        if self._leases is not None:
+            recovered = self._leases.recover(accept_torn=accept_torn)
+            self._is_recovered = True
+            return Report(tuple(recovered))
         ids: list[RecoveredId] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
@@ -97,7 +121,7 @@ class WriterPool(Generic[D]):
             if may_belong_to_pool(base, self._store.read_state(each))
         ]
         with ExitStack() as stack:
-            extra_writers = [stack.enter_context(self._create_writer(each)) for each in larger]
+            extra_writers = [stack.enter_context(self._create_writer(self._store, each)) for each in larger]
             for writer in (*self._writers, *extra_writers):
                 try:
                     ids += writer.recover(accept_torn=accept_torn).ids
@@ -124,11 +148,18 @@ class WriterPool(Generic[D]):
         try:
             yield self._acquire(acquired, limit_s)
         except Exception as exc:
-            log_if_fenced(self._config["transactional.id"], acquired[-1:], exc)
+            log_loss = log_if_fenced if self._leases is None else log_lease_lost
+            log_loss(self._config["transactional.id"], acquired[-1:], exc)
             raise
         finally:
             for writer in acquired if not self._owning_process.is_forked_child else ():
-                self._free.put_nowait(writer)
+                self._take_back(writer)
+
+    def _take_back(self, writer: DualWriter[D]) -> None:
+        if self._leases is None:
+            self._free.put_nowait(writer)
+        else:
+            self._leases.take_back(writer)
 
     def _check_recovered(self) -> None:
         self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
@@ -142,12 +173,16 @@ class WriterPool(Generic[D]):
             writer = take_free(self._free, limit_s if failure is None else 0)
             if writer is None:
                 raise failure or no_free_id_error(self._size, limit_s)
+            if self._leases is not None and not self._leases.lend(writer):
+                continue
             acquired.append(writer)
             try:
                 if not writer.ready:
                     _log.info("recovered before it is used again: %s", writer.recover())
             except Exception as exc:  # any failure: another writer may still work
                 _log.warning("%r: could not be recovered: %s", writer, exc)
+                if self._leases is not None:
+                    self._leases.note_failure(writer, exc)
                 failure = exc
             else:
                 return writer
@@ -193,9 +228,14 @@ class WriterPool(Generic[D]):
         return self._batches.run(work, retries=retries, wait_visible=wait_visible)
 
     def close(self) -> None:
-        """Close every writer, after the batches that are open. Idempotent."""
+        """Close every writer, after the batches that are open. Idempotent.
+
+        Leased ids are given back; one that cannot be recovered now is left until its lease expires.
+        """
         if not self._owning_process.is_forked_child:
             self._batches.close()
+        if self._leases is not None:
+            self._leases.close()
         for writer in self._writers:
             writer.close()
 

@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import os
 import re
+import socket
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from queue import Empty, LifoQueue
 from typing import Final, TypeVar
@@ -65,9 +68,7 @@ def combine_errors(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
 
 def log_if_fenced(base: object, writer: object, exc: BaseException) -> None:
     """Log that an id was lost to another client, which suggests two pools of the same name."""
-    cause: BaseException | None = exc
-    while cause is not None and not _is_fenced_error(cause):
-        cause = cause.__cause__
+    cause = _find_fenced_error(exc)
     if cause is None:
         return
     _log.error(
@@ -78,6 +79,13 @@ def log_if_fenced(base: object, writer: object, exc: BaseException) -> None:
         writer,
         cause,
     )
+
+
+def _find_fenced_error(exc: BaseException) -> BaseException | None:
+    cause: BaseException | None = exc
+    while cause is not None and not _is_fenced_error(cause):
+        cause = cause.__cause__
+    return cause
 
 
 def _is_fenced_error(exc: BaseException) -> bool:
@@ -104,3 +112,59 @@ async def take_free_async(free: "asyncio.LifoQueue[T]", limit_s: float) -> T | N
         return await asyncio.wait_for(free.get(), limit_s) if limit_s > 0 else free.get_nowait()
     except (TimeoutError, asyncio.QueueEmpty):
         return None
+
+
+# ---- leased ids
+
+
+def describe_process() -> str:
+    """Return host and process id, for people who look at the table of leases."""
+    return f"{socket.gethostname()} pid {os.getpid()}"
+
+
+def log_contradiction(transactional_id: str, exc: Exception) -> None:
+    """Log an id that only people can settle, with the command that shows it."""
+    _log.error(
+        "%r is left as it is, and is not used: %s. Look at both halves with `tallystick transactions resolve "
+        "--store URL --transactional-id %s --dry-run`; when they are repaired, a DualWriter of this id "
+        "settles it with recover(accept_torn=True)",
+        transactional_id,
+        exc,
+        transactional_id,
+    )
+
+
+def log_lease_lost(base: object, writer: object, exc: BaseException) -> None:
+    """Log that an id was lost to another process while it was used."""
+    cause = _find_fenced_error(exc)
+    if cause is not None:
+        _log.warning(
+            "the pool %r has lost an id while it was used, %r: %s. Its lease had expired, and another "
+            "process has recovered it; or an operator did. The pool goes on, with another id if it must",
+            base,
+            writer,
+            cause,
+        )
+
+
+def wait_event(event: threading.Event, limit_s: float) -> None:
+    """Wait for an event, or for the limit."""
+    event.wait(limit_s)
+
+
+async def wait_event_async(event: asyncio.Event, limit_s: float) -> None:
+    try:
+        await asyncio.wait_for(event.wait(), limit_s)
+    except TimeoutError:
+        pass
+
+
+def join_within(driver: threading.Thread, limit_s: float) -> None:
+    """Wait until a background thread has ended, or for the limit. A daemon thread may outlive it."""
+    driver.join(limit_s)
+
+
+async def join_within_async(driver: "asyncio.Task[None]", limit_s: float) -> None:
+    _, pending = await asyncio.wait([driver], timeout=limit_s)
+    for task in pending:
+        task.cancel()

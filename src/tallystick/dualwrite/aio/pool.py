@@ -8,22 +8,25 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from tallystick.dualwrite.aio.batches import AsyncBatchRunner
+from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
+from tallystick.dualwrite.lease_rules import Lease
 from tallystick.dualwrite.pool_rules import (
     WAIT_S,
     combine_errors,
     log_if_fenced,
+    log_lease_lost,
     may_belong_to_pool,
     no_free_id_error,
     pool_ids,
     select_larger_pool_ids,
     take_free_async,
 )
-from tallystick.dualwrite.recipes import StepCallback
+from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback
 from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
@@ -42,7 +45,8 @@ class WriterPool(Generic[D]):
             ...
 
     Its ids are `payments-host1-0` to `payments-host1-7`. Each process needs a different name; otherwise they
-    fence each other. Life cycle: created, recovered, used, closed.
+    fence each other. With `lease` all processes of a service share one name instead, and take the ids from a
+    table in the database. Life cycle: created, recovered, used, closed.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class WriterPool(Generic[D]):
         *,
         wait_s: float = WAIT_S,
         batching: Batching = DEFAULT_BATCHING,
+        lease: Lease | None = None,
         watch: StepCallback | None = None,
     ) -> None:
         """Configure the pool without connecting.
@@ -61,31 +66,50 @@ class WriterPool(Generic[D]):
             size: maximum number of concurrent transactions, 1..1000.
             wait_s: default seconds that a caller waits for a free id.
             batching: how much work shares a transaction in `run_batched`.
+            lease: take ids by leases, and recover those of processes that are gone.
             watch: callback for every step of every writer, as of a DualWriter.
-        Raises: BadConfig.
+        Raises: BadConfig. NotSupported if the store keeps no leases.
         """
         self._store = store
         self._config = producer_config
         self._size = size
         self._wait_s = wait_s
         self._watch = watch
-        self._writers = [self._create_writer(each) for each in pool_ids(producer_config, size)]
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
+        ids = pool_ids(producer_config, size)
+        self._leases = None if lease is None else self._create_keeper(lease)
+        self._writers = [] if self._leases else [self._create_writer(store, each) for each in ids]
         self._is_recovered = False
         self._owning_process = OwningProcess()
         self._batches: AsyncBatchRunner[D] = AsyncBatchRunner(self.writer, batching, driver_count=size)
 
-    def _create_writer(self, transactional_id: str) -> DualWriter[D]:
+    def _create_writer(self, store: AsyncStore[D], transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
-        return DualWriter(self._store, config, pooled=True, watch=self._watch)
+        return DualWriter(store, config, pooled=True, watch=self._watch)
+
+    def _create_keeper(self, lease: Lease) -> AsyncLeaseKeeper[D]:
+        return AsyncLeaseKeeper(
+            self._store,
+            str(self._config["transactional.id"]),
+            lease,
+            size=self._size,
+            create_writer=self._create_writer,
+            set_free=self._free.put_nowait,
+            steps=AsyncStepRunner(self._watch),
+        )
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, including those left by an earlier, larger pool of the same name.
 
-        Call it before the first transaction; no transaction may be open.
+        Call it before the first transaction; no transaction may be open. With leases, it takes the ids first;
+        one that is Torn or DatabaseBehind is logged, and another one is taken in its place.
         Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster after all other ids are recovered.
         """
         self._owning_process.claim_process(f"{self._config['transactional.id']}: this pool")
+        if self._leases is not None:
+            recovered = await self._leases.recover(accept_torn=accept_torn)
+            self._is_recovered = True
+            return Report(tuple(recovered))
         ids: list[RecoveredId] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
@@ -95,7 +119,9 @@ class WriterPool(Generic[D]):
             if may_belong_to_pool(base, await self._store.read_state(each))
         ]
         async with AsyncExitStack() as stack:
-            extra_writers = [await stack.enter_async_context(self._create_writer(each)) for each in larger]
+            extra_writers = [
+                await stack.enter_async_context(self._create_writer(self._store, each)) for each in larger
+            ]
             for writer in (*self._writers, *extra_writers):
                 try:
                     ids += (await writer.recover(accept_torn=accept_torn)).ids
@@ -122,11 +148,18 @@ class WriterPool(Generic[D]):
         try:
             yield await self._acquire(acquired, limit_s)
         except Exception as exc:
-            log_if_fenced(self._config["transactional.id"], acquired[-1:], exc)
+            log_loss = log_if_fenced if self._leases is None else log_lease_lost
+            log_loss(self._config["transactional.id"], acquired[-1:], exc)
             raise
         finally:
             for writer in acquired if not self._owning_process.is_forked_child else ():
-                self._free.put_nowait(writer)
+                await self._take_back(writer)
+
+    async def _take_back(self, writer: DualWriter[D]) -> None:
+        if self._leases is None:
+            self._free.put_nowait(writer)
+        else:
+            await self._leases.take_back(writer)
 
     def _check_recovered(self) -> None:
         self._owning_process.check_process(f"{self._config['transactional.id']}: this pool")
@@ -140,12 +173,16 @@ class WriterPool(Generic[D]):
             writer = await take_free_async(self._free, limit_s if failure is None else 0)
             if writer is None:
                 raise failure or no_free_id_error(self._size, limit_s)
+            if self._leases is not None and not await self._leases.lend(writer):
+                continue
             acquired.append(writer)
             try:
                 if not writer.ready:
                     _log.info("recovered before it is used again: %s", await writer.recover())
             except Exception as exc:  # any failure: another writer may still work
                 _log.warning("%r: could not be recovered: %s", writer, exc)
+                if self._leases is not None:
+                    self._leases.note_failure(writer, exc)
                 failure = exc
             else:
                 return writer
@@ -191,9 +228,14 @@ class WriterPool(Generic[D]):
         return await self._batches.run(work, retries=retries, wait_visible=wait_visible)
 
     async def close(self) -> None:
-        """Close every writer, after the batches that are open. Idempotent."""
+        """Close every writer, after the batches that are open. Idempotent.
+
+        Leased ids are given back; one that cannot be recovered now is left until its lease expires.
+        """
         if not self._owning_process.is_forked_child:
             await self._batches.close()
+        if self._leases is not None:
+            await self._leases.close()
         for writer in self._writers:
             await writer.close()
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from tallystick.dualwrite.errors import DatabaseBehind, Fenced
+from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
@@ -110,6 +111,46 @@ class AsyncStore(Protocol[A_co]):
     async def read_state(self, transactional_id: str) -> StoredState | None: ...
     async def transactional_ids(self) -> Iterable[str]: ...
     async def close(self) -> None: ...
+
+
+# ---- leases of transactional ids
+
+
+class LeaseStore(Store[T_co], Protocol[T_co]):
+    """A store that can also keep leases. Optional. Each method commits a transaction of its own.
+
+    Expiry is compared with the database's clock alone.
+    """
+
+    def claim_leased(self, transactional_id: str, holder: str) -> StoredState:
+        """Claim as `claim` does, if the lease is the holder's when the claim commits [DW-15].
+
+        The state row is locked first, and then the lease: a claim that waits for the former must not keep
+        the holder from renewing the latter.
+        Raises: LeaseLost; the claim was rolled back. Otherwise as `claim`.
+        """
+
+    def read_leases(self, base: str | None = None) -> LeaseList:
+        """Return the leases of a base name, of every one if None, and the database's time."""
+
+    def take_lease(self, taking: LeaseTaking) -> bool:
+        """Take a lease if its row is unchanged since it was read, and return whether it was."""
+
+    def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]:
+        """Renew those leases of `ids` that are still the holder's, and return the ids that it holds."""
+
+    def release_lease(self, transactional_id: str, holder: str) -> None:
+        """Give a lease back if it is still the holder's."""
+
+
+class AsyncLeaseStore(AsyncStore[A_co], Protocol[A_co]):
+    """The asyncio version of `LeaseStore`."""
+
+    async def claim_leased(self, transactional_id: str, holder: str) -> StoredState: ...
+    async def read_leases(self, base: str | None = None) -> LeaseList: ...
+    async def take_lease(self, taking: LeaseTaking) -> bool: ...
+    async def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]: ...
+    async def release_lease(self, transactional_id: str, holder: str) -> None: ...
 
 
 # ---- KIP-939's other recipe: consumed offsets beside the rows derived from them

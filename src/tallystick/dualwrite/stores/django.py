@@ -18,15 +18,19 @@ silently, committing nothing, when the connection was closed or marked for rollb
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
 from django.db import OperationalError as DjangoOperationalError
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.stores import django_leases
 from tallystick.dualwrite.stores.base import check_record
+from tallystick.dualwrite.stores.django_leases import LEASE_COLUMNS
 from tallystick.dualwrite.stores.durability import (
     AllowedRisks,
     AllowUnsafe,
@@ -34,6 +38,7 @@ from tallystick.dualwrite.stores.durability import (
     check_sqlite,
     parse_allowed,
 )
+from tallystick.dualwrite.stores.lease_columns import LEASE_TABLE
 from tallystick.dualwrite.stores.refusals import (
     ORPHANED_RECORDS_TEXT,
     TRANSACTION_ENDED_TEXT,
@@ -274,20 +279,14 @@ class DjangoStore:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
 
     def create(self) -> None:
-        """Create the table if missing, for example from a migration's RunPython. Raises: BadStore."""
+        """Create the tables if missing, for example from a migration's RunPython. Raises: BadStore."""
         connection = connections[self.using]
-        columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-        columns = columns.format(collation=_COLLATION[connection.vendor])
         with transaction.atomic(using=self.using), connection.cursor() as cursor:
             if connection.vendor == "postgresql":
                 # Under concurrent creation, IF NOT EXISTS lets one of them fail.
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [TABLE])
-            cursor.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
-            column_names = {
-                column.name for column in connection.introspection.get_table_description(cursor, TABLE)
-            }
-        if missing := [name for name in COLUMNS if name not in column_names]:
-            raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
+            for table, columns in ((TABLE, COLUMNS), (LEASE_TABLE, LEASE_COLUMNS)):
+                _create_table(connection, cursor, table, columns)
 
     def claim(self, transactional_id: str) -> StoredState:
         """Take over the row, after any open transaction that has recorded it.
@@ -295,25 +294,68 @@ class DjangoStore:
         Raises: NotYours inside an atomic block, because a claim commits by itself. BadStore if the table is
             missing.
         """
-        connection = connections[self.using]
-        _check_outermost(connection)
+        return self._claim(transactional_id)
+
+    def claim_leased(self, transactional_id: str, holder: str) -> StoredState:
+        """Claim as `claim` does, if the lease is the holder's when the claim commits [DW-15]."""
+        return self._claim(transactional_id, holder)
+
+    def _claim(self, transactional_id: str, holder: str | None = None) -> StoredState:
         values = to_columns(StoredState(transactional_id=transactional_id, owner=secrets.token_hex(16)))
         statement = (
             f"INSERT INTO {TABLE} ({', '.join(values)}) VALUES ({', '.join(['%s'] * len(values))}) "
             "ON CONFLICT (transactional_id) DO UPDATE SET owner = excluded.owner"
         )
-        try:
-            with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
-                _limit_lock_wait(connection)
-                cursor.execute(statement, list(values.values()))
-                row = _read_row(cursor, transactional_id)
-        except (ProgrammingError, DjangoOperationalError) as exc:
-            if TABLE not in connection.introspection.table_names():
-                raise BadStore(f"there is no table {TABLE}; DjangoStore.create() makes it") from exc
-            raise
+        with self._claiming() as (connection, cursor):
+            cursor.execute(statement, list(values.values()))
+            row = _read_row(cursor, transactional_id)
+            if holder is not None:
+                django_leases.check_lease(cursor, connection.vendor, transactional_id, holder)
         if row is None:
             raise BadStore(f"the row of {transactional_id!r} is not there after it was written")
         return row
+
+    @contextmanager
+    def _claiming(self) -> Iterator[tuple[Any, Any]]:
+        """Open a transaction with a limited wait for locks, which the end of the block commits."""
+        connection = connections[self.using]
+        _check_outermost(connection)
+        try:
+            with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
+                _limit_lock_wait(connection)
+                yield connection, cursor
+        except (ProgrammingError, DjangoOperationalError) as exc:
+            names = connection.introspection.table_names()
+            missing = [table for table in (TABLE, LEASE_TABLE) if table not in names]
+            if missing:
+                raise BadStore(
+                    f"there is no table {' and no '.join(missing)}; DjangoStore.create() makes it"
+                ) from exc
+            raise
+
+    def read_leases(self, base: str | None = None) -> LeaseList:
+        """Return the leases of a base name, of every one if None, and the database's time."""
+        with self._claiming() as (connection, cursor):
+            return django_leases.read_leases(cursor, connection.vendor, base)
+
+    def take_lease(self, taking: LeaseTaking) -> bool:
+        """Take a lease if its row is unchanged since it was read, and return whether it was."""
+        with self._claiming() as (connection, cursor):
+            return django_leases.take_lease(cursor, connection.vendor, taking)
+
+    def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]:
+        """Renew those leases of `ids` that are still the holder's, and return the ids that it holds."""
+        with self._claiming() as (connection, cursor):
+            return django_leases.renew_leases(cursor, connection.vendor, ids, holder, duration_ms)
+
+    def release_lease(self, transactional_id: str, holder: str) -> None:
+        """Give a lease back if it is still the holder's."""
+        with self._claiming() as (_, cursor):
+            django_leases.release_lease(cursor, transactional_id, holder)
+
+    def release_thread(self) -> None:
+        """Close the connection of a background thread, which no end of a request closes."""
+        connections[self.using].close()
 
     def begin(self) -> DjangoTransaction:
         """Open the block. Raises: NotYours inside another block; UnsafeStore."""
@@ -348,6 +390,17 @@ class DjangoStore:
 
     def close(self) -> None:
         """Do nothing: Django owns its connections."""
+
+
+def _create_table(connection: Any, cursor: Any, table: str, columns: Mapping[str, str]) -> None:
+    """Create a table if missing, and check its columns. Raises: BadStore."""
+    declared = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+    declared = declared.format(collation=_COLLATION[connection.vendor])
+    cursor.execute(f"CREATE TABLE IF NOT EXISTS {table} ({declared})")
+    description = connection.introspection.get_table_description(cursor, table)
+    missing = columns.keys() - {column.name for column in description}
+    if missing:
+        raise BadStore(f"table {table} is of another version: it has no {', '.join(sorted(missing))}")
 
 
 def _check_outermost(connection: Any) -> None:

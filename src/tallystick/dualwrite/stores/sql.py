@@ -4,7 +4,8 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, cast
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, MetaData, NestedTransaction
@@ -12,10 +13,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
-from tallystick.dualwrite.stores import sql_table
+from tallystick.dualwrite.stores import lease_table, sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
+from tallystick.dualwrite.stores.lease_table import LeaseTable
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     begin_nested,
@@ -285,6 +288,7 @@ class SqlStore:
         Raises: ValueError for an unknown setting name.
         """
         self.tables = DualWriteTables(metadata, schema=schema)
+        self.lease_table = LeaseTable(self.tables)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = derive_guarded_engine(engine)
         self._session_factory = session_factory
@@ -293,15 +297,34 @@ class SqlStore:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         with self._engine.begin() as connection:
             call_with_connection(connection, self.tables.create)
+            call_with_connection(connection, self.lease_table.create)
 
     def claim(self, transactional_id: str) -> StoredState:
+        return self._claim(transactional_id)
+
+    def claim_leased(self, transactional_id: str, holder: str) -> StoredState:
+        return self._claim(transactional_id, holder)
+
+    def _claim(self, transactional_id: str, holder: str | None = None) -> StoredState:
         new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
+        with self._claiming() as connection:
+            connection.execute(self.tables.claim(new_row, connection.dialect.name))
+            row = self._read_row(connection, transactional_id)
+            if holder is not None:
+                result = connection.execute(self.lease_table.read_holder_locked(transactional_id))
+                lease_table.check_holder(transactional_id, holder, result.first())
+            connection.commit()
+        if row is None or row.owner != new_row.owner:
+            raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
+        return row
+
+    @contextmanager
+    def _claiming(self) -> Iterator[Connection]:
+        """Begin a transaction that limits waits for locks. The block commits it, or it is rolled back."""
         connection: Connection | None = None
         try:
             connection = self._connect_and_begin(claiming=True)
-            connection.execute(self.tables.claim(new_row, connection.dialect.name))
-            row = self._read_row(connection, transactional_id)
-            connection.commit()
+            yield connection
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
@@ -309,9 +332,40 @@ class SqlStore:
         finally:
             if connection is not None:
                 connection.close()
-        if row is None or row.owner != new_row.owner:
-            raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
-        return row
+
+    def read_leases(self, base: str | None = None) -> LeaseList:
+        try:
+            with self._engine.connect() as connection:
+                now = connection.execute(self.lease_table.read_now(connection.dialect.name))
+                now_ms = now.scalar_one()
+                rows = connection.execute(self.lease_table.read(base)).mappings().all()
+        except DBAPIError as exc:
+            if sql_table.is_missing_table(exc):
+                raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
+            raise
+        return lease_table.leases_from_rows(now_ms, cast(Iterable[Mapping[str, Any]], rows))
+
+    def take_lease(self, taking: LeaseTaking) -> bool:
+        try:
+            with self._claiming() as connection:
+                result = connection.execute(self.lease_table.take(taking, connection.dialect.name))
+                connection.commit()
+                return taking.former is None or cast(CursorResult[Any], result).rowcount == 1
+        except IntegrityError:  # another process has inserted this number
+            return False
+
+    def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]:
+        with self._claiming() as connection:
+            dialect = connection.dialect.name
+            connection.execute(self.lease_table.renew(ids, holder, duration_ms, dialect))
+            held = connection.execute(self.lease_table.read_held(holder)).scalars().all()
+            connection.commit()
+            return frozenset(held)
+
+    def release_lease(self, transactional_id: str, holder: str) -> None:
+        with self._claiming() as connection:
+            connection.execute(self.lease_table.release(transactional_id, holder))
+            connection.commit()
 
     def begin(self) -> SqlTransaction:
         connection: Connection | None = None

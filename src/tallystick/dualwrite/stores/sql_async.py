@@ -9,7 +9,8 @@ Source: SQLAlchemy 2, "Asynchronous I/O (asyncio)".
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final, cast
 
 from sqlalchemy import CursorResult, Executable, MetaData
@@ -18,10 +19,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, A
 from sqlalchemy.orm import Session
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
-from tallystick.dualwrite.stores import sql_table
+from tallystick.dualwrite.stores import lease_table, sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
+from tallystick.dualwrite.stores.lease_table import LeaseTable
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     begin_nested_async,
@@ -291,6 +294,7 @@ class AsyncSqlStore:
         Raises: ValueError for an unknown setting name.
         """
         self.tables = DualWriteTables(metadata, schema=schema)
+        self.lease_table = LeaseTable(self.tables)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = derive_guarded_engine_async(engine)
         self._session_factory = session_factory
@@ -299,15 +303,34 @@ class AsyncSqlStore:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         async with self._engine.begin() as connection:
             await call_with_connection_async(connection, self.tables.create)
+            await call_with_connection_async(connection, self.lease_table.create)
 
     async def claim(self, transactional_id: str) -> StoredState:
+        return await self._claim(transactional_id)
+
+    async def claim_leased(self, transactional_id: str, holder: str) -> StoredState:
+        return await self._claim(transactional_id, holder)
+
+    async def _claim(self, transactional_id: str, holder: str | None = None) -> StoredState:
         new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
+        async with self._claiming() as connection:
+            await connection.execute(self.tables.claim(new_row, connection.dialect.name))
+            row = await self._read_row(connection, transactional_id)
+            if holder is not None:
+                result = await connection.execute(self.lease_table.read_holder_locked(transactional_id))
+                lease_table.check_holder(transactional_id, holder, result.first())
+            await connection.commit()
+        if row is None or row.owner != new_row.owner:
+            raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
+        return row
+
+    @asynccontextmanager
+    async def _claiming(self) -> AsyncIterator[AsyncConnection]:
+        """Begin a transaction that limits waits for locks. The block commits it, or it is rolled back."""
         connection: AsyncConnection | None = None
         try:
             connection = await self._connect_and_begin(claiming=True)
-            await connection.execute(self.tables.claim(new_row, connection.dialect.name))
-            row = await self._read_row(connection, transactional_id)
-            await connection.commit()
+            yield connection
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
@@ -315,9 +338,40 @@ class AsyncSqlStore:
         finally:
             if connection is not None:
                 await connection.close()
-        if row is None or row.owner != new_row.owner:
-            raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
-        return row
+
+    async def read_leases(self, base: str | None = None) -> LeaseList:
+        try:
+            async with self._engine.connect() as connection:
+                now = await connection.execute(self.lease_table.read_now(connection.dialect.name))
+                now_ms = now.scalar_one()
+                rows = (await connection.execute(self.lease_table.read(base))).mappings().all()
+        except DBAPIError as exc:
+            if sql_table.is_missing_table(exc):
+                raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
+            raise
+        return lease_table.leases_from_rows(now_ms, cast(Iterable[Mapping[str, Any]], rows))
+
+    async def take_lease(self, taking: LeaseTaking) -> bool:
+        try:
+            async with self._claiming() as connection:
+                result = await connection.execute(self.lease_table.take(taking, connection.dialect.name))
+                await connection.commit()
+                return taking.former is None or cast(CursorResult[Any], result).rowcount == 1
+        except IntegrityError:  # another process has inserted this number
+            return False
+
+    async def renew_leases(self, ids: Iterable[str], holder: str, duration_ms: int) -> frozenset[str]:
+        async with self._claiming() as connection:
+            dialect = connection.dialect.name
+            await connection.execute(self.lease_table.renew(ids, holder, duration_ms, dialect))
+            held = (await connection.execute(self.lease_table.read_held(holder))).scalars().all()
+            await connection.commit()
+            return frozenset(held)
+
+    async def release_lease(self, transactional_id: str, holder: str) -> None:
+        async with self._claiming() as connection:
+            await connection.execute(self.lease_table.release(transactional_id, holder))
+            await connection.commit()
 
     async def begin(self) -> AsyncSqlTransaction:
         connection: AsyncConnection | None = None

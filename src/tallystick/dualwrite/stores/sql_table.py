@@ -144,20 +144,7 @@ class DualWriteTables:
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(TABLE))))
         for table in (self.states, self.offsets):
             connection.execute(CreateTable(table, if_not_exists=True))
-            self._check(connection, table)
-
-    def _check(self, connection: Connection, table: Table) -> None:
-        column_names = {
-            column["name"] for column in inspect(connection).get_columns(table.name, table.schema)
-        }
-        missing = [column.name for column in table.columns if column.name not in column_names]
-        if missing:
-            raise BadStore(f"table {table.fullname} is of another version: it has no {', '.join(missing)}")
-        if connection.dialect.name in _MYSQL:
-            options = inspect(connection).get_table_options(table.name, table.schema)
-            engine = options.get("mysql_engine") or options.get("mariadb_engine")
-            if engine not in (None, "InnoDB"):
-                raise BadStore(f"table {table.fullname} is kept by {engine}, which has no transactions")
+            check_table(connection, table)
 
     # ---- statements
 
@@ -213,6 +200,19 @@ class DualWriteTables:
             offsets.next_offset == moved.before,
         )
         return update(self.offsets).where(*same).values(next_offset=moved.after)
+
+
+def check_table(connection: Connection, table: Table) -> None:
+    """Check that an existing table has the columns and, on MySQL, transactions. Raises: BadStore."""
+    column_names = {column["name"] for column in inspect(connection).get_columns(table.name, table.schema)}
+    missing = [column.name for column in table.columns if column.name not in column_names]
+    if missing:
+        raise BadStore(f"table {table.fullname} is of another version: it has no {', '.join(missing)}")
+    if connection.dialect.name in _MYSQL:
+        options = inspect(connection).get_table_options(table.name, table.schema)
+        engine = options.get("mysql_engine") or options.get("mariadb_engine")
+        if engine not in (None, "InnoDB"):
+            raise BadStore(f"table {table.fullname} is kept by {engine}, which has no transactions")
 
 
 def _mark_expression() -> ColumnElement[str]:

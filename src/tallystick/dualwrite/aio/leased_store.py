@@ -1,0 +1,45 @@
+"""A store as the writer of a leased id sees it: a claim succeeds only for the holder of the lease."""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Generic, TypeVar
+
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.stores.base import AsyncLeaseStore, AsyncStoreTransaction
+
+D = TypeVar("D", bound=AsyncStoreTransaction)
+
+
+class AsyncLeasedStore(Generic[D]):
+    """The store of one pool's leased ids."""
+
+    def __init__(self, store: AsyncLeaseStore[D], holder: str) -> None:
+        """Wrap a store.
+
+        Args:
+            holder: token of the pool.
+        """
+        self._store = store
+        self._holder = holder
+
+    async def create(self) -> None:
+        await self._store.create()
+
+    async def claim(self, transactional_id: str) -> StoredState:
+        """Claim an id whose lease the pool holds. Raises: LeaseLost."""
+        return await self._store.claim_leased(transactional_id, self._holder)
+
+    async def begin(self) -> D:
+        return await self._store.begin()
+
+    async def begin_briefly(self) -> D:
+        begin: Callable[[], Awaitable[D]] = getattr(self._store, "begin_briefly", self._store.begin)
+        return await begin()
+
+    async def read_state(self, transactional_id: str) -> StoredState | None:
+        return await self._store.read_state(transactional_id)
+
+    async def transactional_ids(self) -> Iterable[str]:
+        return await self._store.transactional_ids()
+
+    async def close(self) -> None:
+        """Do nothing: the caller owns the store."""

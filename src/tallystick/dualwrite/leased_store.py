@@ -1,0 +1,47 @@
+# Generated from dualwrite/aio/leased_store.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""A store as the writer of a leased id sees it: a claim succeeds only for the holder of the lease."""
+
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.stores.base import LeaseStore, StoreTransaction
+
+D = TypeVar("D", bound=StoreTransaction)
+
+
+class LeasedStore(Generic[D]):
+    """The store of one pool's leased ids."""
+
+    def __init__(self, store: LeaseStore[D], holder: str) -> None:
+        """Wrap a store.
+
+        Args:
+            holder: token of the pool.
+        """
+        self._store = store
+        self._holder = holder
+
+    def create(self) -> None:
+        self._store.create()
+
+    def claim(self, transactional_id: str) -> StoredState:
+        """Claim an id whose lease the pool holds. Raises: LeaseLost."""
+        return self._store.claim_leased(transactional_id, self._holder)
+
+    def begin(self) -> D:
+        return self._store.begin()
+
+    def begin_briefly(self) -> D:
+        begin: Callable[[], D] = getattr(self._store, "begin_briefly", self._store.begin)
+        return begin()
+
+    def read_state(self, transactional_id: str) -> StoredState | None:
+        return self._store.read_state(transactional_id)
+
+    def transactional_ids(self) -> Iterable[str]:
+        return self._store.transactional_ids()
+
+    def close(self) -> None:
+        """Do nothing: the caller owns the store."""

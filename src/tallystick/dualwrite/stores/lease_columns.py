@@ -1,0 +1,16 @@
+"""Name of the lease table, and the clock of each database, for stores with and without SQLAlchemy. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+LEASE_TABLE: Final = "kafka_transactional_id_leases"
+
+_MYSQL_NOW_MS: Final = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000 AS SIGNED)"
+NOW_MS_SQL: Final[Mapping[str, str]] = {
+    # clock_timestamp(): now() is the time at which the transaction began.
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)",
+    "mysql": _MYSQL_NOW_MS,
+    "mariadb": _MYSQL_NOW_MS,
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+}
+"""Milliseconds since the Unix epoch by the database's clock, as an SQL expression for each dialect."""
