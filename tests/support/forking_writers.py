@@ -23,7 +23,7 @@ from tests.support.forking import (
     written,
 )
 
-from tallystick.dualwrite import DualWriter, NotYours, SqlStore, WriterPool
+from tallystick.dualwrite import DualWriter, Lease, NotYours, SqlStore, WriterPool
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.testing import eventually
 
@@ -217,6 +217,37 @@ def writer_pool() -> None:
                 txn.connection.execute(text("INSERT INTO paid VALUES ('a')"))
                 txn.send(forking.TOPIC, b"a")
             both_have(engine, "a")
+
+
+@state
+def leased_pool() -> None:
+    """The child renews and gives back nothing: the leases are its parent's."""
+    with database() as engine:
+        config = {"bootstrap.servers": SERVERS, "transactional.id": forking.TOPIC}
+        config |= {"transaction.two.phase.commit.enable": "true"}
+        with WriterPool(SqlStore(engine), config, size=1, lease=Lease(duration_ms=86_400_000)) as pool:
+            pool.recover()
+            before = leases(engine)
+
+            def check() -> None:
+                for call in (pool.writer().__enter__, pool.recover):
+                    refused(call, NotYours)
+                pool.close()
+                assert leases(engine) == before
+
+            fork(check)
+            assert leases(engine) == before
+            with pool.transaction() as txn:
+                txn.connection.execute(text("INSERT INTO paid VALUES ('a')"))
+                txn.send(forking.TOPIC, b"a")
+            both_have(engine, "a")
+        assert [holder for holder, _ in leases(engine)] == [""]
+
+
+def leases(engine: Engine) -> list[tuple[str, int]]:
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT holder, expires_at_ms FROM kafka_transactional_id_leases"))
+        return [(row.holder, row.expires_at_ms) for row in rows]
 
 
 if __name__ == "__main__":

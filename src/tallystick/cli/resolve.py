@@ -6,7 +6,7 @@ in the database of its tables (`--prefix` and `--store`).
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -17,8 +17,15 @@ from tallystick.cli.settings import ModeOption, add_modes
 from tallystick.cli.stores import open_store
 from tallystick.cli.tables import Row
 from tallystick.dualwrite.recovery import Verdict
-from tallystick.dualwrite.resolve import ResolvedId, describe_error, resolve
-from tallystick.dualwrite.stores.base import Store
+from tallystick.dualwrite.resolve import (
+    ExpiredIds,
+    ResolvedId,
+    describe_error,
+    find_expired_ids,
+    resolve,
+    resolve_expired,
+)
+from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.kernel.settings import BadConfig
 
 if TYPE_CHECKING:
@@ -56,6 +63,10 @@ def resolve_command(
         list[str] | None,
         typer.Option("--transactional-id", "--transactionalId", help="Only this one; repeatable."),
     ] = None,
+    only_expired: Annotated[
+        bool,
+        typer.Option("--only-expired", help="Only ids whose lease has expired; no live writer is fenced."),
+    ] = False,
     mode: ModeOption = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
     allowed: Annotated[
@@ -73,9 +84,10 @@ def resolve_command(
     at: ClusterTarget = context.obj
     config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
     if prefix is not None:
-        if transactional_id or schema or allowed:
+        if transactional_id or schema or allowed or only_expired:
             raise BadConfig(
-                "--prefix: cannot be combined with --transactional-id, --schema or --allow-unsafe-durability"
+                "--prefix: cannot be combined with --transactional-id, --only-expired, --schema or "
+                "--allow-unsafe-durability"
             )
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
@@ -83,10 +95,16 @@ def resolve_command(
     if store is None or retire:
         raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
     with open_store(store, schema, allowed or ()) as opened:
-        ids = transactional_id or _list_ids(opened)
-        if not dry_run and ids:
-            confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
-        results = list(resolve(opened, config, ids, dry_run=dry_run))
+        if only_expired:
+            expired = _find_expired_ids(opened, transactional_id or ())
+            if not dry_run and expired.leases:
+                confirm(f"Finish {', '.join(expired.ids)}, whose leases have expired?", yes=yes)
+            results = list(resolve_expired(_as_leases(opened), config, expired.leases, dry_run=dry_run))
+        else:
+            ids = transactional_id or _list_ids(opened)
+            if not dry_run and ids:
+                confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
+            results = list(resolve(opened, config, ids, dry_run=dry_run))
     at.print_rows(_COLUMNS, [_format_row(each) for each in results])
     raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
 
@@ -96,6 +114,28 @@ def _list_ids(store: Store[Any]) -> list[str]:
         return list(store.transactional_ids())
     except Exception as exc:  # of the database's driver, with no common class
         raise typer.Exit(print_error(f"--store: {describe_error(exc)}", ExitCode.FAILED)) from exc
+
+
+def _as_leases(store: Store[Any]) -> LeaseStore[Any]:
+    """Return the store. Raises: BadConfig if it keeps no leases."""
+    if not hasattr(store, "read_leases"):
+        raise BadConfig(f"--only-expired: {type(store).__name__} keeps no leases; name the ids instead")
+    return cast(LeaseStore[Any], store)
+
+
+def _find_expired_ids(store: Store[Any], ids: Sequence[str]) -> ExpiredIds:
+    """Find the ids, and print how many others are left alone."""
+    leases = _as_leases(store)
+    try:
+        expired = find_expired_ids(leases, ids)
+    except Exception as exc:  # of the database's driver, with no common class
+        raise typer.Exit(print_error(f"--store: {describe_error(exc)}", ExitCode.FAILED)) from exc
+    typer.echo(
+        f"Expired: {len(expired.leases)}. Left alone: {expired.held_count} held or given back, "
+        f"{expired.unleased_count} without a lease.",
+        err=True,
+    )
+    return expired
 
 
 def _resolve_query(

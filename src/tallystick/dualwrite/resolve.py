@@ -1,14 +1,21 @@
-"""Operator recovery after a host is lost: finish every transactional id in a store."""
+"""Operator recovery after a host is lost: finish every transactional id in a store, or the expired ones."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from tallystick.dualwrite.errors import Halted, Torn
+from tallystick.dualwrite.lease_rules import LeaseRow, LeaseState, LeaseTaking
+from tallystick.dualwrite.leased_store import LeasedStore
+from tallystick.dualwrite.pool_rules import describe_process
 from tallystick.dualwrite.recovery import RecoveredId
-from tallystick.dualwrite.stores.base import Store
+from tallystick.dualwrite.stores.base import LeaseStore, Store
 from tallystick.dualwrite.writer import DualWriter
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
+
+RESOLVE_LEASE_MS: Final = 300_000
+"""Lease of an id that is resolved, which is not renewed; if it expires, others may recover the id as well."""
 
 
 class ResolvedId(Value, kw_only=True):
@@ -21,6 +28,68 @@ class ResolvedId(Value, kw_only=True):
     recovered: RecoveredId | None = None
     failure: str = ""
     is_contradiction: bool = False
+
+
+class ExpiredIds(Value, kw_only=True):
+    """The ids that `resolve_expired` would resolve, and how many others there are.
+
+    held_count      ids of processes that renew their leases, or that were given back
+    unleased_count  ids without a lease, whose writers have names of their own
+    """
+
+    leases: tuple[LeaseRow, ...]
+    held_count: int
+    unleased_count: int
+
+    @property
+    def ids(self) -> list[str]:
+        return [row.transactional_id for row in self.leases]
+
+
+def find_expired_ids(store: LeaseStore[Any], ids: Collection[str] = ()) -> ExpiredIds:
+    """Find the ids whose lease has expired by the database's clock.
+
+    Args:
+        ids: consider only these; all if empty.
+    """
+    leases = store.read_leases()
+    considered = [row for row in leases.rows if not ids or row.transactional_id in ids]
+    expired = [row for row in leases.select(LeaseState.EXPIRED) if row in considered]
+    stored = [each for each in store.transactional_ids() if not ids or each in ids]
+    leased_ids = {row.transactional_id for row in leases.rows}
+    return ExpiredIds(
+        leases=tuple(expired),
+        held_count=len(considered) - len(expired),
+        unleased_count=sum(each not in leased_ids for each in stored),
+    )
+
+
+def resolve_expired(
+    store: LeaseStore[Any], config: Mapping[str, object], leases: Iterable[LeaseRow], *, dry_run: bool
+) -> Iterator[ResolvedId]:
+    """Recover each id whose lease has expired, and give it back. Failures do not stop the rest.
+
+    A live process is not fenced: its lease is taken over first, which fails if it was renewed meanwhile.
+
+    Args:
+        leases: as `find_expired_ids` returned them.
+    """
+    holder = secrets.token_hex(16)
+    for each in leases:
+        row = replace(each, holder=holder, holder_info=f"{describe_process()}: transactions resolve")
+        taking = LeaseTaking(row=row, former=each, duration_ms=RESOLVE_LEASE_MS)
+        transactional_id = each.transactional_id
+        try:
+            if not dry_run and not store.take_lease(taking):
+                continue
+            view = LeasedStore(store, holder)
+            with DualWriter(view, {**config, "transactional.id": transactional_id}, pooled=True) as writer:
+                (recovered,) = (writer.look() if dry_run else writer.recover()).ids
+            if not dry_run:
+                store.release_lease(transactional_id, holder)
+            yield ResolvedId(transactional_id=transactional_id, recovered=recovered)
+        except Exception as exc:  # client and database driver errors have no common base class
+            yield _describe_failure(transactional_id, exc)
 
 
 def resolve(
@@ -44,11 +113,15 @@ def resolve(
                 (recovered,) = (writer.look() if dry_run else writer.recover()).ids
                 yield ResolvedId(transactional_id=each, recovered=recovered)
         except Exception as exc:  # client and database driver errors have no common base class
-            yield ResolvedId(
-                transactional_id=each,
-                failure=describe_error(exc),
-                is_contradiction=isinstance(exc, Halted | Torn),
-            )
+            yield _describe_failure(each, exc)
+
+
+def _describe_failure(transactional_id: str, exc: Exception) -> ResolvedId:
+    return ResolvedId(
+        transactional_id=transactional_id,
+        failure=describe_error(exc),
+        is_contradiction=isinstance(exc, Halted | Torn),
+    )
 
 
 def describe_error(exc: Exception) -> str:

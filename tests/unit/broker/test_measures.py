@@ -348,6 +348,7 @@ def test_in_doubt_kept_and_states_are_counted_apart(world: World) -> None:
     }
     assert world.value("tallystick_in_doubt_transactions") == 2
     assert world.value("tallystick_in_doubt_transaction_open_time_max_ms") == 5
+    assert world.value("tallystick_oldest_in_doubt_seconds") == 0.005
     assert world.value("tallystick_kept_transactions") == 1
     assert world.value(OPEN_TIME) == 15
 

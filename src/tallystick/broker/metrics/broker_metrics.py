@@ -104,6 +104,10 @@ IN_DOUBT: Final = make_gauge(
 IN_DOUBT_OPEN_TIME_MAX: Final = make_gauge(
     "in_doubt_transaction_open_time_max_ms", "Age in ms of the oldest open transaction of two-phase commit."
 )
+OLDEST_IN_DOUBT: Final = make_gauge(
+    "oldest_in_doubt_seconds",
+    "Age in seconds of the oldest open transaction of two-phase commit; 0 if there is none.",
+)
 KEPT: Final = make_gauge(
     "kept_transactions",
     "Open transactions whose client restarted, asked to keep them, and has yet to decide.",
@@ -431,6 +435,7 @@ def _read_coordinator_gauges(sources: GaugeSources) -> Iterator[MetricReading | 
         (OPEN_TIME_MAX, open_ms),
         (IN_DOUBT, in_doubt),
         (IN_DOUBT_OPEN_TIME_MAX, in_doubt_ms),
+        (OLDEST_IN_DOUBT, in_doubt_ms / 1000),
         (KEPT, kept_count),
         (UNMARKED_TIME_MAX, unmarked_ms),
     ):
