@@ -207,6 +207,23 @@ def test_a_pool_that_lost_a_lease_takes_another_id(world: World, make_pool: Call
     assert world.check() == ["a", "b", "c"]
 
 
+def test_a_pool_that_lost_a_lease_claims_nothing(world: World, make_pool: Callable[..., Pool]) -> None:
+    """[DW-15] It is fenced, recovers, and is refused: the other pool is not disturbed."""
+    first, second = make_pool(), make_pool()
+    first.recover()
+    pay(world, first, 1, "a")
+    expire(world.engine, 0)
+    second.recover()
+    pay(world, second, 2, "b")
+    with pytest.raises(TallystickError):
+        pay(world, first, 3, "no")
+    with suppress(TallystickError):  # the other id may not be there yet
+        pay(world, first, 4, "c")
+    pay(world, second, 5, "d")
+    assert ids_of(second) == [f"{world.topic}-0"]
+    assert f"{world.topic}-0" not in ids_of(first)
+
+
 def test_a_writer_that_is_lent_while_its_lease_is_lost_does_not_come_back(
     world: World, make_pool: Callable[..., Pool]
 ) -> None:
@@ -439,11 +456,14 @@ def worker(*arguments: str) -> Iterator["subprocess.Popen[str]"]:
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert stream(process.stdout).readline() == "ready\n"
             yield process
         finally:
             with suppress(BrokenPipeError):
                 process.communicate()
+
+
+def await_ready(process: "subprocess.Popen[str]") -> None:
+    assert stream(process.stdout).readline() == "ready\n"
 
 
 def stream(pipe: IO[str] | None) -> IO[str]:
@@ -477,6 +497,8 @@ def test_processes_that_start_together_get_ids_of_their_own(
     with ExitStack() as stack:
         workers = [stack.enter_context(worker(*arguments)) for _ in range(4)]
         for each in workers:
+            await_ready(each)
+        for each in workers:
             tell(each)
         ids = [each for one in workers for each in json.loads(stream(one.stdout).readline())]
     assert sorted(ids) == [f"{world.topic}-{number}" for number in range(8)]
@@ -498,12 +520,13 @@ def test_a_live_process_finishes_what_a_killed_one_left(
     with WriterPool(world.store, world.config, 1, lease=Lease(duration_ms=3_000)) as live:
         live.recover()
         with worker(*arguments) as process:
+            await_ready(process)
             tell(process)
             assert json.loads(stream(process.stdout).readline()) == [f"{world.topic}-1"]
             tell(process)
             assert process.wait() == -9
         expire(world.engine, 1)
-        eventually(lambda: holders(world.engine)[1] == "")
+        eventually(lambda: holders(world.engine)[1] == "", 120)
         pay(world, live, 1, "after")
         eventually(lambda: committed_values(world.broker, world.topic, 0) == [*has, "after"])
     with world.engine.connect() as connection:

@@ -78,12 +78,16 @@ class WriterPool(Generic[D]):
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
         ids = pool_ids(producer_config, size)
         self._leases = None if lease is None else self._create_keeper(lease)
-        self._writers = [] if self._leases else [self._create_writer(store, each) for each in ids]
+        writers = [self._create_writer(each) for each in (ids[:1] if self._leases else ids)]
+        self._writers = [] if self._leases else writers  # with leases one is created to check the settings
         self._is_recovered = False
         self._owning_process = OwningProcess()
         self._batches: AsyncBatchRunner[D] = AsyncBatchRunner(self.writer, batching, driver_count=size)
 
-    def _create_writer(self, store: AsyncStore[D], transactional_id: str) -> DualWriter[D]:
+    def _create_writer(self, transactional_id: str) -> DualWriter[D]:
+        return self._create_writer_over(self._store, transactional_id)
+
+    def _create_writer_over(self, store: AsyncStore[D], transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
         return DualWriter(store, config, pooled=True, watch=self._watch)
 
@@ -93,7 +97,7 @@ class WriterPool(Generic[D]):
             str(self._config["transactional.id"]),
             lease,
             size=self._size,
-            create_writer=self._create_writer,
+            create_writer=self._create_writer_over,
             set_free=self._free.put_nowait,
             steps=AsyncStepRunner(self._watch),
         )
@@ -119,9 +123,7 @@ class WriterPool(Generic[D]):
             if may_belong_to_pool(base, await self._store.read_state(each))
         ]
         async with AsyncExitStack() as stack:
-            extra_writers = [
-                await stack.enter_async_context(self._create_writer(self._store, each)) for each in larger
-            ]
+            extra_writers = [await stack.enter_async_context(self._create_writer(each)) for each in larger]
             for writer in (*self._writers, *extra_writers):
                 try:
                     ids += (await writer.recover(accept_torn=accept_torn)).ids
