@@ -95,18 +95,29 @@ def resolve_command(
     if store is None or retire:
         raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
     with open_store(store, schema, allowed or ()) as opened:
-        if only_expired:
-            expired = _find_expired_ids(opened, transactional_id or ())
-            if not dry_run and expired.leases:
-                confirm(f"Finish {', '.join(expired.ids)}, whose leases have expired?", yes=yes)
-            results = list(resolve_expired(_as_leases(opened), config, expired.leases, dry_run=dry_run))
-        else:
-            ids = transactional_id or _list_ids(opened)
-            if not dry_run and ids:
-                confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
-            results = list(resolve(opened, config, ids, dry_run=dry_run))
+        finish = _resolve_expired if only_expired else _resolve_all
+        results = finish(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
     at.print_rows(_COLUMNS, [_format_row(each) for each in results])
     raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
+
+
+def _resolve_all(
+    store: Store[Any], config: Mapping[str, object], ids: Sequence[str], *, dry_run: bool, yes: bool
+) -> list[ResolvedId]:
+    ids = ids or _list_ids(store)
+    if not dry_run and ids:
+        confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
+    return list(resolve(store, config, ids, dry_run=dry_run))
+
+
+def _resolve_expired(
+    store: Store[Any], config: Mapping[str, object], ids: Sequence[str], *, dry_run: bool, yes: bool
+) -> list[ResolvedId]:
+    leases = _as_leases(store)
+    expired = _find_expired_ids(leases, ids)
+    if not dry_run and expired.leases:
+        confirm(f"Finish {', '.join(expired.ids)}, whose leases have expired?", yes=yes)
+    return list(resolve_expired(leases, config, expired.leases, dry_run=dry_run))
 
 
 def _list_ids(store: Store[Any]) -> list[str]:
@@ -123,11 +134,10 @@ def _as_leases(store: Store[Any]) -> LeaseStore[Any]:
     return cast(LeaseStore[Any], store)
 
 
-def _find_expired_ids(store: Store[Any], ids: Sequence[str]) -> ExpiredIds:
+def _find_expired_ids(store: LeaseStore[Any], ids: Sequence[str]) -> ExpiredIds:
     """Find the ids, and print how many others are left alone."""
-    leases = _as_leases(store)
     try:
-        expired = find_expired_ids(leases, ids)
+        expired = find_expired_ids(store, ids)
     except Exception as exc:  # of the database's driver, with no common class
         raise typer.Exit(print_error(f"--store: {describe_error(exc)}", ExitCode.FAILED)) from exc
     typer.echo(
