@@ -17,7 +17,7 @@ from tests.support.toy_cluster import Scheduler, ToyCluster, ToyLog, ToyParticip
 from tallystick.client.errors import ClientError
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.protocol.committable import Lease, MicroBatch, Participant, RowChecksum, Vote
+from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart, TaskAction, plan_task
 from tallystick.spark.protocol.errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
@@ -110,7 +110,7 @@ class Query:
             if name in self.cluster.open_ids() and self.random.random() < self.fault_chance / 4:
                 self.cluster.time_out(name)
 
-    async def tasks(self, lease: Lease, number: int, rows: list[int]) -> list[Vote | None]:
+    async def tasks(self, lease: BatchLease, number: int, rows: list[int]) -> list[Vote | None]:
         """Rows in any order over two tasks; some attempts fail, and some are left to the scheduler."""
         self.random.shuffle(rows)
         cut = self.random.randint(0, len(rows))
@@ -124,14 +124,14 @@ class Query:
             votes.append(await self.attempt(lease, number, part, self.processes[index]))
         return votes
 
-    async def never_reports(self, lease: Lease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
+    async def never_reports(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
         """The loser of a speculation: it may live through later batches."""
         try:
             await self.attempt(lease, number, rows, ids)
         except (SinkError, ClientError):
             pass
 
-    async def fails(self, lease: Lease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
+    async def fails(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
         """An attempt that gets anywhere, and is lost; the next one may run in the same process."""
         attempt = self.attempt(lease, number, rows, ids)
         for _ in range(self.random.randint(1, 7)):
@@ -141,7 +141,7 @@ class Query:
                 return
         attempt.close()
 
-    async def attempt(self, lease: Lease, number: int, rows: list[int], ids: WorkerIdPool) -> Vote:
+    async def attempt(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> Vote:
         """What `attempt.Attempt` does, effect by effect."""
         job = MicroBatch(self.query_id, number)
         way = plan_task(lease.last_decision, job, self.on_new)

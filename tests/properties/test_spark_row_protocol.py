@@ -27,8 +27,8 @@ from tallystick.spark.decisions.row import DatabaseDecisionLog, DatabaseParticip
 from tallystick.spark.decisions.staging import RowsRejected, StagingTable
 from tallystick.spark.options.sinks import StagedMoves, to_table
 from tallystick.spark.protocol.committable import (
+    BatchLease,
     DecisionNote,
-    Lease,
     MicroBatch,
     Participant,
     RowChecksum,
@@ -133,7 +133,9 @@ class Driver:
         await self.coordinator.commit(votes)
         self.world.committed_batch = number
 
-    async def tasks(self, lease: Lease, number: int, many: int = 4) -> tuple[list[Vote | None], StagedMoves]:
+    async def tasks(
+        self, lease: BatchLease, number: int, many: int = 4
+    ) -> tuple[list[Vote | None], StagedMoves]:
         """Two tasks; a third one stages and is never heard of."""
         rows = range(number * 4, number * 4 + many)
         votes: list[Vote | None] = []
@@ -143,7 +145,7 @@ class Driver:
         attempts = tuple(f"{lease.nonce}{task}" for task in range(2))
         return votes, StagedMoves(attempts=attempts, rows=(len(rows),))
 
-    async def attempt(self, task: int, lease: Lease, number: int, rows: range) -> Vote:
+    async def attempt(self, task: int, lease: BatchLease, number: int, rows: range) -> Vote:
         job = MicroBatch(QUERY, number)
         way = plan_task(lease.last_decision, job, NewCheckpoint.REFUSE)
         if isinstance(way, SinkError):

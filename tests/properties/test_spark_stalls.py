@@ -18,7 +18,7 @@ from tests.support.toy_cluster import ToyCluster, ToyLog, ToyParticipants, run_a
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
 from tallystick.spark.protocol.committable import (
-    Lease,
+    BatchLease,
     MicroBatch,
     Participant,
     RowChecksum,
@@ -61,14 +61,14 @@ class World:
         ports = ToyParticipants(self.cluster, PREFIX), ToyLog(self.cluster, PREFIX)
         return SinkCoordinator(PREFIX, *ports, clock=FakeClock(start_ms=0))
 
-    async def tasks(self, lease: Lease, number: int) -> list[Vote | None]:
+    async def tasks(self, lease: BatchLease, number: int) -> list[Vote | None]:
         """Two tasks with votes, and before them a third one that is lost when it has written."""
         rows = list(range(number * ROWS, (number + 1) * ROWS))
         await self.attempt(lease, number, rows[:1], self.workers[2])
         halves = zip((rows[:2], rows[2:]), self.workers, strict=False)
         return [await self.attempt(lease, number, half, worker) for half, worker in halves]
 
-    async def attempt(self, lease: Lease, number: int, rows: list[int], worker: WorkerIdPool) -> Vote:
+    async def attempt(self, lease: BatchLease, number: int, rows: list[int], worker: WorkerIdPool) -> Vote:
         job = MicroBatch(QUERY, number)
         way = plan_task(lease.last_decision, job, NewCheckpoint.REFUSE, NewPrefix.ADOPT)
         if isinstance(way, SinkError):

@@ -14,7 +14,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import TxnDecision
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Lease, MicroBatch, Participant, Vote
+from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Participant, Vote
 from tallystick.spark.protocol.decide import NewCheckpoint
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.sink.attempt import run_attempt
@@ -80,7 +80,7 @@ class Query:
         self.stations.append(make(options))
         return self.stations[-1]
 
-    def write(self, lease: Lease, batch_id: int, rows: int = 10, query_id: str = "q") -> Vote:
+    def write(self, lease: BatchLease, batch_id: int, rows: int = 10, query_id: str = "q") -> Vote:
         """Run one task in a new process."""
         batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
         return run_attempt(self.station(), lease, MicroBatch(query_id, batch_id), [batch, batch.slice(0, 0)])

@@ -31,7 +31,7 @@ from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
 from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import (
-    Lease,
+    BatchLease,
     MicroBatch,
     Vote,
     decode_lease,
@@ -80,14 +80,14 @@ def structs(ids: list[int]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch(made, names=["sink_0", "sink_1"])
 
 
-def casting(spec: dict[str, Any]) -> Callable[[Lease, MicroBatch, list[int]], Told]:
+def casting(spec: dict[str, Any]) -> Callable[[BatchLease, MicroBatch, list[int]], Told]:
     """Return the function that runs a task."""
     options, url = options_of(spec), spec["database"]
 
-    def to_topic(lease: Lease, job: MicroBatch, ids: list[int]) -> Told:
+    def to_topic(lease: BatchLease, job: MicroBatch, ids: list[int]) -> Told:
         return encode_vote(run_attempt(connect(options), lease, job, chunks(ids))), ""
 
-    def together(lease: Lease, job: MicroBatch, ids: list[int]) -> Told:
+    def together(lease: BatchLease, job: MicroBatch, ids: list[int]) -> Told:
         where = resolve_database(url)
         work = CombinedTask(
             options=options, lease=lease, job=job, sinks=SINKS, database=where, open_context=connect_task(url)
@@ -212,7 +212,7 @@ class BareQuery:
             self.commits.try_abort([v for v in votes if self.random.random() < 0.7] or [empty_vote(lease)])
             raise
 
-    def tasks(self, lease: Lease, batch_id: int, ids: range) -> Iterator[Told]:
+    def tasks(self, lease: BatchLease, batch_id: int, ids: range) -> Iterator[Told]:
         rows = list(ids)
         self.random.shuffle(rows)
         cut = self.random.randint(0, len(rows))

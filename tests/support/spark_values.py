@@ -4,11 +4,11 @@ from hypothesis import strategies as st
 
 from tallystick.kernel.ids import INT16_MAX, INT64_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import (
+    BatchLease,
     BatchWrite,
     Decision,
     DecisionSummary,
     JobChecksums,
-    Lease,
     MicroBatch,
     Participant,
     RowChecksum,
@@ -28,7 +28,7 @@ PARTICIPANTS = st.builds(Participant, transactional_id=TEXTS, identity=IDENTITIE
 _SINKS = st.lists(TALLIES, max_size=2).map(tuple)
 
 LEASES = st.builds(
-    Lease,
+    BatchLease,
     nonce=TEXTS,
     coordinator=IDENTITIES,
     transaction_version=st.integers(0, 2),

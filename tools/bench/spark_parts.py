@@ -24,7 +24,7 @@ from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Decision, Lease, Participant, Vote
+from tallystick.spark.protocol.committable import BatchLease, Decision, Participant, Vote
 from tallystick.spark.protocol.decide import QueryStart
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
@@ -123,7 +123,7 @@ class TimedStation(SinkContext):
         write_id: str | None = None,
         query_id: str | None = None,
         resuming: QueryStart | None = None,
-    ) -> Lease:
+    ) -> BatchLease:
         with part("begin"):
             return super().begin(write_id=write_id, query_id=query_id, resuming=resuming)
 

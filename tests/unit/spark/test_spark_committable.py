@@ -8,10 +8,10 @@ from tests.support.spark_values import DECISIONS, LEASES, TALLIES, VOTES
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
+    BatchLease,
     Decision,
     DecisionNote,
     JobChecksums,
-    Lease,
     MicroBatch,
     Participant,
     RowChecksum,
@@ -31,7 +31,7 @@ PAIR = ProducerIdAndEpoch(ProducerId(4_000_000), ProducerEpoch(32_000))
 
 
 @given(LEASES, VOTES, DECISIONS)
-def test_bytes_read_back(lease: Lease, vote: Vote, decision: Decision) -> None:
+def test_bytes_read_back(lease: BatchLease, vote: Vote, decision: Decision) -> None:
     assert decode_lease(encode_lease(lease)) == lease
     assert decode_vote(encode_vote(vote)) == vote
     assert decode_decision(encode_decision(decision)) == decision

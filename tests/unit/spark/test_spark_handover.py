@@ -12,11 +12,11 @@ from tests.support.spark_values import LEASES
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Lease, decode_lease, encode_lease
+from tallystick.spark.protocol.committable import BatchLease, decode_lease, encode_lease
 from tallystick.spark.sink import lease_handover
 
 OPTIONS = SinkOptions(prefix="p", client={"bootstrap.servers": "localhost:9092"})
-LEASE = Lease(
+LEASE = BatchLease(
     nonce="n", coordinator=ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(2)), transaction_version=2
 )
 
@@ -48,7 +48,7 @@ def test_a_process_that_begins_and_ends_a_batch_keeps_its_lease_in_memory(tmp_pa
 
 
 @given(LEASES)
-def test_a_lease_of_an_earlier_version_is_read(lease: Lease) -> None:
+def test_a_lease_of_an_earlier_version_is_read(lease: BatchLease) -> None:
     """It does not say when it was taken."""
     earlier = encode_lease(lease).replace(b',"began_ms":%d' % lease.began_ms, b"")
     assert decode_lease(earlier) == replace(lease, began_ms=0)

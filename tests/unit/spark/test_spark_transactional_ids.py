@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.spark_values import IDENTITIES, PREFIXES
 
-from tallystick.spark.protocol.committable import DecisionSummary, Lease
+from tallystick.spark.protocol.committable import BatchLease, DecisionSummary
 from tallystick.spark.protocol.transactional_ids import (
     PREFIX_LENGTH_MAX,
     WorkerTransactionalId,
@@ -61,7 +61,9 @@ def test_ids_are_bounded_by_two_batches(tasks: list[int], pair: object) -> None:
     decided: DecisionSummary | None = None
     before: set[str] = set()
     for batch_id, count in enumerate(tasks):
-        lease = Lease(nonce=f"n{batch_id}", coordinator=pair, transaction_version=2, last_decision=decided)  # type: ignore[arg-type]
+        lease = BatchLease(
+            nonce=f"n{batch_id}", coordinator=pair, transaction_version=2, last_decision=decided
+        )  # type: ignore[arg-type]
         taken = {str(ids.acquire(lease)) for _ in range(count)}
         assert len(taken) == count
         assert not taken & before

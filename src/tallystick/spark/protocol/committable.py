@@ -1,8 +1,8 @@
 """Messages between driver, tasks and the decision log, and their encoding. Pure.
 
-    Lease      driver -> tasks       the authority to write a batch; it ends with the next claim
-    Vote       task -> driver        one task's prepared transaction, and a tally of its rows
-    Decision   driver -> log         the whole batch is to be committed; the record is the commit point
+    BatchLease  driver -> tasks      the authority to write a batch; it ends with the next claim
+    Vote        task -> driver       one task's prepared transaction, and a tally of its rows
+    Decision    driver -> log        the whole batch is to be committed; the record is the commit point
 
 They are encoded as JSON, so that a decision can be read with any consumer. Each has its version in `v`. The
 next version reads what this one writes; a message of a later version is refused, never half understood.
@@ -73,7 +73,7 @@ class DecisionSummary(Value, kw_only=True):
     batch_id: int | None
 
 
-class Lease(Value, kw_only=True):
+class BatchLease(Value, kw_only=True):
     """The authority to write a batch.
 
     nonce                identifies this execution of the batch
@@ -120,7 +120,7 @@ class Vote(Value, kw_only=True):
     began_ms: int = 0
 
 
-def empty_vote(lease: Lease) -> Vote:
+def empty_vote(lease: BatchLease) -> Vote:
     """Return a vote for the abort of a batch whose tasks have not voted: it carries the lease."""
     return Vote(
         nonce=lease.nonce,
@@ -192,7 +192,7 @@ class DecisionNote(Value, kw_only=True):
 # ------------------------------------------------------------------------------------- bytes
 
 
-def encode_lease(lease: Lease) -> bytes:
+def encode_lease(lease: BatchLease) -> bytes:
     d = lease.last_decision
     return _encode(
         kind="lease",
@@ -205,8 +205,8 @@ def encode_lease(lease: Lease) -> bytes:
     )
 
 
-def decode_lease(data: bytes) -> Lease:
-    def build(message: Json) -> Lease:
+def decode_lease(data: bytes) -> BatchLease:
+    def build(message: Json) -> BatchLease:
         last_decision = None
         if message["decided"] is not None:
             nonce, query_id, batch_id = _expect_list(message["decided"])
@@ -215,7 +215,7 @@ def decode_lease(data: bytes) -> Lease:
                 query_id=_expect_optional_str(query_id),
                 batch_id=_expect_optional_int(batch_id),
             )
-        return Lease(
+        return BatchLease(
             nonce=_expect_str(message["nonce"]),
             coordinator=_identity_from_json(message["coordinator"]),
             transaction_version=_expect_int(message["tv"]),

@@ -20,7 +20,7 @@ from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import Value
-from tallystick.spark.protocol.committable import Decision, DecisionNote, Lease, Participant, Vote
+from tallystick.spark.protocol.committable import BatchLease, Decision, DecisionNote, Participant, Vote
 from tallystick.spark.protocol.decide import (
     ParticipantOutcome,
     QueryStart,
@@ -88,7 +88,7 @@ class SinkCoordinator:
 
     async def begin(
         self, write_id: str | None = None, resuming: QueryStart | None = None, *, adopting: bool = False
-    ) -> Lease:
+    ) -> BatchLease:
         """Claim the prefix, complete the last decision, abort everything else, and return a batch's lease.
 
         Args:
@@ -110,7 +110,7 @@ class SinkCoordinator:
         await self._abort_undecided(owner, transaction_version)
         decision = state.decision
         summary = _raise_if_error(resume_decision(decision, resuming))
-        return Lease(
+        return BatchLease(
             nonce=self._new_nonce(),
             coordinator=owner,
             transaction_version=transaction_version,

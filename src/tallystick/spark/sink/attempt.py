@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.check import check, require
-from tallystick.spark.protocol.committable import Job, Lease, MicroBatch, Participant, RowChecksum, Vote
+from tallystick.spark.protocol.committable import BatchLease, Job, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
@@ -31,7 +31,7 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 
-def run_attempt(station: SinkContext, lease: Lease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
+def run_attempt(station: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
     """Write or skip the rows of one task.
 
     Args:
@@ -68,7 +68,10 @@ def run_attempt(station: SinkContext, lease: Lease, job: Job, batches: Iterable[
 
 
 def _write_and_prepare(
-    station: SinkContext, lease: Lease, first_piece: pa.RecordBatch, other_pieces: Iterator[pa.RecordBatch]
+    station: SinkContext,
+    lease: BatchLease,
+    first_piece: pa.RecordBatch,
+    other_pieces: Iterator[pa.RecordBatch],
 ) -> tuple[RowChecksum, Participant, str]:
     _check_lease(station, lease)
     name, topic = station.worker_ids.acquire(lease), station.options.topic
@@ -95,7 +98,7 @@ def _write_and_prepare(
     return total, _to_participant(name, state), "" if mode is None else mode.value
 
 
-def _check_lease(station: SinkContext, lease: Lease) -> None:
+def _check_lease(station: SinkContext, lease: BatchLease) -> None:
     if not station.owns_prefix(lease.coordinator):
         raise PrefixTaken(station.options.prefix, "this batch was given up, or another query began")
 

@@ -19,7 +19,7 @@ from tallystick.spark import sink as spark_sink
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
 from tallystick.spark.protocol.committable import (
-    Lease,
+    BatchLease,
     MicroBatch,
     Participant,
     RowChecksum,
@@ -45,7 +45,7 @@ class CombinedTask(Value, kw_only=True):
     """The function that each task of a batch runs. It is pickled, and connects in the task's process."""
 
     options: SinkOptions
-    lease: Lease
+    lease: BatchLease
     job: MicroBatch
     sinks: tuple[Sink, ...]
     database: "DecisionDatabase | None"

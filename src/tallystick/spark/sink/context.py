@@ -20,7 +20,7 @@ from tallystick.spark.checkpoint import read_decision_location, write_decision_l
 from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Decision, Lease, Vote
+from tallystick.spark.protocol.committable import BatchLease, Decision, Vote
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import (
     DecisionLocation,
@@ -89,7 +89,7 @@ class SinkContext:
         write_id: str | None = None,
         query_id: str | None = None,
         resuming: QueryStart | None = None,
-    ) -> Lease:
+    ) -> BatchLease:
         """Claim the prefix; see `SinkCoordinator.begin`.
 
         Args:

@@ -20,7 +20,7 @@ from tallystick.spark.checkpoint import read_end_offsets, read_query_start
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import (
-    Lease,
+    BatchLease,
     MicroBatch,
     Vote,
     decode_vote,
@@ -79,7 +79,7 @@ def foreach_batch(
 
 
 def _create_task(
-    options: SinkOptions, lease: Lease, job: MicroBatch, connect: OpenContext
+    options: SinkOptions, lease: BatchLease, job: MicroBatch, connect: OpenContext
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         vote = run_attempt(connect(options), lease, job, batches)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import Lease, decode_lease, empty_vote, encode_lease
+from tallystick.spark.protocol.committable import BatchLease, decode_lease, empty_vote, encode_lease
 from tallystick.spark.protocol.errors import BadCommittable
 
 if TYPE_CHECKING:
@@ -31,16 +31,16 @@ _PARENT_FIELD: Final = 1  # index among the fields after the name in /proc/<pid>
 _START_TIME_FIELD: Final = 19
 _ANCESTORS_MAX: Final = 8
 
-_LEASES: Final[dict[str, Lease]] = {}
+_LEASES: Final[dict[str, BatchLease]] = {}
 """Leases of the batches that this process has begun and will end itself."""
 
 
-def keep_in_memory(options: SinkOptions, lease: Lease) -> None:
+def keep_in_memory(options: SinkOptions, lease: BatchLease) -> None:
     """Keep a lease in memory, in a process that both begins and ends the batch."""
     _LEASES[_lease_key(options)] = lease
 
 
-def save_lease(options: SinkOptions, lease: Lease) -> None:
+def save_lease(options: SinkOptions, lease: BatchLease) -> None:
     """Leave a lease in a file, in the process that begins a batch, for another process of this driver."""
     path = _lease_path(options, _identify_own_driver())
     if path is None:
@@ -52,7 +52,7 @@ def save_lease(options: SinkOptions, lease: Lease) -> None:
         draft.replace(path)
 
 
-def find_lease(options: SinkOptions, driver: str | None = None) -> Lease | None:
+def find_lease(options: SinkOptions, driver: str | None = None) -> BatchLease | None:
     """Return the lease of the running or abandoned batch of these options; None if there is none.
 
     Args:

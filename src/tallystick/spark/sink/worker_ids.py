@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from secrets import token_hex
 
-from tallystick.spark.protocol.committable import Lease
+from tallystick.spark.protocol.committable import BatchLease
 from tallystick.spark.protocol.transactional_ids import WORKER_DIGITS, WorkerTransactionalId
 from tallystick.spark.sink.worker_names import UnsharedName, WorkerName
 
@@ -50,7 +50,7 @@ class WorkerIdPool:
     def __len__(self) -> int:
         return 0 if self._name is None else len(self._name.last_nonces)
 
-    def acquire(self, lease: Lease) -> WorkerTransactionalId:
+    def acquire(self, lease: BatchLease) -> WorkerTransactionalId:
         """Take an id for one attempt under `lease`: one that may be initialised, or a new one."""
         if self._name is None:
             self._name = self._acquire_name()

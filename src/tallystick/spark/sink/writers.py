@@ -31,9 +31,9 @@ from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_qu
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
 from tallystick.spark.protocol.committable import (
+    BatchLease,
     BatchWrite,
     Job,
-    Lease,
     MicroBatch,
     Vote,
     decode_lease,
@@ -111,7 +111,7 @@ class _LeasedWriter:
                 raise NotBegun(why) from exc
         return self.__dict__
 
-    def _begin_batch(self) -> Lease:
+    def _begin_batch(self) -> BatchLease:
         lease = self._context.begin(
             write_id=self._write_id,
             query_id=read_query_id(self.options.checkpoint),
