@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.spark.protocol.committable import DecisionSummary, Lease
+from tallystick.spark.protocol.committable import BatchLease, DecisionSummary
 from tallystick.spark.sink import worker_names
 from tallystick.spark.sink.worker_ids import WorkerIdPool
 from tallystick.spark.sink.worker_names import NameFile, UnsharedName, acquire_name
@@ -44,9 +44,9 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("tallystick-workers-*/*/*.worker"))
 
 
-def lease(nonce: str, decided: str | None = None) -> Lease:
+def lease(nonce: str, decided: str | None = None) -> BatchLease:
     summary = None if decided is None else DecisionSummary(nonce=decided, query_id="q", batch_id=1)
-    return Lease(nonce=nonce, coordinator=OWNER, transaction_version=2, last_decision=summary)
+    return BatchLease(nonce=nonce, coordinator=OWNER, transaction_version=2, last_decision=summary)
 
 
 def test_two_live_processes_have_two_names(acquire: Acquire) -> None:

@@ -67,7 +67,7 @@ class WorkerIdPool:
         return UnsharedName(self._draw())
 
 
-def _take_number(last_nonces: list[str], lease: Lease) -> int:
+def _take_number(last_nonces: list[str], lease: BatchLease) -> int:
     """Return the number of an id that may be initialised under `lease`, and note that it is used there."""
     busy_nonces = {
         lease.nonce,
