@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tallystick.dualwrite.batching import Batching
     from tallystick.dualwrite.consume import consume_into
     from tallystick.dualwrite.errors import (
+        BadResult,
         BadRow,
         BadStore,
         CommitUnknown,
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
         UnsafeStore,
         WriteInDoubt,
     )
+    from tallystick.dualwrite.idempotency import IdempotencyKey
     from tallystick.dualwrite.pool import WriterPool
     from tallystick.dualwrite.recovery import Finding, Report, Verdict
+    from tallystick.dualwrite.retry_rules import Retry
     from tallystick.dualwrite.stores.django import DjangoStore
     from tallystick.dualwrite.stores.rocksdb import RocksStore
     from tallystick.dualwrite.stores.sql import SqlStore
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncSqlStore",
+    "BadResult",
     "BadRow",
     "BadStore",
     "Batching",
@@ -61,6 +65,7 @@ __all__ = [
     "Finding",
     "ForeignCluster",
     "Halted",
+    "IdempotencyKey",
     "LogBehind",
     "NoFreeId",
     "NotCommitted",
@@ -69,6 +74,7 @@ __all__ = [
     "NotYours",
     "Outcome",
     "Report",
+    "Retry",
     "RocksStore",
     "SqlStore",
     "TooLate",
@@ -87,14 +93,16 @@ __all__ = [
 if not TYPE_CHECKING:
     _WHERE = {
         "errors": (
-            "BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced ForeignCluster "
-            "Halted LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome TooLate Torn "
-            "UnsafeStore WriteInDoubt"
+            "BadResult BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced "
+            "ForeignCluster Halted LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome "
+            "TooLate Torn UnsafeStore WriteInDoubt"
         ),
         "batching": "Batching",
         "consume": "consume_into",
+        "idempotency": "IdempotencyKey",
         "pool": "WriterPool",
         "recovery": "Finding Report Verdict",
+        "retry_rules": "Retry",
         "stores.django": "DjangoStore",
         "stores.rocksdb": "RocksStore",
         "stores.sql": "SqlStore",

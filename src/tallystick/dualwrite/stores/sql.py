@@ -12,10 +12,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
+from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     begin_nested,
@@ -174,6 +176,33 @@ class SqlTransaction:
             if count != 1:
                 raise Fenced(f"{group} {at}", str(moved[at].before))
 
+    def claim_key(self, key: IdempotencyKey) -> str | None:
+        """Insert an idempotency key, after any other transaction that has inserted it.
+
+        Returns: None if the key is this transaction's; the stored result if it was there.
+        Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
+        """
+        self._check_open()
+        dialect, keys = self._connection.dialect.name, self._store.keys
+        try:
+            inserting = keys.claim(key, self._mark, dialect).execution_options(preserve_rowcount=True)
+            result = cast(CursorResult[Any], self._connection.execute(inserting))
+            if result.rowcount == 1 and dialect not in sql_table.MYSQL:
+                return None
+            found = self._connection.execute(keys.read_claim(key, dialect)).first()
+        except DBAPIError as exc:
+            if sql_table.is_missing_table(exc):
+                raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
+            raise
+        return check_key_row(key, self._mark, found)
+
+    def store_result(self, key: IdempotencyKey, text: str) -> None:
+        """Store the result of the work with the key that `claim_key` has inserted."""
+        self._check_open()
+        dialect = self._connection.dialect.name
+        self._check_mark(dialect)
+        self._connection.execute(self._store.keys.store_result(key, self._mark, text))
+
     def commit(self) -> None:
         try:
             self._check_open()
@@ -282,7 +311,9 @@ class SqlStore:
                 lose commits; True skips all durability checks.
         Raises: ValueError for an unknown setting name.
         """
+        metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
+        self.keys = IdempotencyTable(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = engine
         self._session_factory = session_factory
@@ -291,6 +322,7 @@ class SqlStore:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         with self._engine.begin() as connection:
             call_with_connection(connection, self.tables.create)
+            call_with_connection(connection, sql_table.create_table, self.keys.keys)
 
     def claim(self, transactional_id: str) -> StoredState:
         new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
@@ -349,6 +381,21 @@ class SqlStore:
         with self._engine.connect() as connection:
             rows = connection.execute(self.tables.read_offsets(group)).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
+
+    def forget_idempotency_keys(self, older_than_ms: int) -> int:
+        """Delete the keys that were inserted before that many milliseconds ago, by the database's clock.
+
+        A call with a forgotten key does its work again. The table has no index on the time: one call reads
+        all of it.
+        Returns: the number of keys deleted.
+        """
+        connection = self._connect_and_begin(claiming=True)
+        try:
+            result = connection.execute(self.keys.forget(older_than_ms, connection.dialect.name))
+            connection.commit()
+            return cast(CursorResult[Any], result).rowcount
+        finally:
+            connection.close()
 
     def close(self) -> None:
         """Do nothing: the caller owns the engine."""

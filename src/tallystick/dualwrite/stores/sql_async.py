@@ -18,10 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, A
 from sqlalchemy.orm import Session
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
+from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
     begin_nested_async,
@@ -180,6 +182,33 @@ class AsyncSqlTransaction:
             if count != 1:
                 raise Fenced(f"{group} {at}", str(moved[at].before))
 
+    async def claim_key(self, key: IdempotencyKey) -> str | None:
+        """Insert an idempotency key, after any other transaction that has inserted it.
+
+        Returns: None if the key is this transaction's; the stored result if it was there.
+        Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
+        """
+        await self._check_open()
+        dialect, keys = self._connection.dialect.name, self._store.keys
+        try:
+            inserting = keys.claim(key, self._mark, dialect).execution_options(preserve_rowcount=True)
+            result = cast(CursorResult[Any], await self._connection.execute(inserting))
+            if result.rowcount == 1 and dialect not in sql_table.MYSQL:
+                return None
+            found = (await self._connection.execute(keys.read_claim(key, dialect))).first()
+        except DBAPIError as exc:
+            if sql_table.is_missing_table(exc):
+                raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
+            raise
+        return check_key_row(key, self._mark, found)
+
+    async def store_result(self, key: IdempotencyKey, text: str) -> None:
+        """Store the result of the work with the key that `claim_key` has inserted."""
+        await self._check_open()
+        dialect = self._connection.dialect.name
+        await self._check_mark(dialect)
+        await self._connection.execute(self._store.keys.store_result(key, self._mark, text))
+
     async def commit(self) -> None:
         try:
             await self._check_open()
@@ -288,7 +317,9 @@ class AsyncSqlStore:
                 lose commits; True skips all durability checks.
         Raises: ValueError for an unknown setting name.
         """
+        metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
+        self.keys = IdempotencyTable(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = engine
         self._session_factory = session_factory
@@ -297,6 +328,7 @@ class AsyncSqlStore:
         """Create the tables if missing. Raises: BadStore for tables of another version."""
         async with self._engine.begin() as connection:
             await call_with_connection_async(connection, self.tables.create)
+            await call_with_connection_async(connection, sql_table.create_table, self.keys.keys)
 
     async def claim(self, transactional_id: str) -> StoredState:
         new_row = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
@@ -355,6 +387,21 @@ class AsyncSqlStore:
         async with self._engine.connect() as connection:
             rows = (await connection.execute(self.tables.read_offsets(group))).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
+
+    async def forget_idempotency_keys(self, older_than_ms: int) -> int:
+        """Delete the keys that were inserted before that many milliseconds ago, by the database's clock.
+
+        A call with a forgotten key does its work again. The table has no index on the time: one call reads
+        all of it.
+        Returns: the number of keys deleted.
+        """
+        connection = await self._connect_and_begin(claiming=True)
+        try:
+            result = await connection.execute(self.keys.forget(older_than_ms, connection.dialect.name))
+            await connection.commit()
+            return cast(CursorResult[Any], result).rowcount
+        finally:
+            await connection.close()
 
     async def close(self) -> None:
         """Do nothing: the caller owns the engine."""
