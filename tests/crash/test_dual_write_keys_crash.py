@@ -84,10 +84,11 @@ def test_killed_at_every_step_a_payment_is_made_once(
     """[DW-7] [DW-15] The work runs again exactly if the database has not committed it."""
     callers = Callers(broker, lives, place)
     callers.call("a", 1)
-    untroubled = callers.call("a", 2).steps
-    assert set(DECISIVE) < set(untroubled)
+    steps = callers.call("a", 2).steps
+    steps = steps[steps.index("begin database") : steps.index("commit") + 1]  # the recovery has its own test
+    assert set(DECISIVE) < set(steps)
     paid = [1, 2]
-    for number, (name, after) in enumerate(itertools.product(untroubled, (False, True)), 3):
+    for number, (name, after) in enumerate(itertools.product(steps, (False, True)), 3):
         if not (LONG or kind == "sqlite" or (name in DECISIVE and after)):
             continue
         first = callers.call("a", number, Strike(name, after))
