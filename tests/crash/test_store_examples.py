@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -16,13 +15,13 @@ import pytest
 from rocksdict import Rdict
 from tests.support.reading import committed_records
 from tests.support.servers import PostgreSQL
+from tests.support.services import EXAMPLES, service
 from tools.broker_process import free_port
 
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 CLIENTS, PAYMENTS_BEFORE_THE_KILL = 4, 40
 
 
@@ -36,28 +35,6 @@ def read_committed(broker: EmbeddedBroker, topic: str) -> list[tuple[str, str]]:
     """All committed records, as key and value."""
     records = committed_records({"bootstrap.servers": broker.bootstrap_servers}, topic)
     return [(each.key.decode(), each.value.decode()) for each in records if each.key and each.value]
-
-
-@contextlib.contextmanager
-def service(command: list[str], port: int, log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A web service until the end of the block, answering from its beginning on."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, *command], stdout=output, stderr=output, env={**os.environ, **env}
-        )
-
-    def answers() -> bool:
-        assert process.poll() is None, log.read_text()
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}/").status_code == 404
-        return False
-
-    try:
-        eventually(answers, 60)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def pay_until_killed(process: subprocess.Popen[bytes], pay: Callable[[httpx.Client, str], None]) -> set[str]:
