@@ -5,11 +5,11 @@
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import Any, Concatenate, Final, ParamSpec, cast
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, MetaData, NestedTransaction
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.idempotency import IdempotencyKey
@@ -34,6 +34,8 @@ from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.check import require
 from tallystick.kernel.ids import TopicPartition
 
+A = ParamSpec("A")
+
 _log = logging.getLogger(__name__)
 
 OWNER_BYTES: Final = 16
@@ -54,6 +56,7 @@ class SqlTransaction:
         self._guard = TransactionGuard(get_connection(connection))
         self._watched_driver: Any = None
         self._is_committed = False
+        self._is_in_doubt = False
         self._is_terminated = False
 
     def watch_driver(self) -> None:
@@ -110,6 +113,7 @@ class SqlTransaction:
         """Roll back the rows of the unit. Raises: an error of the database, which ends the whole batch."""
         unit, self._unit = require(self._unit, "a unit was begun"), None
         session, self._session = self._session, None
+        ended = [] if session is None else _list_begun([session])
         try:
             if unit.is_active:  # a session whose flush failed has rolled it back already
                 unit.rollback()
@@ -117,6 +121,8 @@ class SqlTransaction:
             if session is not None:
                 session.close()
         self._guard.forget_unit()
+        for each, session_txn in ended:
+            _run_hooks(each, _after_rollback, session_txn)
 
     @property
     def can_be_terminated(self) -> bool:
@@ -210,11 +216,12 @@ class SqlTransaction:
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
-        self._guard.is_ending = True
+        self._guard.is_ending = self._is_in_doubt = True
         try:
             root.commit()
         except Exception as exc:
             if sql_table.is_certainly_not_committed(exc):
+                self._is_in_doubt = False
                 raise NotCommitted(exc) from exc
             if not isinstance(exc, DBAPIError):  # not from the driver: a timeout raised by a signal handler
                 self._connection.invalidate()
@@ -223,15 +230,20 @@ class SqlTransaction:
             self._connection.invalidate()
             raise
         self._is_committed = True
+        for session in self._sessions():
+            _run_hooks(session, _after_commit)
         try:
-            for session in self._sessions():
-                call_with_session(session, _after_commit)
             self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     def rollback(self) -> None:
-        self._close()
+        ended = [] if self._is_committed or self._is_in_doubt else _list_begun(self._sessions())
+        try:
+            self._close()
+        finally:
+            for session, session_txn in ended:
+                _run_hooks(session, _after_rollback, session_txn)
 
     def abandon(self) -> None:
         """Detach the connection in a forked child, where it must be neither used nor closed."""
@@ -431,8 +443,32 @@ class SqlStore:
             raise
 
 
+def _list_begun(sessions: Iterable[Session]) -> list[tuple[Session, SessionTransaction]]:
+    """Return the sessions that have begun and not ended, each with its transaction."""
+    begun = [(session, get_session(session).get_transaction()) for session in sessions]
+    return [(session, txn) for session, txn in begun if txn is not None and txn.is_active]
+
+
+def _run_hooks(
+    session: Session,
+    dispatch: Callable[Concatenate[Session, A], None],
+    *args: A.args,
+    **kwargs: A.kwargs,
+) -> None:
+    """Run the hooks of a session that has ended. An error of one can change nothing any more."""
+    try:
+        call_with_session(session, dispatch, *args, **kwargs)
+    except Exception:
+        _log.warning("a hook of a session failed after its transaction had ended", exc_info=True)
+
+
 def _after_commit(session: Session) -> None:
     session.dispatch.after_commit(session)
+
+
+def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
+    session.dispatch.after_rollback(session)
+    session.dispatch.after_soft_rollback(session, session_txn)
 
 
 def _set_mark(connection: Connection, mark: str) -> None:
