@@ -93,7 +93,7 @@ def workers(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Workers]:
 
 
 def test_a_task_whose_process_was_killed_is_paid_once(workers: Workers) -> None:
-    """[DW-15] The worker delivers it again, to a process that has the number of the dead one."""
+    """[DW-16] The worker delivers it again, to a process that has the number of the dead one."""
     draw = Random(939)
     with workers.worker("prefork") as started:
         for number in range(TASKS):
@@ -107,7 +107,7 @@ def test_a_task_whose_process_was_killed_is_paid_once(workers: Workers) -> None:
 
 
 def test_tasks_that_are_delivered_again_to_a_new_worker_are_paid_once(workers: Workers) -> None:
-    """[DW-15] The whole worker is killed, and its queue delivers every message another time."""
+    """[DW-16] The whole worker is killed, and its queue delivers every message another time."""
     with workers.worker("threads"):
         for number in range(TASKS):
             workers.send(number)

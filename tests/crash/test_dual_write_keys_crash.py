@@ -81,7 +81,7 @@ class Callers:
 def test_killed_at_every_step_a_payment_is_made_once(
     broker: EmbeddedBroker, lives: Lives, place: Place, kind: str
 ) -> None:
-    """[DW-7] [DW-15] The work runs again exactly if the database has not committed it."""
+    """[DW-7] [DW-16] The work runs again exactly if the database has not committed it."""
     callers = Callers(broker, lives, place)
     callers.call("a", 1)
     steps = callers.call("a", 2).steps
@@ -103,7 +103,7 @@ def test_killed_at_every_step_a_payment_is_made_once(
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_two_processes_with_the_same_keys(broker: EmbeddedBroker, place: Place, kind: str) -> None:
-    """[DW-15] Both call at the same time; some calls wait for the other's, and some come later."""
+    """[DW-16] Both call at the same time; some calls wait for the other's, and some come later."""
     with Lives() as one, Lives() as other, ThreadPoolExecutor(2) as threads:
         callers = [Callers(broker, each, place) for each in (one, other)]
         callers[1].topic = callers[0].topic

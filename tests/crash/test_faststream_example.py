@@ -43,7 +43,7 @@ def consumer(broker: EmbeddedBroker, url: str, log: Path) -> Iterator[subprocess
 
 
 def test_an_order_is_paid_once(postgresql: PostgreSQL, tmp_path: Path) -> None:
-    """[DW-15] Its offset is acknowledged after the commit, so some orders are delivered again."""
+    """[DW-16] Its offset is acknowledged after the commit, so some orders are delivered again."""
     url, log = postgresql.url(postgresql.new_database()), tmp_path / "log"
 
     def paid() -> list[str]:

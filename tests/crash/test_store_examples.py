@@ -84,6 +84,40 @@ def test_fastapi_and_postgresql(broker: EmbeddedBroker, postgresql: PostgreSQL, 
     assert len(set(rows)) == len(rows)
 
 
+def test_fastapi_and_orders_that_are_sent_again(
+    broker: EmbeddedBroker, postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    """[DW-16] Clients send every order once more after the service was killed: each is paid once."""
+    port, name = free_port(), postgresql.new_database()
+    command = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_payments:app", "--port", str(port)]
+    plain = postgresql.url(name)
+    env = {"KAFKA": broker.bootstrap_servers, "DATABASE": plain.replace("://", "+asyncpg://")}
+    url = f"http://127.0.0.1:{port}/orders"
+    sent: set[str] = set()
+    answers: dict[str, int] = {}
+
+    def order(http: httpx.Client, customer: str) -> None:
+        sent.add(customer)
+        headers = {"Idempotency-Key": f"order-of-{customer}"}
+        answer = http.post(url, json={"customer": customer, "cents": 350}, headers=headers)
+        assert answer.status_code == 201, answer.text
+        assert answers.setdefault(customer, answer.json()) == answer.json()
+
+    with service(command, port, tmp_path / "log", **env) as process:
+        acknowledged = pay_until_killed(process, order)
+    assert acknowledged < sent, "one was killed on its way"
+    with service(command, port, tmp_path / "log", **env), httpx.Client(timeout=60) as http:
+        for customer in sorted(sent):
+            order(http, customer)
+
+    with psycopg.connect(plain) as connection:
+        rows = dict(connection.execute("SELECT customer, id FROM payments").fetchall())
+        (count,) = connection.execute("SELECT count(*) FROM payments").fetchone() or (0,)
+    assert rows == answers
+    assert count == len(rows) == len(sent)
+    assert sorted(customers(broker)) == sorted(rows)
+
+
 def test_a_django_view(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """[DW-1] [DW-2] The same with Django's threads on SQLite."""
     port, database = free_port(), tmp_path / "shop.db"

@@ -206,7 +206,7 @@ def test_a_doubt_is_recovered_by_the_block(shop: Shop, when: str) -> None:
 
 
 def test_a_key_is_kept_with_the_rows_of_the_models(shop: Shop) -> None:
-    """[DW-15]"""
+    """[DW-16]"""
 
     @shop.writers.transactional(idempotency_key="what")
     def pay(txn: Any, what: str) -> dict[str, str]:

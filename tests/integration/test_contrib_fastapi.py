@@ -209,7 +209,7 @@ def test_a_failure_of_the_commit_is_the_answer(
 
 
 def test_an_outcome_that_stays_unknown_is_said(service: Service) -> None:
-    """[DW-15] And the key tells, when the request is sent again."""
+    """[DW-16] And the key tells, when the request is sent again."""
 
     async def story(client: httpx.AsyncClient) -> None:
         def fail(_: object, step: RecipeStep, done: bool) -> None:
@@ -230,7 +230,7 @@ def test_an_outcome_that_stays_unknown_is_said(service: Service) -> None:
 
 
 def test_the_header_is_the_key(service: Service) -> None:
-    """[DW-15] One payment for each key; requests at the same time wait for each other."""
+    """[DW-16] One payment for each key; requests at the same time wait for each other."""
 
     async def story(client: httpx.AsyncClient) -> None:
         async def send(key: str) -> Any:

@@ -99,7 +99,7 @@ def payer(world: World, writer: Any, **options: Any) -> Callable[[str], dict[str
 
 @pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_a_call_with_the_same_key_does_nothing_and_returns_the_first_result(world: World) -> None:
-    """[DW-15] By the same writer, by one of another id, and by one that is started later."""
+    """[DW-16] By the same writer, by one of another id, and by one that is started later."""
     writer = world.life()
     writer.recover()
     pay = payer(world, writer)
@@ -117,7 +117,7 @@ def test_a_call_with_the_same_key_does_nothing_and_returns_the_first_result(worl
 
 @pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_what_failed_keeps_no_key(world: World) -> None:
-    """[DW-15] A failure of the work, or of its result, takes the key back with both halves."""
+    """[DW-16] A failure of the work, or of its result, takes the key back with both halves."""
     writer = world.life()
     writer.recover()
 
@@ -206,7 +206,7 @@ def waits_in(world: World) -> Callable[[], bool]:
 @pytest.mark.parametrize("level", LEVELS, indirect=True)
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
 def test_a_concurrent_call_waits_for_the_first_and_returns_its_result(world: World) -> None:
-    """[DW-15] At every level of isolation, without a repetition that the caller has allowed."""
+    """[DW-16] At every level of isolation, without a repetition that the caller has allowed."""
     meeting = Meeting(waits_in(world))
     with WriterPool(SqlStore(world.make_engine()), world.config, size=2, watch=meeting) as pool:
         pool.recover()
@@ -221,7 +221,7 @@ def test_a_concurrent_call_waits_for_the_first_and_returns_its_result(world: Wor
 @pytest.mark.parametrize("level", LEVELS, indirect=True)
 @pytest.mark.parametrize("database", SERVERS, indirect=True)
 def test_a_concurrent_call_pays_if_the_first_one_fails(world: World) -> None:
-    """[DW-15] The key that it waited for is gone, and is its own."""
+    """[DW-16] The key that it waited for is gone, and is its own."""
     meeting = Meeting(waits_in(world))
     failing = threading.Lock()
     with WriterPool(SqlStore(world.make_engine()), world.config, size=2, watch=meeting) as pool:
@@ -242,7 +242,7 @@ def test_a_concurrent_call_pays_if_the_first_one_fails(world: World) -> None:
 
 @pytest.mark.parametrize("database", DATABASES, indirect=True)
 def test_many_threads_with_few_keys_pay_each_key_once(world: World) -> None:
-    """[DW-15] Keys in any order, so that callers meet at some of them."""
+    """[DW-16] Keys in any order, so that callers meet at some of them."""
     with WriterPool(SqlStore(world.make_engine()), world.config, size=3) as pool:
         pool.recover()
         pay = payer(world, pool)
@@ -328,7 +328,7 @@ class LosesAnswers(SqlTransaction):
 def test_a_lost_answer_is_looked_up(
     world: World, monkeypatch: pytest.MonkeyPatch, plan: list[bool], run_count: int
 ) -> None:
-    """[DW-3] [DW-15] Committed: the result of that run. Not committed: another run."""
+    """[DW-3] [DW-16] Committed: the result of that run. Not committed: another run."""
 
     def watch(_: int, step: RecipeStep, done: bool) -> None:
         LosesAnswers.is_paying = step.name == "commit database" and not done
@@ -347,7 +347,7 @@ def test_a_lost_answer_is_looked_up(
 def test_a_caller_in_doubt_calls_again_with_the_key(
     broker: EmbeddedBroker, postgresql: PostgreSQL, arrives: bool
 ) -> None:
-    """[DW-3] [DW-15] The network loses COMMIT or its answer, and is cut until the caller has its error."""
+    """[DW-3] [DW-16] The network loses COMMIT or its answer, and is cut until the caller has its error."""
     database = postgresql.new_database()
 
     def make_engine(port: int | None = None) -> Engine:

@@ -77,7 +77,7 @@ def tell(broker: EmbeddedBroker, url: Any, story: Callable[[Shop], Awaitable[obj
 
 
 def test_each_key_is_paid_once(broker: EmbeddedBroker, url: Any) -> None:
-    """[DW-15] By concurrent tasks, and again by a later one."""
+    """[DW-16] By concurrent tasks, and again by a later one."""
 
     async def story(shop: Shop) -> None:
         retry = Retry(attempts=50, backoff_ms=5, backoff_max_ms=50)  # deadlocks between rivals on MariaDB

@@ -89,10 +89,11 @@ class Attempts(Generic[D, R]):
             self._pause()
 
     def _run_work(self, txn: Transaction[D]) -> R:
-        """Run the work, unless its key is there. Raises: KeyFound, which rolls both halves back."""
-        key, database = self._key, self._get_database(txn)
+        """Run the work, unless its key is there [DW-16]. Raises: KeyFound, which rolls both halves back."""
+        key = self._key
         if key is None:
             return self._work(txn)
+        database: Any = txn.database
         try:
             stored = txn.run_step("claim key", database.claim_key, key)
         except Exception as exc:
@@ -106,17 +107,14 @@ class Attempts(Generic[D, R]):
         txn.run_step("store result", database.store_result, key, encode_result(key, result))
         return result
 
-    def _get_database(self, txn: Transaction[D]) -> Any:
-        return txn.database
-
     def _conclude(self, failure: Exception) -> NextStep:
         """Decide what follows a failure, and recover if that is needed for it."""
         next_step = self._decide(failure, is_recovered=False)
         if next_step is NextStep.RECOVER:
-            self._recover(failure)
+            recover_after(self._writer, failure)
             next_step = self._decide(failure, is_recovered=True)
         if next_step is NextStep.RUN_AGAIN and not self._writer.ready:
-            self._recover(failure)
+            recover_after(self._writer, failure)
         return next_step
 
     def _decide(self, failure: Exception, *, is_recovered: bool) -> NextStep:
@@ -126,10 +124,6 @@ class Attempts(Generic[D, R]):
             is_recovered=is_recovered,
             is_last=self._run_count - self._key_conflict_count >= self._retry.attempts,
         )
-
-    def _recover(self, failure: Exception) -> None:
-        """Recover the writer. Raises: Torn, Halted; `failure` if the recovery fails otherwise."""
-        recover_after(self._writer, failure)
 
     def _pause(self) -> None:
         uniform = self._retry.random or jitter.uniform

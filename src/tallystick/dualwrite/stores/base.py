@@ -180,7 +180,7 @@ def check_record(now: StoredState | None, row: StoredState, before: StoredState 
 # ---- idempotency keys beside the rows; an optional part of a store
 
 
-class KeyTransaction(StoreTransaction, Protocol):
+class IdempotentTransaction(StoreTransaction, Protocol):
     """A store transaction that can also insert idempotency keys."""
 
     def claim_key(self, key: IdempotencyKey) -> str | None:
@@ -194,10 +194,10 @@ class KeyTransaction(StoreTransaction, Protocol):
         """Store the result with the key that `claim_key` has inserted."""
 
 
-K_co = TypeVar("K_co", bound=KeyTransaction, covariant=True)
+K_co = TypeVar("K_co", bound=IdempotentTransaction, covariant=True)
 
 
-class KeyStore(Store[K_co], Protocol[K_co]):
+class IdempotentStore(Store[K_co], Protocol[K_co]):
     """A store that can also keep idempotency keys."""
 
     def forget_idempotency_keys(self, older_than_ms: int) -> int:
