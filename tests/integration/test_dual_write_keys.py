@@ -1,5 +1,6 @@
 """`transactional`: what is repeated, and what a key keeps from being done again, on real databases."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -86,13 +87,13 @@ def insert(world: World, txn: Any, what: str) -> None:
 
 def payer(world: World, writer: Any, **options: Any) -> Callable[[str], dict[str, Any]]:
     """Return a decorated payment, whose result counts how often it has run."""
-    runs: list[str] = []
+    runs = itertools.count(1)
 
     @writer.transactional(idempotency_key="what", **({"retry": AT_ONCE} | options))
     def pay(txn: Any, what: str) -> dict[str, Any]:
-        runs.append(what)
+        run = next(runs)
         insert(world, txn, what)
-        return {"paid": what, "run": len(runs)}
+        return {"paid": what, "run": run}
 
     return pay  # type: ignore[no-any-return]
 
