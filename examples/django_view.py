@@ -13,12 +13,13 @@ import sys
 import django
 from django.conf import settings
 from django.core.management import execute_from_command_line
-from django.db import connection, models, transaction
+from django.db import connection, models
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
 from django.views.decorators.http import require_POST
 
 from tallystick.dualwrite import DjangoStore, WriterPool
+from tallystick.dualwrite.contrib.django import current_part, dual_write_atomic
 
 settings.configure(
     ALLOWED_HOSTS=["*"],
@@ -50,14 +51,20 @@ class Payment(models.Model):
         app_label = "shop"
 
 
+@dual_write_atomic(writers)
+def book(customer: str, cents: int) -> Payment:
+    """Pay in both; called inside another block, with that block."""
+    payment = Payment.objects.create(customer=customer, cents=cents)
+    value = json.dumps({"customer": customer, "cents": cents}).encode()
+    current_part().send("payments", value, customer.encode())
+    return payment
+
+
 @require_POST
-@transaction.non_atomic_requests  # the writer opens and commits the transaction, also under ATOMIC_REQUESTS
+@dual_write_atomic(writers)  # also under ATOMIC_REQUESTS, from which it exempts the view
 def pay(request: HttpRequest) -> JsonResponse:
-    """When this answers, both are committed."""
-    customer, cents = request.POST["customer"], int(request.POST["cents"])
-    with writers.transaction() as txn:
-        payment = Payment.objects.create(customer=customer, cents=cents)
-        txn.send("payments", json.dumps({"customer": customer, "cents": cents}).encode(), customer.encode())
+    """When this is answered, both are committed."""
+    payment = book(request.POST["customer"], int(request.POST["cents"]))
     return JsonResponse({"id": payment.pk}, status=201)
 
 

@@ -49,6 +49,11 @@ TWINS: Final = (
         texts={"Belongs to the event loop it is first used on.": "Safe to share between threads."},
     ),
     Twin(
+        source="dualwrite/aio/attempts.py",
+        target="dualwrite/attempts.py",
+        texts={"import asyncio": "import time", "asyncio.sleep": "time.sleep"},
+    ),
+    Twin(
         source="dualwrite/aio/batches.py",
         target="dualwrite/batches.py",
         texts={"import asyncio": "import threading", "asyncio.Condition": "threading.Condition"},

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import sqlite3
 import subprocess
 import sys
@@ -16,13 +15,13 @@ import pytest
 from rocksdict import Rdict
 from tests.support.reading import committed_records
 from tests.support.servers import PostgreSQL
+from tests.support.services import EXAMPLES, service
 from tools.broker_process import free_port
 
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 CLIENTS, PAYMENTS_BEFORE_THE_KILL = 4, 40
 
 
@@ -36,28 +35,6 @@ def read_committed(broker: EmbeddedBroker, topic: str) -> list[tuple[str, str]]:
     """All committed records, as key and value."""
     records = committed_records({"bootstrap.servers": broker.bootstrap_servers}, topic)
     return [(each.key.decode(), each.value.decode()) for each in records if each.key and each.value]
-
-
-@contextlib.contextmanager
-def service(command: list[str], port: int, log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A web service until the end of the block, answering from its beginning on."""
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, *command], stdout=output, stderr=output, env={**os.environ, **env}
-        )
-
-    def answers() -> bool:
-        assert process.poll() is None, log.read_text()
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}/").status_code == 404
-        return False
-
-    try:
-        eventually(answers, 60)
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 def pay_until_killed(process: subprocess.Popen[bytes], pay: Callable[[httpx.Client, str], None]) -> set[str]:
@@ -105,6 +82,40 @@ def test_fastapi_and_postgresql(broker: EmbeddedBroker, postgresql: PostgreSQL, 
     assert {*acknowledged, "after"} <= set(rows)
     assert sorted(customers(broker)) == sorted(rows)
     assert len(set(rows)) == len(rows)
+
+
+def test_fastapi_and_orders_that_are_sent_again(
+    broker: EmbeddedBroker, postgresql: PostgreSQL, tmp_path: Path
+) -> None:
+    """[DW-16] Clients send every order once more after the service was killed: each is paid once."""
+    port, name = free_port(), postgresql.new_database()
+    command = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_payments:app", "--port", str(port)]
+    plain = postgresql.url(name)
+    env = {"KAFKA": broker.bootstrap_servers, "DATABASE": plain.replace("://", "+asyncpg://")}
+    url = f"http://127.0.0.1:{port}/orders"
+    sent: set[str] = set()
+    answers: dict[str, int] = {}
+
+    def order(http: httpx.Client, customer: str) -> None:
+        sent.add(customer)
+        headers = {"Idempotency-Key": f"order-of-{customer}"}
+        answer = http.post(url, json={"customer": customer, "cents": 350}, headers=headers)
+        assert answer.status_code == 201, answer.text
+        assert answers.setdefault(customer, answer.json()) == answer.json()
+
+    with service(command, port, tmp_path / "log", **env) as process:
+        acknowledged = pay_until_killed(process, order)
+    assert acknowledged < sent, "one was killed on its way"
+    with service(command, port, tmp_path / "log", **env), httpx.Client(timeout=60) as http:
+        for customer in sorted(sent):
+            order(http, customer)
+
+    with psycopg.connect(plain) as connection:
+        rows = dict(connection.execute("SELECT customer, id FROM payments").fetchall())
+        (count,) = connection.execute("SELECT count(*) FROM payments").fetchone() or (0,)
+    assert rows == answers
+    assert count == len(rows) == len(sent)
+    assert sorted(customers(broker)) == sorted(rows)
 
 
 def test_a_django_view(broker: EmbeddedBroker, tmp_path: Path) -> None:

@@ -126,54 +126,70 @@ async def _pay_in_batch_async(writer: Any, place: Any, topic: str, units: list[i
     await runner.close()
 
 
-def _live(
-    place: Any, config: dict[str, object], pay: int | list[int] | None, recoveries: int, watch: _Watch
-) -> None:
+def _pay(place: Any, topic: str, watch: _Watch, txn: Any, number: int) -> int:
+    watch.step("write rows", False)
+    stores.write(place.kind, txn.database.handle, number)
+    watch.step("write rows", True)
+    delivery = txn.send(topic, str(number).encode())
+    watch.step("flush", False)
+    delivery.result(30)
+    watch.step("flush", True)
+    return number
+
+
+async def _pay_async(place: Any, topic: str, watch: _Watch, txn: Any, number: int) -> int:
+    watch.step("write rows", False)
+    await stores.write(place.kind, txn.database.handle, number)
+    watch.step("write rows", True)
+    delivery = await txn.send(topic, str(number).encode())
+    watch.step("flush", False)
+    await delivery
+    watch.step("flush", True)
+    return number
+
+
+def _live(place: Any, told: dict[str, Any], watch: _Watch) -> None:
+    config, pay = told["config"], told["pay"]
+    topic = str(config.pop("topic", config["transactional.id"]))
     with stores.opened(place) as store, DualWriter(store, config, watch=watch) as writer:
-        for _ in range(recoveries):
+        for _ in range(told["recoveries"]):
             _tell(writer.recover())
         if isinstance(pay, list):
-            _pay_in_batch(writer, place, str(config["transactional.id"]), pay, watch)
+            _pay_in_batch(writer, place, topic, pay, watch)
+        elif told["keyed"]:
+            paying = writer.transactional(idempotency_key=lambda number: str(number), scope=topic)
+            assert paying(lambda txn, number: _pay(place, topic, watch, txn, number))(pay) == pay
         elif pay is not None:
             with writer.transaction() as txn:
-                watch.step("write rows", False)
-                stores.write(place.kind, txn.database.handle, pay)
-                watch.step("write rows", True)
-                delivery = txn.send(str(config["transactional.id"]), str(pay).encode())
-                watch.step("flush", False)
-                delivery.result(30)
-                watch.step("flush", True)
+                _pay(place, topic, watch, txn, pay)
 
 
-async def _live_async(
-    place: Any, config: dict[str, object], pay: int | list[int] | None, recoveries: int, watch: _Watch
-) -> None:
+async def _live_async(place: Any, told: dict[str, Any], watch: _Watch) -> None:
+    config, pay = told["config"], told["pay"]
+    topic = str(config.pop("topic", config["transactional.id"]))
     async with (
         stores.opened_async(place) as store,
         aio.DualWriter(store, config, watch=watch) as writer,
     ):
-        for _ in range(recoveries):
+        for _ in range(told["recoveries"]):
             _tell(await writer.recover())
         if isinstance(pay, list):
-            await _pay_in_batch_async(writer, place, str(config["transactional.id"]), pay, watch)
+            await _pay_in_batch_async(writer, place, topic, pay, watch)
+        elif told["keyed"]:
+            paying = writer.transactional(idempotency_key=lambda number: str(number), scope=topic)
+            assert await paying(lambda txn, number: _pay_async(place, topic, watch, txn, number))(pay) == pay
         elif pay is not None:
             async with writer.transaction() as txn:
-                watch.step("write rows", False)
-                await stores.write(place.kind, txn.database.handle, pay)
-                watch.step("write rows", True)
-                delivery = await txn.send(str(config["transactional.id"]), str(pay).encode())
-                watch.step("flush", False)
-                await delivery
-                watch.step("flush", True)
+                await _pay_async(place, topic, watch, txn, pay)
 
 
 def _begin(told: dict[str, Any]) -> None:
     place = stores.Place(**told["place"])
     watch = _Watch(Strike(**told["strike"]))
     if place.is_async:
-        asyncio.run(_live_async(place, told["config"], told["pay"], told["recoveries"], watch))
+        asyncio.run(_live_async(place, told, watch))
     else:
-        _live(place, told["config"], told["pay"], told["recoveries"], watch)
+        _live(place, told, watch)
 
 
 def _teach(pipe: int) -> None:

@@ -56,12 +56,16 @@ class Lives:
         config: Mapping[str, object],
         *,
         pay: int | list[int] | None = None,
+        keyed: bool = False,
         recoveries: int = 1,
         strike: Strike | None = None,
     ) -> Life:
         """Run a life: recover, then make payment number `pay`; it is killed at `strike` if it gets there.
 
         A list of numbers is paid by as many units of one batch; those below 0 are taken back.
+
+        Args:
+            keyed: the number is the idempotency key of its payment, and what the payment returns.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -70,6 +74,7 @@ class Lives:
             "place": asdict(place),
             "config": dict(config),
             "pay": pay,
+            "keyed": keyed,
             "recoveries": recoveries,
             "strike": asdict(strike),
         }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tallystick.dualwrite.batching import Batching
     from tallystick.dualwrite.consume import consume_into
     from tallystick.dualwrite.errors import (
+        BadResult,
         BadRow,
         BadStore,
         CommitUnknown,
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
         UnsafeStore,
         WriteInDoubt,
     )
+    from tallystick.dualwrite.idempotency import IdempotencyKey
     from tallystick.dualwrite.lease_rules import Lease
     from tallystick.dualwrite.pool import WriterPool
     from tallystick.dualwrite.recovery import Finding, Report, Verdict
+    from tallystick.dualwrite.retry_rules import Retry
     from tallystick.dualwrite.stores.django import DjangoStore
     from tallystick.dualwrite.stores.rocksdb import RocksStore
     from tallystick.dualwrite.stores.sql import SqlStore
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncSqlStore",
+    "BadResult",
     "BadRow",
     "BadStore",
     "Batching",
@@ -63,6 +67,7 @@ __all__ = [
     "Finding",
     "ForeignCluster",
     "Halted",
+    "IdempotencyKey",
     "Lease",
     "LeaseLost",
     "LogBehind",
@@ -73,6 +78,7 @@ __all__ = [
     "NotYours",
     "Outcome",
     "Report",
+    "Retry",
     "RocksStore",
     "SqlStore",
     "TooLate",
@@ -91,15 +97,17 @@ __all__ = [
 if not TYPE_CHECKING:
     _WHERE = {
         "errors": (
-            "BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced ForeignCluster "
-            "Halted LeaseLost LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome "
-            "TooLate Torn UnsafeStore WriteInDoubt"
+            "BadResult BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced "
+            "ForeignCluster Halted LeaseLost LogBehind NoFreeId NotCommitted NotRecovered NotVisible "
+            "NotYours Outcome TooLate Torn UnsafeStore WriteInDoubt"
         ),
         "batching": "Batching",
         "consume": "consume_into",
+        "idempotency": "IdempotencyKey",
         "lease_rules": "Lease",
         "pool": "WriterPool",
         "recovery": "Finding Report Verdict",
+        "retry_rules": "Retry",
         "stores.django": "DjangoStore",
         "stores.rocksdb": "RocksStore",
         "stores.sql": "SqlStore",

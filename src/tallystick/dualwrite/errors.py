@@ -10,6 +10,7 @@ Each error states the outcome of both halves.
       UnsafeStore       the database may lose acknowledged commits; nothing was begun
       BadStore          the table, path or family is missing or of another version
       BadRow            the row of an id is not in the format of this library
+      BadResult         a result cannot be kept with its idempotency key: neither half was committed
       NotCommitted      (from stores) the database certainly did not commit; a writer raises its cause
       CommitUnknown     (from stores) the answer to a database commit was lost; a writer raises InDoubt
       Halted            recovery found a state that it must not resolve; nothing was changed in Kafka
@@ -113,6 +114,10 @@ class BadRow(DualWriteError):
 
     def __str__(self) -> str:
         return f"the stored state of {self.transactional_id!r} cannot be read: {self.why}"
+
+
+class BadResult(DualWriteError):
+    """What the work returned cannot be kept with its idempotency key; neither half was committed."""
 
 
 class NotCommitted(DualWriteError):

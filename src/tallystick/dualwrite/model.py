@@ -28,6 +28,7 @@ SCHEMA_VERSION: Final = 1
 """The version of the columns below. Rows of any other version are refused."""
 
 TABLE: Final = "kafka_transaction_state"
+KEYS_TABLE: Final = "kafka_idempotency_keys"
 """The name of the table, column family or path, as in KIP-939."""
 
 FORMER_MAX: Final = 32

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from queue import LifoQueue
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from tallystick.dualwrite.attempts import decorate_work
 from tallystick.dualwrite.batches import BatchRunner
 from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
+from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule
 from tallystick.dualwrite.lease_rules import Lease
 from tallystick.dualwrite.leases import LeaseKeeper
 from tallystick.dualwrite.pool_rules import (
@@ -28,12 +30,14 @@ from tallystick.dualwrite.pool_rules import (
 )
 from tallystick.dualwrite.recipes import StepCallback, StepRunner
 from tallystick.dualwrite.recovery import RecoveredId, Report
+from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.unit import UnitTransaction
 from tallystick.dualwrite.writer import DualWriter, Transaction
 
 D = TypeVar("D", bound=StoreTransaction)
 R = TypeVar("R")
+A = ParamSpec("A")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -203,13 +207,41 @@ class WriterPool(Generic[D]):
         self,
         work: Callable[[Transaction[D]], R],
         *,
-        retries: int = 0,
+        retries: Retry | int = 0,
         wait_visible: bool = False,
         wait_s: float | None = None,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> R:
         """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run."""
         with self.writer(wait_s) as writer:
-            return writer.run(work, retries=retries, wait_visible=wait_visible)
+            return writer.run(
+                work, retries=retries, wait_visible=wait_visible, idempotency_key=idempotency_key
+            )
+
+    def transactional(
+        self,
+        *,
+        retry: Retry | int = DEFAULT_RETRY,
+        idempotency_key: KeyRule | None = None,
+        scope: str | None = None,
+        wait_visible: bool = False,
+    ) -> Callable[[Callable[Concatenate[Transaction[D], A], R]], Callable[A, R]]:
+        """Decorate a function whose calls are dual writes under a free id; see DualWriter.transactional."""
+
+        def decorate(
+            work: Callable[Concatenate[Transaction[D], A], R],
+        ) -> Callable[A, R]:
+            return decorate_work(
+                self,
+                self._store,
+                work,
+                retry=retry,
+                key_rule=idempotency_key,
+                scope=scope,
+                wait_visible=wait_visible,
+            )
+
+        return decorate
 
     def run_batched(
         self,

@@ -5,8 +5,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from tallystick.dualwrite.aio.attempts import decorate_work
 from tallystick.dualwrite.aio.batches import AsyncBatchRunner
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.aio.unit import UnitTransaction
@@ -14,6 +15,7 @@ from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
+from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule
 from tallystick.dualwrite.lease_rules import Lease
 from tallystick.dualwrite.pool_rules import (
     WAIT_S,
@@ -28,10 +30,12 @@ from tallystick.dualwrite.pool_rules import (
 )
 from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback
 from tallystick.dualwrite.recovery import RecoveredId, Report
+from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
 R = TypeVar("R")
+A = ParamSpec("A")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -201,13 +205,41 @@ class WriterPool(Generic[D]):
         self,
         work: Callable[[Transaction[D]], Awaitable[R]],
         *,
-        retries: int = 0,
+        retries: Retry | int = 0,
         wait_visible: bool = False,
         wait_s: float | None = None,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> R:
         """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run."""
         async with self.writer(wait_s) as writer:
-            return await writer.run(work, retries=retries, wait_visible=wait_visible)
+            return await writer.run(
+                work, retries=retries, wait_visible=wait_visible, idempotency_key=idempotency_key
+            )
+
+    def transactional(
+        self,
+        *,
+        retry: Retry | int = DEFAULT_RETRY,
+        idempotency_key: KeyRule | None = None,
+        scope: str | None = None,
+        wait_visible: bool = False,
+    ) -> Callable[[Callable[Concatenate[Transaction[D], A], Awaitable[R]]], Callable[A, Awaitable[R]]]:
+        """Decorate a function whose calls are dual writes under a free id; see DualWriter.transactional."""
+
+        def decorate(
+            work: Callable[Concatenate[Transaction[D], A], Awaitable[R]],
+        ) -> Callable[A, Awaitable[R]]:
+            return decorate_work(
+                self,
+                self._store,
+                work,
+                retry=retry,
+                key_rule=idempotency_key,
+                scope=scope,
+                wait_visible=wait_visible,
+            )
+
+        return decorate
 
     async def run_batched(
         self,

@@ -1,22 +1,23 @@
 """`DualWriter` and its `Transaction`: rows and records committed together, or not at all."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Final, Generic, ParamSpec, Self, TypeVar
+from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Column, Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite.aio.attempts import AsyncAttempts, decorate_work
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
-from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
+from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule, check_keys_supported
 from tallystick.dualwrite.offsets import OffsetsOfBlock
 from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback
 from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry, to_retry
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.transaction import (
     DatabaseHalf,
@@ -33,8 +34,6 @@ from tallystick.kernel.clock import SystemClock
 D = TypeVar("D", bound=AsyncStoreTransaction)
 R = TypeVar("R")
 A = ParamSpec("A")
-
-_log = logging.getLogger("tallystick.dualwrite")
 
 DEFAULT_CLUSTER: Final = "kafka"
 """Name of the only cluster of a writer that was configured without cluster names."""
@@ -200,6 +199,7 @@ class DualWriter(Generic[D]):
         if (producer_config is None) == (clusters is None):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
+        self._store = store
         self._steps = AsyncStepRunner(watch)
         self._session = AsyncDualWriteSession(store, configs or {}, _FACTORIES, self._steps, alone=not pooled)
 
@@ -258,39 +258,71 @@ class DualWriter(Generic[D]):
         self,
         work: Callable[[Transaction[D]], Awaitable[R]],
         *,
-        retries: int = 0,
+        retries: Retry | int = 0,
         wait_visible: bool = False,
+        idempotency_key: IdempotencyKey | None = None,
     ) -> R:
         """Run `work` in a transaction of its own, never apply it twice, and return its result.
 
-        If the outcome is in doubt, `run` recovers, and repeats `work` only if neither half was committed.
+        If the outcome is in doubt, `run` recovers. It repeats `work` only if it is certain that neither half
+        was committed: after a deadlock or serialization failure, after what Kafka refused for now before the
+        decision, and after a doubt with that outcome.
 
         Args:
-            retries: maximum number of repetitions.
+            retries: maximum number of repetitions, or a Retry with pauses of other lengths.
+            idempotency_key: if the database has this key, nothing is done, and the result is that of the call
+                that was committed with it. Needs a result that JSON can hold.
         Raises: as `transaction`. WriteInDoubt if the outcome cannot be determined, or if the last attempt was
-            not committed; `outcome()` distinguishes the two.
+            not committed; `outcome()` distinguishes the two. BadResult; NotSupported by a store without keys.
         """
-        for retries_left in reversed(range(retries + 1)):
-            results: list[R] = []
-            try:
-                async with self.transaction(wait_visible=wait_visible) as txn:
-                    results.append(await work(txn))
-            except WriteInDoubt as doubt:
-                if not results:  # raised by another writer inside `work`
-                    raise
-                try:
-                    _log.info("%s", await self.recover())
-                except (Torn, Halted):
-                    raise
-                except Exception as exc:  # the outcome may be known by now: do not report a failed write
-                    raise doubt from exc
-                if doubt.outcome() is Outcome.COMMITTED:
-                    return results[0]
-                if doubt.outcome() is Outcome.UNKNOWN or not retries_left:
-                    raise
-            else:
-                return results[0]
-        raise AssertionError("retries: at least 0")
+        rule = to_retry(retries)
+        if idempotency_key is not None:
+            idempotency_key.check()
+            check_keys_supported(self._store)
+        attempts = AsyncAttempts(self, work, retry=rule, key=idempotency_key)
+        return await attempts.run(wait_visible=wait_visible)
+
+    def transactional(
+        self,
+        *,
+        retry: Retry | int = DEFAULT_RETRY,
+        idempotency_key: KeyRule | None = None,
+        scope: str | None = None,
+        wait_visible: bool = False,
+    ) -> Callable[[Callable[Concatenate[Transaction[D], A], Awaitable[R]]], Callable[A, Awaitable[R]]]:
+        """Decorate a function that takes the transaction first: each call of it is a dual write.
+
+            @writer.transactional(idempotency_key="order_id")
+            async def pay(txn: Transaction, order_id: str, cents: int) -> None:
+                txn.session.add(Payment(order_id=order_id, cents=cents))
+                await txn.send("payments", b"...")
+
+            await pay("order-7", 350)
+
+        A call returns when both halves are committed; see `run` for what is repeated.
+
+        Args:
+            retry: as `retries` of `run`.
+            idempotency_key: the name of a parameter, or a function of the call's arguments that returns text.
+            scope: separates the keys of different functions; by default the function's module and name, so
+                that renaming it forgets its keys.
+        Raises: BadConfig, ValueError, NotSupported; the decorated function as `run`.
+        """
+
+        def decorate(
+            work: Callable[Concatenate[Transaction[D], A], Awaitable[R]],
+        ) -> Callable[A, Awaitable[R]]:
+            return decorate_work(
+                self,
+                self._store,
+                work,
+                retry=retry,
+                key_rule=idempotency_key,
+                scope=scope,
+                wait_visible=wait_visible,
+            )
+
+        return decorate
 
     @property
     def ready(self) -> bool:

@@ -18,10 +18,11 @@ running in the server. Therefore:
 store in fifty lines.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
-from tallystick.dualwrite.errors import DatabaseBehind, Fenced
+from tallystick.dualwrite.errors import BadRow, DatabaseBehind, Fenced
+from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import TopicPartition
@@ -215,3 +216,50 @@ def check_record(now: StoredState | None, row: StoredState, before: StoredState 
             f"this writer has committed {before.state or 'none'} there: the database has lost commits that "
             "it acknowledged. Neither half of this transaction is committed; recover() says what to do"
         )
+
+
+# ---- idempotency keys beside the rows; an optional part of a store
+
+
+class IdempotentTransaction(StoreTransaction, Protocol):
+    """A store transaction that can also insert idempotency keys."""
+
+    def claim_key(self, key: IdempotencyKey) -> str | None:
+        """Insert a key in this transaction, after the end of any other one that has inserted it.
+
+        Returns: None if the key is this transaction's; the stored result if the key was there.
+        Raises: BadStore if the table is missing; BadRow; a conflict if the key is there and cannot be seen.
+        """
+
+    def store_result(self, key: IdempotencyKey, text: str) -> None:
+        """Store the result with the key that `claim_key` has inserted."""
+
+
+K_co = TypeVar("K_co", bound=IdempotentTransaction, covariant=True)
+
+
+class IdempotentStore(Store[K_co], Protocol[K_co]):
+    """A store that can also keep idempotency keys."""
+
+    def forget_idempotency_keys(self, older_than_ms: int) -> int:
+        """Delete the keys inserted before that many milliseconds ago, by the database's clock."""
+
+
+def check_key_row(key: IdempotencyKey, claim: str, row: Sequence[Any] | None) -> str | None:
+    """Return the result that is stored with a key; None if this transaction has inserted the key.
+
+    Args:
+        claim: what this transaction inserts.
+        row: the claim and the result that the table has.
+    Raises: BadRow for a key that was committed without a result.
+    """
+    if row is None:
+        raise BadRow(str(key), "it was forgotten at this moment; neither half is committed")
+    if row[0] == claim:
+        return None
+    if row[1] is None:
+        raise BadRow(
+            str(key),
+            "it was committed before its work had ended, by a COMMIT inside the block: look what is there",
+        )
+    return str(row[1])

@@ -12,7 +12,7 @@ would commit nothing, and the rows would be committed after the Kafka half, or n
 Callbacks of `transaction.on_commit` run when the database half is committed; an exception in one is logged,
 as with Django's `robust` callbacks, because both halves are decided by then.
 
-The table is the one of SqlStore. Source: Django, `django/db/transaction.py` `Atomic.__exit__`: it exits
+The tables are those of SqlStore. Source: Django, `django/db/transaction.py` `Atomic.__exit__`: it exits
 silently, committing nothing, when the connection was closed or marked for rollback.
 """
 
@@ -26,10 +26,11 @@ from django.db import DatabaseError, IntegrityError, ProgrammingError, connectio
 from django.db import OperationalError as DjangoOperationalError
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
-from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.model import KEYS_TABLE, TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores import django_leases
-from tallystick.dualwrite.stores.base import check_record
+from tallystick.dualwrite.stores.base import check_key_row, check_record
 from tallystick.dualwrite.stores.django_leases import LEASE_COLUMNS
 from tallystick.dualwrite.stores.durability import (
     AllowedRisks,
@@ -60,8 +61,21 @@ COLUMNS: Final = {
     "timeout_ms": "INTEGER",
     "schema_version": "INTEGER NOT NULL",
 }
+KEY_COLUMNS: Final = {
+    "scope": "TEXT {collation} NOT NULL",
+    "idempotency_key": "TEXT {collation} NOT NULL",
+    "claim": "VARCHAR(64) NOT NULL",
+    "result": "TEXT",
+    "created_at": "BIGINT NOT NULL",
+}
+_KEY_CONSTRAINT: Final = ", PRIMARY KEY (scope, idempotency_key)"
 # Ids are compared byte by byte: a collation that ignores case would merge two ids.
 _COLLATION: Final = {"postgresql": 'COLLATE "C"', "sqlite": "COLLATE BINARY"}
+# The database's clock in milliseconds since 1970.
+_NOW_MS: Final = {
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
+}
 CLAIM_LOCK_S: Final = 60
 # Marks that distinguish a transaction from the next one on the same connection [DW-11]: both end with it.
 _MARK_SETTING: Final = "tallystick.block"
@@ -170,6 +184,42 @@ class DjangoTransaction:
                 raise Fenced(row.transactional_id, row.owner)
             # A transaction can weaken its durability (SET LOCAL), so check right before the commit.
             _check_durable(self._connection.vendor, cursor, self._allowed)
+
+    def claim_key(self, key: IdempotencyKey) -> str | None:
+        """Insert an idempotency key, after any other transaction that has inserted it.
+
+        Returns: None if the key is this transaction's; the stored result if it was there.
+        Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
+        """
+        self._check_open()
+        inserting = (
+            f"INSERT INTO {KEYS_TABLE} (scope, idempotency_key, claim, created_at) "
+            f"VALUES (%s, %s, %s, {_NOW_MS[self._connection.vendor]}) ON CONFLICT DO NOTHING"
+        )
+        reading = f"SELECT claim, result FROM {KEYS_TABLE} WHERE scope = %s AND idempotency_key = %s"
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.execute(inserting, [key.scope, key.key, self._mark])
+                if cursor.rowcount == 1:
+                    return None
+                cursor.execute(reading, [key.scope, key.key])
+                row = cursor.fetchone()
+        except (ProgrammingError, DjangoOperationalError) as exc:
+            if _is_missing_table(exc):
+                raise BadStore(f"{exc}; DjangoStore.create() makes the tables") from exc
+            raise
+        return check_key_row(key, self._mark, row)
+
+    def store_result(self, key: IdempotencyKey, text: str) -> None:
+        """Store the result of the work with the key that `claim_key` has inserted."""
+        self._check_open()
+        with self._connection.cursor() as cursor:
+            self._check_mark(cursor)
+            cursor.execute(
+                f"UPDATE {KEYS_TABLE} SET result = %s "
+                "WHERE scope = %s AND idempotency_key = %s AND claim = %s",
+                [text, key.scope, key.key, self._mark],
+            )
 
     def _check_mark(self, cursor: Any) -> None:
         """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
@@ -285,8 +335,9 @@ class DjangoStore:
             if connection.vendor == "postgresql":
                 # Under concurrent creation, IF NOT EXISTS lets one of them fail.
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [TABLE])
-            for table, columns in ((TABLE, COLUMNS), (LEASE_TABLE, LEASE_COLUMNS)):
-                _create_table(connection, cursor, table, columns)
+            _create_table(connection, cursor, TABLE, COLUMNS)
+            _create_table(connection, cursor, KEYS_TABLE, KEY_COLUMNS, _KEY_CONSTRAINT)
+            _create_table(connection, cursor, LEASE_TABLE, LEASE_COLUMNS)
 
     def claim(self, transactional_id: str) -> StoredState:
         """Take over the row, after any open transaction that has recorded it.
@@ -388,19 +439,40 @@ class DjangoStore:
             cursor.execute(f"SELECT transactional_id FROM {TABLE} ORDER BY transactional_id")
             return [str(row[0]) for row in cursor.fetchall()]
 
+    def forget_idempotency_keys(self, older_than_ms: int) -> int:
+        """Delete the keys that were inserted before that many milliseconds ago, by the database's clock.
+
+        A call with a forgotten key does its work again. The table has no index on the time: one call reads
+        all of it.
+        Returns: the number of keys deleted.
+        """
+        connection = connections[self.using]
+        now = _NOW_MS[connection.vendor]
+        with connection.cursor() as cursor:
+            cursor.execute(f"DELETE FROM {KEYS_TABLE} WHERE created_at < {now} - %s", [older_than_ms])
+            return int(cursor.rowcount)
+
     def close(self) -> None:
         """Do nothing: Django owns its connections."""
 
 
-def _create_table(connection: Any, cursor: Any, table: str, columns: Mapping[str, str]) -> None:
-    """Create a table if missing, and check its columns. Raises: BadStore."""
-    declared = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-    declared = declared.format(collation=_COLLATION[connection.vendor])
-    cursor.execute(f"CREATE TABLE IF NOT EXISTS {table} ({declared})")
+def _create_table(
+    connection: Any, cursor: Any, table: str, columns: Mapping[str, str], constraint: str = ""
+) -> None:
+    """Create a table if it is missing, and check an existing one. Raises: BadStore."""
+    texts = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+    texts = texts.format(collation=_COLLATION[connection.vendor])
+    cursor.execute(f"CREATE TABLE IF NOT EXISTS {table} ({texts}{constraint})")
     description = connection.introspection.get_table_description(cursor, table)
-    missing = columns.keys() - {column.name for column in description}
-    if missing:
-        raise BadStore(f"table {table} is of another version: it has no {', '.join(sorted(missing))}")
+    column_names = {column.name for column in description}
+    if missing := [name for name in columns if name not in column_names]:
+        raise BadStore(f"table {table} is of another version: it has no {', '.join(missing)}")
+
+
+def _is_missing_table(exc: Exception) -> bool:
+    """Return whether a statement failed because a table is missing."""
+    state = getattr(exc.__cause__, "sqlstate", None)
+    return state == "42P01" or str(exc).startswith("no such table")
 
 
 def _check_outermost(connection: Any) -> None:

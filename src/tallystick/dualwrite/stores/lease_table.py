@@ -20,13 +20,12 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql import ColumnElement
 
 from tallystick.dualwrite.errors import LeaseLost
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseRow, LeaseTaking
 from tallystick.dualwrite.stores.lease_columns import LEASE_TABLE, NOW_MS_SQL
-from tallystick.dualwrite.stores.sql_table import DualWriteTables, ExactText, check_table
+from tallystick.dualwrite.stores.sql_table import DualWriteTables, ExactText, create_table
 
 _HOLDER_BYTES: Final = 64
 
@@ -51,8 +50,7 @@ class LeaseTable:
 
     def create(self, connection: Connection) -> None:
         """Create the table if missing, and check it. Raises: BadStore."""
-        connection.execute(CreateTable(self.leases, if_not_exists=True))
-        check_table(connection, self.leases)
+        create_table(connection, self.leases)
 
     def read_now(self, dialect: str) -> Executable:
         """Select the database's time in milliseconds since the Unix epoch."""

@@ -11,19 +11,21 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, cast
+from typing import Any, Concatenate, Final, ParamSpec, cast
 
 from sqlalchemy import CursorResult, Executable, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import lease_table, sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
+from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import (
@@ -41,6 +43,8 @@ from tallystick.dualwrite.stores.sql_guard import WRITER_COMMITS_TEXT, Transacti
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 from tallystick.kernel.check import require
 from tallystick.kernel.ids import TopicPartition
+
+A = ParamSpec("A")
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +66,7 @@ class AsyncSqlTransaction:
         self._guard = TransactionGuard(get_connection_async(connection))
         self._watched_driver: Any = None
         self._is_committed = False
+        self._is_in_doubt = False
         self._is_terminated = False
 
     async def watch_driver(self) -> None:
@@ -119,6 +124,7 @@ class AsyncSqlTransaction:
         """Roll back the rows of the unit. Raises: an error of the database, which ends the whole batch."""
         unit, self._unit = require(self._unit, "a unit was begun"), None
         session, self._session = self._session, None
+        ended = [] if session is None else _list_begun([session])
         try:
             if unit.is_active:  # a session whose flush failed has rolled it back already
                 await unit.rollback()
@@ -126,6 +132,8 @@ class AsyncSqlTransaction:
             if session is not None:
                 await session.close()
         self._guard.forget_unit()
+        for each, session_txn in ended:
+            await _run_hooks(each, _after_rollback, session_txn)
 
     @property
     def can_be_terminated(self) -> bool:
@@ -185,6 +193,33 @@ class AsyncSqlTransaction:
             if count != 1:
                 raise Fenced(f"{group} {at}", str(moved[at].before))
 
+    async def claim_key(self, key: IdempotencyKey) -> str | None:
+        """Insert an idempotency key, after any other transaction that has inserted it.
+
+        Returns: None if the key is this transaction's; the stored result if it was there.
+        Raises: BadStore if the table is missing; BadRow; a conflict, after which this transaction is lost.
+        """
+        await self._check_open()
+        dialect, keys = self._connection.dialect.name, self._store.keys
+        try:
+            inserting = keys.claim(key, self._mark, dialect).execution_options(preserve_rowcount=True)
+            result = cast(CursorResult[Any], await self._connection.execute(inserting))
+            if result.rowcount == 1 and dialect not in sql_table.MYSQL:
+                return None
+            found = (await self._connection.execute(keys.read_claim(key, dialect))).first()
+        except DBAPIError as exc:
+            if sql_table.is_missing_table(exc):
+                raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
+            raise
+        return check_key_row(key, self._mark, found)
+
+    async def store_result(self, key: IdempotencyKey, text: str) -> None:
+        """Store the result of the work with the key that `claim_key` has inserted."""
+        await self._check_open()
+        dialect = self._connection.dialect.name
+        await self._check_mark(dialect)
+        await self._connection.execute(self._store.keys.store_result(key, self._mark, text))
+
     async def commit(self) -> None:
         try:
             await self._check_open()
@@ -192,11 +227,12 @@ class AsyncSqlTransaction:
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
-        self._guard.is_ending = True
+        self._guard.is_ending = self._is_in_doubt = True
         try:
             await root.commit()
         except Exception as exc:
             if sql_table.is_certainly_not_committed(exc):
+                self._is_in_doubt = False
                 raise NotCommitted(exc) from exc
             if not isinstance(exc, DBAPIError):  # not from the driver: a timeout raised by a signal handler
                 await self._connection.invalidate()
@@ -205,15 +241,20 @@ class AsyncSqlTransaction:
             await self._connection.invalidate()
             raise
         self._is_committed = True
+        for session in self._sessions():
+            await _run_hooks(session, _after_commit)
         try:
-            for session in self._sessions():
-                await call_with_session_async(session, _after_commit)
             await self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     async def rollback(self) -> None:
-        await self._close()
+        ended = [] if self._is_committed or self._is_in_doubt else _list_begun(self._sessions())
+        try:
+            await self._close()
+        finally:
+            for session, session_txn in ended:
+                await _run_hooks(session, _after_rollback, session_txn)
 
     def abandon(self) -> None:
         """Detach the connection in a forked child, where it must be neither used nor closed."""
@@ -293,8 +334,10 @@ class AsyncSqlStore:
                 lose commits; True skips all durability checks.
         Raises: ValueError for an unknown setting name.
         """
+        metadata = MetaData() if metadata is None else metadata
         self.tables = DualWriteTables(metadata, schema=schema)
         self.lease_table = LeaseTable(self.tables)
+        self.keys = IdempotencyTable(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
         self._engine = derive_guarded_engine_async(engine)
         self._session_factory = session_factory
@@ -304,6 +347,7 @@ class AsyncSqlStore:
         async with self._engine.begin() as connection:
             await call_with_connection_async(connection, self.tables.create)
             await call_with_connection_async(connection, self.lease_table.create)
+            await call_with_connection_async(connection, sql_table.create_table, self.keys.keys)
 
     async def claim(self, transactional_id: str) -> StoredState:
         return await self._claim(transactional_id)
@@ -412,6 +456,21 @@ class AsyncSqlStore:
             rows = (await connection.execute(self.tables.read_offsets(group))).mappings()
             return sql_table.offsets_from_rows(cast(Iterable[Mapping[str, Any]], rows))
 
+    async def forget_idempotency_keys(self, older_than_ms: int) -> int:
+        """Delete the keys that were inserted before that many milliseconds ago, by the database's clock.
+
+        A call with a forgotten key does its work again. The table has no index on the time: one call reads
+        all of it.
+        Returns: the number of keys deleted.
+        """
+        connection = await self._connect_and_begin(claiming=True)
+        try:
+            result = await connection.execute(self.keys.forget(older_than_ms, connection.dialect.name))
+            await connection.commit()
+            return cast(CursorResult[Any], result).rowcount
+        finally:
+            await connection.close()
+
     async def close(self) -> None:
         """Do nothing: the caller owns the engine."""
 
@@ -446,8 +505,32 @@ class AsyncSqlStore:
             raise
 
 
+def _list_begun(sessions: Iterable[AsyncSession]) -> list[tuple[AsyncSession, SessionTransaction]]:
+    """Return the sessions that have begun and not ended, each with its transaction."""
+    begun = [(session, get_session_async(session).get_transaction()) for session in sessions]
+    return [(session, txn) for session, txn in begun if txn is not None and txn.is_active]
+
+
+async def _run_hooks(
+    session: AsyncSession,
+    dispatch: Callable[Concatenate[Session, A], None],
+    *args: A.args,
+    **kwargs: A.kwargs,
+) -> None:
+    """Run the hooks of a session that has ended. An error of one can change nothing any more."""
+    try:
+        await call_with_session_async(session, dispatch, *args, **kwargs)
+    except Exception:
+        _log.warning("a hook of a session failed after its transaction had ended", exc_info=True)
+
+
 def _after_commit(session: Session) -> None:
     session.dispatch.after_commit(session)
+
+
+def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
+    session.dispatch.after_rollback(session)
+    session.dispatch.after_soft_rollback(session, session_txn)
 
 
 async def _set_mark(connection: AsyncConnection, mark: str) -> None:

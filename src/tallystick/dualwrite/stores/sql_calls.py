@@ -113,10 +113,17 @@ async def call_with_connection_async(
     return await connection.run_sync(function, *args, **kwargs)
 
 
-def call_with_session(session: Session, function: Callable[[Session], T]) -> T:
+def call_with_session(
+    session: Session, function: Callable[Concatenate[Session, A], T], *args: A.args, **kwargs: A.kwargs
+) -> T:
     """Call blocking code on a session."""
-    return function(session)
+    return function(session, *args, **kwargs)
 
 
-async def call_with_session_async(session: "AsyncSession", function: Callable[[Session], T]) -> T:
-    return await session.run_sync(function)
+async def call_with_session_async(
+    session: "AsyncSession",
+    function: Callable[Concatenate[Session, A], T],
+    *args: A.args,
+    **kwargs: A.kwargs,
+) -> T:
+    return await session.run_sync(function, *args, **kwargs)

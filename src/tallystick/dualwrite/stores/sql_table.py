@@ -58,7 +58,7 @@ _MARK_SETTING: Final = "tallystick.block"
 _MARK_PARAM: Final = "recorded_mark"
 _SAVEPOINT: Final = "tallystick_block"
 _NAME_BYTES_MAX: Final = 750  # four such names fit into one InnoDB key
-_MYSQL: Final = ("mysql", "mariadb")
+MYSQL: Final = ("mysql", "mariadb")
 
 
 class ExactText(TypeDecorator[str]):
@@ -72,12 +72,12 @@ class ExactText(TypeDecorator[str]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name in _MYSQL:
+        if dialect.name in MYSQL:
             return dialect.type_descriptor(mysql.VARBINARY(_NAME_BYTES_MAX))
         return dialect.type_descriptor(Text(collation="C" if dialect.name == "postgresql" else "BINARY"))
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> object:
-        return value.encode() if value is not None and dialect.name in _MYSQL else value
+        return value.encode() if value is not None and dialect.name in MYSQL else value
 
     def process_result_value(self, value: object, dialect: Dialect) -> str | None:
         return value.decode() if isinstance(value, bytes | bytearray) else value  # type: ignore[return-value]
@@ -143,15 +143,14 @@ class DualWriteTables:
             # Under concurrent creation, IF NOT EXISTS lets one of them fail.
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(TABLE))))
         for table in (self.states, self.offsets):
-            connection.execute(CreateTable(table, if_not_exists=True))
-            check_table(connection, table)
+            create_table(connection, table)
 
     # ---- statements
 
     def claim(self, row: StoredState, dialect: str) -> Executable:
         """Build the claim: set `row.owner`, or insert the row. Execution waits for the row's lock."""
         values = to_columns(row)
-        if dialect in _MYSQL:
+        if dialect in MYSQL:
             return mysql.insert(self.states).values(values).on_duplicate_key_update(owner=row.owner)
         statement = postgresql.insert(self.states) if dialect == "postgresql" else sqlite.insert(self.states)
         return statement.values(values).on_conflict_do_update(
@@ -202,13 +201,14 @@ class DualWriteTables:
         return update(self.offsets).where(*same).values(next_offset=moved.after)
 
 
-def check_table(connection: Connection, table: Table) -> None:
-    """Check that an existing table has the columns and, on MySQL, transactions. Raises: BadStore."""
+def create_table(connection: Connection, table: Table) -> None:
+    """Create a table if it is missing, and check an existing one. Raises: BadStore."""
+    connection.execute(CreateTable(table, if_not_exists=True))
     column_names = {column["name"] for column in inspect(connection).get_columns(table.name, table.schema)}
     missing = [column.name for column in table.columns if column.name not in column_names]
     if missing:
         raise BadStore(f"table {table.fullname} is of another version: it has no {', '.join(missing)}")
-    if connection.dialect.name in _MYSQL:
+    if connection.dialect.name in MYSQL:
         options = inspect(connection).get_table_options(table.name, table.schema)
         engine = options.get("mysql_engine") or options.get("mariadb_engine")
         if engine not in (None, "InnoDB"):
@@ -380,7 +380,7 @@ def durability_queries(dialect: str) -> tuple[Executable, ...]:
 
     Raises: BadStore for an unsupported database.
     """
-    family = "mysql" if dialect in _MYSQL else dialect
+    family = "mysql" if dialect in MYSQL else dialect
     if family not in _DURABILITY_QUERIES:
         raise BadStore(f"{dialect} is not PostgreSQL, MySQL, MariaDB or SQLite: it needs a store of its own")
     return tuple(text(each) for each in _DURABILITY_QUERIES[family])

@@ -1,0 +1,154 @@
+"""Django: `dual_write_atomic`, which nests as `transaction.atomic` does.
+
+    @require_POST
+    @dual_write_atomic(writers)
+    def pay(request: HttpRequest) -> HttpResponse:
+        Payment.objects.create(...)
+        current_part().send("payments", b"...")
+        return HttpResponse(status=201)
+
+The outermost block is a dual write of a pool over a DjangoStore: both halves are committed when it ends, and
+neither if it raises. A block inside it is a savepoint; what is sent in it is held back until it ends, and is
+dropped with its rows if it raises. So a function that opens a block of its own may be called from anywhere.
+
+Callbacks of `transaction.on_commit` run once the database has committed, which decides both halves; never
+after a rollback. A view that is decorated is exempt from ATOMIC_REQUESTS, whose block would end after this
+one. Inside another `atomic` block of the alias the outermost block raises NotYours: that one would commit
+later, or never.
+
+Source: Django, `django/db/transaction.py`, `Atomic` and `non_atomic_requests`.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from django.db import transaction
+
+from tallystick.dualwrite.attempts import resolve_doubt
+from tallystick.dualwrite.errors import NotYours, WriteInDoubt
+from tallystick.dualwrite.pool import WriterPool
+from tallystick.dualwrite.stores.django import DjangoTransaction
+from tallystick.dualwrite.transaction import Savepoint
+from tallystick.dualwrite.writer import Transaction
+
+A = ParamSpec("A")
+R = TypeVar("R")
+
+Part = Transaction[DjangoTransaction] | Savepoint
+"""What sends in a block: the transaction in the outermost one, a savepoint in any other."""
+
+
+class _OpenParts(threading.local):
+    """The parts of this thread's open blocks by alias, the innermost one last."""
+
+    def __init__(self) -> None:
+        self.of_alias: dict[str, list[Part]] = {}
+
+
+_open_parts = _OpenParts()
+
+
+def current_part(using: str = "default") -> Part:
+    """Return what sends in the innermost block of this thread. Raises: NotYours outside of any."""
+    parts = _open_parts.of_alias.get(using)
+    if not parts:
+        raise NotYours(f"no dual_write_atomic block of {using!r} is open in this thread: nothing was sent")
+    return parts[-1]
+
+
+class DualWriteBlock:
+    """A block as a context manager, and as a decorator, which opens a new one for each call."""
+
+    def __init__(self, writers: WriterPool[DjangoTransaction], using: str, *, wait_visible: bool) -> None:
+        self._writers = writers
+        self._using = using
+        self._wait_visible = wait_visible
+        self._entered: list[AbstractContextManager[Part]] = []
+
+    def __enter__(self) -> Part:
+        is_nested = bool(_open_parts.of_alias.get(self._using))
+        block = _open_nested(self._using) if is_nested else self._open_outermost()
+        part = block.__enter__()
+        self._entered.append(block)
+        return part
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, value, trace)
+
+    def __call__(self, function: Callable[A, R]) -> Callable[A, R]:
+        """Decorate a function, and exempt it from ATOMIC_REQUESTS if it is a view."""
+
+        @wraps(function)
+        def call(*args: A.args, **kwargs: A.kwargs) -> R:
+            with DualWriteBlock(self._writers, self._using, wait_visible=self._wait_visible):
+                return function(*args, **kwargs)
+
+        exempt: Callable[A, R] = transaction.non_atomic_requests(using=self._using)(call)
+        return exempt
+
+    @contextmanager
+    def _open_outermost(self) -> Iterator[Part]:
+        has_ended = False
+        with self._writers.writer() as writer:
+            try:
+                with ExitStack() as stack:
+                    txn = stack.enter_context(writer.transaction(wait_visible=self._wait_visible))
+                    if txn.database.connection.alias != self._using:
+                        raise NotYours(
+                            f"the writers are over {txn.database.connection.alias!r}, and the block is for "
+                            f"{self._using!r}: pass using={txn.database.connection.alias!r}"
+                        )
+                    with _pushed(self._using, txn):
+                        yield txn
+                    has_ended = True
+            except WriteInDoubt as doubt:
+                if not has_ended:  # raised by another writer in the block
+                    raise
+                resolve_doubt(writer, doubt)
+
+
+@contextmanager
+def _open_nested(using: str) -> Iterator[Part]:
+    """Open a savepoint in the transaction, and send what it has held back through the block around it."""
+    parts = _open_parts.of_alias[using]
+    outermost, around = parts[0], parts[-1]
+    assert isinstance(outermost, Transaction)
+    outermost.check_open()
+    part = Savepoint(around.send, around.send_batch)
+    with transaction.atomic(using=using), _pushed(using, part):
+        yield part
+    for send in part.queued_sends:
+        send()
+
+
+@contextmanager
+def _pushed(using: str, part: Part) -> Iterator[None]:
+    parts = _open_parts.of_alias.setdefault(using, [])
+    parts.append(part)
+    try:
+        yield
+    finally:
+        parts.remove(part)
+
+
+def dual_write_atomic(
+    writers: WriterPool[DjangoTransaction], *, using: str = "default", wait_visible: bool = False
+) -> DualWriteBlock:
+    """Return a block whose rows and records are committed together: `with` it, or decorate a function.
+
+    `with` gives what sends in it; `current_part` gives it in a function that is called from there.
+
+    Args:
+        writers: a pool over a DjangoStore, recovered.
+        using: the alias of that store.
+        wait_visible: as of `WriterPool.transaction`.
+    Raises: as WriterPool.transaction. If the outcome is in doubt, the block recovers, and raises only what is
+        not committed, or not known.
+    """
+    return DualWriteBlock(writers, using, wait_visible=wait_visible)

@@ -1,0 +1,144 @@
+"""FastAPI: both halves are committed before the answer is sent, and a failure of the commit is the answer.
+
+    writers = WriterPool(store, config, size=8)
+    app = FastAPI(lifespan=recover_and_close(writers))
+    add_error_answers(app)
+    OpenTransaction = Annotated[Transaction, transaction_of(writers)]
+
+    @app.post("/payments", status_code=201)
+    async def pay(new: NewPayment, txn: OpenTransaction) -> None:
+        txn.session.add(Payment(...))
+        await txn.send("payments", b"...")
+
+    @app.post("/orders", status_code=201)
+    @writers.transactional(idempotency_key="key")
+    async def order(txn: Transaction, new: NewOrder, key: IdempotencyKeyHeader) -> dict[str, int]: ...
+
+The second form is repeated after conflicts, and answers a request that is sent again with the first result.
+An endpoint rolls back by raising, `HTTPException` included; one that returns has committed, whatever the
+status of the response that it returns.
+
+Needs FastAPI 0.121, whose dependencies can end before the response is sent. Source: FastAPI, "Dependencies
+with yield", `Depends(scope="function")`.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, FastAPI, Header, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+
+from tallystick.dualwrite import aio, attempts
+from tallystick.dualwrite.aio import attempts as aio_attempts
+from tallystick.dualwrite.errors import NoFreeId, Outcome, WriteInDoubt
+from tallystick.dualwrite.idempotency import KEY_BYTES_MAX
+from tallystick.dualwrite.pool import WriterPool
+from tallystick.dualwrite.writer import Transaction
+from tallystick.kernel.errors import InDoubt
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+Pool = WriterPool[Any] | aio.WriterPool[Any]
+
+IdempotencyKeyHeader = Annotated[
+    str, Header(alias="Idempotency-Key", min_length=1, max_length=KEY_BYTES_MAX, pattern=r"^[!-~]+$")
+]
+"""The header `Idempotency-Key` of a request; without it the answer is 422."""
+
+UNKNOWN_TEXT: Final = (
+    "whether this was done is not known yet: send it again with the same Idempotency-Key, or look it up"
+)
+NOT_DONE_TEXT: Final = "this was not done: send it again"
+
+
+def transaction_of(writers: Pool) -> Any:
+    """Return the dependency that is a transaction of its request, open while the endpoint runs.
+
+    Endpoints that are coroutines need a pool of `tallystick.dualwrite.aio`, others may have either. If the
+    outcome of the commit is in doubt, the dependency recovers, so that the answer is the endpoint's if both
+    halves are committed. It is never repeated.
+    """
+    open_transaction: Callable[[], Any]
+    if isinstance(writers, aio.WriterPool):
+        open_transaction = _open_async(writers)
+    else:
+        open_transaction = _open(writers)
+    return Depends(open_transaction, scope="function")
+
+
+def _open_async(writers: "aio.WriterPool[Any]") -> Callable[[], AsyncIterator["aio.Transaction[Any]"]]:
+    async def open_transaction() -> AsyncIterator["aio.Transaction[Any]"]:
+        has_returned = False
+        async with writers.writer() as writer:
+            try:
+                async with writer.transaction() as txn:
+                    yield txn
+                    has_returned = True
+            except WriteInDoubt as doubt:
+                if not has_returned:  # raised by another writer in the endpoint
+                    raise
+                await aio_attempts.resolve_doubt(writer, doubt)
+
+    return open_transaction
+
+
+def _open(writers: WriterPool[Any]) -> Callable[[], Iterator[Transaction[Any]]]:
+    def open_transaction() -> Iterator[Transaction[Any]]:
+        has_returned = False
+        with writers.writer() as writer:
+            try:
+                with writer.transaction() as txn:
+                    yield txn
+                    has_returned = True
+            except WriteInDoubt as doubt:
+                if not has_returned:
+                    raise
+                attempts.resolve_doubt(writer, doubt)
+
+    return open_transaction
+
+
+def recover_and_close(*pools: Pool) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return the lifespan of an application that recovers its pools before the first request.
+
+    It closes them after the last one. The application creates the tables before, and disposes of its engine.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for pool in pools:
+                if isinstance(pool, aio.WriterPool):
+                    stack.push_async_callback(pool.close)
+                    report = await pool.recover()
+                else:
+                    stack.push_async_callback(run_in_threadpool, pool.close)
+                    report = await run_in_threadpool(pool.recover)
+                _log.info("%s", report)
+            yield
+
+    return lifespan
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Answer 503 where a client may send its request again: an outcome in doubt, or no free id.
+
+    The body says whether the request was done. Any other failure of a commit is answered by 500, as all
+    errors of an endpoint are: neither half is committed then.
+    """
+    app.add_exception_handler(InDoubt, _answer_in_doubt)
+    app.add_exception_handler(NoFreeId, _answer_not_done)
+
+
+async def _answer_in_doubt(_: Request, exc: Exception) -> JSONResponse:
+    _log.error("%s", exc)
+    is_undone = isinstance(exc, WriteInDoubt) and exc.outcome() is Outcome.NOT_COMMITTED
+    return JSONResponse({"detail": NOT_DONE_TEXT if is_undone else UNKNOWN_TEXT}, status_code=503)
+
+
+async def _answer_not_done(_: Request, exc: Exception) -> JSONResponse:
+    _log.error("%s", exc)
+    return JSONResponse({"detail": NOT_DONE_TEXT}, status_code=503)

@@ -1,0 +1,200 @@
+"""When work is run again, and after which pause. Pure: no clock, no database, no random numbers of its own.
+
+Work is repeated only if it is certain that neither half of its transaction is committed, and if another run
+may end differently:
+
+- the database refused it because of another transaction: a deadlock, a serialization failure;
+- Kafka refused something before the decision, and may not refuse it the next time;
+- it was in doubt, and recovery has found that neither half is committed.
+
+A transaction in doubt is recovered first. If it is committed, its result is that of the run in doubt. If its
+outcome stays unknown, the error is raised, and the work is never repeated [DW-3].
+"""
+
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import Final
+
+from tallystick.client.errors import (
+    AbortRequired,
+    BrokerRefused,
+    ClientError,
+    ConnectionLost,
+    DecisionExpired,
+    TimedOut,
+    Unreachable,
+)
+from tallystick.dualwrite.errors import (
+    CommitUnknown,
+    DualWriteError,
+    NotVisible,
+    Outcome,
+    Torn,
+    WriteInDoubt,
+)
+from tallystick.dualwrite.stores.refusals import is_conflict
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import Value
+
+ATTEMPTS_MAX: Final = 1000
+DOUBLINGS_MAX: Final = 32
+KEY_CONFLICTS_MAX: Final = 10
+"""Runs that may fail at the key in addition to all others: after each, another call has ended."""
+
+
+class Retry(Value, kw_only=True):
+    """How often work is run, and how long the pauses between the runs are.
+
+    The pause before run n + 1 is drawn from 0 up to `backoff_ms * 2 ** (n - 1)`, at most `backoff_max_ms`:
+    transactions that met in a deadlock do not meet again.
+
+    attempts        number of runs in all, 1..1000
+    backoff_ms      longest pause before the second run; 0 for no pause
+    backoff_max_ms  longest pause of all
+    random          returns a number from 0 up to but not including 1; the operating system's if None
+    """
+
+    attempts: int = 5
+    backoff_ms: int = 20
+    backoff_max_ms: int = 1000
+    random: Callable[[], float] | None = None
+
+    def check(self) -> None:
+        """Raise BadConfig with all problems unless the values are in range."""
+        problems = []
+        if not 1 <= self.attempts <= ATTEMPTS_MAX:
+            problems.append(f"attempts: {self.attempts} is not 1..{ATTEMPTS_MAX}")
+        if self.backoff_ms < 0:
+            problems.append(f"backoff_ms: {self.backoff_ms} is not 0 or more")
+        if self.backoff_max_ms < self.backoff_ms:
+            problems.append(
+                f"backoff_max_ms: {self.backoff_max_ms} is less than backoff_ms, {self.backoff_ms}"
+            )
+        if problems:
+            raise BadConfig("; ".join(problems))
+
+    def pause_ms(self, run_count: int, fraction: float) -> float:
+        """Return the milliseconds to wait after run number `run_count`, counted from 1.
+
+        Args:
+            fraction: the random number, from 0 up to but not including 1.
+        """
+        longest_ms = self.backoff_ms << min(run_count - 1, DOUBLINGS_MAX)
+        return fraction * min(longest_ms, self.backoff_max_ms)
+
+
+DEFAULT_RETRY: Final = Retry()
+
+
+def to_retry(retry: Retry | int) -> Retry:
+    """Return the checked rule that `retry` stands for.
+
+    Args:
+        retry: a number is that of the repetitions, without the first run.
+    Raises: BadConfig; ValueError for a negative number.
+    """
+    if isinstance(retry, int):
+        if retry < 0:
+            raise ValueError(f"retries: {retry} is not 0 or more")
+        retry = Retry(attempts=retry + 1)
+    retry.check()
+    return retry
+
+
+class Failure(Enum):
+    """What a failed run means for both halves, as far as its exception tells."""
+
+    CONFLICT = "neither half is committed: the database refused it because of another transaction"
+    REFUSED_BY_KAFKA = "neither half is committed: Kafka refused it for now, before the decision"
+    NOT_COMMITTED = "neither half is committed: recovery has found that out"
+    COMMITTED = "both halves are committed: recovery has found that out"
+    IN_DOUBT = "not known: recovery can find out"
+    UNKNOWN = "not known, and recovery has not found out"
+    OTHER = "another run would end the same, or do again what is committed"
+
+
+class NextStep(Enum):
+    """What follows a failed run."""
+
+    RUN_AGAIN = auto()
+    RECOVER = auto()
+    RETURN = auto()  # the result of the run in doubt
+    RAISE = auto()
+
+
+# A failure while runs are left, and after the last one.
+_NEXT_STEPS: Final = {
+    Failure.CONFLICT: (NextStep.RUN_AGAIN, NextStep.RAISE),
+    Failure.REFUSED_BY_KAFKA: (NextStep.RUN_AGAIN, NextStep.RAISE),
+    Failure.NOT_COMMITTED: (NextStep.RUN_AGAIN, NextStep.RAISE),
+    Failure.COMMITTED: (NextStep.RETURN, NextStep.RETURN),
+    Failure.IN_DOUBT: (NextStep.RECOVER, NextStep.RECOVER),
+    Failure.UNKNOWN: (NextStep.RAISE, NextStep.RAISE),
+    Failure.OTHER: (NextStep.RAISE, NextStep.RAISE),
+}
+_OUTCOMES: Final = {
+    Outcome.COMMITTED: Failure.COMMITTED,
+    Outcome.NOT_COMMITTED: Failure.NOT_COMMITTED,
+    Outcome.UNKNOWN: Failure.UNKNOWN,
+}
+# After these a half is committed, or may be, whatever the error was that followed.
+_PERHAPS_COMMITTED: Final = (InDoubt, Torn, NotVisible, CommitUnknown, DecisionExpired)
+_NO_ANSWER: Final = (ConnectionLost, TimedOut, Unreachable)
+
+
+def decide_next_step(
+    failure: BaseException, *, has_result: bool, is_recovered: bool, is_last: bool
+) -> NextStep:
+    """Return what follows a run that raised `failure`.
+
+    Args:
+        has_result: the work had returned, so that an outcome in doubt is that of its own transaction.
+        is_recovered: recovery has been tried since.
+        is_last: no run is left.
+    """
+    kind = classify_failure(failure, has_result=has_result, is_recovered=is_recovered)
+    return _NEXT_STEPS[kind][is_last]
+
+
+def classify_failure(failure: BaseException, *, has_result: bool, is_recovered: bool) -> Failure:
+    """Return what an exception of `transaction()`, or of the work in it, means for both halves."""
+    if isinstance(failure, WriteInDoubt) and has_result:
+        return _OUTCOMES[failure.outcome()] if is_recovered else Failure.IN_DOUBT
+    if any(isinstance(each, _PERHAPS_COMMITTED) for each in _causes(failure)):
+        return Failure.OTHER
+    refusal = _find_refusal(failure)
+    if refusal is not None:
+        return Failure.REFUSED_BY_KAFKA if _is_temporary(refusal) else Failure.OTHER
+    if isinstance(failure, DualWriteError):
+        return Failure.OTHER
+    return Failure.CONFLICT if is_conflict(failure) else Failure.OTHER
+
+
+def _find_refusal(exc: BaseException | None) -> ClientError | None:
+    """Return the client's error that is the reason; an `AbortRequired` has another one as its cause."""
+    while exc is not None:
+        if isinstance(exc, ClientError) and not (
+            isinstance(exc, AbortRequired) and exc.__cause__ is not None
+        ):
+            return exc
+        exc = exc.__cause__
+    return None
+
+
+def _is_temporary(refusal: ClientError) -> bool:
+    """Return whether Kafka may accept the same in another transaction."""
+    if isinstance(refusal, BrokerRefused):
+        return refusal.remedy.repeats or refusal.code == ErrorCode.TRANSACTION_ABORTABLE
+    return isinstance(refusal, _NO_ANSWER)
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and what it was raised for, as a traceback shows it."""
+    seen: set[int] = set()
+    at: BaseException | None = exc
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__ if at.__cause__ is not None or at.__suppress_context__ else at.__context__

@@ -1,0 +1,120 @@
+"""The Celery example as it is run, its processes killed in the middle: each task is paid once."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import psutil
+import psycopg
+import pytest
+from celery import Celery
+from tests.support.reading import committed_records
+from tests.support.servers import PostgreSQL
+from tests.support.services import EXAMPLES
+
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+TASKS, KILLS = 30, 3
+
+
+class Workers:
+    """A queue in a folder, and the workers of the example on it."""
+
+    def __init__(self, folder: Path, broker: EmbeddedBroker, database: str) -> None:
+        self.broker, self.database, self.log = broker, database, folder / "log"
+        self.queue = folder / "queue"
+        self.queue.mkdir()
+        options = {
+            "data_folder_in": str(self.queue),
+            "data_folder_out": str(self.queue),
+            "control_folder": str(folder / "control"),
+            "polling_interval": 0.05,
+        }
+        self.env = {
+            "BROKER": "filesystem://",
+            "BROKER_OPTIONS": json.dumps(options),
+            "KAFKA": broker.bootstrap_servers,
+            "DATABASE": database.replace("://", "+psycopg://"),
+        }
+        self.client = Celery("payments", broker="filesystem://")
+        self.client.conf.broker_transport_options = options
+
+    def send(self, number: int) -> None:
+        """Send a task; the same number has the same id, as in a message that is delivered again."""
+        self.client.send_task("celery_payments.pay", [f"customer-{number}", 350], task_id=f"task-{number}")
+
+    @contextlib.contextmanager
+    def worker(self, pool: str) -> Iterator[psutil.Process]:
+        command = [sys.executable, "-m", "celery", "--workdir", str(EXAMPLES), "--app", "celery_payments"]
+        command += ["worker", "--pool", pool, "--concurrency", "2", "--loglevel", "INFO"]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        with self.log.open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **self.env})
+        started = psutil.Process(process.pid)
+        family = [started]
+        try:
+            yield started
+            with contextlib.suppress(psutil.NoSuchProcess):
+                family += started.children(recursive=True)
+        finally:
+            for each in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            process.wait()
+
+    def paid(self) -> list[str]:
+        with contextlib.suppress(psycopg.errors.UndefinedTable), psycopg.connect(self.database) as connection:
+            return [row[0] for row in connection.execute("SELECT customer FROM payments ORDER BY 1")]
+        return []
+
+    def check(self, numbers: range) -> None:
+        """All of these are paid, each of them once, and both halves say so."""
+        expected = sorted(f"customer-{number}" for number in numbers)
+        assert self.paid() == expected
+
+        def read() -> list[str]:
+            config = {"bootstrap.servers": self.broker.bootstrap_servers}
+            return sorted(each.key.decode() for each in committed_records(config, "payments") if each.key)
+
+        eventually(lambda: read() == expected)
+
+
+@pytest.fixture
+def workers(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Workers]:
+    with EmbeddedBroker(config={"auto.create.topics.enable": True}) as broker:
+        yield Workers(tmp_path, broker, postgresql.url(postgresql.new_database()))
+
+
+def test_a_task_whose_process_was_killed_is_paid_once(workers: Workers) -> None:
+    """[DW-16] The worker delivers it again, to a process that has the number of the dead one."""
+    draw = Random(939)
+    with workers.worker("prefork") as started:
+        for number in range(TASKS):
+            workers.send(number)
+        for kill in range(1, KILLS + 1):
+            eventually(lambda kill=kill: len(workers.paid()) >= kill * TASKS // (KILLS + 2), 120)
+            draw.choice(started.children()).kill()
+        eventually(lambda: len(workers.paid()) >= TASKS, 120)
+        eventually(lambda: not list(workers.queue.iterdir()), 60)
+        workers.check(range(TASKS))
+
+
+def test_tasks_that_are_delivered_again_to_a_new_worker_are_paid_once(workers: Workers) -> None:
+    """[DW-16] The whole worker is killed, and its queue delivers every message another time."""
+    with workers.worker("threads"):
+        for number in range(TASKS):
+            workers.send(number)
+        eventually(lambda: len(workers.paid()) >= TASKS // 3, 120)
+    with workers.worker("solo"):
+        for number in range(TASKS + 1):
+            workers.send(number)
+        eventually(lambda: "customer-30" in workers.paid(), 120)
+        eventually(lambda: len(workers.paid()) >= TASKS + 1, 120)
+        workers.check(range(TASKS + 1))

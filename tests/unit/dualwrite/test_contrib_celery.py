@@ -1,0 +1,108 @@
+"""The Celery task over writers that are made up: its key, its process, and an outcome in doubt."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from tallystick.dualwrite import IdempotencyKey
+from tallystick.dualwrite.contrib import celery as module
+from tallystick.dualwrite.contrib.celery import DualWriteTask
+from tallystick.kernel.errors import InDoubt
+
+
+class MadeUpWriters:
+    """Writers that run work at once, without a database, and remember what they were asked for."""
+
+    def __init__(self, number: int) -> None:
+        self.events: list[Any] = [("made", number)]
+        self.doubts = 0
+
+    def recover(self) -> str:
+        self.events.append("recovered")
+        return "nothing to do"
+
+    def close(self) -> None:
+        self.events.append("closed")
+
+    def run(self, work: Callable[[Any], Any], *, retries: Any, idempotency_key: IdempotencyKey | None) -> Any:
+        self.events.append(idempotency_key)
+        result = work("txn")
+        if self.doubts:
+            self.doubts -= 1
+            raise InDoubt("the answer was lost")
+        return result
+
+
+class PaymentTask(DualWriteTask):
+    abstract = True
+    made: list[MadeUpWriters] = []  # noqa: RUF012 - Celery copies the class for each task
+
+    def make_writers(self, number: int) -> Any:
+        self.made.append(MadeUpWriters(number))
+        return self.made[-1]
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    monkeypatch.setattr(module, "_of_this_process", module._ProcessWriters())
+    monkeypatch.setattr(PaymentTask, "made", [])
+    made = Celery("shop", broker="memory://")
+    made.conf.task_always_eager = True
+    yield made
+    made.close()
+
+
+def declare(app: Celery, name: str = "shop.pay") -> Any:
+    @app.task(base=PaymentTask, name=name, default_retry_delay=0)
+    def pay(txn: Any, customer: str, *, cents: int) -> list[Any]:
+        return [txn, customer, cents]
+
+    return pay
+
+
+def test_the_id_of_a_task_is_its_key(app: Celery) -> None:
+    result = declare(app).apply_async(["ann"], {"cents": 350}, task_id="task-7").get()
+    assert result == ["txn", "ann", 350]
+    (writers,) = PaymentTask.made
+    assert writers.events == [("made", 0), "recovered", IdempotencyKey("shop.pay", "task-7")]
+
+
+def test_a_direct_call_has_no_key(app: Celery) -> None:
+    assert declare(app)("ann", cents=350) == ["txn", "ann", 350]
+    assert PaymentTask.made[0].events[-1] is None
+
+
+def test_the_tasks_of_a_process_share_its_writers(app: Celery) -> None:
+    for name in ("shop.pay", "shop.refund", "shop.pay"):
+        declare(app, name).apply_async(["ann"], {"cents": 350})
+    assert len(PaymentTask.made) == 1
+    module._of_this_process.close()
+    assert PaymentTask.made[0].events[-1] == "closed"
+
+
+def test_a_recovery_that_fails_is_tried_again(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    pay = declare(app)
+
+    def fail(_: MadeUpWriters) -> str:
+        raise ConnectionError("the database is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MadeUpWriters, "recover", fail)
+        with pytest.raises(ConnectionError):
+            pay("ann", cents=350)
+    pay("ann", cents=350)
+    assert PaymentTask.made[0].events == [("made", 0), "recovered", None]
+
+
+def test_a_task_in_doubt_is_sent_again_with_its_id(app: Celery) -> None:
+    """[DW-3] [DW-16] The key tells then whether it was committed."""
+    pay = declare(app)
+    pay.get_writers().doubts = 1
+    assert pay.apply_async(["ann"], {"cents": 350}, task_id="task-7").get() == ["txn", "ann", 350]
+    key = IdempotencyKey("shop.pay", "task-7")
+    assert PaymentTask.made[0].events[-2:] == [key, key]
+    PaymentTask.made[0].doubts = 1
+    with pytest.raises(InDoubt):
+        pay("ann", cents=350)
