@@ -243,6 +243,7 @@ FAMILIES: Final = (
         TRANSACTIONAL_IDS,
         IN_DOUBT,
         IN_DOUBT_OPEN_TIME_MAX,
+        OLDEST_IN_DOUBT,
         KEPT,
         UNMARKED_TIME_MAX,
         OFFLINE,
