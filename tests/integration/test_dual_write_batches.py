@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -415,6 +416,8 @@ def test_where_the_server_cannot_end_a_batch_it_is_waited_for(
     waiting = callers(world.life(), limits=Batching(max_batch_wait_ms=1))
     first, second = waiting.submit(slow, pay(world, 3, "c"))
     running.wait(60)
+    late_s = time.monotonic() + 0.01
+    eventually(lambda: time.monotonic() > late_s)
     go_on.set()
     assert [first.result(30), second.result(30)] == ["slow", "c"]
     assert world.check() == ["slow", "c"]
