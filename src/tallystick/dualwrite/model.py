@@ -28,8 +28,10 @@ SCHEMA_VERSION: Final = 1
 """The version of the columns below. Rows of any other version are refused."""
 
 TABLE: Final = "kafka_transaction_state"
-KEYS_TABLE: Final = "kafka_idempotency_keys"
 """The name of the table, column family or path, as in KIP-939."""
+
+KEYS_TABLE: Final = "kafka_idempotency_keys"
+LEASE_TABLE: Final = "kafka_transactional_id_leases"
 
 FORMER_MAX: Final = 32
 """Maximum number of former producer ids in a row: a million transactions, at 32,768 epochs each."""

@@ -28,9 +28,10 @@ from django.db import OperationalError as DjangoOperationalError
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
-from tallystick.dualwrite.model import KEYS_TABLE, TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.model import KEYS_TABLE, LEASE_TABLE, TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores import django_leases
 from tallystick.dualwrite.stores.base import check_key_row, check_record
+from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
 from tallystick.dualwrite.stores.django_leases import LEASE_COLUMNS
 from tallystick.dualwrite.stores.durability import (
     AllowedRisks,
@@ -39,7 +40,6 @@ from tallystick.dualwrite.stores.durability import (
     check_sqlite,
     parse_allowed,
 )
-from tallystick.dualwrite.stores.lease_columns import LEASE_TABLE
 from tallystick.dualwrite.stores.refusals import (
     ORPHANED_RECORDS_TEXT,
     TRANSACTION_ENDED_TEXT,
@@ -71,11 +71,6 @@ KEY_COLUMNS: Final = {
 _KEY_CONSTRAINT: Final = ", PRIMARY KEY (scope, idempotency_key)"
 # Ids are compared byte by byte: a collation that ignores case would merge two ids.
 _COLLATION: Final = {"postgresql": 'COLLATE "C"', "sqlite": "COLLATE BINARY"}
-# The database's clock in milliseconds since 1970.
-_NOW_MS: Final = {
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
-}
 CLAIM_LOCK_S: Final = 60
 # Marks that distinguish a transaction from the next one on the same connection [DW-11]: both end with it.
 _MARK_SETTING: Final = "tallystick.block"
@@ -194,7 +189,7 @@ class DjangoTransaction:
         self._check_open()
         inserting = (
             f"INSERT INTO {KEYS_TABLE} (scope, idempotency_key, claim, created_at) "
-            f"VALUES (%s, %s, %s, {_NOW_MS[self._connection.vendor]}) ON CONFLICT DO NOTHING"
+            f"VALUES (%s, %s, %s, {NOW_MS_SQL[self._connection.vendor]}) ON CONFLICT DO NOTHING"
         )
         reading = f"SELECT claim, result FROM {KEYS_TABLE} WHERE scope = %s AND idempotency_key = %s"
         try:
@@ -447,7 +442,7 @@ class DjangoStore:
         Returns: the number of keys deleted.
         """
         connection = connections[self.using]
-        now = _NOW_MS[connection.vendor]
+        now = NOW_MS_SQL[connection.vendor]
         with connection.cursor() as cursor:
             cursor.execute(f"DELETE FROM {KEYS_TABLE} WHERE created_at < {now} - %s", [older_than_ms])
             return int(cursor.rowcount)

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from tallystick.dualwrite.errors import LeaseLost
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseRow, LeaseTaking
-from tallystick.dualwrite.stores.lease_columns import LEASE_TABLE, NOW_MS_SQL
+from tallystick.dualwrite.model import LEASE_TABLE
+from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
 
 LEASE_COLUMNS: Final = {
     "transactional_id": "TEXT {collation} NOT NULL PRIMARY KEY",

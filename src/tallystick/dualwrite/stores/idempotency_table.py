@@ -1,4 +1,4 @@
-"""The table of idempotency keys in an SQL database, its statements, and the database's clock.
+"""The table of idempotency keys in an SQL database and its statements.
 
 A key is inserted by the transaction of the work, before anything else. If another transaction has inserted
 it and not ended, the statement waits. If that one is committed, nothing is inserted and its result is read.
@@ -9,8 +9,7 @@ does not contain is a serialization failure. MariaDB, "INSERT ON DUPLICATE KEY U
 of the row and, unlike INSERT IGNORE, turns no other error into a warning.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -32,14 +31,8 @@ from sqlalchemy.sql import ColumnElement
 
 from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.model import KEYS_TABLE
+from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
 from tallystick.dualwrite.stores.sql_table import MYSQL, ExactText
-
-NOW_MS: Final[Mapping[str, str]] = {
-    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
-    "mysql": "CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)",
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
-}
-"""The database's clock in milliseconds since 1970, as SQL."""
 
 
 class IdempotencyTable:
@@ -96,5 +89,4 @@ class IdempotencyTable:
 
 
 def _now_ms(dialect: str) -> ColumnElement[Any]:
-    family = "mysql" if dialect in MYSQL else dialect
-    return literal_column(NOW_MS[family], BigInteger)
+    return literal_column(NOW_MS_SQL[dialect], BigInteger)

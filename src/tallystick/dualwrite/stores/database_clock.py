@@ -1,9 +1,7 @@
-"""Name of the lease table, and the clock of each database, for stores with and without SQLAlchemy. Pure."""
+"""The clock of each database, as SQL, for stores with and without SQLAlchemy. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
-
-LEASE_TABLE: Final = "kafka_transactional_id_leases"
 
 _MYSQL_NOW_MS: Final = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(3)) DIV 1000 AS SIGNED)"
 NOW_MS_SQL: Final[Mapping[str, str]] = {
