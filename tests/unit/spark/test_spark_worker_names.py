@@ -170,6 +170,17 @@ def test_a_folder_that_others_may_write_to_is_not_used(folder: Path) -> None:
     assert files(folder) == []
 
 
+def test_files_shared_with_a_group_by_default_do_not_prevent_it(acquire: Acquire) -> None:
+    """Some distributions set umask 002; the folder is for its user alone all the same."""
+    before = os.umask(0o002)
+    try:
+        first = acquire()
+        first.close()
+        assert acquire().text == first.text
+    finally:
+        os.umask(before)
+
+
 def test_without_a_usable_folder_a_name_ends_with_its_process(folder: Path) -> None:
     (folder / f"tallystick-workers-{os.getuid()}").write_text("a file")
     assert acquire_name(CLUSTER, lambda: "a").text == "a"

@@ -95,11 +95,12 @@ def acquire_name(cluster_and_prefix: str, draw: Callable[[], str]) -> WorkerName
     host = identify_host()
     if host is None or not _HAS_FLOCK:
         return UnsharedName(draw())
-    folder = Path(tempfile.gettempdir(), f"tallystick-workers-{os.getuid()}")
-    folder /= sha256(cluster_and_prefix.encode()).hexdigest()[:32]
+    home = Path(tempfile.gettempdir(), f"tallystick-workers-{os.getuid()}")
+    folder = home / sha256(cluster_and_prefix.encode()).hexdigest()[:32]
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_folder(folder.parent)
+        home.mkdir(mode=0o700, exist_ok=True)
+        _check_folder(home)
+        folder.mkdir(mode=0o700, exist_ok=True)
         return _lock_free_file(folder, host) or _create_file(folder, host, draw())
     except OSError as exc:
         _log.info("names of worker processes are not handed on: %s", exc)
@@ -131,8 +132,10 @@ def _lock_free_file(folder: Path, host: str) -> NameFile | None:
             nonces = _read_nonces(descriptor, host)
             if nonces is not None:
                 return NameFile(path, descriptor, host, nonces)
-            path.unlink()
-            os.close(descriptor)
+            try:
+                path.unlink()
+            finally:
+                os.close(descriptor)
     return None
 
 
