@@ -23,7 +23,7 @@ Source: FastStream, "Middlewares", `consume_scope`; "Acknowledgement".
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from faststream import AckPolicy, BaseMiddleware, ContextRepo
@@ -116,12 +116,10 @@ def recover_and_close(*pools: WriterPool[Any]) -> Callable[[], AbstractAsyncCont
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        try:
+        async with AsyncExitStack() as stack:
             for pool in pools:
+                stack.push_async_callback(pool.close)
                 _log.info("%s", await pool.recover())
             yield
-        finally:
-            for pool in pools:
-                await pool.close()
 
     return lifespan
