@@ -61,7 +61,7 @@ if not TYPE_CHECKING:
         "admin.configs": ("ConfigResource", "ConfigValue", "ResourceType"),
         "admin.errors": ("BrokerDown", "NothingOpen", "NotSafe"),
         "admin.hanging": ("Verdict",),
-        "admin.listing": ("Answers",),
+        "admin.admin_call": ("Answers",),
         "admin.scram": (
             "ScramCredentialInfo",
             "UserScramCredentialDeletion",
