@@ -77,7 +77,7 @@ def attack_users(rng: random.Random) -> bool:
         if request is None:
             continue
         context = RequestContext(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 1, "c", "h", 1)
-        answer = _finish(scram_credentials.alter(desk, request, context))
+        answer: Any = _finish(scram_credentials.alter(desk, request, context)).build()
         encode(answer, 0)
         codes = {each.user: each.error_code for each in answer.results}
         expected = apply_to_model(model, request)
@@ -189,7 +189,8 @@ def _check_store(desk: Any, model: dict[Credential, ScramCredentialUpsertion]) -
 
 def _check_description(desk: Any, model: dict[Credential, ScramCredentialUpsertion]) -> None:
     context = RequestContext(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 1, "c", "h", 1)
-    answer = scram_credentials.describe(desk, DescribeUserScramCredentialsRequest(users=None), context)
+    request = DescribeUserScramCredentialsRequest(users=None)
+    answer: Any = _finish(scram_credentials.describe(desk, request, context)).build()
     described = decode(type(answer), encode(answer, 0), 0)
     found = {
         (each.user, info.mechanism): info.iterations

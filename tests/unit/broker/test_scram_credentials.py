@@ -5,8 +5,8 @@ import pytest
 from tallystick.broker.metadata.scram_credentials import (
     CredentialChange,
     SaltedPassword,
+    UserDescriptions,
     derive,
-    describe_users,
     find_refusals,
 )
 from tallystick.kernel.codes import ErrorCode
@@ -79,10 +79,12 @@ def test_the_keys_are_those_of_the_password() -> None:
 
 def test_a_description_has_iterations_and_no_keys() -> None:
     stored = {**STORED, ("alice", SHA_512): create_credential(SCRAM_SHA_512, "x")}
-    assert describe_users(stored, None) == {"alice": {SHA_256: 8192, SHA_512: 4096}}
-    assert describe_users(stored, []) == describe_users(stored, ["alice"])
-    found = describe_users(stored, ["bob", "alice", "alice"])
-    codes = {user: each.code for user, each in found.items() if isinstance(each, Reject)}
+    everyone = UserDescriptions(stored, [])
+    assert everyone.users == ("alice",)
+    assert everyone.describe("alice") == {SHA_256: 8192, SHA_512: 4096}
+    named = UserDescriptions(stored, ["bob", "alice", "alice"])
+    answers = {user: named.describe(user) for user in named.users}
+    codes = {user: each.code for user, each in answers.items() if isinstance(each, Reject)}
     assert codes == {"bob": ErrorCode.RESOURCE_NOT_FOUND, "alice": ErrorCode.DUPLICATE_RESOURCE}
 
 

@@ -5,11 +5,17 @@ No password comes here: the client salts it, and no salt or key leaves.
 Source: KIP-554; KafkaApis, ControllerApis.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
 from tallystick.broker.handlers.ports import ScramCredentialsPort
-from tallystick.broker.metadata.scram_credentials import CredentialChange, SaltedPassword, describe_users
+from tallystick.broker.handlers.sliced_response import SlicedListResponse, collect_in_slices
+from tallystick.broker.metadata.scram_credentials import (
+    CredentialChange,
+    SaltedPassword,
+    UserDescriptions,
+)
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -28,48 +34,51 @@ from tallystick.protocol.messages.describe_user_scram_credentials import (
 _NOT_AUTHORIZED: Final = Reject(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
 
 
-def describe(
+async def describe(
     broker: ScramCredentialsPort, request: DescribeUserScramCredentialsRequest, context: RequestContext
-) -> DescribeUserScramCredentialsResponse:
+) -> SlicedListResponse:
     """List the mechanisms and iterations of users; of all users if none is named."""
-    users = [each.name for each in request.users or ()]
     if not broker.authorizer.allows(context, Operation.DESCRIBE, CLUSTER_RESOURCE):
-        return DescribeUserScramCredentialsResponse(
-            error_code=_NOT_AUTHORIZED.code,
-            error_message=_NOT_AUTHORIZED.reason,
+        return SlicedListResponse(
+            lambda results: DescribeUserScramCredentialsResponse(
+                error_code=_NOT_AUTHORIZED.code, error_message=_NOT_AUTHORIZED.reason, results=results
+            ),
+            request.users or (),
             # As in Kafka, which names none of the users here.
-            results=tuple(_to_description("", _NOT_AUTHORIZED) for _ in users),
+            lambda _: _to_description("", _NOT_AUTHORIZED),
         )
-    found = describe_users(broker.scram_controller.credentials, users)
-    return DescribeUserScramCredentialsResponse(
-        results=tuple(_to_description(user, each) for user, each in found.items())
+    names = await collect_in_slices(each.name for each in request.users or ())
+    descriptions = UserDescriptions(broker.scram_controller.credentials, names)
+    return SlicedListResponse(
+        lambda results: DescribeUserScramCredentialsResponse(results=results),
+        descriptions.users,
+        lambda user: _to_description(user, descriptions.describe(user)),
     )
 
 
 async def alter(
     broker: ScramCredentialsPort, request: AlterUserScramCredentialsRequest, context: RequestContext
-) -> AlterUserScramCredentialsResponse:
+) -> SlicedListResponse:
     """Make the valid changes of the request in one step; refuse the others, each with its reason."""
-    changes = [
-        *(CredentialChange(each.name, each.mechanism) for each in request.deletions),
-        *(
-            CredentialChange(
-                each.name,
-                each.mechanism,
-                SaltedPassword(bytes(each.salt), bytes(each.salted_password), each.iterations),
-            )
-            for each in request.upsertions
-        ),
-    ]
-    users = dict.fromkeys(change.user for change in changes)
+    changes = await collect_in_slices(_iter_changes(request))
+    users = tuple(dict.fromkeys(change.user for change in changes))
     if not broker.authorizer.allows(context, Operation.ALTER, CLUSTER_RESOURCE):
-        return AlterUserScramCredentialsResponse(
-            results=tuple(_to_alteration(user, _NOT_AUTHORIZED) for user in users)
-        )
-    refusals = await broker.scram_controller.alter(changes)
-    return AlterUserScramCredentialsResponse(
-        results=tuple(_to_alteration(user, refusals.get(user)) for user in users)
+        refusals = dict.fromkeys(users, _NOT_AUTHORIZED)
+    else:
+        refusals = await broker.scram_controller.alter(changes)
+    return SlicedListResponse(
+        lambda results: AlterUserScramCredentialsResponse(results=results),
+        users,
+        lambda user: _to_alteration(user, refusals.get(user)),
     )
+
+
+def _iter_changes(request: AlterUserScramCredentialsRequest) -> Iterator[CredentialChange]:
+    for deletion in request.deletions:
+        yield CredentialChange(deletion.name, deletion.mechanism)
+    for each in request.upsertions:
+        password = SaltedPassword(bytes(each.salt), bytes(each.salted_password), each.iterations)
+        yield CredentialChange(each.name, each.mechanism, password)
 
 
 def _to_description(user: str, found: dict[int, int] | Reject) -> DescribeUserScramCredentialsResult:

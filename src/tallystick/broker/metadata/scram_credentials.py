@@ -102,23 +102,28 @@ def derive(change: CredentialChange) -> ScramCredential | None:
     return derive_credential(mechanism, password.salted_password, password.salt, password.iterations)
 
 
-def describe_users(
-    credentials: Credentials, users: Iterable[str] | None
-) -> dict[str, dict[int, int] | Reject]:
-    """Return, by user, the iterations of each mechanism; of all users if none is named."""
-    by_user: dict[str, dict[int, int]] = {}
-    for (user, mechanism_number), credential in credentials.items():
-        by_user.setdefault(user, {})[mechanism_number] = credential.iterations
-    counts = Counter(users or list(by_user))
-    return {user: _describe_user(by_user, user, count) for user, count in counts.items()}
+class UserDescriptions:
+    """Describes users one at a time, as a request may name very many. Shows iterations and no keys."""
 
+    def __init__(self, credentials: Credentials, users: Iterable[str]) -> None:
+        """Describe `users`, each of them once; all users if none is named."""
+        self._by_user: dict[str, dict[int, int]] = {}
+        for (user, mechanism_number), credential in credentials.items():
+            self._by_user.setdefault(user, {})[mechanism_number] = credential.iterations
+        self._counts = Counter(users) or Counter(self._by_user.keys())
 
-def _describe_user(by_user: Mapping[str, dict[int, int]], user: str, count: int) -> dict[int, int] | Reject:
-    if count > 1:
-        return Reject(
-            ErrorCode.DUPLICATE_RESOURCE,
-            f"Cannot describe SCRAM credentials for the same user twice in a single request: {user}",
+    @property
+    def users(self) -> Sequence[str]:
+        """The users to describe, each once."""
+        return tuple(self._counts)
+
+    def describe(self, user: str) -> dict[int, int] | Reject:
+        """Return the iterations of each mechanism, by the mechanism's number."""
+        if self._counts[user] > 1:
+            return Reject(
+                ErrorCode.DUPLICATE_RESOURCE,
+                f"Cannot describe SCRAM credentials for the same user twice in a single request: {user}",
+            )
+        return self._by_user.get(user) or Reject(
+            ErrorCode.RESOURCE_NOT_FOUND, f"Attempt to describe a user credential that does not exist: {user}"
         )
-    return by_user.get(user) or Reject(
-        ErrorCode.RESOURCE_NOT_FOUND, f"Attempt to describe a user credential that does not exist: {user}"
-    )
