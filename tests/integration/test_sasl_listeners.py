@@ -1,6 +1,8 @@
 """Listeners with SASL: what a stranger's socket gets, and librdkafka logging in."""
 
 import asyncio
+import gc
+import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -14,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.embedded import EmbeddedBroker
-from tallystick.broker.server.server import Peer, ResponseBuffers, Server
+from tallystick.broker.server.server import Peer, ResponseBuffers, Server, ServerConnection
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import replace
 
@@ -78,16 +80,21 @@ class Client:
 Play = Callable[[Callable[[], Awaitable[Client]], Names], Coroutine[Any, Any, None]]
 
 
-def scene(play: Play, settings: Mapping[str, str] | None = None) -> None:
+def scene(
+    play: Play,
+    settings: Mapping[str, str] | None = None,
+    context: ssl.SSLContext | None = None,
+    base: Mapping[str, str] = SETTINGS,
+) -> None:
     async def run() -> None:
         names = Names()
-        server = Server(BrokerConfig.parse({**SETTINGS, **(settings or {})}), names, lambda: INT32_MAX)
+        server = Server(BrokerConfig.parse({**base, **(settings or {})}), names, lambda: INT32_MAX)
         _, port = await server.start()
         names.server = server
         clients: list[Client] = []
 
         async def connect() -> Client:
-            clients.append(Client(*await asyncio.open_connection("127.0.0.1", port)))
+            clients.append(Client(*await asyncio.open_connection("127.0.0.1", port, ssl=context)))
             return clients[-1]
 
         try:
@@ -239,6 +246,52 @@ def test_logins_that_are_not_completed_keep_no_one_out(caplog: pytest.LogCapture
         assert caplog.text.count("which is sasl.logins.max") == 1
 
     scene(play, {"sasl.logins.max": "4"})
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_a_closed_connection_is_freed_at_once(tls: bool, tmp_path: Path) -> None:
+    """[LGN-4] Left to the garbage collector, thousands would keep their buffers, over TLS 256 KiB each."""
+    context: ssl.SSLContext | None = None
+    base = dict(SETTINGS)
+    if tls:
+        authority = trustme.CA(key_type=trustme.KeyType.ECDSA)
+        leaf = authority.issue_cert("127.0.0.1", key_type=trustme.KeyType.ECDSA)
+        (tmp_path / "key.pem").write_bytes(leaf.private_key_and_cert_chain_pem.bytes())
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        base = {
+            "listeners": "SASL_SSL://127.0.0.1:0",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl_ssl.plain.sasl.jaas.config": JAAS,
+            "ssl.keystore.location": str(tmp_path / "key.pem"),
+        }
+
+    def count() -> int:
+        return sum(isinstance(each, ServerConnection) for each in gc.get_objects())
+
+    async def until(expected: int) -> None:
+        async with asyncio.timeout(30):
+            while count() != expected:  # noqa: ASYNC110 (a freed object tells no one)
+                await asyncio.sleep(0.01)
+
+    async def play(connect: Callable[[], Awaitable[Client]], names: Names) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            idle = [await connect() for _ in range(8)]
+            client = await connect()
+            client.send_handshake()
+            await client.answer()
+            client.send_token(b"\0alice\0won der;=")
+            await client.answer()
+            assert [await each.is_closed() for each in idle] == [True] * 8
+            await until(1)
+            client.writer.transport.abort()
+            await until(0)
+        finally:
+            gc.enable()
+
+    scene(play, {"sasl.logins.max": "1"}, context, base)
 
 
 def test_librdkafka_logs_in_with_and_without_tls(tmp_path: Path) -> None:

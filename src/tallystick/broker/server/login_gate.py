@@ -128,6 +128,8 @@ class LoginGate:
         """Stop the timer, and count no longer: the client has logged in, or is gone."""
         self._timer.cancel()
         self._rules.under_way.remove(self._host, self)
+        # The connection owns the gate: pointing at each other they would wait for the garbage collector.
+        self._close = _ignore
 
     def end(self, why: str) -> None:
         """Close the connection before its login is complete."""
@@ -137,6 +139,10 @@ class LoginGate:
     def _give_up(self) -> None:
         if not self._login.is_open:
             self._close("it did not log in within sasl.handshake.timeout.ms")
+
+
+def _ignore(why: str) -> None:
+    """Close nothing: the login is over."""
 
 
 async def _answer_after(delay_s: float, frame: bytes) -> Answer:

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.server.closed_transport import CLOSED_TRANSPORT
 from tallystick.broker.server.connection_limits import ConnectionCounts
 from tallystick.broker.server.listening import (
     ListeningPort,
@@ -199,6 +200,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._is_ending = not closed_by_peer
         self._carry_out_received()
         self._server.unregister(self)
+        self._transport = CLOSED_TRANSPORT
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._receive_buffer.get_writable()
