@@ -104,7 +104,7 @@ class ListenerSettings:
         10_000, "How long a client may take to log in. Not Kafka's.", kind=SettingType.INT, low=1
     )
     sasl_logins_max: int = setting(
-        512,
+        1_024,
         "Logins under way at once; one more ends the oldest of the address that has most. Not Kafka's.",
         kind=SettingType.INT,
         low=1,
