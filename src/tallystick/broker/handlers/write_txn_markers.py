@@ -82,7 +82,7 @@ async def handle(
     distinct: dict[tuple[_ResultKey, _MarkerRequest | ErrorCode], None] = {}
     for marker in request.markers:
         await pacer.count_entry()
-        for each in _iter_marker_requests(marker):
+        for each in _iter_marker_requests(broker, marker):
             distinct[each] = None
             await pacer.count_entry()
     requests = list(distinct)
@@ -105,10 +105,10 @@ async def _write_markers(
     pacer, writes = LoopYielder(), list[asyncio.Task[ErrorCode] | ErrorCode]()
     for _, request in requests:
         await pacer.count_entry()
-        if isinstance(request, _MarkerRequest) and _has_partition(broker, request.partition):
+        if isinstance(request, _MarkerRequest):
             writes.append(asyncio.ensure_future(_write_marker(broker, request)))
         else:
-            writes.append(request if isinstance(request, ErrorCode) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            writes.append(request)
     await asyncio.gather(*(each for each in writes if isinstance(each, asyncio.Task)))
     return [each.result() if isinstance(each, asyncio.Task) else each for each in writes]
 
@@ -124,34 +124,41 @@ def _is_authorized(broker: TxnMarkersPort, context: RequestContext) -> bool:
 
 
 def _iter_marker_requests(
-    marker: WritableTxnMarker,
+    broker: TxnMarkersPort, marker: WritableTxnMarker
 ) -> Iterator[tuple[_ResultKey, _MarkerRequest | ErrorCode]]:
+    """Yield what to write, or why nothing is written, for each partition that a marker names.
+
+    It may name hundreds of thousands, and there are few: what all of them have in common is made once, and
+    nothing for those that do not exist, because the garbage collector looks at all of it in one piece.
+    """
     identity = ProducerIdAndEpoch(ProducerId(marker.producer_id), ProducerEpoch(marker.producer_epoch))
     outcome = TransactionResult.COMMIT if marker.transaction_result else TransactionResult.ABORT
+    control = EndTransactionMarker(
+        control_type=ControlType.COMMIT if marker.transaction_result else ControlType.ABORT,
+        coordinator_epoch=marker.coordinator_epoch,
+    )
     is_signed = marker.producer_id >= 0 and 0 <= marker.producer_epoch <= INT16_MAX
     for topic in marker.topics:
-        starts: tuple[int | None, ...] = topic.txn_start_offsets or (None,) * len(topic.partition_indexes)
+        starts = topic.txn_start_offsets
+        is_valid = is_signed and len(starts) in (0, len(topic.partition_indexes))
         for number, index in enumerate(topic.partition_indexes):
             partition = TopicPartition(topic.name, index)
             key = (marker.producer_id, partition)
-            if not is_signed or len(starts) != len(topic.partition_indexes):
+            if not is_valid:
                 yield key, ErrorCode.INVALID_REQUEST
-                continue
-            yield (
-                key,
-                _MarkerRequest(
-                    partition=partition,
-                    producer=identity,
-                    outcome=outcome,
-                    marker=EndTransactionMarker(
-                        control_type=ControlType.COMMIT if marker.transaction_result else ControlType.ABORT,
-                        coordinator_epoch=marker.coordinator_epoch,
+            elif not _has_partition(broker, partition):
+                yield key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                guard = TxnGuard(
+                    transaction_version=marker.transaction_version,
+                    txn_start_offset=starts[number] if starts else None,
+                )
+                yield (
+                    key,
+                    _MarkerRequest(
+                        partition=partition, producer=identity, outcome=outcome, marker=control, guard=guard
                     ),
-                    guard=TxnGuard(
-                        transaction_version=marker.transaction_version, txn_start_offset=starts[number]
-                    ),
-                ),
-            )
+                )
 
 
 async def _write_marker(broker: TxnMarkersPort, request: _MarkerRequest) -> ErrorCode:
