@@ -179,8 +179,10 @@ def legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
         few + int((REQUEST_BYTES_MAX - costs[0]) / each),
         REQUEST_BYTES_MAX // (len(bodies[1]) // more + 4),
     )
-    # max.partitions counts every partition entry of a Produce, but each partition of a Fetch once.
-    counted = spec.key == ApiKey.PRODUCE or (spec.key == ApiKey.FETCH and shape.distinct)
+    # max.partitions counts every entry of a Produce or a marker, but each partition of a Fetch once.
+    counted = spec.key in (ApiKey.PRODUCE, ApiKey.WRITE_TXN_MARKERS) or (
+        spec.key == ApiKey.FETCH and shape.distinct
+    )
     return min(most, int(SETTINGS["max.partitions"])) if counted else most
 
 

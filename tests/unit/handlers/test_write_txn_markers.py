@@ -10,6 +10,7 @@ from tests.support.memory_broker import HeldMarkers, on_a_loop
 from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
 from tallystick.broker.handlers import write_txn_markers
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from tallystick.broker.server.server import CloseConnection
 from tallystick.broker.txn.machine.model import ForcedCause, TransactionResult, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
@@ -98,6 +99,17 @@ async def test_a_hanging_transaction_is_ended_and_readers_go_on(version: int) ->
         assert [(t.producer_id, t.first_offset) for t in (await made.fetch()).aborted_transactions or ()] == [
             (STRANGER.producer_id, 0)
         ]
+
+
+@on_a_loop
+async def test_more_partitions_than_there_can_be_end_the_connection() -> None:
+    """One request of 289,254 partitions kept others waiting for 296 ms."""
+    async with leader() as made:
+        most = made.broker.config.max_partitions
+        assert len(await write(made, marker(STRANGER, *range(most)))) == most
+        half = range(most // 2 + 1)
+        with pytest.raises(CloseConnection, match=f"max.partitions is {most}"):
+            await write(made, marker(STRANGER, *half), marker(STRANGER, *half, commit=True))
 
 
 @on_a_loop

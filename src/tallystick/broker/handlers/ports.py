@@ -275,7 +275,7 @@ class TxnOffsetsPort(HasAuthorizer, HasClock, HasGroups, HasMetrics, HasTopics, 
     """What a group's offsets need in a transaction."""
 
 
-class TxnMarkersPort(HasAuthorizer, HasClock, HasGroups, HasTopics, HasTransactions, Protocol):
+class TxnMarkersPort(HasAuthorizer, HasClock, HasConfig, HasGroups, HasTopics, HasTransactions, Protocol):
     """What writing markers needs: the partitions, and the groups whose offsets they decide."""
 
 

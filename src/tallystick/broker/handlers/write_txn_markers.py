@@ -25,6 +25,7 @@ from tallystick.broker.handlers.sliced_response import LoopYielder
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, TopicDeleted
 from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.server.server import CloseConnection
 from tallystick.broker.txn.machine.commands import RecordForcedMarker, TxnAnswer
 from tallystick.broker.txn.machine.model import DecidedPhase, OngoingPhase, TransactionResult, TxnEntry
 from tallystick.kernel.codes import ErrorCode
@@ -77,6 +78,7 @@ _ResultKey = tuple[int, TopicPartition]
 async def handle(
     broker: TxnMarkersPort, request: WriteTxnMarkersRequest, context: RequestContext
 ) -> WriteTxnMarkersResponse:
+    _check_partition_count(broker, request)
     # A repeated marker is written once; contradicting ones are kept, to be refused.
     pacer = LoopYielder()
     distinct: dict[tuple[_ResultKey, _MarkerRequest | ErrorCode], None] = {}
@@ -96,6 +98,18 @@ async def handle(
     for first in range(0, len(requests), MARKERS_AT_ONCE):
         codes += await _write_markers(broker, requests[first : first + MARKERS_AT_ONCE])
     return await _build_response([(key, code) for (key, _), code in zip(requests, codes, strict=True)])
+
+
+def _check_partition_count(broker: TxnMarkersPort, request: WriteTxnMarkersRequest) -> None:
+    """Close the connection if the request names more partitions than can exist.
+
+    Kafka's coordinators send the markers of many transactions at once; this broker has its own.
+    """
+    count = sum(len(topic.partition_indexes) for marker in request.markers for topic in marker.topics)
+    if count > broker.config.max_partitions:
+        raise CloseConnection(
+            f"a WriteTxnMarkers has {count} partitions, but max.partitions is {broker.config.max_partitions}"
+        )
 
 
 async def _write_markers(
