@@ -9,6 +9,7 @@ from itertools import count
 from types import MappingProxyType
 
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
+from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.machine.apply import apply_event
 from tallystick.broker.txn.machine.commands import (
     AbortTimedOut,
@@ -32,6 +33,8 @@ from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerId, TimestampMs, TopicPartition, TransactionalId
 from tallystick.kernel.value import replace
+from tallystick.protocol.records import decode_records
+from tallystick.protocol.transaction_history import RecordedState, decode_recorded_state
 
 START_MS = 1_700_000_000_000
 
@@ -43,12 +46,14 @@ class TxnMachineHarness:
     sent_markers     every order to write markers, in the order given
     pending_markers  orders not written yet, in whole or in part
     spares           unused producer ids; a test that depends on them sets its own
+    history          what was applied, as the coordinator notes it [HIS-1]
     """
 
     def __init__(self, config: TxnConfig | None = None, spares: Iterable[int] | None = None) -> None:
         self.config = config or TxnConfig()
         self.entries: dict[TransactionalId, TxnEntry] = {}
         self.log: list[bytes] = []
+        self.history = TransactionHistory()
         self.sent_markers: list[MarkerRequest] = []
         self.pending_markers: dict[TransactionalId, MarkerRequest] = {}
         self.elapsed_ms = 0
@@ -76,6 +81,7 @@ class TxnMachineHarness:
             self._next_producer_id = ProducerId(next(self._producer_ids, self._next_producer_id + 1))
         self._append(step.records)
         self._apply(transactional_id, step.events)
+        self.history.note_applied(step.records, None, self.now_ms)
         if step.marker_request is not None:
             self.sent_markers.append(step.marker_request)
             self.pending_markers[transactional_id] = step.marker_request
@@ -97,6 +103,7 @@ class TxnMachineHarness:
         record = EntryStored(entry=entry)
         self._append((record,))
         self._apply(entry.transactional_id, (record,))
+        self.history.note_applied((record,), None, self.now_ms)
 
     # ---- events without a client
 
@@ -133,6 +140,7 @@ class TxnMachineHarness:
     def restart(self) -> None:
         """Lose everything but the log, and send the markers of decided transactions again."""
         self.entries = self.replay_entries()
+        self.history = self.replay_history()
         sends = {name: send for name, entry in self.entries.items() if (send := find_missing_markers(entry))}
         self.sent_markers += sends.values()
         self.pending_markers = sends
@@ -144,6 +152,19 @@ class TxnMachineHarness:
             for record in decode_batches(batch):
                 _apply_event(entries, transactional_id_of(record), record)
         return entries
+
+    def replay_history(self) -> TransactionHistory:
+        """Return the history that the log tells."""
+        history = TransactionHistory()
+        states: dict[str, list[RecordedState]] = {}
+        for batch in self.log:
+            for record in decode_records(batch):
+                found = decode_recorded_state(record.key or b"", record.value, record.timestamp_ms)
+                if found is not None:
+                    states.setdefault(found[0], []).append(found[1])
+        for name, some in states.items():
+            history.note_recorded(TransactionalId(name), some)
+        return history
 
 
 def _check_step(transactional_id: TransactionalId, step: TxnStep) -> None:

@@ -52,6 +52,7 @@ from tallystick.kernel.ids import (
     ProducerIdAndEpoch,
     TopicPartition,
 )
+from tallystick.protocol.transaction_history import TransitionKind
 
 TIMEOUT_MS = 50
 LEADERS = tuple(TopicPartition("a", number) for number in range(3))
@@ -174,6 +175,26 @@ class TxnMachine(RuleBasedStateMachine):
         if was_open and not isinstance(after.phase, OngoingPhase):
             assert before is not None
             self.ended(before, command, after)
+        self.check_history(before, command, after)
+
+    def check_history(self, before: TxnEntry | None, command: TxnCommand, after: TxnEntry) -> None:
+        """[HIS-1] The last transition names what the command has done."""
+        if before is None:
+            return
+        kinds = [each.kind for each in self.world.history.list_transitions(T)][-2:]
+        was_open, is_open = (isinstance(each.phase, OngoingPhase) for each in (before, after))
+        if was_open and not is_open:
+            assert end_kind(command) in kinds
+        elif is_open and not was_open:
+            assert kinds[-1] is TransitionKind.BEGUN
+        elif is_open and before.client != after.client:
+            assert kinds[-1] is TransitionKind.KEPT
+        elif isinstance(before.phase, DecidedPhase) and isinstance(after.phase, IdlePhase):
+            assert kinds[-1] is TransitionKind.COMPLETED
+        elif not was_open and before.client != after.client and isinstance(command, InitProducerId):
+            assert kinds[-1] is TransitionKind.INITIALIZED
+        elif before.forced_outcomes != after.forced_outcomes:
+            assert kinds[-1] is TransitionKind.MARKER_FORCED
 
     def begun(self, writer: ProducerIdAndEpoch) -> None:
         if self.versions == (2,):
@@ -392,6 +413,13 @@ class TxnMachine(RuleBasedStateMachine):
         assert self.world.replay_entries() == live
 
     @invariant()
+    def the_log_tells_the_same_history(self) -> None:
+        """[HIS-1] What is noted live is what a reader of the log sees, apart from who asked."""
+        live = self.world.history.list_transitions(T)
+        assert live == self.world.replay_history().list_transitions(T)
+        assert [each.at_ms for each in live] == sorted(each.at_ms for each in live)
+
+    @invariant()
     def leaders_agree(self) -> None:
         """[TXN-9] I4, and before it: what is open in a partition is the open transaction."""
         entry = self.world.entries.get(T)
@@ -411,6 +439,18 @@ class TxnMachine(RuleBasedStateMachine):
         said = {send.marker_identity: send.outcome for send in self.world.sent_markers}
         if self.versions == (2,):
             assert all(said[send.marker_identity] is send.outcome for send in self.world.sent_markers)
+
+
+def end_kind(command: TxnCommand) -> TransitionKind:
+    match command:
+        case EndTxn(outcome=TransactionResult.COMMIT):
+            return TransitionKind.COMMITTED
+        case AbortTimedOut():
+            return TransitionKind.TIMED_OUT
+        case InitProducerId():
+            return TransitionKind.TERMINATED
+        case _:
+            return TransitionKind.ABORTED
 
 
 def check_models_change(before: TxnEntry | None, command: TxnCommand, after: TxnEntry | None) -> None:

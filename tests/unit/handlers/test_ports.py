@@ -77,7 +77,9 @@ def _receive_context(broker: Broker, peer: Peer) -> RequestContext:
 async def test_a_request_is_anonymous_where_no_login_is_asked_for() -> None:
     async with memory_broker() as desk:
         context = _receive_context(desk.broker, Peer("10.0.0.1", 50_000, 1))
-    assert context == RequestContext(ApiKey.HEARTBEAT, 3, 7, "orders", "10.0.0.1", 1, "PLAINTEXT", ANONYMOUS)
+    assert context == RequestContext(
+        ApiKey.HEARTBEAT, 3, 7, "orders", "10.0.0.1", 1, "PLAINTEXT", ANONYMOUS, 50_000
+    )
     assert str(context.principal) == "User:ANONYMOUS"
 
 

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from tallystick.broker.coordinator.reload import CoordinatorRefusals, PartitionReloader, find_last_offset
+from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.coordinator.timer import CoordinatorTimer
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
@@ -32,11 +33,12 @@ _KeyT = TypeVar("_KeyT", bound=Hashable, contravariant=True)
 
 @dataclass(slots=True, eq=False)
 class PendingCommand(Generic[CommandT, AnswerT]):
-    """A command, and the future that its caller waits for."""
+    """A command, and the future that its caller waits for; without a requester it is the broker's own."""
 
     command: CommandT
     future: "asyncio.Future[AnswerT | Reject]"
     has_deadline: bool = False
+    requester: Requester | None = None
 
 
 @dataclass(slots=True, eq=False)

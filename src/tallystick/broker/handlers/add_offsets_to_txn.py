@@ -48,4 +48,4 @@ async def _add_offsets(
         partitions=frozenset({offsets}),
         transaction_version=0,
     )
-    return await execute(broker, request.transactional_id, command)
+    return await execute(broker, request.transactional_id, command, context)

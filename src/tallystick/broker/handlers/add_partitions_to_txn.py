@@ -108,7 +108,7 @@ async def _add_partitions(
             transaction_version=0 if from_client else EPOCH_BUMP_VERSION,
         )
     )
-    answer = await execute(broker, transaction.transactional_id, command)
+    answer = await execute(broker, transaction.transactional_id, command, context)
     if isinstance(answer, VerifyPartitionsResult):
         return {name: downgrade_code(context, answer.errors.get(name, ErrorCode.NONE)) for name in partitions}
     return dict.fromkeys(partitions, get_error_code(context, answer))

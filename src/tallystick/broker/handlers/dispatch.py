@@ -192,6 +192,7 @@ class RequestDispatcher:
             peer.connection_id,
             peer.listener,
             peer.principal,
+            peer.port,
         )
         try:
             body = entry.run(self._broker, frame[at:], context)

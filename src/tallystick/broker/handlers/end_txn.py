@@ -27,7 +27,9 @@ def handle(
     respond = partial(_build_response, context, make_producer(request.producer_id, request.producer_epoch))
     if not may_write_as(broker, context, request.transactional_id):
         return respond(NOT_AUTHORIZED)
-    return execute_and_respond(broker, request.transactional_id, _make_command(request, context), respond)
+    return execute_and_respond(
+        broker, request.transactional_id, _make_command(request, context), context, respond
+    )
 
 
 def _make_command(request: EndTxnRequest, context: RequestContext) -> EndTxn:

@@ -47,7 +47,7 @@ def handle(
     if request.transactional_id is None:
         return _init_idempotent(broker, context)
     respond = partial(_build_response, context)
-    return execute_and_respond(broker, request.transactional_id, _make_command(request), respond)
+    return execute_and_respond(broker, request.transactional_id, _make_command(request), context, respond)
 
 
 async def _init_idempotent(broker: ProducerIdsPort, context: RequestContext) -> InitProducerIdResponse:

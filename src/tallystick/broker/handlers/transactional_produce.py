@@ -135,6 +135,7 @@ def append_transactional(
         is_implicit=implicit,
         knows_abortable=context.api_version >= ABORTABLE_SINCE,
         needs_durable=False,
+        requester=context,
     )
     waiting_batches = WaitingBatches(broker, asker, guarded)
     if waiting_batches.try_append_now():

@@ -69,7 +69,7 @@ async def handle(
             broker, context, Operation.READ, names=lambda: (topic.name for topic in request.topics)
         ),
     )
-    answer = await _commit(broker, request, version, commit.offsets) if commit.offsets else None
+    answer = await _commit(broker, request, context, commit.offsets) if commit.offsets else None
     if (
         version < LOADING_SINCE
         and isinstance(answer, Reject)
@@ -94,10 +94,10 @@ def _check_authorized(
 async def _commit(
     broker: TxnOffsetsPort,
     request: TxnOffsetCommitRequest,
-    version: int,
+    context: RequestContext,
     offsets: Mapping[TopicPartition, OffsetToCommit],
 ) -> GroupAnswer:
-    group_id = GroupId(request.group_id)
+    version, group_id = context.api_version, GroupId(request.group_id)
     if not group_id:
         return NO_GROUP
     if request.producer_id < 0 or request.producer_epoch < 0:
@@ -119,6 +119,7 @@ async def _commit(
         transactional_id=TransactionalId(request.transactional_id),
         implicit=version >= IMPLICIT_SINCE,
         knows_abortable=version >= ABORTABLE_SINCE,
+        requester=context,
     )
     if isinstance(guard, Reject):
         return guard

@@ -68,15 +68,21 @@ def make_producer(producer_id: int, producer_epoch: int) -> ProducerIdAndEpoch:
     return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(producer_epoch))
 
 
-async def execute(broker: TransactionsPort, name: str, command: TxnCommand) -> TxnAnswer:
+async def execute(
+    broker: TransactionsPort, name: str, command: TxnCommand, context: RequestContext
+) -> TxnAnswer:
     """Run a command in the coordinator, for the transactional id of a request."""
-    return (
-        await broker.transactions.execute(TransactionalId(name), command) if name else EMPTY_TRANSACTIONAL_ID
-    )
+    if not name:
+        return EMPTY_TRANSACTIONAL_ID
+    return await broker.transactions.execute(TransactionalId(name), command, context)
 
 
 def execute_and_respond(
-    broker: TransactionsPort, name: str, command: TxnCommand, respond: Callable[[TxnAnswer], R]
+    broker: TransactionsPort,
+    name: str,
+    command: TxnCommand,
+    context: RequestContext,
+    respond: Callable[[TxnAnswer], R],
 ) -> R | Awaitable[R]:
     """Run a command as `execute` does and convert its answer.
 
@@ -84,7 +90,7 @@ def execute_and_respond(
     """
     if not name:
         return respond(EMPTY_TRANSACTIONAL_ID)
-    answer = broker.transactions.submit(TransactionalId(name), command)
+    answer = broker.transactions.submit(TransactionalId(name), command, context)
     return respond(answer.result()) if answer.done() else _respond_later(answer, respond)
 
 

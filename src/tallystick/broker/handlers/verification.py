@@ -22,6 +22,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
+from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.handlers.ports import HasTransactions, VerificationPort
 from tallystick.broker.partitions.partition import Partition
 from tallystick.broker.txn.machine.commands import (
@@ -54,12 +55,14 @@ class VerificationContext(Value, kw_only=True):
     is_implicit      the partition is added on the client's behalf: Produce 12+, TxnOffsetCommit 5+
     knows_abortable  the client understands TRANSACTION_ABORTABLE: Produce 11+, TxnOffsetCommit 4+
     needs_durable    see `AddPartitionsByLeader`
+    requester        for the history of the transactional id
     """
 
     transactional_id: TransactionalId
     is_implicit: bool
     knows_abortable: bool = True
     needs_durable: bool = True
+    requester: Requester | None = None
 
 
 class AppendTurn:
@@ -166,7 +169,7 @@ def request_verification(
         if asker.is_implicit
         else VerifyPartitions(identity=identity, partitions=partitions)
     )
-    return broker.transactions.submit(asker.transactional_id, command)
+    return broker.transactions.submit(asker.transactional_id, command, asker.requester)
 
 
 def collect_refusals(
@@ -214,6 +217,7 @@ async def open_transaction(
     transactional_id: TransactionalId,
     implicit: bool,
     knows_abortable: bool = True,
+    requester: Requester | None = None,
 ) -> TxnGuard | Reject:
     """Make sure that a batch may open its transaction in one partition, and return the guard for the append.
 
@@ -222,7 +226,10 @@ async def open_transaction(
     Rejects with: as `collect_refusals`.
     """
     asker = VerificationContext(
-        transactional_id=transactional_id, is_implicit=implicit, knows_abortable=knows_abortable
+        transactional_id=transactional_id,
+        is_implicit=implicit,
+        knows_abortable=knows_abortable,
+        requester=requester,
     )
     verification = begin_verification(broker, partition, header, implicit=asker.is_implicit)
     if isinstance(verification, Reject):

@@ -96,7 +96,7 @@ async def handle(
         return await _build_response([(key, ErrorCode.NOT_LEADER_OR_FOLLOWER) for key, _ in requests])
     codes: list[ErrorCode] = []
     for first in range(0, len(requests), MARKERS_AT_ONCE):
-        codes += await _write_markers(broker, requests[first : first + MARKERS_AT_ONCE])
+        codes += await _write_markers(broker, requests[first : first + MARKERS_AT_ONCE], context)
     return await _build_response([(key, code) for (key, _), code in zip(requests, codes, strict=True)])
 
 
@@ -113,14 +113,16 @@ def _check_partition_count(broker: TxnMarkersPort, request: WriteTxnMarkersReque
 
 
 async def _write_markers(
-    broker: TxnMarkersPort, requests: Sequence[tuple[_ResultKey, _MarkerRequest | ErrorCode]]
+    broker: TxnMarkersPort,
+    requests: Sequence[tuple[_ResultKey, _MarkerRequest | ErrorCode]],
+    context: RequestContext,
 ) -> list[ErrorCode]:
     """Write markers that share a sync, yielding to the event loop in between."""
     pacer, writes = LoopYielder(), list[asyncio.Task[ErrorCode] | ErrorCode]()
     for _, request in requests:
         await pacer.count_entry()
         if isinstance(request, _MarkerRequest):
-            writes.append(asyncio.ensure_future(_write_marker(broker, request)))
+            writes.append(asyncio.ensure_future(_write_marker(broker, request, context)))
         else:
             writes.append(request)
     await asyncio.gather(*(each for each in writes if isinstance(each, asyncio.Task)))
@@ -175,7 +177,9 @@ def _iter_marker_requests(
                 )
 
 
-async def _write_marker(broker: TxnMarkersPort, request: _MarkerRequest) -> ErrorCode:
+async def _write_marker(
+    broker: TxnMarkersPort, request: _MarkerRequest, context: RequestContext
+) -> ErrorCode:
     name = request.partition
     partition = broker.topics.find_partition(name.topic, name.partition)
     if partition is None:
@@ -188,7 +192,7 @@ async def _write_marker(broker: TxnMarkersPort, request: _MarkerRequest) -> Erro
         return ErrorCode.INVALID_TXN_STATE
     try:
         async with asyncio.timeout(DURABLE_S_MAX):
-            result = await _append_marker(broker, partition, request, entry)
+            result = await _append_marker(broker, partition, request, entry, context)
     except TimeoutError:
         return ErrorCode.REQUEST_TIMED_OUT
     except TopicDeleted:
@@ -212,7 +216,11 @@ def _contradicts(entry: TxnEntry, request: _MarkerRequest) -> bool:
 
 
 async def _append_marker(
-    broker: TxnMarkersPort, partition: Partition, request: _MarkerRequest, entry: TxnEntry | None
+    broker: TxnMarkersPort,
+    partition: Partition,
+    request: _MarkerRequest,
+    entry: TxnEntry | None,
+    context: RequestContext,
 ) -> AppendResult | Reject:
     """Append the marker and have the coordinator record it.
 
@@ -230,7 +238,7 @@ async def _append_marker(
             durable_future = partition.when_durable(result.last_offset)
     if isinstance(result, Reject):
         return result
-    notification = _notify_coordinator(broker, request.partition, entry)
+    notification = _notify_coordinator(broker, request.partition, entry, context)
     if durable_future is not None:
         await durable_future
     if notification is not None and isinstance(refusal := await notification, Reject):
@@ -243,12 +251,12 @@ async def _append_marker(
 
 
 def _notify_coordinator(
-    broker: TxnMarkersPort, partition: TopicPartition, entry: TxnEntry | None
+    broker: TxnMarkersPort, partition: TopicPartition, entry: TxnEntry | None, context: RequestContext
 ) -> "asyncio.Future[TxnAnswer] | None":
     if entry is None or not isinstance(entry.phase, OngoingPhase) or partition not in entry.phase.partitions:
         return None
     command = RecordForcedMarker(writer=entry.phase.writer, partition=partition)
-    return broker.transactions.submit(entry.transactional_id, command)
+    return broker.transactions.submit(entry.transactional_id, command, context)
 
 
 async def _build_response(results: list[tuple[_ResultKey, ErrorCode]]) -> WriteTxnMarkersResponse:

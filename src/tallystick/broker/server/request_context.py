@@ -13,6 +13,7 @@ class RequestContext(Value):
 
     client_id      the client's own claim, from the header: good for logs and quotas, never for a decision
     client_host    the textual IP address at the other end, which ACLs compare with their host
+    client_port    the port at the other end; for people who look for a client
     listener       name of the listener that the connection came in by
     principal      who is logged in on the connection, as it was when the request arrived
     """
@@ -25,3 +26,4 @@ class RequestContext(Value):
     connection_id: int
     listener: str = DEFAULT_LISTENER
     principal: Principal = ANONYMOUS
+    client_port: int = 0

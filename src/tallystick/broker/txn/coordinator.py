@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.coordinator.runtime import answer
 from tallystick.broker.txn.logic import REFUSALS, AnswerFuture, TransactionLogic, make_pending
 from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
@@ -18,6 +19,7 @@ from tallystick.broker.txn.sweeper import TransactionSweeper
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerId, TransactionalId
+from tallystick.protocol.transaction_history import TransactionTransition
 
 # Interval at which sweeps check whether loading is over.
 LOADING_CHECK_INTERVAL_MS: Final = 100
@@ -104,6 +106,10 @@ class TransactionCoordinator:
         is_loading = self.is_loading or self._runtime.reloader.is_loading
         return REFUSALS.loading if is_loading else tuple(self._entries.by_id.values())
 
+    def list_transitions(self, transactional_id: TransactionalId) -> tuple[TransactionTransition, ...]:
+        """Return what has happened to an id, oldest first, as far as it is remembered."""
+        return self._logic.history.list_transitions(transactional_id)
+
     @property
     def is_loading(self) -> bool:
         """Whether the start has yet to read and compare all of the log."""
@@ -134,16 +140,23 @@ class TransactionCoordinator:
         """Make sure that `__transaction_state` exists, so that FindCoordinator may name this broker."""
         return REFUSALS.stopped if self._runtime.is_stopped else await self._topic.ensure_exists()
 
-    async def execute(self, transactional_id: TransactionalId, command: TxnCommand) -> TxnAnswer:
+    async def execute(
+        self, transactional_id: TransactionalId, command: TxnCommand, requester: Requester | None = None
+    ) -> TxnAnswer:
         """Run one command. Returns when it is durable and applied, or refused, or overdue.
 
         Cancelling the caller does not undo it.
-        """
-        return await self.submit(transactional_id, command)
 
-    def submit(self, transactional_id: TransactionalId, command: TxnCommand) -> AnswerFuture:
+        Args:
+            requester: the client that asked, for the id's history; None: the broker itself.
+        """
+        return await self.submit(transactional_id, command, requester)
+
+    def submit(
+        self, transactional_id: TransactionalId, command: TxnCommand, requester: Requester | None = None
+    ) -> AnswerFuture:
         """Do as `execute`; the future is done already where nothing had to be waited for."""
-        pending = make_pending(command)
+        pending = make_pending(command, requester)
         unavailable = self._find_refusal(transactional_id)
         if unavailable is not None:
             answer(pending, unavailable)

@@ -2,24 +2,29 @@
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tallystick.broker.coordinator.runtime import CoordinatorRuntime, PendingCommand
 from tallystick.broker.txn.codec import decode_record, iter_known_records
+from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.broker.txn.ports import StartComparison
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TransactionalId
+from tallystick.protocol.transaction_history import RecordedState, decode_recorded_state
 
 _log = logging.getLogger("tallystick.transactions")
 
 # About a millisecond of work each; in between, the loop serves other requests.
 REPLAY_CHUNK_BYTES: Final = 128 * 1024
 ENTRIES_PER_SLICE: Final = 64
+# Records of a partition that are read once more, for the history of their ids.
+RECORDS_TOLD_MAX: Final = 1_024
+NO_TIMESTAMP: Final = -1
 
 
 class TransactionLogLoader:
@@ -34,6 +39,7 @@ class TransactionLogLoader:
         self,
         runtime: CoordinatorRuntime[TransactionalId, TxnCommand, TxnAnswer],
         entries: TxnEntryTable,
+        history: TransactionHistory,
         *,
         get_coordinator_epoch: Callable[[TransactionalId], int],
         send_markers: Callable[[TxnEntry], None],
@@ -48,6 +54,7 @@ class TransactionLogLoader:
         """
         self._runtime = runtime
         self._entries = entries
+        self._history = history
         self._send_markers = send_markers
         self._comparison: StartComparison | None = None
         self._uncompared_partitions: set[int] = set()
@@ -116,10 +123,13 @@ class TransactionLogLoader:
             comparison.begin_partition(index)
         unknown_versions: Counter[int] = Counter()
         latest_values: dict[bytes, bytes | None] = {}
+        last_records: deque[tuple[bytes, bytes | None]] = deque(maxlen=RECORDS_TOLD_MAX)
         async for chunk in self._runtime.read_log(index, REPLAY_CHUNK_BYTES):
             if comparison is not None:
                 await comparison.read_chunk(index, chunk)
-            latest_values.update(iter_known_records(chunk, unknown_versions))
+            records = list(iter_known_records(chunk, unknown_versions))
+            latest_values.update(records)
+            last_records.extend(records)
         entries: list[TxnEntry | None] = []
         for key, value in latest_values.items():
             entries.append(apply_event(None, decode_record(key, value)))
@@ -128,6 +138,7 @@ class TransactionLogLoader:
         for entry in entries:
             if entry is not None:
                 self._entries.put(entry.transactional_id, entry)
+        await self._note_history(last_records)
         for version, number in unknown_versions.items():
             _log.warning(
                 "%d records of __transaction_state have the unknown key version %d and were skipped; a newer"
@@ -138,6 +149,20 @@ class TransactionLogLoader:
         if comparison is not None and self._runtime.reloader.is_lost(index):  # the start could not read it
             async with self._comparison_lock:
                 await self._compare((index,))
+
+    async def _note_history(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Note what the last records tell; who asked is not in the log, nor when an id was removed."""
+        states: dict[TransactionalId, list[RecordedState]] = {}
+        for number, (key, value) in enumerate(records):
+            found = decode_recorded_state(key, value, NO_TIMESTAMP)
+            if found is not None and value is None:
+                states.pop(TransactionalId(found[0]), None)
+            elif found is not None:
+                states.setdefault(TransactionalId(found[0]), []).append(found[1])
+            if number % ENTRIES_PER_SLICE == 0:
+                await asyncio.sleep(0)
+        for transactional_id, some in states.items():
+            self._history.note_recorded(transactional_id, some)
 
     def on_loaded(self, index: int) -> None:
         """Send the markers of decided transactions again; during a start, once all is loaded and compared."""

@@ -18,6 +18,7 @@ from tallystick.broker.coordinator.append_errors import (
     translate_append_error,
 )
 from tallystick.broker.coordinator.reload import CoordinatorRefusals
+from tallystick.broker.coordinator.requester import Requester
 from tallystick.broker.coordinator.runtime import (
     CommandQueue,
     CoordinatorRuntime,
@@ -28,6 +29,7 @@ from tallystick.broker.coordinator.runtime import (
 )
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
+from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.loader import TransactionLogLoader
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import (
@@ -100,11 +102,13 @@ class TransactionLogic:
             answer_timeout_ms=lambda: settings().answer_timeout_ms,
         )
         self.entries = TxnEntryTable(self.partition_for)
+        self.history = TransactionHistory()
         self.marker_sender = MarkerSender(markers, self, self.runtime.timer)
         self.producer_id_pool = ProducerIdPool(new_producer_id, self._decide_with_producer_id)
         self.loader = TransactionLogLoader(
             self.runtime,
             self.entries,
+            self.history,
             get_coordinator_epoch=self.get_coordinator_epoch,
             send_markers=self._send_markers,
             move=self._replace_producer_id,
@@ -278,6 +282,7 @@ class TransactionLogic:
             for event in step.events:
                 entry = apply_event(entry, event)
             self.entries.put(transactional_id, entry)
+            self.history.note_applied(step.records, group[0].requester, self.runtime.timer.now_ms)
             if entry is None:
                 self.unsynced_records.forget(transactional_id)
             if (
@@ -310,6 +315,7 @@ class TransactionLogic:
             await durable
         for event in step.events:
             self.entries.put(transactional_id, apply_event(None, event))
+        self.history.note_applied(step.records, None, self.runtime.timer.now_ms)
         return None
 
     # ---- markers
@@ -346,9 +352,9 @@ class TransactionLogic:
             self.marker_sender.send(transactional_id, send, self.get_coordinator_epoch(transactional_id))
 
 
-def make_pending(command: TxnCommand) -> PendingTxnCommand:
+def make_pending(command: TxnCommand, requester: Requester | None = None) -> PendingTxnCommand:
     """Return a command with a future for its answer."""
-    return PendingCommand(command, asyncio.get_running_loop().create_future())
+    return PendingCommand(command, asyncio.get_running_loop().create_future(), requester=requester)
 
 
 def _may_merge(first: TxnCommand, other: TxnCommand) -> bool:
