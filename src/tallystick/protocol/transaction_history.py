@@ -55,6 +55,9 @@ STATE_LABELS: Final[Mapping[int, str]] = MappingProxyType(
         DEAD: "Dead",
     }
 )
+STATES_BY_LABEL: Final[Mapping[str, int]] = MappingProxyType(
+    {label: state for state, label in STATE_LABELS.items()}
+)
 _DECIDED: Final = frozenset({PREPARE_COMMIT, PREPARE_ABORT})
 _COMPLETE: Final = frozenset({COMPLETE_COMMIT, COMPLETE_ABORT})
 _COMPLETE_AFTER: Final = MappingProxyType({PREPARE_COMMIT: COMPLETE_COMMIT, PREPARE_ABORT: COMPLETE_ABORT})

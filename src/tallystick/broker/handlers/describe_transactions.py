@@ -1,13 +1,18 @@
-"""DescribeTransactions: state of transactional ids, forced outcomes included (KIP-664)."""
+"""DescribeTransactions: state of transactional ids, forced outcomes and history included (KIP-664)."""
 
 from collections.abc import Callable
 
-from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
+from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation, transactional_id_resource
 from tallystick.broker.handlers.authorization import make_topic_check
 from tallystick.broker.handlers.deduplicate import deduplicate
 from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.handlers.sliced_response import SlicedListResponse
-from tallystick.broker.handlers.txn_wire import EMPTY_TRANSACTIONAL_ID, NOT_AUTHORIZED
+from tallystick.broker.handlers.txn_wire import (
+    EMPTY_TRANSACTIONAL_ID,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NOT_AUTHORIZED,
+)
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.model import (
     NO_PARTITIONS,
@@ -24,10 +29,12 @@ from tallystick.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     ForcedOutcome,
+    HistoryTransition,
     SupersededPair,
     TopicData,
     TransactionState,
 )
+from tallystick.protocol.transaction_history import STATES_BY_LABEL, TransactionTransition
 
 NEVER_TIMES_OUT = INT32_MAX
 NO_START = -1
@@ -36,11 +43,14 @@ NO_START = -1
 def handle(
     broker: TransactionsPort, request: DescribeTransactionsRequest, context: RequestContext
 ) -> SlicedListResponse:
+    describe_history = _make_history_reader(broker, request, context)
     may_see = make_topic_check(broker, context, Operation.DESCRIBE, log_denied=False)
 
     def describe(name: str) -> TransactionState:
         entry = _find_entry(broker, name, context)
-        return _refused_state(name, entry) if isinstance(entry, Reject) else _describe_entry(entry, may_see)
+        if isinstance(entry, Reject):
+            return _refused_state(name, entry)
+        return _describe_entry(entry, may_see, describe_history(name))
 
     return SlicedListResponse(
         lambda states: DescribeTransactionsResponse(transaction_states=states),
@@ -73,7 +83,41 @@ def _refused_state(name: str, refusal: Reject) -> TransactionState:
     )
 
 
-def _describe_entry(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionState:
+def _make_history_reader(
+    broker: TransactionsPort, request: DescribeTransactionsRequest, context: RequestContext
+) -> Callable[[str], tuple[HistoryTransition, ...] | None]:
+    """Return a function that reads the history of an id, if the request asks for it.
+
+    Who may describe an id need not know its clients: their names and addresses are shown to those who may
+    describe the cluster.
+    """
+    if not request.include_history:
+        return lambda _: None
+    shows_clients = broker.authorizer.allows(context, Operation.DESCRIBE, CLUSTER_RESOURCE, log_denied=False)
+    return lambda name: tuple(
+        _encode_transition(each, shows_client=shows_clients)
+        for each in broker.transactions.list_transitions(TransactionalId(name))
+    )
+
+
+def _encode_transition(each: TransactionTransition, *, shows_client: bool) -> HistoryTransition:
+    return HistoryTransition(
+        kind=each.kind,
+        timestamp_ms=each.at_ms,
+        state=STATES_BY_LABEL[each.state],
+        producer_id=NO_PRODUCER_ID if each.producer is None else each.producer.producer_id,
+        producer_epoch=NO_PRODUCER_EPOCH if each.producer is None else each.producer.epoch,
+        partition_count=each.partition_count,
+        client_id=each.client_id if shows_client else None,
+        address=each.address if shows_client else None,
+    )
+
+
+def _describe_entry(
+    entry: TxnEntry,
+    may_see: Callable[[str], bool],
+    history: tuple[HistoryTransition, ...] | None,
+) -> TransactionState:
     """Describe an entry, with the producer id and epoch of the data, not those of the client (KIP-939)."""
     phase, described, before = entry.phase, entry.described_identity, entry.previous_identity
     timeout_ms = entry.timeout_ms if isinstance(phase, IdlePhase) else phase.timeout_ms
@@ -100,6 +144,7 @@ def _describe_entry(entry: TxnEntry, may_see: Callable[[str], bool]) -> Transact
             for each in entry.forced_outcomes
             if each.partition is None or may_see(each.partition.topic)
         ),
+        history=history,
     )
 
 

@@ -6,7 +6,7 @@ Kafka's fields cannot: docs/formats/private-tags.md.
 
 from typing import Annotated
 
-from tallystick.protocol.wire import INT8, INT16, INT32, INT64, STRING, array, message, struct, wire
+from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, INT64, STRING, array, message, struct, wire
 
 
 @message(api_key=65, versions="0", flexible="0+")
@@ -14,6 +14,7 @@ class DescribeTransactionsRequest:
     """Transactional ids to look up."""
 
     transactional_ids: Annotated[tuple[str, ...], wire(array(STRING), "0+")] = ()
+    include_history: Annotated[bool, wire(BOOL, "0+", tag=10000)] = False
 
 
 @struct
@@ -43,6 +44,20 @@ class ForcedOutcome:
 
 
 @struct
+class HistoryTransition:
+    """Something that has happened to the id; the client is null where no request led to it, or is hidden."""
+
+    kind: Annotated[int, wire(INT8, "0+")]  # protocol.transaction_history.TransitionKind
+    timestamp_ms: Annotated[int, wire(INT64, "0+")]
+    state: Annotated[int, wire(INT8, "0+")]  # after it; 6: the id was removed
+    producer_id: Annotated[int, wire(INT64, "0+")]  # -1 with state 6
+    producer_epoch: Annotated[int, wire(INT16, "0+")]
+    partition_count: Annotated[int, wire(INT32, "0+")]
+    client_id: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
+    address: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None  # host:port
+
+
+@struct
 class TransactionState:
     """The state of one transactional id; with an error, only the id is meaningful."""
 
@@ -56,6 +71,11 @@ class TransactionState:
     topics: Annotated[tuple[TopicData, ...], wire(array(TopicData), "0+")] = ()
     superseded: Annotated[SupersededPair | None, wire(SupersededPair, "0+", nullable="0+", tag=10000)] = None
     forced_outcomes: Annotated[tuple[ForcedOutcome, ...], wire(array(ForcedOutcome), "0+", tag=10001)] = ()
+    # Null: not requested, or the broker keeps none; empty: it has forgotten all of it.
+    history: Annotated[
+        tuple[HistoryTransition, ...] | None,
+        wire(array(HistoryTransition), "0+", nullable="0+", tag=10002),
+    ] = None
 
 
 @message(api_key=65, versions="0", flexible="0+")
