@@ -14,6 +14,7 @@ from tallystick.admin.hanging import HangingFinding, Verdict
 from tallystick.client.errors import IdExpired
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages import describe_producers as dp
 from tallystick.protocol.messages import describe_transactions as dt
@@ -27,6 +28,7 @@ from tallystick.protocol.messages.list_transactions import (
     ListTransactionsResponse,
     TransactionState,
 )
+from tallystick.protocol.transaction_history import TransitionKind
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -211,6 +213,41 @@ def test_one_id_that_moves_or_is_unknown_costs_the_others_nothing() -> None:
             ]
             assert asked == [("id-7", "id-8", "id-99999"), ("id-7",)]
             assert many.count()[0] == 2, "the one that moved is looked up again"
+
+    asyncio.run(main())
+
+
+def test_a_history_of_a_newer_broker_is_passed_on() -> None:
+    """Kinds and states that this version does not know stay visible as numbers."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker, AsyncAdmin(config(broker)) as admin:
+            many = Many(broker)
+            known = dt.HistoryTransition(
+                kind=3, timestamp_ms=7, state=1, producer_id=5, producer_epoch=0, partition_count=2
+            )
+            newer = dt.HistoryTransition(
+                kind=99, timestamp_ms=-1, state=77, producer_id=-1, producer_epoch=-1, partition_count=0
+            )
+
+            def describe(seen: Seen) -> dt.DescribeTransactionsResponse:
+                assert isinstance(seen.request, dt.DescribeTransactionsRequest)
+                history = (known, newer) if seen.request.include_history else None
+                state = replace(many.describe_one("id-1"), history=history)
+                return dt.DescribeTransactionsResponse(transaction_states=(state,))
+
+            broker.scripts[ApiKey.DESCRIBE_TRANSACTIONS] = describe
+            plain = (await admin.describe_transactions(["id-1"])).one("id-1")
+            assert plain.history is None
+            described = (await admin.describe_transactions(["id-1"], history=True)).one("id-1")
+            assert described.history is not None
+            begun, other = described.history
+            assert (begun.kind, begun.state, begun.transactional_id) == (
+                TransitionKind.BEGUN,
+                "Ongoing",
+                "id-1",
+            )
+            assert (other.kind, other.state, other.producer) == (99, "77", None)
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ from tests.support.hanging import hang
 from tests.support.raw_producer import RawProducer, make_topic
 
 from tallystick.cli.main import main
+from tallystick.cli.transactions import _escape, _format_time
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -70,6 +71,35 @@ def test_list_and_describe_in_both_forms(broker: EmbeddedBroker, run: Run, topic
         code, out, _ = run("describe-producers", "--topic", topic, "--partition", "1", "--broker", "1")
         assert (code, out.split()[-1]) == (0, "0")
         producer.end()
+
+
+def test_the_history_of_an_id_in_both_forms(broker: EmbeddedBroker, run: Run, topic: str) -> None:
+    with RawProducer(broker, "told") as producer:
+        producer.init()
+        assert producer.write(topic, 0, "a") == 0
+        producer.end()
+        producer.completed()
+        at = ("describe", "--transactional-id", "told")
+        assert rows(run(*at, "--output", "json"))[0]["History"] is None
+        (found,) = rows(run(*at, "--history", "--output", "json"))
+        steps = ["initialized", "begun", "committed", "completed"]
+        assert [step["Transition"] for step in found["History"]] == steps
+        assert found["History"][0]["Address"].startswith("127.0.0.1:")
+        assert found["History"][3]["ClientId"] is None
+        code, out, _ = run(*at, "--history")
+        assert code == 0
+        table = out.partition("oldest first:\n")[2].splitlines()
+        assert table[0].split()[:3] == ["Time", "Transition", "State"]
+        assert [line.split()[2] for line in table[1:]] == steps
+
+
+def test_what_a_client_calls_itself_does_not_command_the_terminal() -> None:
+    assert _escape("orders\x1b[2J") == "orders\\x1b[2J"
+    assert _escape("bestellungen-größe") == "bestellungen-größe"
+    assert _escape(7) == 7
+    assert _format_time(-1) == "-1"
+    assert _format_time(2**62) == str(2**62)
+    assert _format_time(1_700_000_000_001) == "2023-11-14 22:13:20.001+00:00"
 
 
 def test_what_is_wrong_is_one_line_and_its_exit_code(run: Run) -> None:

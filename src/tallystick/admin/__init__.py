@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
     from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport, OpenTransactionsReport
     from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
+    from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
 
 __all__ = [
     "EARLIEST",
@@ -50,6 +51,8 @@ __all__ = [
     "PartlyDeleted",
     "ResourceType",
     "ScramCredentialInfo",
+    "TransactionTransition",
+    "TransitionKind",
     "UserScramCredentialDeletion",
     "UserScramCredentialUpsertion",
     "Verdict",
@@ -71,6 +74,7 @@ if not TYPE_CHECKING:
         "admin.topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
         "admin.transactions": ("AbortPlan", "AbortSpec", "HangingReport", "OpenTransactionsReport"),
         "protocol.acls": ("AclOperation", "AclPattern", "AclPermission", "AclResource"),
+        "protocol.transaction_history": ("TransactionTransition", "TransitionKind"),
     }
     __getattr__ = _lazy.attributes(
         __name__,

@@ -96,11 +96,16 @@ class Admin:
         )
 
     async def describe_transactions(
-        self, transactional_ids: Iterable[str]
+        self, transactional_ids: Iterable[str], *, history: bool = False
     ) -> Answers[str, TransactionDescription]:
-        """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
+        """Describe transactional ids from their coordinators; an unknown id fails with IdExpired.
+
+        Args:
+            history: what has happened to them, too. Apache Kafka has none; clients are named to principals
+                with DESCRIBE on the cluster.
+        """
         return await self._runner.run_on_transactions(
-            "describe_transactions", TransactionAdmin.describe, transactional_ids
+            "describe_transactions", TransactionAdmin.describe, transactional_ids, history=history
         )
 
     async def describe_producers(

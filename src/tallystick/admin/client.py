@@ -97,10 +97,17 @@ class Admin:
             coordinators=coordinators,
         )
 
-    def describe_transactions(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
-        """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
+    def describe_transactions(
+        self, transactional_ids: Iterable[str], *, history: bool = False
+    ) -> Answers[str, TransactionDescription]:
+        """Describe transactional ids from their coordinators; an unknown id fails with IdExpired.
+
+        Args:
+            history: what has happened to them, too. Apache Kafka has none; clients are named to principals
+                with DESCRIBE on the cluster.
+        """
         return self._runner.run_on_transactions(
-            "describe_transactions", TransactionAdmin.describe, transactional_ids
+            "describe_transactions", TransactionAdmin.describe, transactional_ids, history=history
         )
 
     def describe_producers(

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
+from tallystick.protocol.transaction_history import TransactionTransition
 
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
@@ -51,6 +52,8 @@ class TransactionDescription(Value, kw_only=True):
         None  # the owner's previous id and epoch; tallystick's broker only
     )
     forced_outcomes: tuple[ForcedOutcome, ...] = ()
+    # What has happened to the id, oldest first; None: not asked for, or the broker keeps none (Apache Kafka)
+    history: tuple[TransactionTransition, ...] | None = None
 
     @property
     def in_doubt(self) -> bool:

@@ -18,6 +18,7 @@ from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, Producer
 from tallystick.protocol.messages import describe_producers as dp
 from tallystick.protocol.messages import describe_transactions as dt
 from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from tallystick.protocol.transaction_history import STATE_LABELS, TransactionTransition, TransitionKind
 
 DESCRIBE_TRANSACTIONS: Final = "DescribeTransactions"
 DESCRIBE_PRODUCERS: Final = "DescribeProducers"
@@ -52,12 +53,12 @@ def _explain_list_error(answer: ListTransactionsResponse) -> tuple[int, str | No
 
 
 async def describe_transactions(
-    asker: AdminCall, names: Iterable[str]
+    asker: AdminCall, names: Iterable[str], *, with_history: bool = False
 ) -> Answers[str, TransactionDescription]:
     """Describe transactional ids, in as few requests to each coordinator as possible."""
 
     async def ask(node_id: int, some: Sequence[str]) -> Mapping[str, TransactionDescription | ClientError]:
-        request = dt.DescribeTransactionsRequest(transactional_ids=tuple(some))
+        request = dt.DescribeTransactionsRequest(transactional_ids=tuple(some), include_history=with_history)
         answer = await asker.cluster.send(node_id, request, dt.DescribeTransactionsResponse)
         return {
             state.transactional_id: build_broker_error(
@@ -89,6 +90,9 @@ def _to_description(node_id: int, state: dt.TransactionState) -> TransactionDesc
         if state.superseded is None
         else _to_identity(state.superseded.producer_id, state.superseded.producer_epoch),
         forced_outcomes=tuple(_to_forced_outcome(each) for each in state.forced_outcomes),
+        history=None
+        if state.history is None
+        else tuple(_to_transition(state.transactional_id, each) for each in state.history),
     )
 
 
@@ -103,6 +107,20 @@ def _to_forced_outcome(each: dt.ForcedOutcome) -> ForcedOutcome:
         cause=AbortCause(each.cause) if each.cause in set(AbortCause) else each.cause,
         at_ms=each.timestamp_ms,
         partition=None if each.topic is None else TopicPartition(each.topic, each.partition_id),
+    )
+
+
+def _to_transition(name: str, each: dt.HistoryTransition) -> TransactionTransition:
+    has_producer = each.producer_id >= 0
+    return TransactionTransition(
+        transactional_id=name,
+        kind=TransitionKind(each.kind) if each.kind in set(TransitionKind) else each.kind,
+        at_ms=each.timestamp_ms,
+        state=STATE_LABELS.get(each.state, str(each.state)),
+        producer=_to_identity(each.producer_id, each.producer_epoch) if has_producer else None,
+        partition_count=each.partition_count,
+        client_id=each.client_id,
+        address=each.address,
     )
 
 

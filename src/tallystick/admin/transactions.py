@@ -189,10 +189,12 @@ class TransactionAdmin:
         brokers = await asker.list_brokers(coordinators)
         return await gather_answers(brokers, lambda node_id: list_transactions(asker, node_id, request))
 
-    async def describe(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
+    async def describe(
+        self, transactional_ids: Iterable[str], *, history: bool = False
+    ) -> Answers[str, TransactionDescription]:
         """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
         asker = self._start_call()
-        return await describe_transactions(asker, transactional_ids)
+        return await describe_transactions(asker, transactional_ids, with_history=history)
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], broker: int | None = None

@@ -7,6 +7,7 @@ as aliases, and more: see docs/adr/0030. Works on any Kafka cluster.
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from getpass import getuser
 from pathlib import Path
 from typing import Annotated, Final
@@ -31,10 +32,12 @@ from tallystick.cli.tables import OutputFormat, Row
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import INT16_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
+from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
 
 app = create_app("See transactions, find what hangs, decide and end them.")
 
 _MINUTE_MS: Final = 60_000
+_LAST_TIME_MS: Final = 253_402_300_799_999  # of the year 9999
 
 _LIST_COLUMNS: Final = ("TransactionalId", "Coordinator", "ProducerId", "TransactionState")
 _DESCRIBE_COLUMNS: Final = (
@@ -50,6 +53,10 @@ _HANGING_COLUMNS: Final = (
     "LastTimestamp", "Duration(min)", "TransactionalId", "Why",
 )  # fmt: skip
 _FORCED_COLUMNS: Final = ("ProducerId", "ProducerEpoch", "AbortCause", "TimestampMs", "TopicPartition")
+
+_HISTORY_COLUMNS: Final = (
+    "Time", "Transition", "State", "ProducerId", "ProducerEpoch", "Partitions", "ClientId", "Address",
+)  # fmt: skip
 
 _EXIT_BY_OUTCOME: Final = {
     completion.CompletionOutcome.LOST: ExitCode.FAILED,
@@ -115,14 +122,16 @@ def describe(
     transactional_id: Annotated[
         list[str], typer.Option("--transactional-id", "--transactionalId", help="Repeatable.")
     ],
+    *,
+    history: Annotated[bool, typer.Option("--history", help="What has happened to it, too.")] = False,
 ) -> None:
     """Show a transactional id as its coordinator knows it.
 
-    On tallystick's broker also its forced outcomes.
+    On tallystick's broker also its forced outcomes and, with --history, its last transitions.
     """
     at: ClusterTarget = context.obj
     with at.open_admin() as admin:
-        answers = admin.describe_transactions(transactional_id)
+        answers = admin.describe_transactions(transactional_id, history=history)
     now_ms = SystemClock().now_ms()
     if answers.found:
         at.print_rows(
@@ -135,6 +144,8 @@ def describe(
                 at.print_rows(
                     _FORCED_COLUMNS, [_format_forced_outcome(outcome) for outcome in each.forced_outcomes]
                 )
+            if history:
+                _print_history(at, each)
     for name, failure in answers.failures.items():
         print_error(f"{name}: {failure.what()}", ExitCode.FAILED)
     raise typer.Exit(ExitCode.FAILED if answers.failures else ExitCode.DONE)
@@ -348,7 +359,44 @@ def _format_description(each: TransactionDescription, now_ms: int) -> Row:
         "TopicPartitions": sorted(map(str, each.partitions)),
         "Superseded": None if each.superseded is None else str(each.superseded),
         "ForcedOutcomes": [_format_forced_outcome(outcome) for outcome in each.forced_outcomes],
+        "History": None if each.history is None else [_format_transition(step) for step in each.history],
     }
+
+
+def _print_history(at: ClusterTarget, described: TransactionDescription) -> None:
+    if described.history is None:
+        print(f"\n{described.transactional_id}: its broker keeps no history.")
+        return
+    print(f"\nHistory of {described.transactional_id}, oldest first:")
+    rows = [_format_transition(step) for step in described.history]
+    at.print_rows(_HISTORY_COLUMNS, [{name: _escape(value) for name, value in row.items()} for row in rows])
+
+
+def _format_transition(step: TransactionTransition) -> Row:
+    kind = step.kind.name.lower() if isinstance(step.kind, TransitionKind) else step.kind
+    return {
+        "Time": _format_time(step.at_ms),
+        "TimestampMs": step.at_ms,
+        "Transition": kind,
+        "State": step.state,
+        "ProducerId": None if step.producer is None else step.producer.producer_id,
+        "ProducerEpoch": None if step.producer is None else step.producer.epoch,
+        "Partitions": step.partition_count,
+        "ClientId": step.client_id,
+        "Address": step.address,
+    }
+
+
+def _format_time(at_ms: int) -> str:
+    if not 0 <= at_ms <= _LAST_TIME_MS:
+        return str(at_ms)
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
+
+
+def _escape(value: object) -> object:
+    """Return a value without what a terminal would obey: clients name themselves as they like."""
+    is_harmless = not isinstance(value, str) or value.isprintable()
+    return value if is_harmless else str(value).encode("unicode_escape").decode("ascii")
 
 
 def _format_forced_outcome(each: ForcedOutcome) -> Row:
