@@ -24,6 +24,7 @@ or by a new incarnation looks like the client's own, and is ABORTED.
 Source: KIP-98 "Transaction Log"; KIP-939 for KEPT; docs/formats/transaction-state.md for forced outcomes.
 """
 
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from types import MappingProxyType
@@ -62,6 +63,11 @@ _DECIDED: Final = frozenset({PREPARE_COMMIT, PREPARE_ABORT})
 _COMPLETE: Final = frozenset({COMPLETE_COMMIT, COMPLETE_ABORT})
 _COMPLETE_AFTER: Final = MappingProxyType({PREPARE_COMMIT: COMPLETE_COMMIT, PREPARE_ABORT: COMPLETE_ABORT})
 _VERSION_SIZE: Final = 2
+_HEADER: Final = struct.Struct(">hqhib")  # version, producer id and epoch, timeout, status
+_TIMES: Final = struct.Struct(">qqb")  # last update, start, number of tagged fields
+_INT16: Final = struct.Struct(">h")
+_INT64: Final = struct.Struct(">q")
+_TWO_BYTES: Final = 0x80  # a varint from here on takes two bytes
 _KEY_VERSION: Final = 0
 _VALUE_VERSIONS: Final = frozenset({0, 1})
 
@@ -266,9 +272,12 @@ def decode_recorded_state(
         raise DecodeError("a record of __transaction_state has no readable key")
     if int.from_bytes(key[:_VERSION_SIZE], "big") != _KEY_VERSION:
         return None
-    name = decode_prefix(TransactionLogKey, key, _KEY_VERSION, _VERSION_SIZE)[0].transactional_id
+    name = _read_name(key)
     if value is None:
         return name, RecordedState(DEAD, timestamp_ms, None, None)
+    usual = _read_usual_state(value)
+    if usual is not None:
+        return name, usual
     version = int.from_bytes(value[:_VERSION_SIZE], "big")
     if len(value) < _VERSION_SIZE or version not in _VALUE_VERSIONS:
         raise DecodeError(f"{name!r}: a value of {len(value)} bytes and version {version} is not supported")
@@ -278,20 +287,72 @@ def decode_recorded_state(
     return None if read.producer_epoch < 0 else (name, _convert(read))
 
 
+def _read_name(key: bytes) -> str:
+    length, text = int.from_bytes(key[2:4], "big"), key[4:]
+    if length == len(text) and text.isascii():
+        return text.decode("ascii")
+    return decode_prefix(TransactionLogKey, key, _KEY_VERSION, _VERSION_SIZE)[0].transactional_id
+
+
+def _read_usual_state(value: bytes) -> RecordedState | None:
+    """Read a value of the usual layout, at a sixth of the cost of its declaration [WIRE-4].
+
+    Usual is version 1 with short lists of partitions and no tags but Kafka's. Names of topics are not looked
+    at. Returns None for any other value, a damaged one included.
+    """
+    try:
+        version, producer_id, epoch, _, state = _HEADER.unpack_from(value)
+        if version != 1 or producer_id < 0 or epoch < 0 or state not in STATE_LABELS:
+            return None
+        at, count = _HEADER.size + 1, 0
+        topic_count = value[at - 1]  # plus 1; 0 is null
+        for _ in range(topic_count - 1):
+            name_size = value[at]  # plus 1, which is the byte itself
+            list_size = value[at + name_size]
+            if not 0 < name_size < _TWO_BYTES or not 0 < list_size < _TWO_BYTES:
+                return None
+            at += name_size + 1 + 4 * (list_size - 1)
+            if value[at]:  # tagged fields
+                return None
+            at, count = at + 1, count + list_size - 1
+        at_ms, started_ms, tag_count = _TIMES.unpack_from(value, at)
+        at, next_id, next_epoch = at + _TIMES.size, -1, -1
+        for _ in range(tag_count):
+            tag, size = value[at], value[at + 1]
+            at += 2
+            if (tag, size) == (1, 8):
+                (next_id,) = _INT64.unpack_from(value, at)
+            elif (tag, size) == (3, 2):
+                (next_epoch,) = _INT16.unpack_from(value, at)
+            elif (tag, size) not in ((0, 8), (2, 2)):
+                return None
+            at += size
+    except (struct.error, IndexError):
+        return None
+    if at != len(value) or topic_count >= _TWO_BYTES:
+        return None
+    producer = ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
+    client = _find_client(producer, next_id, next_epoch)
+    return RecordedState(state, at_ms, producer, client, count, None if started_ms < 0 else started_ms)
+
+
+def _find_client(producer: ProducerIdAndEpoch, next_id: int, next_epoch: int) -> ProducerIdAndEpoch:
+    """Return the client; Kafka before KIP-939 writes the next producer id alone, and means its epoch 0."""
+    if next_id < 0 and next_epoch < 0:
+        return producer
+    producer_id = producer.producer_id if next_id < 0 else ProducerId(next_id)
+    return ProducerIdAndEpoch(producer_id, ProducerEpoch(max(next_epoch, 0)))
+
+
 def _convert(read: TransactionLogValue) -> RecordedState:
     producer = ProducerIdAndEpoch(ProducerId(read.producer_id), ProducerEpoch(read.producer_epoch))
-    next_id, next_epoch = read.next_producer_id, read.next_producer_epoch
-    client = producer
-    if next_id >= 0 or next_epoch >= 0:  # Kafka before KIP-939 writes the next id alone, and means epoch 0
-        next_id = producer.producer_id if next_id < 0 else ProducerId(next_id)
-        client = ProducerIdAndEpoch(ProducerId(next_id), ProducerEpoch(max(next_epoch, 0)))
     forced = read.forced_outcomes[-1] if read.forced_outcomes else None
     started_ms = read.transaction_start_timestamp_ms
     return RecordedState(
         state=read.transaction_status,
         at_ms=read.transaction_last_update_timestamp_ms,
         producer=producer,
-        client=client,
+        client=_find_client(producer, read.next_producer_id, read.next_producer_epoch),
         partition_count=sum(len(each.partition_ids) for each in read.transaction_partitions or ()),
         started_ms=None if started_ms < 0 else started_ms,
         forced=None

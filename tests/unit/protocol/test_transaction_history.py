@@ -180,8 +180,29 @@ def test_any_bytes_are_a_state_or_an_error() -> None:
         for _ in range(random.randint(1, 4)):
             damaged[random.randrange(len(damaged))] = random.randrange(256)
         try:
-            decode_recorded_state(key, bytes(damaged[: random.randint(0, len(damaged))]), 0)
+            value = bytes(damaged[: random.randint(0, len(damaged))])
+            found = decode_recorded_state(key, value, 0)
             outcomes.add("read")
         except DecodeError:
             outcomes.add("refused")
+        else:
+            assert found is None or found == read_as_declared(key, value)
     assert outcomes == {"read", "refused"}
+
+
+def read_as_declared(key: bytes, value: bytes) -> tuple[str, RecordedState]:
+    """Read a value without the short cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(th, "_read_usual_state", lambda _: None)
+        found = decode_recorded_state(key, value, 0)
+        assert found is not None
+        return found
+
+
+def test_the_usual_layouts_are_read_as_they_are_declared() -> None:
+    """[WIRE-4] And those of Kafka are usual."""
+    key, stories = read_vectors()
+    values = [value for story in stories.values() for _, value in story]
+    usual = [value for value in values if th._read_usual_state(value) is not None]
+    assert len(usual) > len(values) / 2
+    assert all(decode_recorded_state(key, value, 0) == read_as_declared(key, value) for value in usual)
