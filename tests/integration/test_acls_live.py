@@ -1,10 +1,13 @@
 """ACLs on a running broker: `tallystick acls`, and clients that are denied and allowed again."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tallystick.admin import Admin
+from tallystick.admin.transaction_log import TransactionLogFollower
 from tallystick.cli.main import main
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import NotAuthorized
@@ -20,7 +23,7 @@ SETTINGS = {
 Run = Callable[..., tuple[int, str]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(config=SETTINGS) as running:
         yield running
@@ -58,3 +61,29 @@ def test_a_right_is_taken_and_given_back(broker: EmbeddedBroker, run: Run) -> No
     code, out = run("acls", "delete", "--topic", "orders", "--resource-pattern-type", "match", "--yes")
     assert code == 0
     assert json.loads(run("acls", "list", "--output", "json")[1]) == []
+
+
+def test_who_may_not_read_the_transaction_log_is_told_so_as_a_value(broker: EmbeddedBroker, run: Run) -> None:
+    """And who may not describe the cluster sees a history without clients."""
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "client.id": "shop"}
+    with Producer({**settings, "transactional.id": "told"}) as producer:
+        producer.init_transactions()
+
+    async def follow() -> tuple[int, list[str]]:
+        async with TransactionLogFollower(settings) as follower:
+            told = len(await follower.poll())
+            await follower.poll()
+            return told, [type(each).__name__ for each in follower.take_failures()]
+
+    def read_history() -> list[tuple[str | None, bool]]:
+        with Admin(settings) as admin:
+            history = admin.describe_transactions(["told"], history=True).one("told").history
+        return [(each.client_id, each.address is None) for each in history or ()]
+
+    assert asyncio.run(follow()) == (1, [])
+    assert read_history() == [("shop", False)]
+    bob = ("--allow-principal", "User:bob")
+    assert run("acls", "create", *bob, "--operation", "Read", "--topic", "__transaction_state")[0] == 0
+    assert run("acls", "create", *bob, "--operation", "Describe", "--cluster")[0] == 0
+    assert asyncio.run(follow()) == (0, ["NotAuthorized"])
+    assert read_history() == [(None, True)]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UserScramCredentialUpsertion,
     )
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
+    from tallystick.admin.transaction_log import TransactionLogFollower
     from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport, OpenTransactionsReport
     from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
     from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
@@ -51,6 +52,7 @@ __all__ = [
     "PartlyDeleted",
     "ResourceType",
     "ScramCredentialInfo",
+    "TransactionLogFollower",
     "TransactionTransition",
     "TransitionKind",
     "UserScramCredentialDeletion",
@@ -72,6 +74,7 @@ if not TYPE_CHECKING:
             "UserScramCredentialUpsertion",
         ),
         "admin.topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
+        "admin.transaction_log": ("TransactionLogFollower",),
         "admin.transactions": ("AbortPlan", "AbortSpec", "HangingReport", "OpenTransactionsReport"),
         "protocol.acls": ("AclOperation", "AclPattern", "AclPermission", "AclResource"),
         "protocol.transaction_history": ("TransactionTransition", "TransitionKind"),
