@@ -8,10 +8,17 @@ from tests.support.txn_words import ident
 
 from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.txn import history
+from tallystick.broker.txn.codec import encode_record
 from tallystick.broker.txn.history import CLIENT_ID_MAX, HISTORY_MAX, TransactionHistory
-from tallystick.broker.txn.machine.commands import EndTxnResult, InitProducerId, RecordForcedMarker
+from tallystick.broker.txn.machine.commands import (
+    EndTxnResult,
+    EntryStored,
+    InitProducerId,
+    RecordForcedMarker,
+)
 from tallystick.broker.txn.machine.model import IdlePhase, TxnEntry
 from tallystick.kernel.ids import TimestampMs, TransactionalId
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.protocol.transaction_history import TransitionKind
 
 K = TransitionKind
@@ -134,6 +141,20 @@ async def test_a_partition_that_is_read_back_repeats_nothing_and_adds_what_was_u
         await world.pass_time(BACKOFF_MS)
         assert kinds(world) == [K.INITIALIZED, K.BEGUN, K.COMMITTED, K.COMPLETED]
         assert world.coordinator.list_transitions(T)[0].client_id == "orders"
+
+
+@on_a_loop
+async def test_a_record_that_only_the_history_reads_does_not_keep_an_id_from_its_clients() -> None:
+    """A state of a newer version that was replaced since is no reason to refuse the id."""
+    async with World() as world:
+        await world.init()
+        key, _ = encode_record(EntryStored(entry=world.entry()), 2)
+        world.log.append(encode_batch([Record(0, 0, key, b"\0\x63 of a newer version")], BatchMeta()), None)  # type: ignore[arg-type]
+        world.clock.advance(5)
+        who = await world.init()
+        await world.restart()
+        assert world.entry().client == who
+        assert kinds(world) == [K.INITIALIZED, K.INITIALIZED]
 
 
 @on_a_loop

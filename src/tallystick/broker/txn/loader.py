@@ -15,6 +15,7 @@ from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.broker.txn.ports import StartComparison
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TransactionalId
+from tallystick.protocol import DecodeError
 from tallystick.protocol.transaction_history import RecordedState, decode_recorded_state
 
 _log = logging.getLogger("tallystick.transactions")
@@ -154,7 +155,10 @@ class TransactionLogLoader:
         """Note what the last records tell; who asked is not in the log, nor when an id was removed."""
         states: dict[TransactionalId, list[RecordedState]] = {}
         for number, (key, value) in enumerate(records):
-            found = decode_recorded_state(key, value, NO_TIMESTAMP)
+            try:
+                found = decode_recorded_state(key, value, NO_TIMESTAMP)
+            except DecodeError:
+                found = None  # nothing rests on it: the last record of each id was decoded already
             if found is not None and value is None:
                 states.pop(TransactionalId(found[0]), None)
             elif found is not None:
