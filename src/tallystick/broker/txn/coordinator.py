@@ -126,6 +126,11 @@ class TransactionCoordinator:
         """Number of times that such a partition was read back and served again."""
         return self._runtime.reloader.reload_count
 
+    @property
+    def unrecorded_completion_count(self) -> int:
+        """Number of transactions that are complete, and whose record of that is still to come."""
+        return len(self._logic.held_completions)
+
     def find_by_producer_id(self, producer_id: ProducerId) -> TxnEntry | None:
         """Return the entry whose current or last transaction has this producer id in the partitions."""
         entry = self._entries.find_by_producer_id(producer_id)

@@ -6,7 +6,7 @@ have. What is held here has changed nothing yet. A crash loses it; the markers a
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tallystick.broker.txn.machine.commands import EntryStored, MarkersWritten, TxnStep
@@ -42,44 +42,39 @@ class HeldCompletions:
         self._by_id: dict[TransactionalId, HeldCompletion] = {}
         # Due time, id and completion, in the order of arrival; those that are not held any more stay in it.
         self._due: deque[tuple[int, TransactionalId, HeldCompletion]] = deque()
+        self.find = self._by_id.get
 
-    def __bool__(self) -> bool:
-        return bool(self._by_id)
+    def __len__(self) -> int:
+        return len(self._by_id)
 
     @property
     def next_ms(self) -> int | None:
         """Monotonic milliseconds at which `pop_due` should be called; None: nothing is held."""
-        return self._due[0][0] if self._by_id else None
+        return self._due[0][0] if self._due else None
 
-    def list_ids(self) -> tuple[TransactionalId, ...]:
-        """Return the ids whose completion is held."""
-        return tuple(self._by_id)
-
-    def find_entry(self, transactional_id: TransactionalId) -> TxnEntry | None:
-        """Return the completed entry that is held for an id."""
-        held = self._by_id.get(transactional_id)
-        return None if held is None else held.entry
+    def list_all(self) -> tuple[tuple[TransactionalId, HeldCompletion], ...]:
+        """Return every id with its completion."""
+        return tuple(self._by_id.items())
 
     def hold(self, transactional_id: TransactionalId, held: HeldCompletion, at_ms: int) -> None:
         """Hold a completion until a time. Order: all markers are written, and nothing of it is applied."""
         self._by_id[transactional_id] = held
         self._due.append((at_ms, transactional_id, held))
 
-    def forget(self, transactional_id: TransactionalId) -> HeldCompletion | None:
-        """Drop and return what is held for an id."""
-        return self._by_id.pop(transactional_id, None)
+    def forget(self, transactional_id: TransactionalId) -> None:
+        """Drop what is held for an id, whose entry has changed."""
+        self._by_id.pop(transactional_id, None)
 
     def forget_where(self, is_lost: Callable[[TransactionalId], bool]) -> None:
         """Drop what is held for ids whose entries are lost."""
         for transactional_id in [name for name in self._by_id if is_lost(name)]:
             del self._by_id[transactional_id]
 
-    def pop_due(self, now_ms: int, count_max: int) -> Iterable[tuple[TransactionalId, HeldCompletion]]:
-        """Take out the completions that have waited long enough, a few at a time."""
+    def pop_due(self, now_ms: int, count_max: int) -> Iterator[tuple[TransactionalId, HeldCompletion]]:
+        """Return the completions that have waited long enough, a few at a time; they stay until forgotten."""
         due = self._due
         while due and count_max and due[0][0] <= now_ms:
             _, transactional_id, held = due.popleft()
             if self._by_id.get(transactional_id) is held:
-                del self._by_id[transactional_id]
                 count_max -= 1
                 yield transactional_id, held

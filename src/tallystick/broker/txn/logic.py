@@ -160,15 +160,19 @@ class TransactionLogic:
         """Decide; then carry out the Step, or append its records and carry it out when durable [TXN-1]."""
         command = _merge_commands(group)
         env = self._build_env(key)
-        # With a completion that is not recorded yet, a record of this step takes the place of its record.
-        entry = self.held_completions.find_entry(key) or self.entries.get(key)
-        step = decide_or_refuse(lambda: decide(entry, command, env))
+        held = self.held_completions.find(key)
+        if held is not None and isinstance(command, MarkersWritten) and not command.may_wait:
+            step: TxnStep | Reject = held.step
+        else:
+            # A record of this step takes the place of the record that is held.
+            entry = self.entries.get(key) if held is None else held.entry
+            step = decide_or_refuse(lambda: decide(entry, command, env))
         if isinstance(step, Reject):
             self._reject_or_queue(key, group, step)
             return None
         if step.may_wait and isinstance(command, MarkersWritten) and self.runtime.is_open:
             answer_all(group, step.reply)
-            self._hold_completion(key, HeldCompletion(command, step))
+            self._hold_completion(key, HeldCompletion(command, replace(step, may_wait=False)))
             return None
         if step.uses_spare_id and not self.producer_id_pool.take():
             for pending in group:
@@ -354,17 +358,12 @@ class TransactionLogic:
 
     def record_completions(self) -> None:
         """Record all completions now."""
-        for transactional_id in self.held_completions.list_ids():
-            held = self.held_completions.forget(transactional_id)
-            if held is not None:
-                self._record_completion(transactional_id, held)
+        for transactional_id, held in self.held_completions.list_all():
+            self._record_completion(transactional_id, held)
 
     def _record_completion(self, transactional_id: TransactionalId, held: HeldCompletion) -> None:
-        def done(answered: AnswerFuture) -> None:
-            # The log took nothing, and no record of the id has come since.
-            if isinstance(answered.result(), Reject) and self.is_awaiting_markers(
-                transactional_id, held.command.marker_identity
-            ):
+        def done(_: AnswerFuture) -> None:
+            if self.held_completions.find(transactional_id) is held:  # the log did not take the record
                 self._hold_completion(transactional_id, held, RETRY_MS)
 
         command = replace(held.command, may_wait=False)
@@ -376,7 +375,8 @@ class TransactionLogic:
 
     def view(self, entry: TxnEntry) -> TxnEntry:
         """Return an entry as it is to be seen: complete with its last marker, recorded or not."""
-        return self.held_completions.find_entry(entry.transactional_id) or entry
+        held = self.held_completions.find(entry.transactional_id)
+        return entry if held is None else held.entry
 
     def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
         """Return whether the id still waits for these markers."""
