@@ -50,7 +50,10 @@ class HeldCompletions:
     @property
     def next_ms(self) -> int | None:
         """Monotonic milliseconds at which `pop_due` should be called; None: nothing is held."""
-        return self._due[0][0] if self._due else None
+        due, find = self._due, self._by_id.get
+        while due and find(due[0][1]) is not due[0][2]:
+            due.popleft()
+        return due[0][0] if due else None
 
     def list_all(self) -> tuple[tuple[TransactionalId, HeldCompletion], ...]:
         """Return every id with its completion."""

@@ -389,7 +389,8 @@ class TransactionLogic:
 
     def count_losses(self, transactional_id: TransactionalId) -> int:
         """Return how often the id's partition was lost."""
-        return self.runtime.reloader.loss_counts[self.partition_for(transactional_id)]
+        counts = self.runtime.reloader.loss_counts
+        return counts[self.partition_for(transactional_id)] if counts else 0
 
     def wake_at(self, at_ms: int) -> None:
         """Call `tick` at this monotonic time or before."""
