@@ -405,4 +405,5 @@ def answer(pending: PendingCommand[Any, AnswerT], result: AnswerT | Reject) -> N
 def answer_all(group: Iterable[PendingCommand[Any, AnswerT]], result: AnswerT | Reject) -> None:
     """Answer several commands alike."""
     for pending in group:
-        answer(pending, result)
+        if not pending.future.done():
+            pending.future.set_result(result)

@@ -11,7 +11,7 @@ from typing import Final
 
 from tallystick.broker.txn.machine.commands import EntryStored, MarkersWritten, TxnStep
 from tallystick.broker.txn.machine.model import TxnEntry
-from tallystick.kernel.check import check
+from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.ids import TransactionalId
 from tallystick.kernel.value import Value
 
@@ -31,7 +31,8 @@ class HeldCompletion(Value):
     def entry(self) -> TxnEntry:
         """The entry that the step records: decisions about the id rest on it."""
         record = self.step.records[-1]
-        check(isinstance(record, EntryStored), "a completion stores an entry")
+        if not isinstance(record, EntryStored):
+            raise InvariantBroken("a completion stores an entry")
         return record.entry
 
 
