@@ -5,17 +5,19 @@ import asyncio
 from tests.support.txn_coordinator import FULL, P0, P1, T, World, add, code_of, commit, on_a_loop
 
 from tallystick.broker.coordinator.reload import BACKOFF_MS
+from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.held_completions import HELD_MS_MAX
 from tallystick.broker.txn.machine.commands import (
     DONE,
     EndTxnResult,
+    EntryStored,
     InitProducerId,
     InitProducerIdResult,
     RemoveExpiredId,
     VerifyPartitions,
     VerifyPartitionsResult,
 )
-from tallystick.broker.txn.machine.model import DecidedPhase, TxnState
+from tallystick.broker.txn.machine.model import DecidedPhase, IdlePhase, TxnConfig, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TransactionalId
 
@@ -49,11 +51,28 @@ async def test_a_transaction_with_its_last_marker_is_shown_complete_and_not_yet_
 
 @on_a_loop
 async def test_the_next_transaction_takes_the_place_of_its_record() -> None:
+    """[TXN-16]"""
     async with World() as world:
         _, client = await complete(world)
         assert await world.ask(add(client, P1)) == DONE
         await world.pass_time(HELD_MS_MAX)
         assert world.log.states() == ["Empty", "Ongoing", "PrepareCommit", "Ongoing"]
+
+
+@on_a_loop
+async def test_with_offsets_of_markers_both_records_are_one_batch() -> None:
+    """A start after a power loss learns from the completion where the markers were (ADR 0019)."""
+    async with World(config=TxnConfig(remember_marker_offsets=True)) as world:
+        _, client = await complete(world)
+        before = len(world.log.batches)
+        assert await world.ask(add(client, P1)) == DONE
+        await world.pass_time(HELD_MS_MAX)
+        assert world.log.states() == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit", "Ongoing"]
+        assert len(world.log.batches) == before + 1
+        completed, _ = decode_batches(world.log.batches[-1])
+        assert isinstance(completed, EntryStored)
+        assert isinstance(completed.entry.phase, IdlePhase)
+        assert completed.entry.phase.marker_offsets == {P0: 100}
 
 
 @on_a_loop

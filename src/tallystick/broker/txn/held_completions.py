@@ -2,7 +2,9 @@
 
 A transaction is complete when its last marker is written. Where the next transaction follows at once, the
 record of that is left out: a record is the whole entry, so that the next one says all that this one would
-have. What is held here has changed nothing yet. A crash loses it; the markers are sent again then.
+have. Where a power loss may take markers back, the record has their offsets, and goes into the log in one
+batch with the next one. What is held here has changed nothing yet [TXN-16]. A crash loses it; the markers are
+sent again then.
 """
 
 from collections import deque
@@ -13,7 +15,7 @@ from tallystick.broker.txn.machine.commands import EntryStored, MarkersWritten, 
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.ids import TransactionalId
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import Value, replace
 
 # An id that rests for this long gets its record.
 HELD_MS_MAX: Final = 100
@@ -34,6 +36,14 @@ class HeldCompletion(Value):
         if not isinstance(record, EntryStored):
             raise InvariantBroken("a completion stores an entry")
         return record.entry
+
+
+def prepend_completion(completion: TxnStep, step: TxnStep) -> TxnStep:
+    """Return a step that records the completion before its own records; itself where it has none."""
+    if not step.records:
+        return step
+    records, events = (*completion.records, *step.records), (*completion.events, *step.events)
+    return replace(step, records=records, events=events)
 
 
 class HeldCompletions:

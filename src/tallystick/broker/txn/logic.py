@@ -28,7 +28,13 @@ from tallystick.broker.coordinator.runtime import (
 )
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
-from tallystick.broker.txn.held_completions import HELD_MS_MAX, RETRY_MS, HeldCompletion, HeldCompletions
+from tallystick.broker.txn.held_completions import (
+    HELD_MS_MAX,
+    RETRY_MS,
+    HeldCompletion,
+    HeldCompletions,
+    prepend_completion,
+)
 from tallystick.broker.txn.loader import TransactionLogLoader
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import (
@@ -164,9 +170,12 @@ class TransactionLogic:
         if held is not None and isinstance(command, MarkersWritten) and not command.may_wait:
             step: TxnStep | Reject = held.step
         else:
-            # A record of this step takes the place of the record that is held.
+            # [TXN-16]: a record of this step takes the place of the record that is held.
             entry = self.entries.get(key) if held is None else held.entry
             step = decide_or_refuse(lambda: decide(entry, command, env))
+            if held is not None and isinstance(step, TxnStep) and env.config.remember_marker_offsets:
+                # A start after a power loss looks for these offsets: both records, in one batch.
+                step = prepend_completion(held.step, step)
         if isinstance(step, Reject):
             self._reject_or_queue(key, group, step)
             return None
