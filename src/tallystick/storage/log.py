@@ -17,7 +17,7 @@ from typing import Final
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.value import Value
-from tallystick.protocol.records import BatchHeader, patch_offset_and_epoch, read_marker
+from tallystick.protocol.records import BatchHeader, EncodedBatch, patch_offset_and_epoch, read_marker
 from tallystick.storage.fs import (
     DiskFull,
     LogOffline,
@@ -40,7 +40,7 @@ from tallystick.storage.producer_state import (
 )
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
 from tallystick.storage.reserve import SpaceGuard, UnlimitedSpace
-from tallystick.storage.validation import LogConfig, PrevalidatedBatch, check_batches
+from tallystick.storage.validation import LogConfig, PrevalidatedBatch, check_batches, check_encoded_batch
 
 __all__ = [
     "NO_GUARD",
@@ -213,17 +213,21 @@ class Log:
         """
         if self.files.failure is not None:
             raise self.files.failure
-        is_prevalidated = isinstance(batches, PrevalidatedBatch)
-        validated = check_batches(
-            bytearray(batches), self.config, origin, now_ms, is_prevalidated=is_prevalidated
-        )
+        if isinstance(batches, EncodedBatch) and origin is not AppendOrigin.CLIENT:
+            validated = check_encoded_batch(batches, self.config, origin, now_ms)
+        else:
+            is_prevalidated = isinstance(batches, PrevalidatedBatch)
+            validated = check_batches(
+                bytearray(batches), self.config, origin, now_ms, is_prevalidated=is_prevalidated
+            )
         if isinstance(validated, Reject):
             return validated
         data, headers = validated
         answer = self._check_producer(data, headers[0][1], origin, guard)
         if answer is not None:
             return answer
-        first = next_offset = self.reader.log_end_offset
+        reader, epochs = self.reader, self.leader_epochs
+        first = next_offset = reader.log_end_offset
         for at, header in headers:
             patch_offset_and_epoch(data, at, next_offset, leader_epoch)
             next_offset = Offset(next_offset + header.last_offset_delta + 1)
@@ -232,11 +236,11 @@ class Log:
         try:
             self._write(data, headers, next_offset - 1, now_ms, internal=internal)
             if (
-                leader_epoch != self.leader_epochs.latest_epoch
+                leader_epoch != epochs.latest_epoch
                 and leader_epoch >= 0
-                and self.leader_epochs.assign(leader_epoch, first)
+                and epochs.assign(leader_epoch, first)
             ):
-                self.files.save_epochs(self.leader_epochs)
+                self.files.save_epochs(epochs)
             self._apply_append(data, headers, first, guard.transaction_version)
             self._set_log_end(next_offset)
         except StorageFailure:
@@ -245,9 +249,8 @@ class Log:
             raise self.take_offline(
                 f"a batch may be in the file, but the state after it could not be updated: {exc!r}"
             ) from exc
-        is_log_append_time = bool(self.config.message_timestamp_type)
-        timestamp_ms = now_ms if is_log_append_time else -1
-        return AppendResult(first, Offset(next_offset - 1), timestamp_ms, self.reader.log_start_offset)
+        timestamp_ms = now_ms if self.config.message_timestamp_type else -1
+        return AppendResult(first, Offset(next_offset - 1), timestamp_ms, reader.log_start_offset)
 
     def _set_log_end(self, offset: Offset) -> None:
         """Set the log end; the last segment now ends with the record before `offset`."""

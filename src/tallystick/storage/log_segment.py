@@ -12,10 +12,11 @@ logs.
 from collections import OrderedDict
 from collections.abc import Iterator
 
+from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader
 from tallystick.storage.fs import File
-from tallystick.storage.indexes import OffsetIndex, TimeIndex, fits_relative_offset
+from tallystick.storage.indexes import OffsetIndex, TimeIndex
 from tallystick.storage.recovery import CorruptLog
 from tallystick.storage.segment_files import (
     FileRecords,
@@ -296,7 +297,7 @@ class ActiveSegment:
         start = self._records.size
         return start > 0 and (
             start + size > segment_bytes
-            or not fits_relative_offset(last_offset, self.base_offset)
+            or last_offset - self.base_offset > INT32_MAX
             or self._indexes.is_full(segment_index_bytes)
         )
 

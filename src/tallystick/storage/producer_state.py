@@ -202,6 +202,10 @@ class ProducerStateManager:
         """Every known producer by id, for DescribeProducers and the cleaner."""
         return MappingProxyType(self._producers)
 
+    def find_producer(self, producer_id: int) -> ProducerStateEntry | None:
+        """Return the state of one producer id."""
+        return self._producers.get(producer_id)
+
     @property
     def first_undecided_offset(self) -> int | None:
         """First offset of the oldest open transaction."""

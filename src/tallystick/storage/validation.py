@@ -24,6 +24,7 @@ from tallystick.protocol.records import (
     LOG_OVERHEAD,
     BatchHeader,
     Codec,
+    EncodedBatch,
     RecordsError,
     TimestampType,
     check_batch,
@@ -201,6 +202,18 @@ def check_batches(
             " send one",
         )
     return data, headers
+
+
+def check_encoded_batch(
+    batch: EncodedBatch, config: LogConfig, origin: AppendOrigin, now_ms: int
+) -> CheckedBatches | Reject:
+    """Do as `check_batches` for a batch of this broker: it is sound, and can only be too large."""
+    size = len(batch)
+    is_usual = config.message_timestamp_type is TimestampType.CREATE_TIME and (
+        size <= config.max_message_bytes and size <= config.segment_bytes
+    )
+    data = bytearray(batch)
+    return (data, [(0, batch.header)]) if is_usual else check_batches(data, config, origin, now_ms)
 
 
 def _reject_batch(

@@ -239,6 +239,11 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
 
     # ---- commands
 
+    @property
+    def is_open(self) -> bool:
+        """Whether commands are neither held up nor refused because the broker is stopping."""
+        return self._paused_commands is None and not self.is_stopped
+
     def submit(
         self, key: KeyT, pending: PendingCommand[CommandT, AnswerT]
     ) -> "asyncio.Future[AnswerT | Reject]":
@@ -402,4 +407,5 @@ def answer(pending: PendingCommand[Any, AnswerT], result: AnswerT | Reject) -> N
 def answer_all(group: Iterable[PendingCommand[Any, AnswerT]], result: AnswerT | Reject) -> None:
     """Answer several commands alike."""
     for pending in group:
-        answer(pending, result)
+        if not pending.future.done():
+            pending.future.set_result(result)

@@ -45,6 +45,7 @@ from tallystick.protocol.messages.stored_offsets import (
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,
+    EncodedBatch,
     Record,
     decode_records,
     encode_batch,
@@ -87,7 +88,7 @@ def count_records(event: DurableEvent) -> int:
 
 def encode_batch_of(
     events: Sequence[DurableEvent], now_ms: TimestampMs, producer: ProducerIdAndEpoch | None = None
-) -> bytes:
+) -> EncodedBatch:
     """Encode all events as one batch, so that a crash keeps either all of them or none.
 
     Args:
@@ -98,7 +99,9 @@ def encode_batch_of(
         Record(offset=index, timestamp_ms=now_ms, key=key, value=value)
         for index, (key, value) in enumerate(pair for event in events for pair in encode_event(event))
     ]
-    return encode_batch(records, BatchMeta() if producer is None else _build_batch_meta(producer))
+    return EncodedBatch(
+        encode_batch(records, BatchMeta() if producer is None else _build_batch_meta(producer))
+    )
 
 
 def _build_batch_meta(producer: ProducerIdAndEpoch) -> BatchMeta:

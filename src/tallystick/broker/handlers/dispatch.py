@@ -74,6 +74,8 @@ def message_entry(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -
         # Metadata v13 for all topics.
         value, _ = decode_prefix(request, body, context.api_version)
         response = handle(broker, value, context)
+        if isinstance(response, spec.response):
+            return _encode_now(response, context.api_version)
         if isawaitable(response):
             return _encode_when_done(response, context.api_version)
         if isinstance(response, SlicedResponse) and not response.is_short:
@@ -228,9 +230,12 @@ def _close_on_decode_error(spec: ApiSpec, context: RequestContext, why: DecodeEr
 def _build_frame(spec: ApiSpec, context: RequestContext, body: ResponseBody) -> ResponseBuffers:
     if body is None:
         return None
-    tags = b"\0" if spec.get_response_header_version(context.api_version) else b""
-    size = 4 + len(tags) + sum(map(len, body))
-    return [_ANSWER_START.pack(size, context.correlation_id) + tags, *body]
+    size = 4
+    for part in body:
+        size += len(part)
+    if spec.get_response_header_version(context.api_version):
+        return [_ANSWER_START.pack(size + 1, context.correlation_id) + b"\0", *body]
+    return [_ANSWER_START.pack(size, context.correlation_id), *body]
 
 
 def _answer_unsupported_versions(spec: ApiSpec, correlation_id: int) -> ResponseBuffers:

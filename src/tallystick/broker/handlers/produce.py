@@ -110,7 +110,9 @@ async def _decode_in_thread(broker: ProducePort, body: memoryview, context: Requ
 
 def _check_partition_count(broker: ProducePort, request: ProduceRequest) -> None:
     """Close the connection if the request names more partitions than can exist."""
-    count = sum(len(topic.partition_data) for topic in request.topic_data)
+    count = 0
+    for topic in request.topic_data:
+        count += len(topic.partition_data)
     if count > max(PARTITIONS_BEFORE_YIELD, broker.config.max_partitions):
         raise CloseConnection(
             f"a Produce has {count} partitions, but max.partitions is {broker.config.max_partitions}"

@@ -140,6 +140,7 @@ def append_transactional(
     waiting_batches = WaitingBatches(broker, asker, guarded)
     if waiting_batches.try_append_now():
         return None
+    waiting_batches.queue_up()
     if broker.request_memory.is_short_for(context.client_host):
         waiting_batches.reject_all(OUT_OF_MEMORY)
         return None
@@ -183,7 +184,7 @@ def _check_request(
 class WaitingBatches:
     """Batches of one request that wait. Used once.
 
-    `try_append_now`, and if that fails `append_when_verified`.
+    `try_append_now`, and if that fails `queue_up`, at once, and `append_when_verified`.
     """
 
     def __init__(
@@ -204,23 +205,27 @@ class WaitingBatches:
                 broker, asker, get_producer(guarded[0][0].header), self._partitions_to_verify
             )
         self._memory_charge: tuple[str, int] | None = None  # host, bytes
-        self._batches = [
-            _WaitingBatch(batch, verification, AppendTurn(batch.target, batch.header.producer_id))
-            for batch, verification in guarded
-        ]
+        self._guarded = guarded
+        self._batches: list[_WaitingBatch] = []
 
     def try_append_now(self) -> bool:
         """Append if the coordinator has answered and no earlier batch is waiting; return whether it did."""
-        has_answer = self._answer is None or self._answer.done()
-        if not has_answer or not all(entry.turn.has_arrived for entry in self._batches):
+        answer = self._answer
+        if (answer is not None and not answer.done()) or any(
+            batch.header.producer_id in batch.target.append_turns for batch, _ in self._guarded
+        ):
             return False
-        try:
-            refusals = self._collect_refusals(DONE if self._answer is None else self._answer.result())
-            for entry in self._batches:
-                self._append_in_turn(entry, refusals)
-        finally:
-            self._release()
+        refusals = self._collect_refusals(DONE if answer is None else answer.result())
+        for batch, verification in self._guarded:
+            self._append_unless_refused(batch, verification, refusals)
         return True
+
+    def queue_up(self) -> None:
+        """Take the batches' turns, behind earlier ones. Order: no await since the coordinator was asked."""
+        self._batches = [
+            _WaitingBatch(batch, verification, AppendTurn(batch.target, batch.header.producer_id))
+            for batch, verification in self._guarded
+        ]
 
     async def append_when_verified(self, limit_s: float) -> None:
         """Append in turn when the answer arrives. A batch not appended within `limit_s` stays UNVERIFIED."""
@@ -229,7 +234,8 @@ class WaitingBatches:
                 refusals = self._collect_refusals(DONE if self._answer is None else await self._answer)
                 for entry in self._batches:
                     await entry.turn.wait()
-                    self._append_in_turn(entry, refusals)
+                    self._append_unless_refused(entry.batch, entry.verification, refusals)
+                    entry.turn.release()
         except TimeoutError:
             pass
         finally:
@@ -259,6 +265,8 @@ class WaitingBatches:
 
     def _collect_refusals(self, answer: TxnAnswer) -> Mapping[TopicPartition, Reject]:
         refusals = collect_refusals(answer, self._verification_context, self._partitions_to_verify)
+        if not refusals:
+            return refusals
         self._broker.metrics.verification_failures.add(by=len(refusals))
         return {partition: self._translate_for_producer(refusal) for partition, refusal in refusals.items()}
 
@@ -269,13 +277,17 @@ class WaitingBatches:
         )
         return Reject(ErrorCode.NOT_ENOUGH_REPLICAS, refusal.reason) if later else refusal
 
-    def _append_in_turn(self, entry: _WaitingBatch, refusals: Mapping[TopicPartition, Reject]) -> None:
-        batch = entry.batch
+    def _append_unless_refused(
+        self,
+        batch: TransactionalAppend,
+        verification: VerificationStateEntry | None,
+        refusals: Mapping[TopicPartition, Reject],
+    ) -> None:
         name = batch.target.topic_partition
         reject = refusals.get(name) or check_not_replaced(self._broker, batch.header)
         if reject is not None:
             batch.result = reject
-            drop_verification(batch.target, batch.header, entry.verification, reject)
+            drop_verification(batch.target, batch.header, verification, reject)
         elif self._broker.topics.find_partition(name.topic, name.partition) is not batch.target:
             batch.result = Reject(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -283,9 +295,8 @@ class WaitingBatches:
             )
         else:
             # The state may have changed since the question: the log checks again, with the guard [PRD-7].
-            _append(batch, TxnGuard(entry.verification))
+            _append(batch, TxnGuard(verification))
             _set_added_future(self._broker, self._verification_context.transactional_id, batch)
-        entry.turn.release()
 
 
 def _append(batch: TransactionalAppend, guard: TxnGuard) -> None:

@@ -209,8 +209,9 @@ class Partition:
             _, future = durable.popleft()
             if not future.done():
                 future.set_result(None)
-        for callback in list(self._waiters):
-            callback()
+        if self._waiters:
+            for callback in list(self._waiters):
+                callback()
 
     def fail(self, cause: Exception) -> None:
         """Fail everything that waits: the log is lost to this process."""

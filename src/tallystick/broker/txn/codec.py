@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import Final
 
 from tallystick.broker.coordinator.placement import hash_to_partition
 from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, TxnRecord
@@ -64,7 +64,7 @@ from tallystick.protocol.messages.stored_transactions import (
     TransactionLogValue,
 )
 from tallystick.protocol.primitives import encode_uvarint
-from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.protocol.records import BatchMeta, EncodedBatch, Record, encode_batch
 from tallystick.protocol.records.key_values import iter_key_values
 
 _INT16: Final = struct.Struct(">h")
@@ -78,6 +78,8 @@ _VERSION_TAG: Final = struct.Struct(">bbh")
 _MARKERS_TAG: Final = encode_uvarint(10003)
 _NO_PARTITIONS: Final = b"\0"  # null: state Empty
 _ZERO_PARTITIONS: Final = b"\1"  # empty array: states Complete*
+
+_BATCH_META: Final = BatchMeta()
 
 KEY_VERSION: Final = 0
 _KEY_VERSION: Final = _INT16.pack(KEY_VERSION)
@@ -139,25 +141,26 @@ def _requires_epoch_bump(entry: TxnEntry) -> bool:
 # ---- writing
 
 
-def encode_batch_of(records: Sequence[TxnRecord], now_ms: TimestampMs, transaction_version: int) -> bytes:
+def encode_batch_of(
+    records: Sequence[TxnRecord], now_ms: TimestampMs, transaction_version: int
+) -> EncodedBatch:
     """Encode all records as one batch, so that a crash keeps either all of them or none."""
-    pairs = (encode_record(record, transaction_version) for record in records)
-    return encode_batch(
-        [Record(index, now_ms, key, value) for index, (key, value) in enumerate(pairs)], BatchMeta()
-    )
+    batch: list[Record] = []
+    for index, record in enumerate(records):
+        key, value = encode_record(record, transaction_version)
+        batch.append(Record(index, now_ms, key, value))
+    return EncodedBatch(encode_batch(batch, _BATCH_META))
 
 
 def encode_record(record: TxnRecord, transaction_version: int) -> tuple[bytes, bytes | None]:
     """Return key and value; `transaction_version` is the finalized level, which sets the format of values."""
-    match record:
-        case EntryStored(entry=entry):
-            return _encode_key(entry.transactional_id), _encode_value(entry, tagged=transaction_version > 0)
-        case EntryRemoved(transactional_id=transactional_id):
-            return _encode_key(transactional_id), None
-        case _:
-            assert_never(record)
+    if isinstance(record, EntryStored):
+        entry = record.entry
+        return _encode_key(entry.transactional_id), _encode_value(entry, tagged=transaction_version > 0)
+    return _encode_key(record.transactional_id), None
 
 
+@lru_cache(maxsize=1 << 10)
 def _encode_key(transactional_id: TransactionalId) -> bytes:
     name = transactional_id.encode()
     return _KEY_VERSION + _INT16.pack(len(name)) + name
@@ -182,24 +185,24 @@ def _encode_common_value(entry: TxnEntry) -> bytes | None:
     A commit writes three values. The common kind is not kept and never forced, has one timeout, and a
     `previous_identity` that Kafka's fields imply.
     """
-    phase, described, client, state = entry.phase, entry.described_identity, entry.client, entry.state
-    previous = _find_previous_producer_id(entry)
+    phase, client, version = entry.phase, entry.client, entry.transaction_version
+    state, described = phase.state, entry.described_identity
+    previous = _find_previous_producer_id(entry, state)
     if entry.forced_outcomes or (described is not client and described != client):
         return None
-    if entry.previous_identity != _infer_previous_identity(
-        state, client, previous, entry.transaction_version
-    ):
+    if entry.previous_identity != _infer_previous_identity(state, client, previous, version):
         return None
-    tags = []
+    tags = b""
+    count = 0
     if previous is not None:
-        tags.append(_PREVIOUS_TAG.pack(0, 8, previous))
-    if entry.transaction_version:
-        tags.append(_VERSION_TAG.pack(2, 2, entry.transaction_version))
+        tags, count = _PREVIOUS_TAG.pack(0, 8, previous), 1
+    if version:
+        tags, count = tags + _VERSION_TAG.pack(2, 2, version), count + 1
     if isinstance(phase, IdlePhase):
         timeout_ms = entry.timeout_ms
         partitions = _NO_PARTITIONS if phase.outcome is None else _ZERO_PARTITIONS
         if phase.marker_offsets:
-            tags.append(_encode_marker_tag(phase.marker_offsets))
+            tags, count = tags + _encode_marker_tag(phase.marker_offsets), count + 1
     else:
         timeout_ms = phase.timeout_ms
         few = len(phase.partitions) <= _CACHED_PARTITIONS_MAX
@@ -207,19 +210,12 @@ def _encode_common_value(entry: TxnEntry) -> bytes | None:
         if timeout_ms != entry.timeout_ms:
             return None
     started_ms = _ABSENT if phase.started_ms is None else phase.started_ms
-    return b"".join(
-        (
-            _HEADER.pack(
-                TAGGED_VALUE_VERSION,
-                described.producer_id,
-                described.epoch,
-                _encode_timeout(timeout_ms),
-                state,
-            ),
-            partitions,
-            _TIMES.pack(entry.updated_ms, started_ms, len(tags)),
-            *tags,
-        )
+    timeout_ms = _NO_TIMEOUT if timeout_ms is None else timeout_ms
+    return (
+        _HEADER.pack(TAGGED_VALUE_VERSION, described.producer_id, described.epoch, timeout_ms, state)
+        + partitions
+        + _TIMES.pack(entry.updated_ms, started_ms, count)
+        + tags
     )
 
 
@@ -277,7 +273,7 @@ def _build_untagged_value(entry: TxnEntry) -> TransactionLogValue:
 def _build_tagged_value(entry: TxnEntry) -> TransactionLogValue:
     phase, described, client = entry.phase, entry.described_identity, entry.client
     has_own_client = client != described
-    previous = _find_previous_producer_id(entry)
+    previous = _find_previous_producer_id(entry, entry.state)
     inferred = _infer_previous_identity(entry.state, client, previous, entry.transaction_version)
     open_timeout_ms = _find_open_timeout(entry)
     return TransactionLogValue(
@@ -311,12 +307,12 @@ def _encode_timeout(timeout_ms: int | None) -> int:
     return _NO_TIMEOUT if timeout_ms is None else timeout_ms
 
 
-def _find_previous_producer_id(entry: TxnEntry) -> ProducerId | None:
+def _find_previous_producer_id(entry: TxnEntry, state: TxnState) -> ProducerId | None:
     """Return the previous id, by which Kafka recognises a retried end after it was replaced (KAFKA-20310)."""
     before = entry.previous_identity
     if before is None:
         return None
-    is_complete = entry.state in _RESULTS_BY_STATE
+    is_complete = state in _RESULTS_BY_STATE
     return before.producer_id if is_complete or before.producer_id != entry.client.producer_id else None
 
 

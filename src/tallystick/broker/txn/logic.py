@@ -30,6 +30,13 @@ from tallystick.broker.coordinator.runtime import (
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
 from tallystick.broker.txn.history import TransactionHistory
+from tallystick.broker.txn.held_completions import (
+    HELD_MS_MAX,
+    RETRY_MS,
+    HeldCompletion,
+    HeldCompletions,
+    prepend_completion,
+)
 from tallystick.broker.txn.loader import TransactionLogLoader
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import (
@@ -63,6 +70,9 @@ REFUSALS: Final = CoordinatorRefusals.for_topic(TRANSACTION_STATE_TOPIC)
 NO_TRANSACTION_STATE_TOPIC: Final = Reject(
     ErrorCode.COORDINATOR_NOT_AVAILABLE, "__transaction_state does not exist yet; retry"
 )
+
+# About a millisecond of work.
+COMPLETIONS_PER_TICK: Final = 32
 
 AnswerFuture = asyncio.Future[TxnAnswer]
 PendingTxnCommand = PendingCommand[TxnCommand, TxnAnswer]
@@ -116,11 +126,13 @@ class TransactionLogic:
         self.unsynced_records = UnsyncedRecords(
             self.partition_for, self._find_partition, self.runtime.fail_partition_once
         )
+        self.held_completions = HeldCompletions()
         # Commands that arrived while the previous transaction's markers were in flight; decided again after.
         self._waiting_for_completion: dict[TransactionalId, deque[PendingTxnCommand]] = {}
 
     def begin_shutdown(self) -> None:
         """Refuse new commands and those that wait undecided."""
+        self.record_completions()
         self.runtime.begin_shutdown()
         self.producer_id_pool.close()
         answer_all(self.producer_id_pool.iter_waiting(), REFUSALS.stopped)
@@ -158,9 +170,22 @@ class TransactionLogic:
         """Decide; then carry out the Step, or append its records and carry it out when durable [TXN-1]."""
         command = _merge_commands(group)
         env = self._build_env(key)
-        step = decide_or_refuse(lambda: decide(self.entries.get(key), command, env))
+        held = self.held_completions.find(key)
+        if held is not None and isinstance(command, MarkersWritten) and not command.may_wait:
+            step: TxnStep | Reject = held.step
+        else:
+            # [TXN-16]: a record of this step takes the place of the record that is held.
+            entry = self.entries.get(key) if held is None else held.entry
+            step = decide_or_refuse(lambda: decide(entry, command, env))
+            if held is not None and isinstance(step, TxnStep) and env.config.remember_marker_offsets:
+                # A start after a power loss looks for these offsets: both records, in one batch.
+                step = prepend_completion(held.step, step)
         if isinstance(step, Reject):
             self._reject_or_queue(key, group, step)
+            return None
+        if step.may_wait and isinstance(command, MarkersWritten) and self.runtime.is_open:
+            answer_all(group, step.reply)
+            self._hold_completion(key, HeldCompletion(command, replace(step, may_wait=False)))
             return None
         if step.uses_spare_id and not self.producer_id_pool.take():
             for pending in group:
@@ -214,6 +239,7 @@ class TransactionLogic:
     def unload(self, index: int) -> None:
         """Forget the ids of a partition, and refuse the commands held for the end of their transactions."""
         self.entries.remove_partition(index)
+        self.held_completions.forget_where(lambda name: self.partition_for(name) == index)
         for name in [name for name in self._waiting_for_completion if self.partition_for(name) == index]:
             answer_all(self._waiting_for_completion.pop(name), REFUSALS.lost)
 
@@ -282,7 +308,8 @@ class TransactionLogic:
             for event in step.events:
                 entry = apply_event(entry, event)
             self.entries.put(transactional_id, entry)
-            self.history.note_applied(step.records, group[0].requester, self.runtime.timer.now_ms)
+            self._note_history(transactional_id, group[0].requester, step)
+            self.held_completions.forget(transactional_id)
             if entry is None:
                 self.unsynced_records.forget(transactional_id)
             if (
@@ -298,6 +325,17 @@ class TransactionLogic:
             )
         elif step.records and transactional_id in self._waiting_for_completion:
             self.runtime.decide_queued(transactional_id, self._waiting_for_completion.pop(transactional_id))
+
+    def _note_history(
+        self, transactional_id: TransactionalId, requester: Requester | None, step: TxnStep
+    ) -> None:
+        """Note the states of a step that was applied, after the completion that it records or replaces."""
+        held = self.held_completions.find(transactional_id)
+        records = step.records
+        if held is not None:
+            self.history.note(held.entry, None)
+            records = tuple(each for each in records if each is not held.step.records[-1])
+        self.history.note_applied(records, requester, self.runtime.timer.now_ms)
 
     async def _replace_producer_id(self, transactional_id: TransactionalId) -> Reject | None:
         """Give the id's client another producer id, at the end of loading."""
@@ -328,6 +366,44 @@ class TransactionLogic:
         self.runtime.submit_internal(transactional_id, pending)
         return pending.future
 
+    def _hold_completion(
+        self, transactional_id: TransactionalId, held: HeldCompletion, for_ms: int = HELD_MS_MAX
+    ) -> None:
+        """Hold a completion for the id's next record, and decide the commands that waited for its end."""
+        at_ms = self.runtime.timer.monotonic_ms() + for_ms
+        self.held_completions.hold(transactional_id, held, at_ms)
+        self.runtime.timer.arm(at_ms)
+        waiting = self._waiting_for_completion.pop(transactional_id, None)
+        if waiting is not None:
+            self.runtime.decide_queued(transactional_id, waiting)
+
+    def record_due_completions(self, now_ms: int) -> None:
+        """Record the completions that no other record followed soon."""
+        for transactional_id, held in self.held_completions.pop_due(now_ms, COMPLETIONS_PER_TICK):
+            self._record_completion(transactional_id, held)
+
+    def record_completions(self) -> None:
+        """Record all completions now."""
+        for transactional_id, held in self.held_completions.list_all():
+            self._record_completion(transactional_id, held)
+
+    def _record_completion(self, transactional_id: TransactionalId, held: HeldCompletion) -> None:
+        def done(_: AnswerFuture) -> None:
+            if self.held_completions.find(transactional_id) is held:  # the log did not take the record
+                self._hold_completion(transactional_id, held, RETRY_MS)
+
+        command = replace(held.command, may_wait=False)
+        answered = self.submit_markers_written(transactional_id, command)
+        if answered.done():
+            done(answered)
+        else:
+            answered.add_done_callback(done)
+
+    def view(self, entry: TxnEntry) -> TxnEntry:
+        """Return an entry as it is to be seen: complete with its last marker, recorded or not."""
+        held = self.held_completions.find(entry.transactional_id)
+        return entry if held is None else held.entry
+
     def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
         """Return whether the id still waits for these markers."""
         entry = self.entries.get(transactional_id)
@@ -339,7 +415,8 @@ class TransactionLogic:
 
     def count_losses(self, transactional_id: TransactionalId) -> int:
         """Return how often the id's partition was lost."""
-        return self.runtime.reloader.loss_counts[self.partition_for(transactional_id)]
+        counts = self.runtime.reloader.loss_counts
+        return counts[self.partition_for(transactional_id)] if counts else 0
 
     def wake_at(self, at_ms: int) -> None:
         """Call `tick` at this monotonic time or before."""

@@ -13,7 +13,7 @@ from tallystick.broker.txn.marker_sender import MarkerResult
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Offset, TopicPartition
+from tallystick.kernel.ids import EPOCH_BUMP_VERSION, Offset, TopicPartition
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import AppendOrigin, AppendResult, DiskFull, TxnGuard
 
@@ -23,6 +23,9 @@ _CONTROL_TYPES: Final = {
     TransactionResult.COMMIT: ControlType.COMMIT,
     TransactionResult.ABORT: ControlType.ABORT,
 }
+
+
+_GUARDS: Final = tuple(TxnGuard(transaction_version=version) for version in range(EPOCH_BUMP_VERSION + 1))
 
 
 class OffsetsMarkerWriter(Protocol):
@@ -51,7 +54,7 @@ class LocalMarkerWriter:
         if target is None:
             return None  # deleted with all its records
         batch = self._encode_marker_batch(send, _choose_coordinator_epoch(target, send, coordinator_epoch))
-        guard = TxnGuard(transaction_version=send.transaction_version)
+        guard = _GUARDS[send.transaction_version]
         if partition.topic == CONSUMER_OFFSETS_TOPIC:
             return self._write_through_groups(send, target, batch, guard)
         try:
@@ -94,9 +97,10 @@ def _choose_coordinator_epoch(partition: Partition, send: MarkerRequest, coordin
     There is no other coordinator: a higher epoch came from an administrator's marker, or from before
     `__transaction_state` was lost, and with our own the partition would refuse the marker for ever.
     """
-    state = partition.log.producer_state_manager.active_producers.get(send.marker_identity.producer_id)
-    last_epoch = None if state is None else state.coordinator_epoch
-    return coordinator_epoch if last_epoch is None else max(coordinator_epoch, last_epoch)
+    state = partition.log.producer_state_manager.find_producer(send.marker_identity.producer_id)
+    if state is None or state.coordinator_epoch is None:
+        return coordinator_epoch
+    return max(coordinator_epoch, state.coordinator_epoch)
 
 
 def _classify_refused_marker(partition: Partition, send: MarkerRequest, refusal: Reject) -> MarkerResult:

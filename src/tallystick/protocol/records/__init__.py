@@ -28,6 +28,7 @@ from tallystick.protocol.records.record import Headers, Record
 from tallystick.protocol.records.section import (
     BatchMeta,
     DecodeLimits,
+    EncodedBatch,
     ScannedKey,
     decode_records,
     encode_batch,
@@ -45,6 +46,7 @@ __all__ = [
     "ControlType",
     "CorruptBatch",
     "DecodeLimits",
+    "EncodedBatch",
     "EndTransactionMarker",
     "Headers",
     "InvalidBatch",

@@ -18,12 +18,14 @@ from tallystick.protocol.records.batch import (
     CONTROL_BIT,
     LOG_OVERHEAD,
     MAGIC,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
     Buffer,
     read_header,
 )
 from tallystick.protocol.records.errors import InvalidBatch
 from tallystick.protocol.records.record import Record
-from tallystick.protocol.records.section import BatchMeta, decode_records, encode_batch
+from tallystick.protocol.records.section import EncodedBatch, build_batch, decode_records
 
 _KEY: Final = Struct(">hh")  # version 0, type
 _VALUE: Final = Struct(">hi")  # version 0, coordinator epoch
@@ -34,6 +36,8 @@ _VERSION: Final = 0
 _PLAIN_MARKER: Final = Struct(">8xi4xb4xhi30xi5shhbhib")
 _PLAIN_LENGTH: Final = _PLAIN_MARKER.size - LOG_OVERHEAD
 _PLAIN_RECORD: Final = b"\x20\0\0\0\x08"
+_VALUE_SIZE: Final = _VALUE.size << 1  # as a zigzag varint
+_MARKER_SECTION: Final = Struct(">5shhbhib")
 _CODEC_AND_CONTROL: Final = CODEC_MASK | CONTROL_BIT
 
 
@@ -66,24 +70,28 @@ def encode_marker(
     timestamp_ms: int,
     offset: int = 0,
     leader_epoch: int = -1,
-) -> bytes:
+) -> EncodedBatch:
     """Encode a marker as a whole batch, with producer id and epoch of `identity`."""
     check(marker.control_type in (ControlType.ABORT, ControlType.COMMIT), "only these two end a transaction")
-    record = Record(
-        offset=offset,
-        timestamp_ms=timestamp_ms,
-        key=_KEY.pack(_VERSION, marker.control_type),
-        value=_VALUE.pack(_VERSION, marker.coordinator_epoch),
+    section = _MARKER_SECTION.pack(
+        _PLAIN_RECORD, _VERSION, marker.control_type, _VALUE_SIZE, _VERSION, marker.coordinator_epoch, 0
     )
-    meta = BatchMeta(
+    header = BatchHeader(
         base_offset=offset,
+        batch_length=_PLAIN_LENGTH,
+        partition_leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+        last_offset_delta=0,
+        base_timestamp=timestamp_ms,
+        max_timestamp=timestamp_ms,
         producer_id=identity.producer_id,
         producer_epoch=identity.epoch,
-        is_transactional=True,
-        is_control=True,
-        leader_epoch=leader_epoch,
+        base_sequence=-1,
+        record_count=1,
     )
-    return encode_batch([record], meta)
+    return EncodedBatch(build_batch(header, section))
 
 
 def parse_control_type(record: Record) -> ControlType | None:
@@ -146,7 +154,7 @@ def _read_plain_marker(
     if (
         (length, magic, delta, count, record) != (_PLAIN_LENGTH, MAGIC, 0, 1, _PLAIN_RECORD)
         or (attributes & _CODEC_AND_CONTROL) != CONTROL_BIT
-        or (key_version, version, size, headers) != (_VERSION, _VERSION, 12, 0)
+        or (key_version, version, size, headers) != (_VERSION, _VERSION, _VALUE_SIZE, 0)
         or number > ControlType.COMMIT
         or number < ControlType.ABORT
     ):

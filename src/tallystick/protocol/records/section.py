@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import INT32_MAX
@@ -90,28 +90,33 @@ def encode_batch(records: Sequence[Record], meta: BatchMeta) -> bytes:
     check(meta.producer_id >= 0 or not meta.is_transactional, "a transaction has a producer")
     base_timestamp = records[0].timestamp_ms if meta.delete_horizon_ms is None else meta.delete_horizon_ms
     section = encode_records(records, meta.base_offset, base_timestamp)
-    header = BatchHeader(
-        base_offset=meta.base_offset,
-        batch_length=0,
-        partition_leader_epoch=meta.leader_epoch,
-        magic=MAGIC,
-        crc=0,
-        attributes=meta.attributes,
-        last_offset_delta=last_offset_delta,
-        base_timestamp=base_timestamp,
-        max_timestamp=max([record.timestamp_ms for record in records]),
-        producer_id=meta.producer_id,
-        producer_epoch=meta.producer_epoch,
-        base_sequence=meta.base_sequence,
-        record_count=len(records),
+    covered = _CRC_COVERED.pack(
+        meta.attributes,
+        last_offset_delta,
+        base_timestamp,
+        max([record.timestamp_ms for record in records]),
+        meta.producer_id,
+        meta.producer_epoch,
+        meta.base_sequence,
+        len(records),
     )
-    return build_batch(header, compress(meta.codec, section, meta.level))
+    payload = section if meta.codec is Codec.NONE else compress(meta.codec, section, meta.level)
+    return _join_batch(meta.base_offset, meta.leader_epoch, covered, payload)
+
+
+class EncodedBatch(bytes):
+    """One batch as `encode_batch` has just made it, with its header: a log has nothing to check in it."""
+
+    def __new__(cls, data: bytes) -> Self:
+        encoded = super().__new__(cls, data)
+        encoded.header = read_header(data)
+        return encoded
+
+    header: BatchHeader
 
 
 def build_batch(header: BatchHeader, payload: bytes) -> bytes:
     """Build a batch from a header and a compressed record section; computes length and CRC."""
-    length = BATCH_LENGTH_MIN + len(payload)
-    check(length <= INT32_MAX, "a batch's length is an int32")
     covered = _CRC_COVERED.pack(
         header.attributes,
         header.last_offset_delta,
@@ -122,9 +127,14 @@ def build_batch(header: BatchHeader, payload: bytes) -> bytes:
         header.base_sequence,
         header.record_count,
     )
+    return _join_batch(header.base_offset, header.partition_leader_epoch, covered, payload)
+
+
+def _join_batch(base_offset: int, leader_epoch: int, covered: bytes, payload: bytes) -> bytes:
+    length = BATCH_LENGTH_MIN + len(payload)
+    check(length <= INT32_MAX, "a batch's length is an int32")
     crc = crc32c(payload, crc32c(covered))
-    place = _PREFIX.pack(header.base_offset, length, header.partition_leader_epoch, MAGIC, crc)
-    return b"".join((place, covered, payload))
+    return b"".join((_PREFIX.pack(base_offset, length, leader_epoch, MAGIC, crc), covered, payload))
 
 
 def decompress_section(

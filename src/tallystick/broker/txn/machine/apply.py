@@ -34,13 +34,19 @@ def check_transition(before: TxnEntry | None, after: TxnEntry) -> None:
     name = after.transactional_id
     if before is None:
         return
-    if before.state not in PREVIOUS_STATES[after.state]:
-        check(False, f"{name}: {before.state.label} -> {after.state.label}")
+    state_before, state_after = before.state, after.state
+    if state_before not in PREVIOUS_STATES[state_after]:
+        check(False, f"{name}: {state_before.label} -> {state_after.label}")
     older, newer = before.client, after.client
     if older.producer_id == newer.producer_id and older.epoch > newer.epoch:
         check(False, f"{name}: client {older} -> {newer}")
-    if isinstance(before.phase, DecidedPhase) and isinstance(after.phase, DecidedPhase):
-        check(before.phase.outcome is after.phase.outcome, f"{name}: decided twice")
+    phase, next_phase = before.phase, after.phase
+    if (
+        isinstance(phase, DecidedPhase)
+        and isinstance(next_phase, DecidedPhase)
+        and phase.outcome is not next_phase.outcome
+    ):
+        check(False, f"{name}: decided twice")
 
 
 class TxnEntryTable:

@@ -30,7 +30,7 @@ Sources: KIP-98, KIP-360 (the owner may ask for the next epoch), KIP-890 (epoch 
 from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import field
 
@@ -112,6 +112,14 @@ class IdlePhase(Value, kw_only=True):
     started_ms: TimestampMs | None = None
     marker_offsets: Mapping[TopicPartition, Offset] = field(default_factory=lambda: MappingProxyType({}))
 
+    @property
+    def state(self) -> TxnState:
+        """Kafka's name for the phase."""
+        outcome = self.outcome
+        if outcome is None:
+            return TxnState.EMPTY
+        return TxnState.COMPLETE_COMMIT if outcome is TransactionResult.COMMIT else TxnState.COMPLETE_ABORT
+
 
 class OngoingPhase(Value, kw_only=True):
     """A transaction is open.
@@ -123,6 +131,8 @@ class OngoingPhase(Value, kw_only=True):
     partitions: Partitions
     started_ms: TimestampMs
     timeout_ms: int | None
+
+    state: ClassVar[TxnState] = TxnState.ONGOING
 
 
 class DecidedPhase(Value, kw_only=True):
@@ -141,6 +151,12 @@ class DecidedPhase(Value, kw_only=True):
     marker_offsets: Mapping[TopicPartition, Offset | None] = field(
         default_factory=lambda: MappingProxyType({})
     )
+
+    @property
+    def state(self) -> TxnState:
+        """Kafka's name for the phase."""
+        is_commit = self.outcome is TransactionResult.COMMIT
+        return TxnState.PREPARE_COMMIT if is_commit else TxnState.PREPARE_ABORT
 
     @property
     def unmarked_partitions(self) -> Partitions:
@@ -173,19 +189,7 @@ class TxnEntry(Value, kw_only=True):
 
     @property
     def state(self) -> TxnState:
-        match self.phase:
-            case IdlePhase(outcome=None):
-                return TxnState.EMPTY
-            case IdlePhase(outcome=TransactionResult.COMMIT):
-                return TxnState.COMPLETE_COMMIT
-            case IdlePhase():
-                return TxnState.COMPLETE_ABORT
-            case OngoingPhase():
-                return TxnState.ONGOING
-            case DecidedPhase(outcome=TransactionResult.COMMIT):
-                return TxnState.PREPARE_COMMIT
-            case _:
-                return TxnState.PREPARE_ABORT
+        return self.phase.state
 
     @property
     def is_kept(self) -> bool:
@@ -211,13 +215,10 @@ class TxnEntry(Value, kw_only=True):
     @property
     def described_identity(self) -> ProducerIdAndEpoch:
         """Identity in Describe- and ListTransactions: the one that is in the partitions (KIP-939)."""
-        match self.phase:
-            case OngoingPhase(writer=writer):
-                return writer
-            case DecidedPhase(marker_identity=marker):
-                return marker
-            case IdlePhase():
-                return self.client
+        phase = self.phase
+        if isinstance(phase, IdlePhase):
+            return self.client
+        return phase.writer if isinstance(phase, OngoingPhase) else phase.marker_identity
 
 
 # Valid previous states of each state, once an id exists [TXN-3].
