@@ -14,9 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
+    GROUP,
+    TOPIC,
+    WRITE_TRANSACTIONAL_ID,
     Operation,
     group_resource,
+    is_known,
+    make_right,
     topic_resource,
+    transactional_id_resource,
 )
 from tallystick.broker.handlers.ports import HasAuthorizer
 from tallystick.broker.server.request_context import RequestContext
@@ -61,13 +67,14 @@ def make_topic_check(
     authorizer = broker.authorizer
     if not authorizer.is_configured:
         return _allow
+    right = make_right(operation, TOPIC)
     answers: dict[str, bool] = {}
     references = TopicReferences(names)
 
     def check(name: str) -> bool:
         allowed = answers.get(name)
         if allowed is None:
-            allowed = authorizer.allows(
+            allowed = is_known(context, right, name) or authorizer.allows(
                 context, operation, topic_resource(name), references=references, log_denied=log_denied
             )
             answers[name] = allowed
@@ -112,7 +119,16 @@ def may_on_group(
     log_denied: bool = True,
 ) -> bool:
     """Return whether the sender may perform the operation on a group."""
-    return broker.authorizer.allows(context, operation, group_resource(group_id), log_denied=log_denied)
+    return is_known(context, make_right(operation, GROUP), group_id) or broker.authorizer.allows(
+        context, operation, group_resource(group_id), log_denied=log_denied
+    )
+
+
+def may_write_as(broker: HasAuthorizer, context: RequestContext, name: str) -> bool:
+    """Return whether the sender has WRITE on the transactional id, as all steps of a transaction need."""
+    return is_known(context, WRITE_TRANSACTIONAL_ID, name) or broker.authorizer.allows(
+        context, Operation.WRITE, transactional_id_resource(name)
+    )
 
 
 def find_cluster_operations(broker: HasAuthorizer, context: RequestContext) -> int:

@@ -192,6 +192,7 @@ class RequestDispatcher:
             peer.connection_id,
             peer.listener,
             peer.principal,
+            peer.known_rights,
         )
         try:
             body = entry.run(self._broker, frame[at:], context)

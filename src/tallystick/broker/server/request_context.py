@@ -2,6 +2,9 @@
 
 from typing import Final
 
+from msgspec import field
+
+from tallystick.broker.authorizer.authorizer import KnownRights
 from tallystick.kernel.value import Value
 from tallystick.security.principals import ANONYMOUS, Principal
 
@@ -15,6 +18,7 @@ class RequestContext(Value):
     client_host    the textual IP address at the other end, which ACLs compare with their host
     listener       name of the listener that the connection came in by
     principal      who is logged in on the connection, as it was when the request arrived
+    known_rights   the connection's, since its last login
     """
 
     api_key: int
@@ -25,3 +29,4 @@ class RequestContext(Value):
     connection_id: int
     listener: str = DEFAULT_LISTENER
     principal: Principal = ANONYMOUS
+    known_rights: KnownRights = field(default_factory=dict)

@@ -19,6 +19,9 @@ from collections.abc import Awaitable, Callable, Collection, Generator
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
+from msgspec import field
+
+from tallystick.broker.authorizer.authorizer import KnownRights
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.server.closed_transport import CLOSED_TRANSPORT
 from tallystick.broker.server.connection_limits import ConnectionCounts
@@ -97,7 +100,8 @@ class FrameHandler(Protocol):
 class Peer(Value):
     """The client at the other end; its string is for the log.
 
-    A connection has a new one after each login: requests keep the principal that they arrived with.
+    A connection has a new one after each login: requests keep the principal that they arrived with, and what
+    is known of the rights of one principal never serves another.
     """
 
     host: str
@@ -105,6 +109,7 @@ class Peer(Value):
     connection_id: int
     listener: str = DEFAULT_LISTENER
     principal: Principal = ANONYMOUS
+    known_rights: KnownRights = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}#{self.connection_id}"
@@ -457,7 +462,7 @@ def _apply_login(connection: ServerConnection, gate: LoginGate) -> None:
     if gate.has_failed:
         connection._is_ending = True
     elif gate.principal is not connection.peer.principal:
-        connection.peer = replace(connection.peer, principal=gate.principal)
+        connection.peer = replace(connection.peer, principal=gate.principal, known_rights={})
 
 
 class Server:
