@@ -148,6 +148,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_transport",
         "last_active_s",
         "peer",
+        "was_refused",
     )
 
     def __init__(self, server: "Server", port: ListeningPort) -> None:
@@ -156,6 +157,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._send_queue: list[Buffer] = []
         self._is_exclusive = self._is_ending = False
         self._is_reading_paused = self._is_writing_paused = self._is_closing = False
+        self.was_refused = False
         self.last_active_s = server.loop.time()
         self._gate: LoginGate | None = None
 
@@ -566,7 +568,9 @@ class Server:
         """Count a new connection; return the reason to refuse it if it is one too many."""
         peer = connection.peer
         self._connections[peer.connection_id] = connection
-        return self._counts.add(peer.listener, peer.host)
+        refusal = self._counts.add(peer.listener, peer.host)
+        connection.was_refused = refusal is not None
+        return refusal
 
     def find_refusal(self, listener: str, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
         """Return why no further connection from `host` is let in, even before its handshake."""
@@ -588,7 +592,7 @@ class Server:
         peer = connection.peer
         self._senders.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
-            self._counts.remove(peer.listener, peer.host)
+            self._counts.remove(peer.listener, peer.host, was_refused=connection.was_refused)
 
     def check_large_request(self, size: int, head: memoryview) -> None:
         """Raise CloseConnection for a request that is larger than its API allows."""
