@@ -43,12 +43,11 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value, replace
-from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
+from tallystick.protocol.frames import Buffer, InvalidFrameLength, ReceiveBuffer, join_small
 from tallystick.security.principals import ANONYMOUS, Principal
 
 _log = logging.getLogger("tallystick.broker.server")
 
-Buffer = bytes | bytearray | memoryview
 ResponseBuffers = list[Buffer] | None  # None: no answer is sent
 
 
@@ -367,13 +366,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._send()
 
     def _send(self) -> None:
-        out, self._send_queue = self._send_queue, []
-        if len(out) == 1:
-            self._transport.write(out[0])
-        # uvloop writes a list at once; asyncio joins it, which suits small parts only.
-        elif self._server.supports_scatter or sum(map(len, out)) <= _SMALL_BYTES:
+        out, self._send_queue = join_small(self._send_queue), []
+        if len(out) > 1 and self._server.supports_scatter:
             self._transport.writelines(out)
-        else:
+        else:  # asyncio would join them
             for part in out:
                 self._transport.write(part)
         self._server.record_sent(self)
@@ -568,9 +564,9 @@ class Server:
         """Count a new connection; return the reason to refuse it if it is one too many."""
         peer = connection.peer
         self._connections[peer.connection_id] = connection
-        refusal = self._counts.add(peer.listener, peer.host)
-        connection.was_refused = refusal is not None
-        return refusal
+        why = self._counts.add(peer.listener, peer.host)
+        connection.was_refused = why is not None
+        return why
 
     def find_refusal(self, listener: str, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
         """Return why no further connection from `host` is let in, even before its handshake."""
