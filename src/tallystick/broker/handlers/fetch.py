@@ -103,7 +103,6 @@ def _serve(
         return [encode(FetchResponse(error_code=plan.code), context.api_version)]
     fetch = _DelayedFetch(broker, request, plan, context)
     attempt = fetch.read_available()
-    fetch.end_checks()
     if fetch.is_enough(attempt):
         return fetch.build_response(attempt)
     return fetch.wait(attempt)
@@ -196,11 +195,15 @@ class _DelayedFetch:
             is_replica = may_on_cluster(self._broker, sender, Operation.CLUSTER_ACTION)
             self._may_read = lambda name: is_replica
         elif not is_audited(logging.DEBUG):
-            self._known = sender.known_rights.get(READ_TOPIC, NO_NAMES)
+            self._known = known = sender.known_rights.get(READ_TOPIC, NO_NAMES)
+            partitions = self._context.partitions
+            known.checks += 1 if len(partitions) == 1 else _count_topics(partitions)
 
     def _ask_to_read(self, name: str) -> bool:
         """Ask the authorizer about a topic that the sender is not known to have the right to read."""
         if self._may_read is None:
+            if self._known is not None and self._known is not NO_NAMES:
+                self._known.checks -= _count_topics(self._context.partitions)
             self._may_read = make_topic_check(
                 self._broker,
                 self._sender,
@@ -208,17 +211,6 @@ class _DelayedFetch:
                 names=lambda: _iter_topic_names(self._broker, self._context.partitions),
             )
         return self._may_read(name)
-
-    def end_checks(self) -> None:
-        """End the checks of rights, behind the first reading.
-
-        As in Kafka, the rights are those at the arrival of the request, however long it waits. What may not
-        be read is answered at once, so that all is readable of a request that waits.
-        """
-        if self._may_read is None and self._known is not None:
-            partitions = self._context.partitions
-            self._known.checks += 1 if len(partitions) == 1 else _count_topics(partitions)
-        self._known = None
 
     # ------------------------------------------------------------------------ reading
 
@@ -357,6 +349,9 @@ class _DelayedFetch:
 
     def wait(self, attempt: _FetchAttempt) -> "asyncio.Future[ResponseBody]":
         """Return a future of the response; cancelling it drops the request."""
+        # As in Kafka, the rights are those at the arrival of the request, however long it waits. What may not
+        # be read was answered at once, so that all may be read of a request that waits.
+        self._known = None
         loop = asyncio.get_running_loop()
         self._future: asyncio.Future[ResponseBody] = loop.create_future()
         for request, _ in attempt.partitions:
