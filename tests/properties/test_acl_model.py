@@ -4,14 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.broker.authorizer.acl_index import AclIndex, AclSettings
-from tallystick.broker.authorizer.authorizer import is_known, make_right
 from tallystick.broker.authorizer.bindings import (
     AccessControlEntry,
     AclBinding,
     AclBindingFilter,
     ResourcePattern,
 )
+from tallystick.broker.authorizer.known_rights import make_right
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
+from tallystick.broker.handlers.authorization import is_known
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.security.principals import Principal

@@ -14,13 +14,13 @@ from harness.sim.machine import InMemoryMetadataStore
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, format_operations
 from tallystick.broker.authorizer.authorizer import (
     AuthorizableRequestContext,
-    KnownRights,
     Operation,
     References,
     ResourceType,
     count_one,
 )
 from tallystick.broker.authorizer.bindings import ResourcePattern
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint

@@ -6,13 +6,7 @@ from uuid import UUID
 import pytest
 
 from tallystick.broker.authorizer.acl_index import AclIndex, AclSettings, format_operations
-from tallystick.broker.authorizer.authorizer import (
-    READ_TOPIC,
-    TOPIC_IDS_MAX,
-    WRITE_TOPIC,
-    is_known,
-    keep_id,
-)
+from tallystick.broker.authorizer.audit_log import AUDIT_LOGGER, TRACE
 from tallystick.broker.authorizer.bindings import (
     AccessControlEntry,
     AclBinding,
@@ -21,13 +15,13 @@ from tallystick.broker.authorizer.bindings import (
     parse_binding,
     parse_filter,
 )
+from tallystick.broker.authorizer.known_rights import READ_TOPIC, TOPIC_IDS_MAX, WRITE_TOPIC, keep_id
 from tallystick.broker.authorizer.standard_authorizer import (
-    AUDIT_LOGGER,
     REMEMBERED_NAME_CHARS_MAX,
-    TRACE,
     VERDICTS_MAX,
     StandardAuthorizer,
 )
+from tallystick.broker.handlers.authorization import is_known
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -366,14 +360,14 @@ def test_a_change_of_the_acls_reaches_every_connection_and_every_memory() -> Non
 def test_an_id_is_known_as_long_as_its_name() -> None:
     authorizer = StandardAuthorizer(STRICT, AclIndex([acl(Op.WRITE)]))
     asked, some = context(), UUID(int=7)
-    keep_id(asked, WRITE_TOPIC, some, "orders")
+    keep_id(asked.known_rights, WRITE_TOPIC, some, "orders")
     assert WRITE_TOPIC not in asked.known_rights
     assert authorizer.allows(asked, Op.WRITE, ORDERS)
     known = asked.known_rights[WRITE_TOPIC]
-    keep_id(asked, WRITE_TOPIC, UUID(int=8), "other")
+    keep_id(asked.known_rights, WRITE_TOPIC, UUID(int=8), "other")
     assert not known.topic_ids
     for number in range(TOPIC_IDS_MAX + 10):
-        keep_id(asked, WRITE_TOPIC, UUID(int=number), "orders")
+        keep_id(asked.known_rights, WRITE_TOPIC, UUID(int=number), "orders")
     assert 0 < len(known.topic_ids) <= TOPIC_IDS_MAX
     authorizer.set_index(authorizer.index)
     assert not known.topic_ids

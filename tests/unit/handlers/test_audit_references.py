@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.memory_broker import memory_broker, on_a_loop
 
-from tallystick.broker.authorizer.standard_authorizer import AUDIT_LOGGER
+from tallystick.broker.authorizer.audit_log import AUDIT_LOGGER
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,

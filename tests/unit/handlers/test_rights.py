@@ -28,12 +28,11 @@ from tests.support.rights_table import ROWS
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, AclIndex, format_operations
 from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
-    WRITE_TOPIC,
-    AllowedNames,
     Operation,
     topic_resource,
 )
 from tallystick.broker.authorizer.bindings import AccessControlEntry, AclBinding, ResourcePattern
+from tallystick.broker.authorizer.known_rights import WRITE_TOPIC, AllowedNames
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.broker.partitions.data_directory import DataDirectory

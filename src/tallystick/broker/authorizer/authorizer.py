@@ -12,13 +12,12 @@ of the connection, and handlers look there first, unless the audit log wants a l
 Source: Kafka Authorizer, AuthorizableRequestContext, AclOperation, ResourceType; KIP-939 "ACL Changes".
 """
 
-import logging
 from collections.abc import Callable, Hashable
-from typing import Final, NewType, Protocol
-from uuid import UUID
+from typing import Final, Protocol
 
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, format_operations
 from tallystick.broker.authorizer.bindings import CLUSTER_NAME, ResourcePattern
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.protocol.acls import AclOperation, AclResource
 
 Operation = AclOperation
@@ -28,19 +27,6 @@ ResourceType = AclResource
 TOPIC: Final = ResourceType.TOPIC
 GROUP: Final = ResourceType.GROUP
 _TRANSACTIONAL_ID: Final = ResourceType.TRANSACTIONAL_ID
-
-# An operation on a type of resource, as a number, because it is a key of dictionaries on hot paths.
-Right = NewType("Right", int)
-
-
-def make_right(operation: Operation, resource_type: ResourceType) -> Right:
-    return Right(operation << 8 | resource_type)
-
-
-WRITE_TOPIC: Final = make_right(Operation.WRITE, TOPIC)
-READ_TOPIC: Final = make_right(Operation.READ, TOPIC)
-READGROUP: Final = make_right(Operation.READ, GROUP)
-WRITE_TRANSACTIONAL_ID: Final = make_right(Operation.WRITE, _TRANSACTIONAL_ID)
 
 CLUSTER_RESOURCE: Final = ResourcePattern(ResourceType.CLUSTER, CLUSTER_NAME)
 # Returns how often a request names the resource of a name.
@@ -62,45 +48,6 @@ def group_resource(group_id: str) -> ResourcePattern:
 
 def transactional_id_resource(name: str) -> ResourcePattern:
     return ResourcePattern(_TRANSACTIONAL_ID, name)
-
-
-class AllowedNames:
-    """Names of resources on which one requester is known to have one right.
-
-    Made, filled and emptied by an authorizer, which shares it among the connections of the requester. It is
-    emptied in place before other ACLs are in force [ACL-1]: a connection that still has it finds nothing.
-
-    names       of resources
-    topic_ids   of some of those topics, as numbers, which hash faster than UUIDs
-    checks      how often a handler has found an answer here, and asked no further
-    """
-
-    __slots__ = ("checks", "names", "topic_ids")
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.topic_ids: set[int] = set()
-        self.checks = 0
-
-    def add_id(self, topic_id: UUID, name: str) -> None:
-        """Remember the id of a topic as well. The ids are of topics that exist, or did: they need a bound."""
-        if name in self.names:
-            if len(self.topic_ids) >= TOPIC_IDS_MAX:
-                self.topic_ids.clear()
-            self.topic_ids.add(topic_id.int)
-
-    def clear(self) -> None:
-        """Forget all names."""
-        self.names.clear()
-        self.topic_ids.clear()
-        self.checks = 0
-
-
-# What is known of a connection's requester. It belongs to one principal at one host, and ends with them.
-KnownRights = dict[Right, AllowedNames]
-TOPIC_IDS_MAX: Final = 20_000
-# Of a right of which nothing is known.
-NO_NAMES: Final = AllowedNames()
 
 
 class AuthorizableRequestContext(Protocol):
@@ -190,23 +137,3 @@ class _AllowAll:
 
 
 ALLOW_ALL: Final[Authorizer] = _AllowAll()
-
-AUDIT_LOGGER: Final = "kafka.authorizer.logger"
-# Whether the audit log wants lines of a level. Asked with every request, because levels change at any time.
-is_audited: Final = logging.getLogger(AUDIT_LOGGER).isEnabledFor
-
-
-def is_known(context: AuthorizableRequestContext, right: Right, name: str) -> bool:
-    """Return whether a right is known to exist, and leaves nothing to log; if not, `allows` must be asked."""
-    known = context.known_rights.get(right)
-    if known is None or name not in known.names or is_audited(logging.DEBUG):
-        return False
-    known.checks += 1
-    return True
-
-
-def keep_id(context: AuthorizableRequestContext, right: Right, topic_id: UUID, name: str) -> None:
-    """Leave the id of a topic with the connection if the right to its name is known to exist."""
-    known = context.known_rights.get(right)
-    if known is not None:
-        known.add_id(topic_id, name)

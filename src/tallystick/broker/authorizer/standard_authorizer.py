@@ -22,20 +22,18 @@ from tallystick.broker.authorizer.acl_index import (
     Verdict,
     format_operations,
 )
+from tallystick.broker.authorizer.audit_log import AUDIT_LOGGER, TRACE
 from tallystick.broker.authorizer.authorizer import (
-    AUDIT_LOGGER,
-    AllowedNames,
     AuthorizableRequestContext,
     Operation,
     References,
     ResourceType,
     count_one,
-    make_right,
 )
 from tallystick.broker.authorizer.bindings import ResourcePattern
+from tallystick.broker.authorizer.known_rights import AllowedNames, make_right
 from tallystick.protocol.apis import API_SPECS, ApiKey
 
-TRACE: Final = 5  # below DEBUG, as in Java's loggers
 # Principals, hosts and names come from clients: what is remembered of them must have a bound.
 VERDICTS_MAX: Final = 20_000
 # Longer names are decided about each time: no topic has one, and 20,000 of them would take hundreds of MB.

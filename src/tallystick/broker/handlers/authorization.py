@@ -9,25 +9,34 @@ Two rules hold for all:
 Source: AuthHelper, KafkaApis, ControllerApis.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from tallystick.broker.authorizer.audit_log import is_audited
 from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
     GROUP,
     TOPIC,
-    WRITE_TRANSACTIONAL_ID,
     Operation,
     group_resource,
-    is_known,
-    make_right,
     topic_resource,
     transactional_id_resource,
 )
+from tallystick.broker.authorizer.known_rights import WRITE_TRANSACTIONAL_ID, Right, make_right
 from tallystick.broker.handlers.ports import HasAuthorizer
 from tallystick.broker.server.request_context import RequestContext
 
 NameCheck = Callable[[str], bool]
+
+
+def is_known(context: RequestContext, right: Right, name: str) -> bool:
+    """Return whether a right is known to exist, and leaves nothing to log; if not, `allows` must be asked."""
+    known = context.known_rights.get(right)
+    if known is None or name not in known.names or is_audited(logging.DEBUG):
+        return False
+    known.checks += 1
+    return True
 
 
 class TopicReferences:

@@ -15,7 +15,9 @@ from itertools import groupby
 from typing import Final
 from uuid import UUID
 
-from tallystick.broker.authorizer.authorizer import NO_NAMES, READ_TOPIC, AllowedNames, Operation, is_audited
+from tallystick.broker.authorizer.audit_log import is_audited
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.authorizer.known_rights import NO_NAMES, READ_TOPIC, AllowedNames
 from tallystick.broker.handlers.authorization import NameCheck, make_topic_check, may_on_cluster
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody
 from tallystick.broker.handlers.ports import FetchPort

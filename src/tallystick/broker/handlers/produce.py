@@ -17,7 +17,8 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 from typing import Final, Self
 from uuid import UUID
 
-from tallystick.broker.authorizer.authorizer import NO_NAMES, WRITE_TOPIC, is_audited
+from tallystick.broker.authorizer.audit_log import is_audited
+from tallystick.broker.authorizer.known_rights import NO_NAMES, WRITE_TOPIC
 from tallystick.broker.handlers.dispatch import ResponseBody
 from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.handlers.produce_rights import (

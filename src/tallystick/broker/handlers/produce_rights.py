@@ -11,12 +11,9 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final, Self
 
-from tallystick.broker.authorizer.authorizer import (
-    WRITE_TOPIC,
-    Operation,
-    is_audited,
-    keep_id,
-)
+from tallystick.broker.authorizer.audit_log import is_audited
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.authorizer.known_rights import WRITE_TOPIC, keep_id
 from tallystick.broker.handlers.authorization import make_topic_check, may_write_as
 from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.server.request_context import RequestContext
@@ -74,7 +71,7 @@ def withhold_denied(
     request = _withhold_denied_topics(broker, request, context, names)
     for topic, name in zip(request.topic_data, names, strict=True):
         if name is not None:
-            keep_id(context, WRITE_TOPIC, topic.topic_id, name)
+            keep_id(context.known_rights, WRITE_TOPIC, topic.topic_id, name)
     return request
 
 

@@ -88,7 +88,7 @@ class ConnectionCounts:
     def add(self, listener: str, ip: str) -> str | None:
         """Count a connection; return the reason to close it if it is one too many.
 
-        One too many takes a descriptor until it is closed, and nobody else's place.
+        One too many takes a descriptor until it is closed, and no place of others.
         """
         refusal = self._find_excess(listener, ip, 1, 1)
         self._open += 1

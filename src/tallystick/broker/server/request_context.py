@@ -4,7 +4,7 @@ from typing import Final
 
 from msgspec import field
 
-from tallystick.broker.authorizer.authorizer import KnownRights
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.kernel.value import Value
 from tallystick.security.principals import ANONYMOUS, Principal
 

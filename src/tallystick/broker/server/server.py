@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol, cast
 
 from msgspec import field
 
-from tallystick.broker.authorizer.authorizer import KnownRights
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.server.closed_transport import CLOSED_TRANSPORT
 from tallystick.broker.server.connection_limits import ConnectionCounts
