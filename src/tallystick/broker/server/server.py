@@ -99,8 +99,7 @@ class FrameHandler(Protocol):
 class Peer(Value):
     """The client at the other end; its string is for the log.
 
-    A connection has a new one after each login: requests keep the principal that they arrived with, and what
-    is known of the rights of one principal never serves another.
+    A connection has a new one after each login: requests keep the principal and the rights they came with.
     """
 
     host: str
@@ -154,9 +153,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._server, self._port = server, port
         self._pending: deque[_PendingResponse] = deque()
         self._send_queue: list[Buffer] = []
-        self._is_exclusive = self._is_ending = False
+        self._is_exclusive = self._is_ending = self.was_refused = False
         self._is_reading_paused = self._is_writing_paused = self._is_closing = False
-        self.was_refused = False
         self.last_active_s = server.loop.time()
         self._gate: LoginGate | None = None
 
@@ -565,7 +563,7 @@ class Server:
         peer = connection.peer
         self._connections[peer.connection_id] = connection
         why = self._counts.add(peer.listener, peer.host)
-        connection.was_refused = why is not None
+        connection.was_refused = bool(why)
         return why
 
     def find_refusal(self, listener: str, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
