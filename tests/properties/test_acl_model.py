@@ -10,7 +10,9 @@ from tallystick.broker.authorizer.bindings import (
     AclBindingFilter,
     ResourcePattern,
 )
+from tallystick.broker.authorizer.known_rights import make_right
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
+from tallystick.broker.handlers.authorization import is_known
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.security.principals import Principal
@@ -156,6 +158,7 @@ def test_what_is_remembered_are_the_answers_of_the_rules(
 ) -> None:
     """Under any sequence of changes and queries; each query twice, so that the second finds the first."""
     authorizer = StandardAuthorizer(settings)
+    contexts: dict[tuple[str, str], RequestContext] = {}  # of connections that stay
     for step in steps:
         if len(step) == 2:
             adds, some = step
@@ -163,18 +166,22 @@ def test_what_is_remembered_are_the_answers_of_the_rules(
             authorizer.set_index(index.add(some) if adds else index.remove(some))
             continue
         (principal, host), operation, kind, some_names = step
-        context = RequestContext(0, 9, 1, None, host, 1, principal=Principal(principal.partition(":")[2]))
+        context = contexts.setdefault(
+            (principal, host),
+            RequestContext(0, 9, 1, None, host, 1, principal=Principal(principal.partition(":")[2])),
+        )
         expected = {
             name: authorizer.index.decide(
                 settings, principal, host, operation, ResourcePattern(kind, name)
             ).is_allowed
             for name in some_names
         }
-        if authorizer.remembers_allowed(context, operation, kind, some_names):
-            assert all(expected.values())
+        right, checks = make_right(operation, kind), authorizer.allowed + authorizer.denied
+        known = [name for name in expected if is_known(context, right, name)]
+        assert all(expected[name] for name in known)
         for name, allowed in expected.items():
             assert authorizer.allows(context, operation, ResourcePattern(kind, name)) is allowed
-        checks = authorizer.allowed + authorizer.denied
-        remembered = authorizer.remembers_allowed(context, operation, kind, some_names)
-        assert remembered is all(expected.values())
-        assert authorizer.allowed + authorizer.denied == checks + remembered * len(some_names)
+            assert is_known(context, right, name) is allowed
+        assert authorizer.allowed + authorizer.denied == checks + len(known) + len(expected) + sum(
+            expected.values()
+        )

@@ -1,7 +1,7 @@
 """A whole broker without sockets, on an in-memory disk: requests go in as bytes, answers out as values."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import wraps
 from pathlib import Path
@@ -20,6 +20,7 @@ from tallystick.broker.authorizer.authorizer import (
     count_one,
 )
 from tallystick.broker.authorizer.bindings import ResourcePattern
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.config.endpoint import Endpoint
@@ -69,15 +70,6 @@ class DenyTable:
     ) -> bool:
         return self.denied.isdisjoint({(operation, resource), (operation, resource.resource_type)})
 
-    def remembers_allowed(
-        self,
-        context: AuthorizableRequestContext,
-        operation: Operation,
-        resource_type: ResourceType,
-        names: Set[str],
-    ) -> bool:
-        return False
-
     def allows_any(
         self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType
     ) -> bool:
@@ -110,6 +102,7 @@ class MemoryBroker:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.clock: FakeClock = broker.clock  # type: ignore[assignment]
+        self.known_rights: dict[tuple[Principal, str], KnownRights] = {}
         self.table = DenyTable()
         if broker.acl_controller is None:
             broker.authorizer = self.table
@@ -125,7 +118,10 @@ class MemoryBroker:
     ) -> Any:
         """Send a request through its bytes, and decode the answer from its bytes."""
         api = next(spec for spec in API_SPECS.values() if isinstance(request, spec.request))
-        context = RequestContext(api.key, version, 1, client_id, host, 1, principal=principal)
+        known = self.known_rights.setdefault((principal, host), {})  # as those of one connection
+        context = RequestContext(
+            api.key, version, 1, client_id, host, 1, principal=principal, known_rights=known
+        )
         answer = HANDLERS[api.key].run(self.broker, memoryview(encode(request, version)), context)
         parts = answer if isinstance(answer, list) or answer is None else await answer
         assert parts is not None

@@ -239,7 +239,7 @@ def list_exposures(listeners: Sequence[Listener], *open_names: str) -> list[str]
     Args:
         open_names: further ones that it comes in by without a login.
     """
-    exposed = [each.name for each in listeners if each.is_open_to_the_network] + list(open_names)
+    exposed = [each.name for each in listeners if each.lets_strangers_in] + list(open_names)
     readable = [each.name for each in listeners if each.shows_secrets_to_the_network]
     texts = (
         (exposed, "open to the network without a login"),

@@ -24,10 +24,12 @@ from tallystick.cli.cluster_command import (
 )
 from tallystick.cli.exits import ExitCode
 from tallystick.cli.tables import OutputFormat, print_rows
+from tallystick.cli.terminal_text import make_printable
 from tallystick.client.config import AdminConfig
 from tallystick.client.net.metadata import is_topic_name
 from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
 from tallystick.protocol.acls import AclResource
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -127,6 +129,15 @@ def print_findings(findings: Sequence[DoctorRow], output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
         print_rows(_COLUMNS, [{name: getattr(each, name) for name in _COLUMNS} for each in findings], output)
         return
+    findings = [
+        replace(
+            each,
+            check=make_printable(each.check, one_line=True),
+            detail=make_printable(each.detail),
+            action=make_printable(each.action, one_line=True),
+        )
+        for each in findings
+    ]
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(file=sys.stdout, width=width, highlight=False)
     for line in _lay_out(findings, console):

@@ -22,6 +22,8 @@ from enum import IntEnum
 from types import FrameType
 from typing import Final, NoReturn
 
+from tallystick.cli.terminal_text import make_printable
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -40,7 +42,7 @@ class ExitCode(IntEnum):
 
 def print_error(text: str, code: ExitCode) -> ExitCode:
     """Print one line on stderr, and return the exit code."""
-    print(f"tallystick: {text}", file=sys.stderr)
+    print(f"tallystick: {make_printable(text)}", file=sys.stderr)
     return code
 
 

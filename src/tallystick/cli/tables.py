@@ -12,6 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from tallystick.cli.terminal_text import make_printable
+
 Row = Mapping[str, object]
 
 # A pipe has no width, so nothing is truncated.
@@ -37,7 +39,13 @@ def print_rows(
         return
     console = Console(file=to, width=None if to.isatty() else _UNBOUNDED, highlight=False)
     # Not as markup: a transactional id may contain brackets.
-    cells = [[Text(_as_text(row.get(column)), overflow="fold") for column in columns] for row in rows]
+    cells = [
+        [
+            Text(make_printable(_as_text(row.get(column)), one_line=True), overflow="fold")
+            for column in columns
+        ]
+        for row in rows
+    ]
     for heads in (columns, [_WRAP_POINT.sub("\n", column) for column in columns]):
         table = _create_table(*heads)
         for each in cells:
@@ -67,8 +75,10 @@ def _create_vertical_table(columns: Sequence[str], cells: Sequence[Text]) -> Tab
 
 def _as_text(value: object) -> str:
     if isinstance(value, list | tuple | set | frozenset):
-        return ",".join(str(each) for each in sorted(value))
-    return str(value)  # None is "None", as in Kafka's tools
+        text = ",".join(str(each) for each in sorted(value))
+    else:
+        text = str(value)  # None is "None", as in Kafka's tools
+    return make_printable(text, one_line=True)
 
 
 def _as_json(value: object) -> object:

@@ -29,6 +29,7 @@ from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.resolve import resolve_command
 from tallystick.cli.settings import ModeOption, add_modes
 from tallystick.cli.tables import OutputFormat, Row
+from tallystick.cli.terminal_text import make_printable
 from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import INT16_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
@@ -140,7 +141,9 @@ def describe(
     if at.output is OutputFormat.TABLE:
         for each in answers.found.values():
             if each.forced_outcomes:
-                print(f"\nEnded without its client's decision, under {each.transactional_id}:")
+                print(
+                    f"\nEnded without its client's decision, under {make_printable(each.transactional_id)}:"
+                )
                 at.print_rows(
                     _FORCED_COLUMNS, [_format_forced_outcome(outcome) for outcome in each.forced_outcomes]
                 )

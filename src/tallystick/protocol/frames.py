@@ -5,6 +5,7 @@ returns complete frames. A length above the limit is refused as soon as its four
 anything is read or allocated for it.
 """
 
+from collections.abc import Iterable
 from struct import Struct
 from typing import Final, Protocol
 
@@ -13,6 +14,36 @@ from tallystick.protocol.errors import DecodeError
 LENGTH_BYTES: Final = 4
 HEAD_BYTES: Final = 2  # of a large frame, before memory is allocated for it: the API key of a request
 _LENGTH: Final = Struct(">i")
+
+
+Buffer = bytes | bytearray | memoryview
+# The most that a record of TLS carries: more does not become one, and costs more to copy than to send alone.
+JOINED_BYTES_MIN: Final = 16 * 1024
+
+
+def join_small(parts: Iterable[Buffer]) -> list[Buffer]:
+    """Join neighbours that are small. The bytes stay the same, and in their order.
+
+    Each part that is written costs a record of TLS, encrypted and decrypted on its own, or an element of a
+    system call. A part of at least `JOINED_BYTES_MIN` is left as it is, without a copy.
+    """
+    joined: list[Buffer] = []
+    small: list[Buffer] = []
+    size = 0
+    for part in parts:
+        if len(part) < JOINED_BYTES_MIN:
+            small.append(part)
+            size += len(part)
+            if size < JOINED_BYTES_MIN:
+                continue
+        if small:
+            joined.append(small[0] if len(small) == 1 else b"".join(small))
+            small, size = [], 0
+        if len(part) >= JOINED_BYTES_MIN:
+            joined.append(part)
+    if small:
+        joined.append(small[0] if len(small) == 1 else b"".join(small))
+    return joined
 
 
 class InvalidFrameLength(DecodeError):

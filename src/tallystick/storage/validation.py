@@ -103,6 +103,12 @@ _INLINE_RECORDS_MAX: Final = 2_000
 _unpack_cost_fields: Final = Struct(">21xh4xqq14xi").unpack_from
 
 
+# Traits of a batch. The first is the transactional bit of the attributes.
+IS_TRANSACTIONAL: Final = 0x10
+MAY_BE_SLOW: Final = 1  # parsing it may take long
+_ATTRIBUTES_AT: Final = 22  # the lower byte
+
+
 class PrevalidatedBatch(bytes):
     """A client's batch that `prevalidate_batch` has validated and adapted.
 
@@ -110,21 +116,27 @@ class PrevalidatedBatch(bytes):
     """
 
 
-def may_be_slow(records: bytes | memoryview) -> bool:
-    """Return whether a client's batch may take long to parse, by its size, codec and record count alone."""
+def read_traits(records: bytes | memoryview) -> int:
+    """Return the traits of a client's batch: the bits MAY_BE_SLOW and IS_TRANSACTIONAL.
+
+    They are read from its size and header alone, both at once, because each Produce passes here.
+    """
     size = len(records)
     if size < HEADER_SIZE:
-        return False
+        return records[_ATTRIBUTES_AT] & IS_TRANSACTIONAL if size > _ATTRIBUTES_AT else 0
     attributes, _, _, count = _unpack_cost_fields(records)
+    transactional: int = attributes & IS_TRANSACTIONAL
     codec = attributes & CODEC_MASK
     if codec >= len(_INLINE_BYTES_MAX):
-        return False  # an unknown codec, which is refused
-    return size > _INLINE_BYTES_MAX[codec] or count > _INLINE_RECORDS_MAX
+        return transactional  # an unknown codec, which is refused
+    if size > _INLINE_BYTES_MAX[codec] or count > _INLINE_RECORDS_MAX:
+        return transactional | MAY_BE_SLOW
+    return transactional
 
 
 def needs_prevalidation(records: bytes | memoryview, config: LogConfig, now_ms: int) -> bool:
     """Return whether parsing a client's batch would block the loop for too long."""
-    if not may_be_slow(records) or len(records) > config.max_message_bytes:
+    if not read_traits(records) & MAY_BE_SLOW or len(records) > config.max_message_bytes:
         return False  # a batch that is too large is refused unparsed
     attributes, base_timestamp, max_timestamp, _ = _unpack_cost_fields(records)
     return (

@@ -174,3 +174,34 @@ def test_authorized_operations_are_bits_and_may_not_be_told() -> None:
     unknown = parse_operations(-(2**31))
     assert not unknown.allowed | unknown.denied
     assert unknown.unknown_because
+
+
+NO_TWO_PHASE = ResourceRights(
+    allowed=frozenset(Op) - {Op.TWO_PHASE_COMMIT}, denied=frozenset((Op.TWO_PHASE_COMMIT,))
+)
+
+
+def test_a_broker_without_two_phase_commit_does_not_tell_the_right_to_it() -> None:
+    """KIP-939: error 53 is the answer where the setting is false, too, whatever the rights are."""
+    settings = {MAX_TIMEOUT: "900000", TWO_PHASE_SWITCH: "false"}
+    plan = ClientPlan(modes=(Mode.TWO_PHASE, Mode.KEEP))
+    findings = ask(Role.WRITER, settings=settings, plan=plan, rights={ID: NO_TWO_PHASE, TOPIC: ALL})
+    row = findings["TwoPhaseCommit on transactional id pay 1"]
+    assert (row.status, row.action) == (Status.UNKNOWN, "")
+    assert f"{TWO_PHASE_SWITCH} is false" in row.detail
+    assert f"2pc needs the broker's setting {TWO_PHASE_SWITCH}=true" in findings["mode"].detail
+
+
+def test_where_the_setting_is_not_known_it_may_be_what_refuses_two_phase_commit() -> None:
+    findings = ask(Role.WRITER, settings={}, rights={ID: NO_TWO_PHASE, TOPIC: ALL})
+    row = findings["TwoPhaseCommit on transactional id pay 1"]
+    assert row.status is Status.FAIL
+    assert row.detail == f"missing, or the broker's setting {TWO_PHASE_SWITCH} is false; needed by writer"
+    assert "--operation TwoPhaseCommit" in row.action
+
+
+@pytest.mark.parametrize("limit", [None, "", "unlimited", "-1", "9e9"])
+def test_a_limit_that_is_no_number_is_not_known(limit: str | None) -> None:
+    row = ask(settings={MAX_TIMEOUT: limit, TWO_PHASE_SWITCH: "true"})["outage"]
+    assert row.status is Status.NOTE
+    assert "is not known" in row.detail

@@ -1,10 +1,12 @@
 """What ACLs allow: each rule with the sentence of Kafka that decides it."""
 
 import logging
+from uuid import UUID
 
 import pytest
 
 from tallystick.broker.authorizer.acl_index import AclIndex, AclSettings, format_operations
+from tallystick.broker.authorizer.audit_log import AUDIT_LOGGER, TRACE
 from tallystick.broker.authorizer.bindings import (
     AccessControlEntry,
     AclBinding,
@@ -13,13 +15,13 @@ from tallystick.broker.authorizer.bindings import (
     parse_binding,
     parse_filter,
 )
+from tallystick.broker.authorizer.known_rights import READ_TOPIC, TOPIC_IDS_MAX, WRITE_TOPIC, keep_id
 from tallystick.broker.authorizer.standard_authorizer import (
-    AUDIT_LOGGER,
     REMEMBERED_NAME_CHARS_MAX,
-    TRACE,
     VERDICTS_MAX,
     StandardAuthorizer,
 )
+from tallystick.broker.handlers.authorization import is_known
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -315,33 +317,69 @@ def test_what_is_remembered_of_allowed_names_has_a_bound() -> None:
     authorizer = StandardAuthorizer(AclSettings(frozenset({"User:alice"})))
     for number in range(VERDICTS_MAX + 10):
         authorizer.allows(context(), Op.WRITE, ResourcePattern(Kind.TOPIC, str(number)))
-    assert sum(map(len, authorizer._allowed_names.values())) <= VERDICTS_MAX
-    long = "x" * (REMEMBERED_NAME_CHARS_MAX + 1)
-    assert authorizer.allows(context(), Op.WRITE, ResourcePattern(Kind.TOPIC, long))
-    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {long})
+    assert sum(len(each.names) for each in authorizer._allowed_names.values()) <= VERDICTS_MAX
+    asked, long = context(), "x" * (REMEMBERED_NAME_CHARS_MAX + 1)
+    assert authorizer.allows(asked, Op.WRITE, ResourcePattern(Kind.TOPIC, long))
+    assert not is_known(asked, WRITE_TOPIC, long)
+    assert authorizer.allowed == VERDICTS_MAX + 11
 
 
-def test_what_is_remembered_is_of_one_requester_and_one_set_of_acls() -> None:
+def test_what_is_known_is_of_one_connection_one_right_and_one_set_of_acls() -> None:
     authorizer = StandardAuthorizer(STRICT, AclIndex([acl(Op.WRITE)]))
-    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
-    assert authorizer.allows(context(), Op.WRITE, ORDERS)
-    assert authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
-    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders", "other"})
-    assert not authorizer.remembers_allowed(context(), Op.READ, Kind.TOPIC, {"orders"})
-    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.GROUP, {"orders"})
-    assert not authorizer.remembers_allowed(context("bob"), Op.WRITE, Kind.TOPIC, {"orders"})
-    assert not authorizer.remembers_allowed(context(host="10.0.0.2"), Op.WRITE, Kind.TOPIC, {"orders"})
-    assert (authorizer.allowed, authorizer.denied) == (2, 0)
+    asked, other = context(), context("bob")
+    assert not is_known(asked, WRITE_TOPIC, "orders")
+    assert authorizer.allows(asked, Op.WRITE, ORDERS)
+    assert not authorizer.allows(other, Op.WRITE, ORDERS)
+    assert is_known(asked, WRITE_TOPIC, "orders")
+    assert not is_known(asked, WRITE_TOPIC, "other")
+    assert not is_known(asked, READ_TOPIC, "orders")
+    assert not is_known(other, WRITE_TOPIC, "orders")
+    assert (authorizer.allowed, authorizer.denied) == (2, 1)
     authorizer.set_index(authorizer.index.remove([acl(Op.WRITE)]))
-    assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
+    assert not is_known(asked, WRITE_TOPIC, "orders")
+    assert not authorizer.allows(asked, Op.WRITE, ORDERS)
+    assert (authorizer.allowed, authorizer.denied) == (2, 2)
 
 
-def test_what_is_remembered_is_not_used_where_a_line_is_due(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_of_the_acls_reaches_every_connection_and_every_memory() -> None:
+    """A connection that was idle meanwhile, too, and one whose names were forgotten for want of room."""
+    authorizer = StandardAuthorizer(AclSettings(), AclIndex([acl(Op.WRITE), acl(Op.WRITE, name="*")]))
+    idle, busy = context(), context()
+    for each in (idle, busy):
+        assert authorizer.allows(each, Op.WRITE, ORDERS)
+    for number in range(VERDICTS_MAX):
+        assert authorizer.allows(busy, Op.WRITE, ResourcePattern(Kind.TOPIC, str(number)))
+    assert not is_known(idle, WRITE_TOPIC, "orders")
+    assert authorizer.allows(idle, Op.WRITE, ORDERS)
+    assert is_known(busy, WRITE_TOPIC, "orders")  # connections of one requester share what is known
+    authorizer.set_index(AclIndex([acl(Op.READ)]))
+    for each in (idle, busy):
+        assert not any(known.names or known.topic_ids for known in each.known_rights.values())
+
+
+def test_an_id_is_known_as_long_as_its_name() -> None:
     authorizer = StandardAuthorizer(STRICT, AclIndex([acl(Op.WRITE)]))
-    assert authorizer.allows(context(), Op.WRITE, ORDERS)
-    with caplog.at_level(logging.DEBUG, logger=AUDIT_LOGGER):
-        assert not authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
-    assert authorizer.remembers_allowed(context(), Op.WRITE, Kind.TOPIC, {"orders"})
+    asked, some = context(), UUID(int=7)
+    keep_id(asked.known_rights, WRITE_TOPIC, some, "orders")
+    assert WRITE_TOPIC not in asked.known_rights
+    assert authorizer.allows(asked, Op.WRITE, ORDERS)
+    known = asked.known_rights[WRITE_TOPIC]
+    keep_id(asked.known_rights, WRITE_TOPIC, UUID(int=8), "other")
+    assert not known.topic_ids
+    for number in range(TOPIC_IDS_MAX + 10):
+        keep_id(asked.known_rights, WRITE_TOPIC, UUID(int=number), "orders")
+    assert 0 < len(known.topic_ids) <= TOPIC_IDS_MAX
+    authorizer.set_index(authorizer.index)
+    assert not known.topic_ids
+
+
+def test_what_is_known_is_not_used_where_a_line_is_due(caplog: pytest.LogCaptureFixture) -> None:
+    authorizer, asked = StandardAuthorizer(STRICT, AclIndex([acl(Op.WRITE)])), context()
+    assert authorizer.allows(asked, Op.WRITE, ORDERS)
+    for level, logger in ((logging.DEBUG, AUDIT_LOGGER), (TRACE, "kafka")):
+        with caplog.at_level(level, logger=logger):
+            assert not is_known(asked, WRITE_TOPIC, "orders")
+        assert is_known(asked, WRITE_TOPIC, "orders")
 
 
 def test_authorized_operations_are_the_allowed_ones_of_the_type() -> None:

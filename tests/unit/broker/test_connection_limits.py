@@ -43,7 +43,7 @@ def test_a_listener_has_its_own_limit_and_the_others_go_on() -> None:
     assert [counts.add("INSIDE", "b") for _ in range(2)] == [None, None]
     # The limit of the broker is over that of the listener.
     assert counts.add("OUTSIDE", "c") == "max.connections is 4"
-    counts.remove("OUTSIDE", "c")
+    counts.remove("OUTSIDE", "c", was_refused=True)
     counts.remove("OUTSIDE", "a")
     assert counts.find_refusal("OUTSIDE", "a", 0, 0) is None
 
@@ -52,6 +52,31 @@ def test_handshakes_under_way_count_for_their_listener() -> None:
     counts = counts_of({OF_OUTSIDE: "2"})
     assert counts.find_refusal("OUTSIDE", "a", 1, 1) is None
     assert counts.find_refusal("OUTSIDE", "a", 2, 0) == f"{OF_OUTSIDE} is 2"
+
+
+def test_a_flood_that_is_refused_takes_nobodys_place() -> None:
+    """What an address has too many is closed a turn of the loop later; others have room meanwhile."""
+    counts = counts_of({"max.connections": "3", "max.connections.per.ip": "1", OF_OUTSIDE: "2"})
+    assert counts.add("OUTSIDE", "flooding") is None
+    for _ in range(10):
+        assert counts.add("OUTSIDE", "flooding") == "max.connections.per.ip is 1"
+    assert counts.add("OUTSIDE", "victim") is None
+    assert counts.add("INSIDE", "other") is None
+    for _ in range(10):
+        counts.remove("OUTSIDE", "flooding", was_refused=True)
+    assert counts.add("INSIDE", "last") == "max.connections is 3"
+    counts.remove("INSIDE", "last", was_refused=True)
+    counts.remove("OUTSIDE", "flooding")
+    assert counts.add("OUTSIDE", "flooding") is None
+
+
+def test_what_is_refused_has_a_descriptor_until_it_is_closed() -> None:
+    counts = counts_of({"max.connections.per.ip": "1"}, descriptors_max=2)
+    assert counts.add("INSIDE", "a") is None
+    assert counts.add("INSIDE", "a") == "max.connections.per.ip is 1"
+    assert "leaves 2 connections" in (counts.find_refusal("INSIDE", "b", 0, 0) or "")
+    counts.remove("INSIDE", "a", was_refused=True)
+    assert counts.find_refusal("INSIDE", "b", 0, 0) is None
 
 
 def test_room_that_is_given_back_is_forgotten() -> None:

@@ -35,6 +35,33 @@ def test_without_settings_there_is_one_plain_listener_on_the_loopback() -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "client_auth", "is_open"),
+    [
+        ("192.0.2.1", "none", True),
+        ("192.0.2.1", "requested", True),
+        ("192.0.2.1", "required", False),
+        ("127.0.0.1", "none", False),
+    ],
+)
+def test_tls_that_asks_for_no_certificate_keeps_no_one_out(
+    address: str, client_auth: str, is_open: bool
+) -> None:
+    """It is encrypted, and so needs no word of its own; the start line and the log say that all come in."""
+    (made,) = listeners_of(
+        {
+            "listeners": f"SSL://{address}:9092",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": "broker.pem",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": "ca.pem",
+            "ssl.client.auth": client_auth,
+        }
+    ).values()
+    assert not made.is_open_to_the_network
+    assert list_exposures([made]) == (["SSL open to the network without a login"] if is_open else [])
+
+
+@pytest.mark.parametrize(
     ("listeners", "mechanisms", "shows"),
     [
         ("SASL_PLAINTEXT://192.0.2.1:9092", "PLAIN", True),

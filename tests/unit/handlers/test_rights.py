@@ -3,7 +3,8 @@
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, on_a_loop
@@ -25,18 +26,26 @@ from tests.support.rights import (
 from tests.support.rights_table import ROWS
 
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, AclIndex, format_operations
-from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation, topic_resource
+from tallystick.broker.authorizer.authorizer import (
+    CLUSTER_RESOURCE,
+    Operation,
+    topic_resource,
+)
 from tallystick.broker.authorizer.bindings import AccessControlEntry, AclBinding, ResourcePattern
+from tallystick.broker.authorizer.known_rights import WRITE_TOPIC, AllowedNames
 from tallystick.broker.authorizer.standard_authorizer import StandardAuthorizer
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.broker.partitions.data_directory import DataDirectory
+from tallystick.broker.server.login_gate import LoginGate
+from tallystick.broker.server.server import Peer, ServerConnection, _apply_login
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol.acls import AclPermission, AclResource
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.fetch import FetchRequest
-from tallystick.protocol.messages.produce import ProduceRequest
+from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.primitives import NIL
-from tallystick.security.principals import Principal
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.security.principals import ANONYMOUS, Principal
 
 ADMIN, ALICE = Principal("admin"), Principal("alice")
 SETTINGS = {"authorizer_class_name": STANDARD_AUTHORIZER, "super_users": "User:admin"}
@@ -98,6 +107,11 @@ def test_a_right_and_its_absence(row: Row, monkeypatch: pytest.MonkeyPatch) -> N
                 grant(desk, [right, *row.others])
                 allowed = await desk.ask(row.request(TOPIC), row.version, principal=ALICE)
                 assert DENIALS.isdisjoint(iter_codes(allowed)), (right, allowed)
+            if desk.broker.topics.find(TOPIC) is not None:
+                # What was allowed on this connection is denied as soon as the rights are gone.
+                grant(desk, EVERYTHING, denied=row.rights)
+                revoked = await desk.ask(row.request(TOPIC), row.version, principal=ALICE)
+                assert set(row.places(revoked)) == {row.code}
 
     run()
 
@@ -324,3 +338,52 @@ async def test_a_change_of_the_acls_holds_for_the_next_produce_and_fetch() -> No
                 for _ in range(2):
                     answer = await desk.ask(row.request(TOPIC), row.version, principal=ALICE)
                     assert DENIALS.isdisjoint(iter_codes(answer)) is allowed
+
+
+@on_a_loop
+async def test_a_change_of_the_acls_holds_for_topics_named_by_id() -> None:
+    """Of one topic, of two of which one is denied, and of one that was made again under its name."""
+    async with cluster() as desk:
+        for denied in ((), [(Operation.WRITE, ON_TOPIC), (Operation.READ, ON_TOPIC)], ()):
+            grant(desk, EVERYTHING, denied=denied)
+            expected = E.TOPIC_AUTHORIZATION_FAILED if denied else E.NONE
+            for _ in range(2):
+                assert await _use_by_id(desk, TOPIC, "payments") == [expected, E.NONE] * 2
+        await desk.broker.topic_controller.delete(TOPIC)
+        grant(desk, EVERYTHING, denied=[(Operation.WRITE, ON_TOPIC), (Operation.READ, ON_TOPIC)])
+        await desk.make_topic(TOPIC)
+        assert await _use_by_id(desk, TOPIC, "payments") == [E.TOPIC_AUTHORIZATION_FAILED, E.NONE] * 2
+
+
+async def _use_by_id(desk: MemoryBroker, *names: str) -> list[int]:
+    """Produce to and fetch from topics by their ids, and return the codes, first those of Produce."""
+    topics = [desk.broker.topics.find(name) for name in names]
+    ids = [topic.topic_id for topic in topics if topic is not None]
+    data = PartitionProduceData(index=0, records=encode_batch([Record(0, 1, None, b"v", ())], BatchMeta()))
+    produce = ProduceRequest(
+        acks=1,
+        timeout_ms=1000,
+        topic_data=tuple(TopicProduceData(topic_id=each, partition_data=(data,)) for each in ids),
+    )
+    part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1000)
+    fetch = FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        session_epoch=-1,
+        topics=tuple(FetchTopic(topic_id=each, partitions=(part,)) for each in ids),
+    )
+    produced = await desk.ask(produce, 13, principal=ALICE)
+    fetched = await desk.ask(fetch, 17, principal=ALICE)
+    written = {each.topic_id: each.partition_responses[0].error_code for each in produced.responses}
+    read = {each.topic_id: each.partitions[0].error_code for each in fetched.responses}
+    return [written[each] for each in ids] + [read[each] for each in ids]
+
+
+def test_a_login_leaves_nothing_of_the_rights_of_the_one_before() -> None:
+    peer = Peer("10.0.0.1", 1, 1, principal=ANONYMOUS)
+    peer.known_rights[WRITE_TOPIC] = AllowedNames()
+    connection = SimpleNamespace(peer=peer)
+    gate = SimpleNamespace(has_failed=False, principal=ALICE)
+    _apply_login(cast("ServerConnection", connection), cast("LoginGate", gate))
+    assert (connection.peer.principal, connection.peer.known_rights) == (ALICE, {})
+    assert Peer("10.0.0.1", 1, 1).known_rights is not Peer("10.0.0.1", 1, 2).known_rights

@@ -144,7 +144,7 @@ def explain_obstacle(mode: Mode, facts: DoctorFacts) -> str:
     lack = find_missing_capability(mode, facts.capabilities)
     if lack is not None or mode is not Mode.TWO_PHASE:
         return lack or ""
-    if facts.settings.get(TWO_PHASE_SWITCH) == "false":
+    if _is_switched_off(facts):
         return f"the broker's setting {TWO_PHASE_SWITCH}=true"
     for resource, rights in facts.rights.items():
         if resource.type is AclResource.TRANSACTIONAL_ID and AclOperation.TWO_PHASE_COMMIT in rights.denied:
@@ -196,8 +196,8 @@ def _check_timeout(question: Question) -> Iterator[DoctorRow]:
     facts, roles = question.facts, set(question.roles) - {Role.TOOLS}
     if not roles:
         return
-    limit_text, ours = facts.settings.get(MAX_TIMEOUT), facts.plan.transaction_timeout_ms
-    if limit_text is None:
+    limit_text, ours = facts.settings.get(MAX_TIMEOUT) or "", facts.plan.transaction_timeout_ms
+    if not (limit_text.isascii() and limit_text.isdecimal()):
         yield DoctorRow(
             area="transactions",
             check="outage",
@@ -290,11 +290,17 @@ def _judge_operation(
     if operation in rights.allowed:
         return Status.OK, who, ""
     if operation in rights.denied:
+        if operation is AclOperation.TWO_PHASE_COMMIT and _is_switched_off(question.facts):
+            return Status.UNKNOWN, f"not known: the broker's setting {TWO_PHASE_SWITCH} is false", ""
         is_optional = operation is AclOperation.TWO_PHASE_COMMIT and any(
             mode is not Mode.TWO_PHASE for mode in question.facts.plan.modes
         )
         command = build_grant(question, resource, _list_missing(question, resource))
-        return Status.NOTE if is_optional else Status.FAIL, f"missing; needed by {who}", command
+        is_sure = (
+            operation is not AclOperation.TWO_PHASE_COMMIT or TWO_PHASE_SWITCH in question.facts.settings
+        )
+        or_else = "" if is_sure else f", or the broker's setting {TWO_PHASE_SWITCH} is false"
+        return Status.NOTE if is_optional else Status.FAIL, f"missing{or_else}; needed by {who}", command
     return Status.UNKNOWN, f"not known: {rights.unknown_because}", ""
 
 
@@ -319,7 +325,7 @@ def _list_missing(question: Question, resource: Resource) -> list[AclOperation]:
     two_phase = AclOperation.TWO_PHASE_COMMIT
     if two_phase in needed and two_phase not in rights.allowed and two_phase not in missing:
         missing += [two_phase] if Mode.TWO_PHASE in question.facts.plan.modes else []
-    if not _offers_two_phase(question.facts):
+    if not _offers_two_phase(question.facts) or _is_switched_off(question.facts):
         missing = [operation for operation in missing if operation is not two_phase]
     # Read, Write, Delete and Alter imply Describe (StandardAuthorizer).
     return [each for each in missing if each is not AclOperation.DESCRIBE or missing == [each]]
@@ -333,6 +339,11 @@ def format_operation(operation: AclOperation) -> str:
 def _offers_two_phase(facts: DoctorFacts) -> bool:
     offer = facts.capabilities
     return offer is not None and find_missing_capability(Mode.TWO_PHASE, offer) is None
+
+
+def _is_switched_off(facts: DoctorFacts) -> bool:
+    """Return whether the broker refuses two-phase commit to everyone, with the code of a missing right."""
+    return facts.settings.get(TWO_PHASE_SWITCH) == "false"
 
 
 _WORDS: Final = {

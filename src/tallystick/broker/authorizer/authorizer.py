@@ -6,14 +6,18 @@ transaction that never times out is granted separately from the right to write o
 
 Without an authorizer everything is allowed: `ALLOW_ALL`.
 
+A request that is like the one before it need not ask: `allows` leaves what it allowed in the `known_rights`
+of the connection, and handlers look there first, unless the audit log wants a line.
+
 Source: Kafka Authorizer, AuthorizableRequestContext, AclOperation, ResourceType; KIP-939 "ACL Changes".
 """
 
-from collections.abc import Callable, Hashable, Set
+from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
 from tallystick.broker.authorizer.acl_index import SUPPORTED_OPERATIONS, format_operations
 from tallystick.broker.authorizer.bindings import CLUSTER_NAME, ResourcePattern
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.protocol.acls import AclOperation, AclResource
 
 Operation = AclOperation
@@ -21,7 +25,7 @@ ResourceType = AclResource
 
 # A member of an enum costs as much to look up as a short call: what each request asks with has a name here.
 TOPIC: Final = ResourceType.TOPIC
-_GROUP: Final = ResourceType.GROUP
+GROUP: Final = ResourceType.GROUP
 _TRANSACTIONAL_ID: Final = ResourceType.TRANSACTIONAL_ID
 
 CLUSTER_RESOURCE: Final = ResourcePattern(ResourceType.CLUSTER, CLUSTER_NAME)
@@ -39,7 +43,7 @@ def topic_resource(name: str) -> ResourcePattern:
 
 
 def group_resource(group_id: str) -> ResourcePattern:
-    return ResourcePattern(_GROUP, group_id)
+    return ResourcePattern(GROUP, group_id)
 
 
 def transactional_id_resource(name: str) -> ResourcePattern:
@@ -58,6 +62,11 @@ class AuthorizableRequestContext(Protocol):
     @property
     def principal(self) -> Hashable:
         """The sender, whose string is `User:name`."""
+        ...
+
+    @property
+    def known_rights(self) -> KnownRights:
+        """What the authorizer leaves with the connection: `is_known` answers from it without asking."""
         ...
 
 
@@ -89,20 +98,6 @@ class Authorizer(Protocol):
         """
         ...
 
-    def remembers_allowed(
-        self,
-        context: AuthorizableRequestContext,
-        operation: Operation,
-        resource_type: ResourceType,
-        names: Set[str],
-    ) -> bool:
-        """Return whether all these checks are known to be allowed, and leave nothing to log.
-
-        The short way for requests that are like the one before. If True, each name has been checked; if
-        False, none has, and `allows` must be asked about each.
-        """
-        ...
-
     def allows_any(
         self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType
     ) -> bool:
@@ -127,15 +122,6 @@ class _AllowAll:
         *,
         references: References = count_one,
         log_denied: bool = True,
-    ) -> bool:
-        return True
-
-    def remembers_allowed(
-        self,
-        context: AuthorizableRequestContext,
-        operation: Operation,
-        resource_type: ResourceType,
-        names: Set[str],
     ) -> bool:
         return True
 

@@ -1,8 +1,9 @@
 """The authorizer of a broker that has one: ACLs in memory, verdicts remembered, decisions in the audit log.
 
 Verdicts are remembered for as long as the ACLs stay what they are, so that a request like the one before it
-costs one look-up for each resource, and one for all its topics where all are allowed (`remembers_allowed`).
-A change of the ACLs puts a new index and an empty memory in place.
+costs one look-up for each resource. What is allowed is left with the connection as well (`KnownRights`), by
+name alone. A change of the ACLs puts a new index and an empty memory in place, and empties what was left with
+connections.
 
 The audit log is the logger `kafka.authorizer.logger`, with the texts and levels of Kafka: INFO for what is
 denied, DEBUG for what is allowed, TRACE for checks that only filter a list or report rights.
@@ -11,7 +12,6 @@ Source: StandardAuthorizer, StandardAuthorizerData.
 """
 
 import logging
-from collections.abc import Set
 from typing import Final
 
 from tallystick.broker.authorizer.acl_index import (
@@ -22,6 +22,7 @@ from tallystick.broker.authorizer.acl_index import (
     Verdict,
     format_operations,
 )
+from tallystick.broker.authorizer.audit_log import AUDIT_LOGGER, TRACE
 from tallystick.broker.authorizer.authorizer import (
     AuthorizableRequestContext,
     Operation,
@@ -30,10 +31,9 @@ from tallystick.broker.authorizer.authorizer import (
     count_one,
 )
 from tallystick.broker.authorizer.bindings import ResourcePattern
+from tallystick.broker.authorizer.known_rights import AllowedNames, make_right
 from tallystick.protocol.apis import API_SPECS, ApiKey
 
-AUDIT_LOGGER: Final = "kafka.authorizer.logger"
-TRACE: Final = 5  # below DEBUG, as in Java's loggers
 # Principals, hosts and names come from clients: what is remembered of them must have a bound.
 VERDICTS_MAX: Final = 20_000
 # Longer names are decided about each time: no topic has one, and 20,000 of them would take hundreds of MB.
@@ -48,21 +48,27 @@ _TYPE_NAMES: Final = {kind: kind.name.title().replace("_", "") for kind in Resou
 class StandardAuthorizer:
     """Kafka's StandardAuthorizer. Owned by the broker; lives on the loop.
 
-    allowed, denied   how many checks had this result
+    denied   how many checks did not allow what was asked
     """
 
     is_configured = True
 
     def __init__(self, settings: AclSettings, index: AclIndex | None = None) -> None:
         self._settings = settings
-        self.allowed = 0
+        self._allowed = 0
         self.denied = 0
+        self._allowed_names: dict[object, AllowedNames] = {}
         self.set_index(AclIndex() if index is None else index)
 
     @property
     def index(self) -> AclIndex:
         """The ACLs in force."""
         return self._index
+
+    @property
+    def allowed(self) -> int:
+        """How many checks allowed what was asked."""
+        return self._allowed + sum(each.checks for each in self._allowed_names.values())
 
     @property
     def acl_count(self) -> int:
@@ -75,9 +81,12 @@ class StandardAuthorizer:
         self._forget()
 
     def _forget(self) -> None:
+        self._allowed = self.allowed
+        for each in self._allowed_names.values():
+            each.clear()  # in place: connections have it [ACL-1]
         self._verdicts: dict[object, Verdict] = {}
         # The names in `_verdicts` that are allowed, by principal, host, operation and type.
-        self._allowed_names: dict[object, set[str]] = {}
+        self._allowed_names = {}
 
     def allows(
         self,
@@ -91,7 +100,7 @@ class StandardAuthorizer:
         """Implement Authorizer.allows."""
         verdict = self._decide(context, operation, resource)
         if verdict.is_allowed:
-            self.allowed += 1
+            self._allowed += 1
             level = logging.DEBUG
         else:
             self.denied += 1
@@ -101,22 +110,6 @@ class StandardAuthorizer:
                 level, "%s", _format_audit(context, operation, resource, verdict, references(resource.name))
             )
         return verdict.is_allowed
-
-    def remembers_allowed(
-        self,
-        context: AuthorizableRequestContext,
-        operation: Operation,
-        resource_type: ResourceType,
-        names: Set[str],
-    ) -> bool:
-        """Implement Authorizer.remembers_allowed."""
-        if _audit_log.isEnabledFor(logging.DEBUG):
-            return False
-        known = self._allowed_names.get((context.principal, context.client_host, operation, resource_type))
-        if known is None or not names <= known:
-            return False
-        self.allowed += len(names)
-        return True
 
     def allows_any(
         self, context: AuthorizableRequestContext, operation: Operation, resource_type: ResourceType
@@ -129,7 +122,7 @@ class StandardAuthorizer:
             verdict = self._index.decide_any(self._settings, principal, host, operation, resource_type)
             self._remember(key, verdict)
         if verdict.is_allowed:
-            self.allowed += 1
+            self._allowed += 1
         else:
             self.denied += 1
         level = logging.DEBUG if verdict.is_allowed else TRACE
@@ -154,16 +147,20 @@ class StandardAuthorizer:
     def _decide(
         self, context: AuthorizableRequestContext, operation: Operation, resource: ResourcePattern
     ) -> Verdict:
-        key = (context.principal, context.client_host, operation, resource)
+        requester = (context.principal, context.client_host, operation, resource.resource_type)
+        key = (requester, resource.name)
         verdict = self._verdicts.get(key)
         if verdict is None:
             principal, host = str(context.principal), context.client_host
             verdict = self._index.decide(self._settings, principal, host, operation, resource)
-            if len(resource.name) <= REMEMBERED_NAME_CHARS_MAX:
-                self._remember(key, verdict)
-                if verdict.is_allowed:
-                    requester = (context.principal, host, operation, resource.resource_type)
-                    self._allowed_names.setdefault(requester, set()).add(resource.name)
+            if len(resource.name) > REMEMBERED_NAME_CHARS_MAX:
+                return verdict
+            self._remember(key, verdict)
+            if verdict.is_allowed:
+                self._allowed_names.setdefault(requester, AllowedNames()).names.add(resource.name)
+        if verdict.is_allowed:
+            right = make_right(operation, resource.resource_type)
+            context.known_rights[right] = self._allowed_names[requester]
         return verdict
 
     def _remember(self, key: object, verdict: Verdict) -> None:

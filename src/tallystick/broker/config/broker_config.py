@@ -485,8 +485,8 @@ class BrokerConfig:
         if exposed and not self.allow_insecure_listeners and not self.originals.get("authorizer.class.name"):
             yield (
                 f"listeners: {exposed[0]} lets everyone who reaches it read, write and delete: there is "
-                "neither a login nor encryption. Listen on the loopback, use SSL, or give "
-                "allow.insecure.listeners=true if the network is closed"
+                "neither a login nor encryption. Listen on the loopback, use SASL_SSL, or SSL with "
+                "ssl.client.auth=required, or give allow.insecure.listeners=true if the network is closed"
             )
 
     def _find_override_problems(self) -> Iterator[str]:

@@ -169,6 +169,14 @@ class Listener(Value, kw_only=True):
         return self.protocol is SecurityProtocol.PLAINTEXT and not self.endpoint.is_loopback
 
     @property
+    def lets_strangers_in(self) -> bool:
+        """Whether clients of other machines come in without a login, be it over TLS."""
+        is_known = self.protocol.uses_sasl or (
+            self.protocol is SecurityProtocol.SSL and self.tls.ssl_client_auth == "required"
+        )
+        return not is_known and not self.endpoint.is_loopback
+
+    @property
     def shows_secrets_to_the_network(self) -> bool:
         """Whether passwords or tokens cross a network that others may read."""
         is_readable = self.protocol is SecurityProtocol.SASL_PLAINTEXT and not self.endpoint.is_loopback

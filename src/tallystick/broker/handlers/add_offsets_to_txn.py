@@ -4,13 +4,13 @@ Clients with transaction version 2 do not send it (KIP-890).
 """
 
 from tallystick.broker.authorizer.authorizer import Operation, group_resource
+from tallystick.broker.handlers.authorization import may_write_as
 from tallystick.broker.handlers.ports import TxnOffsetsPort
 from tallystick.broker.handlers.txn_wire import (
     NOT_AUTHORIZED,
     execute,
     get_error_code,
     make_producer,
-    may_write_as,
 )
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC
 from tallystick.broker.server.request_context import RequestContext

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
-from tallystick.broker.handlers.authorization import NameCheck, make_topic_check
+from tallystick.broker.handlers.authorization import NameCheck, make_topic_check, may_write_as
 from tallystick.broker.handlers.ports import TxnPartitionsPort
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.txn_wire import (
@@ -18,7 +18,6 @@ from tallystick.broker.handlers.txn_wire import (
     execute,
     get_error_code,
     make_producer,
-    may_write_as,
 )
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS, TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.request_context import RequestContext

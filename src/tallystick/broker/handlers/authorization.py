@@ -9,19 +9,34 @@ Two rules hold for all:
 Source: AuthHelper, KafkaApis, ControllerApis.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from tallystick.broker.authorizer.audit_log import is_audited
 from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
+    GROUP,
+    TOPIC,
     Operation,
     group_resource,
     topic_resource,
+    transactional_id_resource,
 )
+from tallystick.broker.authorizer.known_rights import WRITE_TRANSACTIONAL_ID, Right, make_right
 from tallystick.broker.handlers.ports import HasAuthorizer
 from tallystick.broker.server.request_context import RequestContext
 
 NameCheck = Callable[[str], bool]
+
+
+def is_known(context: RequestContext, right: Right, name: str) -> bool:
+    """Return whether a right is known to exist, and leaves nothing to log; if not, `allows` must be asked."""
+    known = context.known_rights.get(right)
+    if known is None or name not in known.names or is_audited(logging.DEBUG):
+        return False
+    known.checks += 1
+    return True
 
 
 class TopicReferences:
@@ -61,13 +76,14 @@ def make_topic_check(
     authorizer = broker.authorizer
     if not authorizer.is_configured:
         return _allow
+    right = make_right(operation, TOPIC)
     answers: dict[str, bool] = {}
     references = TopicReferences(names)
 
     def check(name: str) -> bool:
         allowed = answers.get(name)
         if allowed is None:
-            allowed = authorizer.allows(
+            allowed = is_known(context, right, name) or authorizer.allows(
                 context, operation, topic_resource(name), references=references, log_denied=log_denied
             )
             answers[name] = allowed
@@ -112,7 +128,16 @@ def may_on_group(
     log_denied: bool = True,
 ) -> bool:
     """Return whether the sender may perform the operation on a group."""
-    return broker.authorizer.allows(context, operation, group_resource(group_id), log_denied=log_denied)
+    return is_known(context, make_right(operation, GROUP), group_id) or broker.authorizer.allows(
+        context, operation, group_resource(group_id), log_denied=log_denied
+    )
+
+
+def may_write_as(broker: HasAuthorizer, context: RequestContext, name: str) -> bool:
+    """Return whether the sender has WRITE on the transactional id, as all steps of a transaction need."""
+    return is_known(context, WRITE_TRANSACTIONAL_ID, name) or broker.authorizer.allows(
+        context, Operation.WRITE, transactional_id_resource(name)
+    )
 
 
 def find_cluster_operations(broker: HasAuthorizer, context: RequestContext) -> int:

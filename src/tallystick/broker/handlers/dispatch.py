@@ -15,13 +15,14 @@ from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers.ports import BrokerPorts
 from tallystick.broker.handlers.sliced_response import SlicedResponse
 from tallystick.broker.server.request_context import RequestContext
-from tallystick.broker.server.server import Buffer, CloseConnection, ExclusiveResponse, Peer, ResponseBuffers
+from tallystick.broker.server.server import CloseConnection, ExclusiveResponse, Peer, ResponseBuffers
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import KIB, REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
+from tallystick.protocol.frames import Buffer
 from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.wire import get_struct_spec
@@ -195,6 +196,7 @@ class RequestDispatcher:
             peer.listener,
             peer.principal,
             peer.port,
+            peer.known_rights,
         )
         try:
             body = entry.run(self._broker, frame[at:], context)

@@ -3,13 +3,13 @@
 from collections.abc import Awaitable
 from functools import partial
 
+from tallystick.broker.handlers.authorization import may_write_as
 from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.handlers.txn_wire import (
     NOT_AUTHORIZED,
     execute_and_respond,
     get_error_code,
     make_producer,
-    may_write_as,
 )
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import EndTxn, EndTxnResult, TxnAnswer

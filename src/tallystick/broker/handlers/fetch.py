@@ -7,13 +7,17 @@ Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Final
 from uuid import UUID
 
-from tallystick.broker.authorizer.authorizer import TOPIC, Operation
+from tallystick.broker.authorizer.audit_log import is_audited
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.authorizer.known_rights import NO_NAMES, READ_TOPIC, AllowedNames
 from tallystick.broker.handlers.authorization import NameCheck, make_topic_check, may_on_cluster
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX, ResponseBody
 from tallystick.broker.handlers.ports import FetchPort
@@ -52,6 +56,7 @@ from tallystick.protocol.messages.fetch import (
 from tallystick.storage.fs import StorageFailure
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
+REPLICA_STATE_SINCE: Final = 15  # KIP-903
 NO_DIVERGING_EPOCH: Final = EpochEndOffset()
 _NOT_AUTHORIZED: Final = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
 WAIT_MS_MAX: Final = 3_600_000  # an upper limit for the timer: one hour
@@ -146,11 +151,13 @@ class _DelayedFetch:
         "_context",
         "_future",
         "_isolation",
+        "_known",
         "_limit",
         "_may_read",
         "_readable_by_partition",
         "_readable_bytes",
         "_request",
+        "_sender",
         "_timer",
         "_version",
     )
@@ -162,8 +169,11 @@ class _DelayedFetch:
         self._request = request
         self._context = plan
         self._version = context.api_version
-        # As in Kafka, the rights are those at the arrival of the request, however long it waits.
-        self._may_read = _make_read_check(broker, request, plan, context)
+        self._sender = context
+        self._known: AllowedNames | None = None  # None: all may be read
+        self._may_read: NameCheck | None = None  # for other names; made when there is one
+        if broker.authorizer.is_configured:
+            self._find_rights()
         # Every value but 1 is READ_UNCOMMITTED; Kafka refuses values other than 0 and 1.
         self._isolation = IsolationLevel(request.isolation_level == 1)
         self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
@@ -172,6 +182,37 @@ class _DelayedFetch:
         self._advanced_partitions: set[Partition] = set()
         self._readable_by_partition: dict[FetchPartitionKey, int] = {}
         self._readable_bytes = 0
+
+    # ------------------------------------------------------------------------- rights
+
+    def _find_rights(self) -> None:
+        """Find what the sender is known to have the right to read.
+
+        A replica needs CLUSTER_ACTION: the id is a mere claim (CVE-2018-1288).
+        """
+        request, sender = self._request, self._sender
+        self._known = NO_NAMES
+        moved = sender.api_version >= REPLICA_STATE_SINCE
+        if (request.replica_state.replica_id if moved else request.replica_id) >= 0:
+            is_replica = may_on_cluster(self._broker, sender, Operation.CLUSTER_ACTION)
+            self._may_read = lambda name: is_replica
+        elif not is_audited(logging.DEBUG):
+            self._known = known = sender.known_rights.get(READ_TOPIC, NO_NAMES)
+            partitions = self._context.partitions
+            known.checks += 1 if len(partitions) == 1 else _count_topics(partitions)
+
+    def _ask_to_read(self, name: str) -> bool:
+        """Ask the authorizer about a topic that the sender is not known to have the right to read."""
+        if self._may_read is None:
+            if self._known is not None and self._known is not NO_NAMES:
+                self._known.checks -= _count_topics(self._context.partitions)
+            self._may_read = make_topic_check(
+                self._broker,
+                self._sender,
+                Operation.READ,
+                names=lambda: _iter_topic_names(self._broker, self._context.partitions),
+            )
+        return self._may_read(name)
 
     # ------------------------------------------------------------------------ reading
 
@@ -233,7 +274,7 @@ class _DelayedFetch:
             if topic is None:
                 return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {name}; refresh the metadata")
             name = topic.name
-        if self._may_read is not None and not self._may_read(name):
+        if self._known is not None and name not in self._known.names and not self._ask_to_read(name):
             return _NOT_AUTHORIZED
         partition = self._broker.topics.find_partition(name, index)
         if partition is None:
@@ -310,6 +351,9 @@ class _DelayedFetch:
 
     def wait(self, attempt: _FetchAttempt) -> "asyncio.Future[ResponseBody]":
         """Return a future of the response; cancelling it drops the request."""
+        # As in Kafka, the rights are those at the arrival of the request, however long it waits. What may not
+        # be read was answered at once, so that all may be read of a request that waits.
+        self._known = None
         loop = asyncio.get_running_loop()
         self._future: asyncio.Future[ResponseBody] = loop.create_future()
         for request, _ in attempt.partitions:
@@ -395,38 +439,9 @@ class _DelayedFetch:
         return [*encode_parts(response, self._version)]
 
 
-def _make_read_check(
-    broker: FetchPort, request: FetchRequest, plan: FetchContext, context: RequestContext
-) -> NameCheck | None:
-    """Return what tells whether the sender may read a topic; None if he may read all of them.
-
-    A replica needs CLUSTER_ACTION: the id is a mere claim (CVE-2018-1288).
-    """
-    if not broker.authorizer.is_configured:
-        return None
-    # KIP-903 moved the field in version 15; the other one has its default then.
-    if max(request.replica_id, request.replica_state.replica_id) < 0:
-        names = _find_topic_names(broker, {each.key[0] for each in plan.partitions})
-        if names is not None and broker.authorizer.remembers_allowed(context, Operation.READ, TOPIC, names):
-            return None
-        return make_topic_check(
-            broker, context, Operation.READ, names=lambda: _iter_topic_names(broker, plan.partitions)
-        )
-    is_replica = may_on_cluster(broker, context, Operation.CLUSTER_ACTION)
-    return lambda name: is_replica
-
-
-def _find_topic_names(broker: FetchPort, topics: Iterable[TopicKey]) -> set[str] | None:
-    """Return the names of topics; None if an id is unknown, about whose topic no answer can be given."""
-    names = set()
-    for key in topics:
-        if isinstance(key, str):
-            names.add(key)
-        elif (topic := broker.topics.find_by_id(key)) is not None:
-            names.add(topic.name)
-        else:
-            return None
-    return names
+def _count_topics(partitions: Iterable[CachedPartition]) -> int:
+    """Return how many topics there are; those of one topic are neighbours."""
+    return sum(1 for _ in groupby(each.key[0] for each in partitions))
 
 
 def _iter_topic_names(broker: FetchPort, partitions: Iterable[CachedPartition]) -> Iterator[str]:

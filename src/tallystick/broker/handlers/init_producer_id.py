@@ -10,6 +10,7 @@ from tallystick.broker.authorizer.authorizer import (
     ResourceType,
     transactional_id_resource,
 )
+from tallystick.broker.handlers.authorization import may_write_as
 from tallystick.broker.handlers.ports import ProducerIdsPort
 from tallystick.broker.handlers.txn_wire import (
     NO_PRODUCER_EPOCH,
@@ -18,7 +19,6 @@ from tallystick.broker.handlers.txn_wire import (
     execute_and_respond,
     get_error_code,
     make_producer,
-    may_write_as,
 )
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import InitProducerId, InitProducerIdResult, TxnAnswer

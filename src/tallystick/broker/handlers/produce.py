@@ -11,14 +11,22 @@ Source: KafkaApis.handleProduceRequest, ReplicaManager.appendRecords, ProduceReq
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterable, Sequence
 from typing import Final, Self
 from uuid import UUID
 
+from tallystick.broker.authorizer.audit_log import is_audited
+from tallystick.broker.authorizer.known_rights import NO_NAMES, WRITE_TOPIC
 from tallystick.broker.handlers.dispatch import ResponseBody
 from tallystick.broker.handlers.ports import ProducePort
-from tallystick.broker.handlers.produce_rights import TOPIC_ID_SINCE, DeniedRecords, withhold_denied
+from tallystick.broker.handlers.produce_rights import (
+    TOPIC_ID_SINCE,
+    UNKNOWN_RIGHT,
+    DeniedRecords,
+    withhold_denied,
+)
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, LoopYielder
 from tallystick.broker.handlers.transactional_produce import (
     UNVERIFIED,
@@ -49,7 +57,13 @@ from tallystick.protocol.messages.produce import (
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, Codec, RecordsError, read_header
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
-from tallystick.storage.validation import may_be_slow, needs_prevalidation, prevalidate_batch
+from tallystick.storage.validation import (
+    IS_TRANSACTIONAL,
+    MAY_BE_SLOW,
+    needs_prevalidation,
+    prevalidate_batch,
+    read_traits,
+)
 
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
@@ -83,10 +97,8 @@ def handle(
     except DecodeError:
         # Unreadable, or too large for the event loop.
         return ExclusiveResponse(_decode_in_thread(broker, memoryview(bytes(body)), context))
-    _check_partition_count(broker, request)
-    if broker.authorizer.is_configured:
-        request = withhold_denied(broker, request, context)
-    if _needs_validation_thread(broker, request, context.api_version):
+    request, traits = _check_batches(broker, request, context)
+    if traits & MAY_BE_SLOW and _needs_validation_thread(broker, request, context.api_version):
         # The records are views of a buffer that is about to be reused.
         request = _copy_request(request)
         return ExclusiveResponse(_serve_prevalidated(broker, request, context, len(body)))
@@ -102,21 +114,37 @@ async def _decode_in_thread(broker: ProducePort, body: memoryview, context: Requ
     with broker.request_memory.acquired(context.client_host, len(body)):
         async with broker.decode_lock:
             request = await asyncio.to_thread(decode, ProduceRequest, body, context.api_version, room=room)
-    _check_partition_count(broker, request)
-    if broker.authorizer.is_configured:
-        request = withhold_denied(broker, request, context)
+    request, _ = _check_batches(broker, request, context)
     return await _serve_prevalidated(broker, request, context, len(body))
 
 
-def _check_partition_count(broker: ProducePort, request: ProduceRequest) -> None:
-    """Close the connection if the request names more partitions than can exist."""
-    count = 0
+def _check_batches(
+    broker: ProducePort, request: ProduceRequest, context: RequestContext
+) -> tuple[ProduceRequest, int]:
+    """Return the request without what the sender may not write, and the traits of all its batches.
+
+    Closes the connection if there are more batches than partitions can exist. All is one pass, because each
+    request, however small, is looked through here.
+    """
+    known = context.known_rights.get(WRITE_TOPIC, NO_NAMES)
+    known_ids = known.topic_ids if context.api_version >= TOPIC_ID_SINCE else None
+    traits = count = 0
     for topic in request.topic_data:
-        count += len(topic.partition_data)
-    if count > max(PARTITIONS_BEFORE_YIELD, broker.config.max_partitions):
+        if topic.name not in known.names if known_ids is None else topic.topic_id.int not in known_ids:
+            traits |= UNKNOWN_RIGHT
+        for part in topic.partition_data:
+            count += 1
+            if part.records:
+                traits |= read_traits(part.records)
+    if count > PARTITIONS_BEFORE_YIELD and count > broker.config.max_partitions:
         raise CloseConnection(
             f"a Produce has {count} partitions, but max.partitions is {broker.config.max_partitions}"
         )
+    if broker.authorizer.is_configured:
+        if traits & (UNKNOWN_RIGHT | IS_TRANSACTIONAL) or is_audited(logging.DEBUG):
+            return withhold_denied(broker, request, context, traits), traits
+        known.checks += len(request.topic_data)
+    return request, traits
 
 
 def _list_topics(
@@ -131,7 +159,7 @@ def _needs_validation_thread(broker: ProducePort, request: ProduceRequest, versi
     """Return whether any batch must be validated in a thread."""
     for topic, parts in _list_topics(request, version):
         for part in parts:
-            if part.records and may_be_slow(part.records) and _find_slow_partition(broker, topic, part):
+            if part.records and _find_slow_partition(broker, topic, part):
                 return True
     return False
 

@@ -7,22 +7,25 @@ looks at their topic or validates them: the answer does not depend on whether th
 Source: KafkaApis.handleProduceRequest.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Final, Self
 
-from tallystick.broker.authorizer.authorizer import TOPIC, Operation, transactional_id_resource
-from tallystick.broker.handlers.authorization import make_topic_check
+from tallystick.broker.authorizer.audit_log import is_audited
+from tallystick.broker.authorizer.authorizer import Operation
+from tallystick.broker.authorizer.known_rights import WRITE_TOPIC, keep_id
+from tallystick.broker.handlers.authorization import make_topic_check, may_write_as
 from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.value import replace
 from tallystick.protocol.messages.produce import ProduceRequest, TopicProduceData
+from tallystick.storage.validation import IS_TRANSACTIONAL
 
 TOPIC_ID_SINCE: Final = 13  # KIP-516
-# Position in a batch of format 2 of the byte with the transactional bit: the lower one of the attributes.
-_ATTRIBUTES_AT: Final = 22
-_TRANSACTIONAL_BIT: Final = 0x10
+# Beside the traits of `read_traits`: a topic on which the sender is not yet known to have the right.
+UNKNOWN_RIGHT: Final = 2
 _WRITE: Final = Operation.WRITE
 
 _TOPIC_NOT_AUTHORIZED: Final = Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
@@ -46,32 +49,30 @@ _DENIED_BY_ID: Final = DeniedRecords(_ID_NOT_AUTHORIZED)
 _DENIED_BY_TOPIC: Final = DeniedRecords(_TOPIC_NOT_AUTHORIZED)
 
 
-def withhold_denied(broker: ProducePort, request: ProduceRequest, context: RequestContext) -> ProduceRequest:
-    """Return the request with DeniedRecords where the sender may not write; itself if he may everywhere."""
-    names, is_transactional = set[str](), False
-    # One loop for both rights, because each request passes here: it shows in the time of a small one.
-    for topic in request.topic_data:
-        names.add(topic.name)
-        for part in topic.partition_data:
-            records = part.records
-            if (
-                records is not None
-                and len(records) > _ATTRIBUTES_AT
-                and records[_ATTRIBUTES_AT] & _TRANSACTIONAL_BIT
-            ):
-                is_transactional = True
-    if is_transactional and not _may_write_as(broker, request, context):
+def withhold_denied(
+    broker: ProducePort, request: ProduceRequest, context: RequestContext, traits: int
+) -> ProduceRequest:
+    """Return the request with DeniedRecords where the sender may not write; itself if he may everywhere.
+
+    Args:
+        traits: of all batches, as `read_traits` returns them, and UNKNOWN_RIGHT if a topic is not in the
+            known rights.
+    """
+    if traits & IS_TRANSACTIONAL and not _may_write_as(broker, request, context):
         topics = tuple([_withhold(topic, _DENIED_BY_ID) for topic in request.topic_data])
         return replace(request, topic_data=topics)
-    topic_names: Sequence[str | None] = ()
-    if context.api_version >= TOPIC_ID_SINCE:
-        topic_names = _find_topic_names(broker, request)
-        names = {name for name in topic_names if name is not None}
-    if broker.authorizer.remembers_allowed(context, _WRITE, TOPIC, names):
+    known = context.known_rights.get(WRITE_TOPIC)
+    if not traits & UNKNOWN_RIGHT and known is not None and not is_audited(logging.DEBUG):
+        known.checks += len(request.topic_data)
         return request
-    return _withhold_denied_topics(
-        broker, request, context, topic_names or [topic.name for topic in request.topic_data]
-    )
+    if context.api_version < TOPIC_ID_SINCE:
+        return _withhold_denied_topics(broker, request, context, [topic.name for topic in request.topic_data])
+    names = _find_topic_names(broker, request)
+    request = _withhold_denied_topics(broker, request, context, names)
+    for topic, name in zip(request.topic_data, names, strict=True):
+        if name is not None:
+            keep_id(context.known_rights, WRITE_TOPIC, topic.topic_id, name)
+    return request
 
 
 def _find_topic_names(broker: ProducePort, request: ProduceRequest) -> list[str | None]:
@@ -104,7 +105,7 @@ def _withhold_denied_topics(
 
 def _may_write_as(broker: ProducePort, request: ProduceRequest, context: RequestContext) -> bool:
     name = request.transactional_id
-    return name is not None and broker.authorizer.allows(context, _WRITE, transactional_id_resource(name))
+    return name is not None and may_write_as(broker, context, name)
 
 
 def _withhold(topic: TopicProduceData, reason: DeniedRecords) -> TopicProduceData:

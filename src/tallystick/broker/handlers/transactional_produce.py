@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
 from tallystick.broker.handlers.ports import ProducePort
 from tallystick.broker.handlers.verification import (
     AppendTurn,
@@ -112,7 +111,7 @@ def append_transactional(
     context: RequestContext,
 ) -> "WaitingBatches | None":
     """Append or refuse the batches that need not wait, and return those that must wait, if any."""
-    refusal = _check_request(broker, transactional_id, batches, context)
+    refusal = _check_producers(batches)
     implicit = context.api_version >= IMPLICIT_SINCE
     guarded: list[tuple[TransactionalAppend, VerificationStateEntry | None]] = []
     for batch in batches:
@@ -159,18 +158,11 @@ def _check_size(batch: TransactionalAppend) -> Reject | None:
     )
 
 
-def _check_request(
-    broker: ProducePort,
-    transactional_id: str,
-    batches: Sequence[TransactionalAppend],
-    context: RequestContext,
-) -> Reject | None:
+def _check_producers(batches: Sequence[TransactionalAppend]) -> Reject | None:
     """Return why all transactional batches of the request are refused, or None.
 
     Kafka then refuses the other batches, too; no client mixes transactional batches with others.
     """
-    if not broker.authorizer.allows(context, Operation.WRITE, transactional_id_resource(transactional_id)):
-        return reject_unauthorized(f"not authorized to write as {transactional_id!r}; nothing was appended")
     # KIP-890: the request has one transactional id, and the coordinator verifies one producer for it.
     producers = {get_producer(batch.header) for batch in batches}
     if len(producers) > 1:

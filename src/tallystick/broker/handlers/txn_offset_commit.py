@@ -9,15 +9,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from tallystick.broker.authorizer.authorizer import (
-    Operation,
-    group_resource,
-    transactional_id_resource,
-)
+from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.group.codec import build_batch_header
 from tallystick.broker.group.machine.commands import CommitTxnOffsets, GroupAnswer, OffsetToCommit
 from tallystick.broker.handlers import verification
-from tallystick.broker.handlers.authorization import make_topic_check
+from tallystick.broker.handlers.authorization import make_topic_check, may_on_group, may_write_as
 from tallystick.broker.handlers.committing import OffsetCommitPlan
 from tallystick.broker.handlers.group_wire import parse_instance_id, parse_member_id
 from tallystick.broker.handlers.ports import TxnOffsetsPort
@@ -83,10 +79,9 @@ def _check_authorized(
     broker: TxnOffsetsPort, request: TxnOffsetCommitRequest, context: RequestContext
 ) -> ErrorCode | None:
     """Check the rights on transactional id and group; WRITE on the id covers its producer ids."""
-    allows = broker.authorizer.allows
-    if not allows(context, Operation.WRITE, transactional_id_resource(request.transactional_id)):
+    if not may_write_as(broker, context, request.transactional_id):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    if not allows(context, Operation.READ, group_resource(request.group_id)):
+    if not may_on_group(broker, context, Operation.READ, request.group_id):
         return ErrorCode.GROUP_AUTHORIZATION_FAILED
     return None
 

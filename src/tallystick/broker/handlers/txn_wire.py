@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
 from tallystick.broker.handlers.ports import TransactionsPort
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.machine.commands import TxnAnswer, TxnCommand
@@ -56,11 +55,6 @@ def downgrade_code(context: RequestContext, code: ErrorCode) -> ErrorCode:
 def get_error_code(context: RequestContext, answer: TxnAnswer) -> ErrorCode:
     """Return the error code of an answer, in terms of the request's version."""
     return downgrade_code(context, answer.code) if isinstance(answer, Reject) else ErrorCode.NONE
-
-
-def may_write_as(broker: TransactionsPort, context: RequestContext, name: str) -> bool:
-    """Return whether the client has WRITE on the transactional id, as all steps of a transaction need."""
-    return broker.authorizer.allows(context, Operation.WRITE, transactional_id_resource(name))
 
 
 def make_producer(producer_id: int, producer_epoch: int) -> ProducerIdAndEpoch:

@@ -52,7 +52,7 @@ class ConnectionCounts:
             resolve: returns the addresses of a host. May block: it is called at the start and in a thread.
         """
         self._descriptors_max, self._resolve = descriptors_max, resolve
-        self._total = 0
+        self._open = self._total = 0
         self._per_ip: Counter[str] = Counter()
         self._per_listener: Counter[str] = Counter()
         self.load(config)
@@ -86,14 +86,23 @@ class ConnectionCounts:
         )
 
     def add(self, listener: str, ip: str) -> str | None:
-        """Count a connection; return the reason to close it if it is one too many."""
-        self._total += 1
-        self._per_ip[ip] += 1
-        self._per_listener[listener] += 1
-        return self._find_excess(listener, ip, 0, 0)
+        """Count a connection; return the reason to close it if it is one too many.
 
-    def remove(self, listener: str, ip: str) -> None:
+        One too many takes a descriptor until it is closed, and no place of others.
+        """
+        refusal = self._find_excess(listener, ip, 1, 1)
+        self._open += 1
+        if refusal is None:
+            self._total += 1
+            self._per_ip[ip] += 1
+            self._per_listener[listener] += 1
+        return refusal
+
+    def remove(self, listener: str, ip: str, *, was_refused: bool = False) -> None:
         """Count a connection no more."""
+        self._open -= 1
+        if was_refused:
+            return
         self._total -= 1
         for counts, key in ((self._per_ip, ip), (self._per_listener, listener)):
             counts[key] -= 1
@@ -109,7 +118,7 @@ class ConnectionCounts:
         total, of_ip = self._total + more, self._per_ip[ip] + more_of_ip
         if total > limits.total:
             return f"max.connections is {limits.total}"
-        if total > (limit := self._descriptors_max()):
+        if self._open + more > (limit := self._descriptors_max()):
             return (
                 f"the limit of open files leaves {limit} connections beside what the broker needs itself;"
                 " raise it (ulimit -n, LimitNOFILE)"

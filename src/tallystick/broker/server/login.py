@@ -35,7 +35,8 @@ from tallystick.security.sasl.mechanism import (
 
 Q = TypeVar("Q")
 
-# KIP-368: "re-authentication may occur no more than once per second".
+# KIP-368: "re-authentication may occur no more than once per second". From the beginning of a renewal to that
+# of the next, as in KafkaChannel.maybeBeginServerReauthentication; the login itself does not count.
 REAUTHENTICATION_INTERVAL_MS: Final = 1000
 NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
 _MECHANISM_SHOWN_MAX: Final = 40
@@ -93,7 +94,7 @@ class Login:
         self._mechanism = ""
         self._server: SaslServer | None = None
         self._expires_ms: int | None = None
-        self._authenticated_ms = 0
+        self._renewal_began_ms: int | None = None
 
     @property
     def is_open(self) -> bool:
@@ -137,10 +138,12 @@ class Login:
         # A mechanism's name has at most 20 characters (RFC 4422, section 3.1), a text of the protocol 32,767.
         shown = repr(request.mechanism[:_MECHANISM_SHOWN_MAX])
         if self.state is LoginState.COMPLETE:
-            too_soon = now_ms < self._authenticated_ms + REAUTHENTICATION_INTERVAL_MS
+            began_ms = self._renewal_began_ms
+            too_soon = began_ms is not None and 0 <= now_ms - began_ms < REAUTHENTICATION_INTERVAL_MS
             if self._expires_ms is None or too_soon:
                 # Kafka's answer where the session needs no renewal; the connection stays as it is.
                 return _answer(header, _refuse_handshake(ErrorCode.ILLEGAL_SASL_STATE, ()))
+            self._renewal_began_ms = now_ms
             if request.mechanism != self._mechanism:
                 return self._fail(
                     header,
@@ -197,7 +200,6 @@ class Login:
         # KIP-368: version 1 tells the client how long its session lives.
         self.can_renew = header.version >= 1
         lifetime_ms = self._limit_session(server.session_expires_ms, now_ms)
-        self._authenticated_ms = now_ms
         self.state = LoginState.COMPLETE
         return _answer(header, SaslAuthenticateResponse(auth_bytes=token, session_lifetime_ms=lifetime_ms))
 

@@ -2,6 +2,9 @@
 
 from typing import Final
 
+from msgspec import field
+
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.kernel.value import Value
 from tallystick.security.principals import ANONYMOUS, Principal
 
@@ -16,6 +19,7 @@ class RequestContext(Value):
     client_port    the port at the other end; for people who look for a client
     listener       name of the listener that the connection came in by
     principal      who is logged in on the connection, as it was when the request arrived
+    known_rights   the connection's, since its last login
     """
 
     api_key: int
@@ -27,3 +31,4 @@ class RequestContext(Value):
     listener: str = DEFAULT_LISTENER
     principal: Principal = ANONYMOUS
     client_port: int = 0
+    known_rights: KnownRights = field(default_factory=dict)

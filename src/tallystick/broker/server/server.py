@@ -19,6 +19,9 @@ from collections.abc import Awaitable, Callable, Collection, Generator
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
+from msgspec import field
+
+from tallystick.broker.authorizer.known_rights import KnownRights
 from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.server.closed_transport import CLOSED_TRANSPORT
 from tallystick.broker.server.connection_limits import ConnectionCounts
@@ -40,12 +43,11 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.kernel.value import Value, replace
-from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
+from tallystick.protocol.frames import Buffer, InvalidFrameLength, ReceiveBuffer, join_small
 from tallystick.security.principals import ANONYMOUS, Principal
 
 _log = logging.getLogger("tallystick.broker.server")
 
-Buffer = bytes | bytearray | memoryview
 ResponseBuffers = list[Buffer] | None  # None: no answer is sent
 
 
@@ -97,7 +99,7 @@ class FrameHandler(Protocol):
 class Peer(Value):
     """The client at the other end; its string is for the log.
 
-    A connection has a new one after each login: requests keep the principal that they arrived with.
+    A connection has a new one after each login: requests keep the principal and the rights they came with.
     """
 
     host: str
@@ -105,6 +107,7 @@ class Peer(Value):
     connection_id: int
     listener: str = DEFAULT_LISTENER
     principal: Principal = ANONYMOUS
+    known_rights: KnownRights = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}#{self.connection_id}"
@@ -143,13 +146,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_transport",
         "last_active_s",
         "peer",
+        "was_refused",
     )
 
     def __init__(self, server: "Server", port: ListeningPort) -> None:
         self._server, self._port = server, port
         self._pending: deque[_PendingResponse] = deque()
         self._send_queue: list[Buffer] = []
-        self._is_exclusive = self._is_ending = False
+        self._is_exclusive = self._is_ending = self.was_refused = False
         self._is_reading_paused = self._is_writing_paused = self._is_closing = False
         self.last_active_s = server.loop.time()
         self._gate: LoginGate | None = None
@@ -360,13 +364,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._send()
 
     def _send(self) -> None:
-        out, self._send_queue = self._send_queue, []
-        if len(out) == 1:
-            self._transport.write(out[0])
-        # uvloop writes a list at once; asyncio joins it, which suits small parts only.
-        elif self._server.supports_scatter or sum(map(len, out)) <= _SMALL_BYTES:
+        out, self._send_queue = join_small(self._send_queue), []
+        if len(out) > 1 and self._server.supports_scatter:
             self._transport.writelines(out)
-        else:
+        else:  # asyncio would join them
             for part in out:
                 self._transport.write(part)
         self._server.record_sent(self)
@@ -457,7 +458,7 @@ def _apply_login(connection: ServerConnection, gate: LoginGate) -> None:
     if gate.has_failed:
         connection._is_ending = True
     elif gate.principal is not connection.peer.principal:
-        connection.peer = replace(connection.peer, principal=gate.principal)
+        connection.peer = replace(connection.peer, principal=gate.principal, known_rights={})
 
 
 class Server:
@@ -561,7 +562,9 @@ class Server:
         """Count a new connection; return the reason to refuse it if it is one too many."""
         peer = connection.peer
         self._connections[peer.connection_id] = connection
-        return self._counts.add(peer.listener, peer.host)
+        why = self._counts.add(peer.listener, peer.host)
+        connection.was_refused = bool(why)
+        return why
 
     def find_refusal(self, listener: str, host: str, handshakes: int, handshakes_of_host: int) -> str | None:
         """Return why no further connection from `host` is let in, even before its handshake."""
@@ -583,7 +586,7 @@ class Server:
         peer = connection.peer
         self._senders.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
-            self._counts.remove(peer.listener, peer.host)
+            self._counts.remove(peer.listener, peer.host, was_refused=connection.was_refused)
 
     def check_large_request(self, size: int, head: memoryview) -> None:
         """Raise CloseConnection for a request that is larger than its API allows."""

@@ -59,7 +59,7 @@ from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
-from tallystick.protocol.frames import Preallocation, ReceiveBuffer
+from tallystick.protocol.frames import Preallocation, ReceiveBuffer, join_small
 from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest
 from tallystick.security.tls.failures import explain_handshake_failure
 
@@ -385,13 +385,11 @@ class Connection:
 
     def _write(self, header: bytes, body: list[bytes | memoryview], size: int) -> None:
         transport = self._transport
-        if size <= READ_BUFFER_BYTES:
-            transport.write(b"".join((header, *body)))
-        elif self._has_scatter_write:
-            transport.writelines([header, *body])
+        parts = [b"".join((header, *body))] if size <= READ_BUFFER_BYTES else join_small([header, *body])
+        if len(parts) > 1 and self._has_scatter_write:
+            transport.writelines(parts)
         else:  # asyncio would join them
-            transport.write(header)
-            for part in body:
+            for part in parts:
                 transport.write(part)
 
     # ---------------------------------------------------------------------------- login
