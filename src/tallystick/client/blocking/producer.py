@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Offsets
 from tallystick.client.aio.producer import Column as Column
-from tallystick.client.blocking.thread import engine_thread
+from tallystick.client.blocking.thread import StartedCall, engine_thread
 from tallystick.client.blocking.transactional_calls import TransactionalCalls
 from tallystick.client.forks import build_forked_error
 from tallystick.client.offsets import GroupMetadata
@@ -248,6 +248,18 @@ class Producer:
         """
         self._txn_calls.run(self._async_producer.commit_transaction, "commit_transaction")
 
+    def start_commit(self) -> "PendingCommit":
+        """Begin to commit the transaction, and return what waits for the answer.
+
+        The next transaction can begin when the commit has succeeded. `close` waits for the answer, too.
+        Raises: Closed, IllegalState; the commit was not begun.
+        """
+
+        async def commit() -> None:
+            await (await self._async_producer.start_commit()).wait()
+
+        return PendingCommit(self._thread.start(commit(), "commit_transaction"), self._txn_timeout_s)
+
     def abort_transaction(self) -> None:
         """Abort: unsent records fail, and `read_committed` consumers never see those that were sent.
 
@@ -357,6 +369,29 @@ class Producer:
     def __repr__(self) -> str:
         client = self._async_producer.config.client
         return f"<Producer of {client.client_id!r}{'' if self._is_open else ', closed'}>"
+
+
+class PendingCommit:
+    """A commit that was started and has no answer yet. Made by `Producer.start_commit`.
+
+    It goes on whether anyone waits for it or not, and ends as a commit that is waited for would. A failure
+    is logged when it happens, and raised by every `wait`.
+    """
+
+    def __init__(self, call: StartedCall[None], limit_s: float) -> None:
+        self._call, self._limit_s = call, limit_s
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is there."""
+        return self._call.is_done
+
+    def wait(self) -> None:
+        """Wait for the answer. An interrupted wait does not end the commit, and can be repeated.
+
+        Raises: as `commit_transaction`.
+        """
+        self._call.wait(self._limit_s)
 
 
 def _refuse_after_fork(*_: object, **__: object) -> NoReturn:
