@@ -52,6 +52,13 @@ class Recorder:
 
     events: list[Event] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    seen_count: int = 0
+
+    def is_quiet(self) -> bool:
+        """Return whether nothing was recorded since the last call."""
+        with self.lock:
+            before, self.seen_count = self.seen_count, len(self.events)
+            return before == self.seen_count
 
     def add(self, kind: str, name: str = "", *, ends: bool = False) -> None:
         with self.lock:

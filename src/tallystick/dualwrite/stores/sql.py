@@ -12,12 +12,19 @@ from sqlalchemy import Connection, CursorResult, Engine, Executable, MetaData, N
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CommitUnknown,
+    DualWriteError,
+    Fenced,
+    NotCommitted,
+    NotYours,
+)
 from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
-from tallystick.dualwrite.stores import lease_table, sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
+from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row, check_record
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
@@ -62,6 +69,7 @@ class SqlTransaction:
         self._is_committed = False
         self._is_in_doubt = False
         self._is_terminated = False
+        self._records_at_commit: list[tuple[StoredState, StoredState]] = []
 
     def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -166,6 +174,20 @@ class SqlTransaction:
             now = result.mappings().first()
             sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
 
+    def record_at_commit(self, row: StoredState, before: StoredState) -> None:
+        """Record as part of `commit`, in one message with COMMIT, where the driver can; else at once.
+
+        Raises: as `record`, or `commit` raises NotCommitted with that as its cause.
+        """
+        driver = get_driver_connection(self._connection)
+        dbapi = self._connection.dialect.loaded_dbapi
+        if not sql_one_message.can_commit_in_one(get_connection(self._connection), driver, dbapi):
+            self.record(row, before)
+            return
+        self._check_open()
+        self._guard.check_savepoints()
+        self._records_at_commit.append((row, before))
+
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         self._check_open()
         dialect = self._connection.dialect.name
@@ -223,7 +245,12 @@ class SqlTransaction:
         root = require(self._root, "a transaction that is open has its root")
         self._guard.is_ending = self._is_in_doubt = True
         try:
-            root.commit()
+            if self._records_at_commit:
+                self._record_and_commit()
+            root.commit()  # sends nothing after that
+        except NotCommitted:
+            self._is_in_doubt = False
+            raise
         except Exception as exc:
             if sql_table.is_certainly_not_committed(exc):
                 self._is_in_doubt = False
@@ -241,6 +268,50 @@ class SqlTransaction:
             self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
+
+    def _record_and_commit(self) -> None:
+        """Send records and COMMIT in one message.
+
+        Raises: NotCommitted if a record has failed, since COMMIT is not executed then. The error that
+            SQLAlchemy raises for a COMMIT.
+        """
+        dialect, allowed = self._connection.dialect, self._store.allowed_risks
+        driver, dbapi = get_driver_connection(self._connection), dialect.loaded_dbapi
+        connection = get_connection(self._connection)
+        statement = self._store.tables.record("postgresql", compares=True)
+        records = [
+            (statement, sql_table.record_parameters(row, before, "postgresql", self._mark))
+            for row, before in self._records_at_commit
+        ]
+        sql, values = sql_one_message.build_commit(connection, records, allowed)
+        try:
+            dbapi.ClientCursor(driver).execute(sql, values)
+        except dbapi.Error as exc:
+            failure = sql_one_message.to_sqlalchemy_error(connection, exc)
+            if not sql_one_message.is_still_open(driver):
+                raise failure from exc
+            raise NotCommitted(self._explain_not_recorded(failure)) from failure
+
+    def _explain_not_recorded(self, failure: DBAPIError) -> Exception:
+        """Return the reason why a record has failed, which had ended the transaction."""
+        try:
+            sql_one_message.check_not_durable(failure, self._store.allowed_risks)
+            if sql_one_message.is_missed(failure):
+                require(self._root, "begun").rollback()
+                for row, before in self._records_at_commit:
+                    now = self._read_row_locked(row.transactional_id)
+                    check_record(now, row, before)
+                return NotYours(TRANSACTION_ENDED_TEXT)
+        except DualWriteError as exc:
+            return exc
+        except DBAPIError:
+            _log.warning("the reason why nothing was recorded could not be read", exc_info=True)
+        return failure
+
+    def _read_row_locked(self, transactional_id: str) -> StoredState | None:
+        result = self._connection.execute(self._store.tables.read_locked(transactional_id))
+        row = result.mappings().first()
+        return None if row is None else from_columns(cast("Mapping[str, object]", row))
 
     def rollback(self) -> None:
         ended = [] if self._is_committed or self._is_in_doubt else _list_begun(self._sessions())
@@ -530,12 +601,14 @@ def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
 def _set_mark(connection: Connection, mark: str) -> None:
     """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
     marking, driver = sql_table.mark_statement(mark), get_driver_connection(connection)
-    if not sql_table.has_pipeline(driver):
+    dbapi: Any = connection.dialect.loaded_dbapi
+    if not sql_one_message.can_begin_in_one(driver, dbapi):
         connection.exec_driver_sql(marking)
         return
-    dbapi = connection.dialect.loaded_dbapi
     try:
-        with driver.pipeline():
-            driver.execute(marking)
+        with driver.lock:
+            driver.pgconn.send_query(sql_one_message.build_begin(driver, marking))
+            results = driver.wait(dbapi.generators.execute(driver.pgconn))
+        sql_one_message.check_begun(results, dbapi)
     except dbapi.Error as exc:
         raise sql_table.begin_error(get_connection(connection), exc) from exc
