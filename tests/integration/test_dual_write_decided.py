@@ -113,7 +113,7 @@ def test_a_block_ends_before_kafka_has_answered(
 
 
 def test_the_next_block_waits_for_the_end_before(make_world: MakeWorld) -> None:
-    """[DW-7] A transaction begins when the one before it is committed in both halves."""
+    """[DW-17] A transaction begins when the one before it is committed in both halves."""
     world, steps = make_world("decided"), list[str]()
 
     def watch(_: int, step: RecipeStep, done: bool) -> None:
@@ -160,7 +160,7 @@ def test_the_next_block_finishes_what_failed(
     caplog: pytest.LogCaptureFixture,
     effect: Effect,
 ) -> None:
-    """[DW-7, DW-13] It is not told of another block's doubt, which it could take for its own."""
+    """[DW-13, DW-17] It is not told of another block's doubt, which it could take for its own."""
     world = make_world("decided")
     writer = ready_writer(world)
     fail_once(monkeypatch, lost(effect))
@@ -219,7 +219,7 @@ def test_closing_tells_of_a_failure(make_world: MakeWorld, monkeypatch: pytest.M
 
 
 def test_what_is_decided_is_never_aborted(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """[DW-7] EndTxn had no effect, the next block cannot finish it, and the writer is closed."""
+    """[DW-17] EndTxn had no effect, the next block cannot finish it, and the writer is closed."""
     world = make_world("decided")
     writer = ready_writer(world)
     fail_once(monkeypatch, lost(Effect.NONE))

@@ -195,7 +195,7 @@ class DualWriteSession(Generic[D]):
         self.life.state = WriterState.READY
 
     def _wait_before_begin(self) -> None:
-        """Wait for the end of the transaction before, which is nobody's block any more.
+        """Wait for the end of the transaction before, whose block has ended.
 
         Where it failed, the transaction is left open, and `_renew_producers` finishes it as a recovery does.
         Its doubt is not raised: it is not that of the block that begins.
@@ -372,7 +372,7 @@ class DualWriteSession(Generic[D]):
         """Abort open Kafka transactions where that hides nothing; return False if recovery is needed."""
         clean = True
         for branch in self._branches_by_id:
-            if not branch.in_transaction or branch.is_decided:  # [DW-7]
+            if not branch.in_transaction or branch.is_decided:  # [DW-17]
                 continue
             try:
                 if not self._may_abort(branch):

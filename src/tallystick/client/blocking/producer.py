@@ -6,7 +6,7 @@ thread: `send` crosses to the engine thread only when a topic is new or the memo
 
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
@@ -177,7 +177,7 @@ class Producer:
         Raises: TimedOut after `timeout_s`: the rest stays in flight.
         """
         limit_s = self._flush_timeout_s if timeout_s is None else timeout_s + _CALL_GRACE_S
-        self._run(self._async_producer.flush(timeout_s), limit_s, "flush")
+        self._thread.run(self._async_producer.flush(timeout_s), limit_s, "flush")
 
     # ------------------------------------------------------------------------- transactions
 
@@ -208,7 +208,9 @@ class Producer:
         txn = self._async_producer.require_transaction_manager("begin_transaction")
         self._txn_calls.forget_answer()
         if txn.needs_init:
-            self._run(self._async_producer.begin_transaction(), self._txn_timeout_s, "begin_transaction")
+            self._thread.run(
+                self._async_producer.begin_transaction(), self._txn_timeout_s, "begin_transaction"
+            )
         else:
             txn.begin_now()  # sends nothing, so it needs no loop
 
@@ -222,7 +224,7 @@ class Producer:
         Source: KIP-447.
         """
         coroutine = self._async_producer.send_offsets_to_transaction(offsets, group_metadata)
-        self._run(coroutine, self._txn_timeout_s, "send_offsets_to_transaction")
+        self._thread.run(coroutine, self._txn_timeout_s, "send_offsets_to_transaction")
 
     def prepare_transaction(self) -> PreparedTxnState:
         """Flush everything, then leave the transaction in doubt: only commit, abort and complete are legal.
@@ -330,7 +332,9 @@ class Producer:
             abort: False leaves an open transaction to the next initialisation of the id, too.
         """
         if self._is_open:
-            self._run(self._async_producer.close(timeout_s, abort=abort), timeout_s + _CALL_GRACE_S, "close")
+            self._thread.run(
+                self._async_producer.close(timeout_s, abort=abort), timeout_s + _CALL_GRACE_S, "close"
+            )
             self._is_open = False
             self._thread.unregister(self)
 
@@ -346,12 +350,9 @@ class Producer:
             try:
                 return take()
             except BufferFullOrUnknownTopic:
-                deadline = self._run(
+                deadline = self._thread.run(
                     self._async_producer.wait_for_space(topic, deadline), self._block_timeout_s, doing
                 )
-
-    def _run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
-        return self._thread.run(coroutine, limit_s, doing)
 
     def __enter__(self) -> Self:
         return self

@@ -2,9 +2,9 @@
 
 The database's commit decides both halves [DW-7], so that a writer may return from its block before Kafka has
 answered. What is started here and not answered is *pending*: the next transaction of the writer, its
-recovery, its close and `wait_committed` wait for it. The answer is never dropped: a success is noted as
-the end of both halves, a failure is raised where it is waited for. Where no wait comes, the client has logged
-it, and the row in the database tells the next recovery of it.
+recovery, its close and `wait_committed` wait for it [DW-17]. The answer is never dropped: a success is noted
+as the end of both halves, a failure is raised where it is waited for. Where no wait comes, the client has
+logged it, and the row in the database tells the next recovery of it.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ class AsyncKafkaHalf:
 
     @property
     def is_pending(self) -> bool:
-        """Whether a commit was started whose answer nobody has waited for."""
+        """Whether a commit was started whose answer was not waited for."""
         return bool(self._pending)
 
     async def commit(self) -> None:
@@ -66,9 +66,9 @@ class AsyncKafkaHalf:
                 await finish(branch)
             except DecisionExpired as exc:
                 torn.append(exc)
-            except _StillPending as exc:
-                raise exc.interrupt from None
             except Exception as exc:  # from the client, or from a signal handler
+                if any(at is branch for at, _ in self._pending):  # the wait alone has ended
+                    raise
                 doubts.append(exc)
         self._raise_failure(torn, doubts, states)
 
@@ -113,21 +113,12 @@ class AsyncKafkaHalf:
         (pending,) = [each for at, each in self._pending if at is branch]
         try:
             await self._steps.run("confirm commit", branch.id, pending.wait)
-            branch.mark_finished()
-        except Exception as exc:
-            if not pending.is_done:  # from a signal handler, or from a limit of the wait
-                raise _StillPending(exc) from None
-            self._forget(pending)
+        except Exception:
+            if pending.is_done:
+                self._forget(pending)
             raise
+        branch.mark_finished()
         self._forget(pending)
 
     def _forget(self, pending: PendingCommit) -> None:
         self._pending = [each for each in self._pending if each[1] is not pending]
-
-
-class _StillPending(Exception):
-    """The wait ended, and the commit goes on."""
-
-    def __init__(self, interrupt: Exception) -> None:
-        super().__init__(interrupt)
-        self.interrupt = interrupt

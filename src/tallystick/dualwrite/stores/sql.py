@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session, SessionTransaction
 from tallystick.dualwrite.errors import (
     BadStore,
     CommitUnknown,
-    DualWriteError,
     Fenced,
     NotCommitted,
     NotYours,
@@ -24,7 +23,8 @@ from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row, check_record
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
+from tallystick.dualwrite.stores.commit_message import CommitMessage
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
@@ -69,7 +69,7 @@ class SqlTransaction:
         self._is_committed = False
         self._is_in_doubt = False
         self._is_terminated = False
-        self._records_at_commit: list[tuple[StoredState, StoredState]] = []
+        self._commit_message = CommitMessage(connection, store.tables, store.allowed_risks, mark)
 
     def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -179,14 +179,12 @@ class SqlTransaction:
 
         Raises: as `record`, or `commit` raises NotCommitted with that as its cause.
         """
-        driver = get_driver_connection(self._connection)
-        dbapi = self._connection.dialect.loaded_dbapi
-        if not sql_one_message.can_commit_in_one(get_connection(self._connection), driver, dbapi):
+        if not self._commit_message.is_possible():
             self.record(row, before)
             return
         self._check_open()
         self._guard.check_savepoints()
-        self._records_at_commit.append((row, before))
+        self._commit_message.add(row, before)
 
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         self._check_open()
@@ -239,14 +237,14 @@ class SqlTransaction:
     def commit(self) -> None:
         try:
             self._check_open()
-            self._release_mark()
+            _release_mark(self._connection)
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
         self._guard.is_ending = self._is_in_doubt = True
         try:
-            if self._records_at_commit:
-                self._record_and_commit()
+            if self._commit_message.has_records:
+                self._commit_message.send()
             root.commit()  # sends nothing after that
         except NotCommitted:
             self._is_in_doubt = False
@@ -268,50 +266,6 @@ class SqlTransaction:
             self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
-
-    def _record_and_commit(self) -> None:
-        """Send records and COMMIT in one message.
-
-        Raises: NotCommitted if a record has failed, since COMMIT is not executed then. The error that
-            SQLAlchemy raises for a COMMIT.
-        """
-        dialect, allowed = self._connection.dialect, self._store.allowed_risks
-        driver, dbapi = get_driver_connection(self._connection), dialect.loaded_dbapi
-        connection = get_connection(self._connection)
-        statement = self._store.tables.record("postgresql", compares=True)
-        records = [
-            (statement, sql_table.record_parameters(row, before, "postgresql", self._mark))
-            for row, before in self._records_at_commit
-        ]
-        sql, values = sql_one_message.build_commit(connection, records, allowed)
-        try:
-            dbapi.ClientCursor(driver).execute(sql, values)
-        except dbapi.Error as exc:
-            failure = sql_one_message.to_sqlalchemy_error(connection, exc)
-            if not sql_one_message.is_still_open(driver):
-                raise failure from exc
-            raise NotCommitted(self._explain_not_recorded(failure)) from failure
-
-    def _explain_not_recorded(self, failure: DBAPIError) -> Exception:
-        """Return the reason why a record has failed, which had ended the transaction."""
-        try:
-            sql_one_message.check_not_durable(failure, self._store.allowed_risks)
-            if sql_one_message.is_missed(failure):
-                require(self._root, "begun").rollback()
-                for row, before in self._records_at_commit:
-                    now = self._read_row_locked(row.transactional_id)
-                    check_record(now, row, before)
-                return NotYours(TRANSACTION_ENDED_TEXT)
-        except DualWriteError as exc:
-            return exc
-        except DBAPIError:
-            _log.warning("the reason why nothing was recorded could not be read", exc_info=True)
-        return failure
-
-    def _read_row_locked(self, transactional_id: str) -> StoredState | None:
-        result = self._connection.execute(self._store.tables.read_locked(transactional_id))
-        row = result.mappings().first()
-        return None if row is None else from_columns(cast("Mapping[str, object]", row))
 
     def rollback(self) -> None:
         ended = [] if self._is_committed or self._is_in_doubt else _list_begun(self._sessions())
@@ -356,18 +310,6 @@ class SqlTransaction:
         if dialect == "postgresql":
             result = self._connection.execute(sql_table.select_mark())
             sql_table.check_mark(result.scalar_one(), self._mark)
-
-    def _release_mark(self) -> None:
-        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-        releasing = sql_table.unmark_statement(self._connection.dialect.name)
-        if releasing is None:
-            return
-        try:
-            self._connection.execute(releasing)
-        except DBAPIError as exc:
-            if sql_table.is_mark_missing(exc):
-                raise NotYours(TRANSACTION_ENDED_TEXT) from exc
-            raise
 
 
 class SqlStore:
@@ -596,6 +538,19 @@ def _after_commit(session: Session) -> None:
 def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
     session.dispatch.after_rollback(session)
     session.dispatch.after_soft_rollback(session, session_txn)
+
+
+def _release_mark(connection: Connection) -> None:
+    """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+    releasing = sql_table.unmark_statement(connection.dialect.name)
+    if releasing is None:
+        return
+    try:
+        connection.execute(releasing)
+    except DBAPIError as exc:
+        if sql_table.is_mark_missing(exc):
+            raise NotYours(TRANSACTION_ENDED_TEXT) from exc
+        raise
 
 
 def _set_mark(connection: Connection, mark: str) -> None:

@@ -21,7 +21,6 @@ from sqlalchemy.orm import Session, SessionTransaction
 from tallystick.dualwrite.errors import (
     BadStore,
     CommitUnknown,
-    DualWriteError,
     Fenced,
     NotCommitted,
     NotYours,
@@ -30,7 +29,8 @@ from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
-from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row, check_record
+from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
+from tallystick.dualwrite.stores.commit_message_async import AsyncCommitMessage
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
@@ -75,7 +75,7 @@ class AsyncSqlTransaction:
         self._is_committed = False
         self._is_in_doubt = False
         self._is_terminated = False
-        self._records_at_commit: list[tuple[StoredState, StoredState]] = []
+        self._commit_message = AsyncCommitMessage(connection, store.tables, store.allowed_risks, mark)
 
     async def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -185,14 +185,12 @@ class AsyncSqlTransaction:
 
         Raises: as `record`, or `commit` raises NotCommitted with that as its cause.
         """
-        driver = await get_driver_connection_async(self._connection)
-        dbapi = self._connection.dialect.loaded_dbapi
-        if not sql_one_message.can_commit_in_one(get_connection_async(self._connection), driver, dbapi):
+        if not await self._commit_message.is_possible():
             await self.record(row, before)
             return
         await self._check_open()
         self._guard.check_savepoints()
-        self._records_at_commit.append((row, before))
+        self._commit_message.add(row, before)
 
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         await self._check_open()
@@ -245,14 +243,14 @@ class AsyncSqlTransaction:
     async def commit(self) -> None:
         try:
             await self._check_open()
-            await self._release_mark()
+            await _release_mark(self._connection)
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
         self._guard.is_ending = self._is_in_doubt = True
         try:
-            if self._records_at_commit:
-                await self._record_and_commit()
+            if self._commit_message.has_records:
+                await self._commit_message.send()
             await root.commit()  # sends nothing after that
         except NotCommitted:
             self._is_in_doubt = False
@@ -274,50 +272,6 @@ class AsyncSqlTransaction:
             await self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
-
-    async def _record_and_commit(self) -> None:
-        """Send records and COMMIT in one message.
-
-        Raises: NotCommitted if a record has failed, since COMMIT is not executed then. The error that
-            SQLAlchemy raises for a COMMIT.
-        """
-        dialect, allowed = self._connection.dialect, self._store.allowed_risks
-        driver, dbapi = await get_driver_connection_async(self._connection), dialect.loaded_dbapi
-        connection = get_connection_async(self._connection)
-        statement = self._store.tables.record("postgresql", compares=True)
-        records = [
-            (statement, sql_table.record_parameters(row, before, "postgresql", self._mark))
-            for row, before in self._records_at_commit
-        ]
-        sql, values = sql_one_message.build_commit(connection, records, allowed)
-        try:
-            await dbapi.AsyncClientCursor(driver).execute(sql, values)
-        except dbapi.Error as exc:
-            failure = sql_one_message.to_sqlalchemy_error(connection, exc)
-            if not sql_one_message.is_still_open(driver):
-                raise failure from exc
-            raise NotCommitted(await self._explain_not_recorded(failure)) from failure
-
-    async def _explain_not_recorded(self, failure: DBAPIError) -> Exception:
-        """Return the reason why a record has failed, which had ended the transaction."""
-        try:
-            sql_one_message.check_not_durable(failure, self._store.allowed_risks)
-            if sql_one_message.is_missed(failure):
-                await require(self._root, "begun").rollback()
-                for row, before in self._records_at_commit:
-                    now = await self._read_row_locked(row.transactional_id)
-                    check_record(now, row, before)
-                return NotYours(TRANSACTION_ENDED_TEXT)
-        except DualWriteError as exc:
-            return exc
-        except DBAPIError:
-            _log.warning("the reason why nothing was recorded could not be read", exc_info=True)
-        return failure
-
-    async def _read_row_locked(self, transactional_id: str) -> StoredState | None:
-        result = await self._connection.execute(self._store.tables.read_locked(transactional_id))
-        row = result.mappings().first()
-        return None if row is None else from_columns(cast("Mapping[str, object]", row))
 
     async def rollback(self) -> None:
         ended = [] if self._is_committed or self._is_in_doubt else _list_begun(self._sessions())
@@ -362,18 +316,6 @@ class AsyncSqlTransaction:
         if dialect == "postgresql":
             result = await self._connection.execute(sql_table.select_mark())
             sql_table.check_mark(result.scalar_one(), self._mark)
-
-    async def _release_mark(self) -> None:
-        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-        releasing = sql_table.unmark_statement(self._connection.dialect.name)
-        if releasing is None:
-            return
-        try:
-            await self._connection.execute(releasing)
-        except DBAPIError as exc:
-            if sql_table.is_mark_missing(exc):
-                raise NotYours(TRANSACTION_ENDED_TEXT) from exc
-            raise
 
 
 class AsyncSqlStore:
@@ -602,6 +544,19 @@ def _after_commit(session: Session) -> None:
 def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
     session.dispatch.after_rollback(session)
     session.dispatch.after_soft_rollback(session, session_txn)
+
+
+async def _release_mark(connection: AsyncConnection) -> None:
+    """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+    releasing = sql_table.unmark_statement(connection.dialect.name)
+    if releasing is None:
+        return
+    try:
+        await connection.execute(releasing)
+    except DBAPIError as exc:
+        if sql_table.is_mark_missing(exc):
+            raise NotYours(TRANSACTION_ENDED_TEXT) from exc
+        raise
 
 
 async def _set_mark(connection: AsyncConnection, mark: str) -> None:

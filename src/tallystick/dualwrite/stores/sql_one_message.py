@@ -16,8 +16,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Update
 from sqlalchemy.exc import DBAPIError
 
-from tallystick.dualwrite.errors import UnsafeStore
-from tallystick.dualwrite.stores.durability import AllowedRisks
+from tallystick.dualwrite.stores.durability import AllowedRisks, check_postgresql
 
 _MISSED_TEXT: Final = "tallystick: not recorded"
 _NOT_DURABLE_TEXT: Final = "tallystick: not durable"
@@ -121,11 +120,10 @@ def is_missed(exc: DBAPIError) -> bool:
     return _has_text(exc, _MISSED_TEXT)
 
 
-def check_not_durable(exc: DBAPIError, allowed: AllowedRisks) -> None:
+def check_durable(exc: DBAPIError, allowed: AllowedRisks) -> None:
     """Raise UnsafeStore if the record has found that COMMIT would not be durable [DW-8]."""
     if _has_text(exc, _NOT_DURABLE_TEXT):
-        allowed.require("synchronous_commit", "off", safe=False, required="on")
-        raise UnsafeStore("synchronous_commit", "off", "on")
+        check_postgresql("off", allowed)
 
 
 def _has_text(exc: DBAPIError, text: str) -> bool:
