@@ -19,6 +19,7 @@ from tallystick.dualwrite.stores.base import check_record
 from tallystick.dualwrite.stores.durability import AllowedRisks
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import get_connection, get_driver_connection
+from tallystick.dualwrite.stores.sql_one_message import CommitTexts
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 
 _log = logging.getLogger(__name__)
@@ -30,10 +31,16 @@ class CommitMessage:
     """The records of one transaction, until they are sent with its COMMIT."""
 
     def __init__(
-        self, connection: Connection, tables: DualWriteTables, allowed: AllowedRisks, mark: str
+        self,
+        connection: Connection,
+        tables: DualWriteTables,
+        texts: CommitTexts,
+        allowed: AllowedRisks,
+        mark: str,
     ) -> None:
         self._connection = connection
         self._tables = tables
+        self._texts = texts
         self._allowed = allowed
         self._mark = mark
         self._records: list[tuple[StoredState, StoredState]] = []
@@ -62,12 +69,10 @@ class CommitMessage:
         driver: Any = get_driver_connection(self._connection)
         dbapi: Any = self._connection.dialect.loaded_dbapi
         connection = get_connection(self._connection)
-        statement = self._tables.record(_POSTGRESQL, compares=True)
         records = [
-            (statement, sql_table.record_parameters(row, before, _POSTGRESQL, self._mark))
-            for row, before in self._records
+            sql_table.record_parameters(row, before, _POSTGRESQL, self._mark) for row, before in self._records
         ]
-        sql, values = sql_one_message.build_commit(connection, records, self._allowed)
+        sql, values = self._texts.build(connection.dialect, records)
         try:
             dbapi.ClientCursor(driver).execute(sql, values)
         except dbapi.Error as exc:

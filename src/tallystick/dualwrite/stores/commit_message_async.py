@@ -17,6 +17,7 @@ from tallystick.dualwrite.stores.base import check_record
 from tallystick.dualwrite.stores.durability import AllowedRisks
 from tallystick.dualwrite.stores.refusals import TRANSACTION_ENDED_TEXT
 from tallystick.dualwrite.stores.sql_calls import get_connection_async, get_driver_connection_async
+from tallystick.dualwrite.stores.sql_one_message import CommitTexts
 from tallystick.dualwrite.stores.sql_table import DualWriteTables
 
 _log = logging.getLogger(__name__)
@@ -28,10 +29,16 @@ class AsyncCommitMessage:
     """The records of one transaction, until they are sent with its COMMIT."""
 
     def __init__(
-        self, connection: AsyncConnection, tables: DualWriteTables, allowed: AllowedRisks, mark: str
+        self,
+        connection: AsyncConnection,
+        tables: DualWriteTables,
+        texts: CommitTexts,
+        allowed: AllowedRisks,
+        mark: str,
     ) -> None:
         self._connection = connection
         self._tables = tables
+        self._texts = texts
         self._allowed = allowed
         self._mark = mark
         self._records: list[tuple[StoredState, StoredState]] = []
@@ -60,12 +67,10 @@ class AsyncCommitMessage:
         driver: Any = await get_driver_connection_async(self._connection)
         dbapi: Any = self._connection.dialect.loaded_dbapi
         connection = get_connection_async(self._connection)
-        statement = self._tables.record(_POSTGRESQL, compares=True)
         records = [
-            (statement, sql_table.record_parameters(row, before, _POSTGRESQL, self._mark))
-            for row, before in self._records
+            sql_table.record_parameters(row, before, _POSTGRESQL, self._mark) for row, before in self._records
         ]
-        sql, values = sql_one_message.build_commit(connection, records, self._allowed)
+        sql, values = self._texts.build(connection.dialect, records)
         try:
             await dbapi.AsyncClientCursor(driver).execute(sql, values)
         except dbapi.Error as exc:

@@ -75,7 +75,9 @@ class AsyncSqlTransaction:
         self._is_committed = False
         self._is_in_doubt = False
         self._is_terminated = False
-        self._commit_message = AsyncCommitMessage(connection, store.tables, store.allowed_risks, mark)
+        self._commit_message = AsyncCommitMessage(
+            connection, store.tables, store.commit_texts, store.allowed_risks, mark
+        )
 
     async def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -352,6 +354,8 @@ class AsyncSqlStore:
         self.lease_table = LeaseTable(self.tables)
         self.keys = IdempotencyTable(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
+        record = self.tables.record("postgresql", compares=True)
+        self.commit_texts = sql_one_message.CommitTexts(record, self.allowed_risks)
         self._engine = derive_guarded_engine_async(engine)
         self._session_factory = session_factory
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Update
+from sqlalchemy import Connection, Dialect, Update
 from sqlalchemy.exc import DBAPIError
 
 from tallystick.dualwrite.stores.durability import AllowedRisks, check_postgresql
@@ -68,22 +68,37 @@ def can_commit_in_one(connection: Connection, driver: Any, dbapi: Any) -> bool:
     )
 
 
-def build_commit(
-    connection: Connection, records: Sequence[tuple[Update, Mapping[str, object]]], allowed: AllowedRisks
-) -> tuple[str, Mapping[str, object]]:
-    """Return the text and parameters of records and COMMIT.
+class CommitTexts:
+    """Texts of one statement with COMMIT, kept for a store: to compile costs more than to execute."""
 
-    Args:
-        records: the statement and the parameters of each.
-    """
-    texts, parameters = [], dict[str, object]()
-    for number, (statement, values) in enumerate(records):
-        compiled = statement.compile(dialect=connection.dialect, column_keys=list(values))
-        values_by_name = compiled.construct_params(dict(values))
-        parameters.update({f"{name}_{number}": value for name, value in values_by_name.items()})
-        update = _PARAMETER.sub(rf"%(\1_{number})s", str(compiled))
-        texts.append(_build_record(update, checks_durability=not allowed.covers("synchronous_commit")))
-    return "; ".join([*texts, "COMMIT"]), parameters
+    def __init__(self, statement: Update, allowed: AllowedRisks) -> None:
+        self._statement = statement
+        self._checks_durability = not allowed.covers("synchronous_commit")
+        self._template = ""
+        self._constants: Mapping[str, object] = {}
+        self._texts: dict[int, str] = {}
+
+    def build(
+        self, dialect: Dialect, records: Sequence[Mapping[str, object]]
+    ) -> tuple[str, Mapping[str, object]]:
+        """Return the text and the parameters of the statement for each of `records`, and COMMIT."""
+        if len(records) not in self._texts:
+            self._texts[len(records)] = self._build_text(dialect, records)
+        values = dict[str, object]()
+        for number, record in enumerate(records):
+            values.update((f"{name}_{number}", value) for name, value in self._constants.items())
+            values.update((f"{name}_{number}", value) for name, value in record.items())
+        return self._texts[len(records)], values
+
+    def _build_text(self, dialect: Dialect, records: Sequence[Mapping[str, object]]) -> str:
+        if not self._template:
+            names = list(records[0])
+            compiled = self._statement.compile(dialect=dialect, column_keys=names)
+            self._constants = {name: value for name, value in compiled.params.items() if name not in names}
+            self._template = _build_record(str(compiled), checks_durability=self._checks_durability)
+        numbers = range(len(records))
+        texts = [_PARAMETER.sub(rf"%(\1_{number})s", self._template) for number in numbers]
+        return "; ".join([*texts, "COMMIT"])
 
 
 def _build_record(update: str, *, checks_durability: bool) -> str:
