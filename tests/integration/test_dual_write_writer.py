@@ -122,7 +122,7 @@ def test_both_sides_agree_after_a_crash_at_any_step(sqlite_world: MakeWorld, mod
 def test_both_sides_agree_after_a_crash_at_any_step_beside_the_end(
     sqlite_world: MakeWorld, mode: Mode
 ) -> None:
-    """[DW-3, DW-5, DW-6, DW-7] Blocks that wait for the decision alone, of which the last is not confirmed."""
+    """[DW-3, DW-5, DW-6, DW-7] Blocks that wait for the decision alone; the last is not confirmed."""
     waited = [*RECOVERY, *DECIDED_PAYMENT, *DECIDED_PAYMENT[:-1]]
     assert strikes(lambda crash: story(sqlite_world("decided", **MODES[mode]), crash, Crash())) > len(waited)
 
