@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import MakeWorld, World, Writer, worlds
 from tests.support.raw_producer import committed_values
 
-from tallystick.client.errors import ClientError, ConnectionLost, DecisionExpired
+from tallystick.client.errors import ClientError, ConnectionLost, DecisionExpired, Unreachable
 from tallystick.client.transactions.end_txn import TxnEnder
 from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.dualwrite import (
@@ -84,7 +84,12 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, error: ClientError) -> None:
 
 
 def lost(effect: Effect = Effect.UNKNOWN) -> ClientError:
-    return ConnectionLost("test", "EndTxn", "cut").after(effect)
+    """Return an error after which EndTxn has had an effect, perhaps, or certainly none."""
+    error = (
+        ConnectionLost("test", "EndTxn", "cut") if effect is Effect.UNKNOWN else Unreachable("test", "cut")
+    )
+    assert error.effect is effect
+    return error
 
 
 def ready_writer(world: World) -> Writer:
