@@ -69,6 +69,7 @@ TWINS: Final = (
             "used by one task": "used by one thread",
         },
     ),
+    Twin(source="dualwrite/aio/kafka_half.py", target="dualwrite/kafka_half.py"),
     Twin(source="dualwrite/aio/leased_store.py", target="dualwrite/leased_store.py"),
     Twin(
         source="dualwrite/aio/leases.py",
@@ -103,6 +104,7 @@ TWINS: Final = (
             ),
         },
     ),
+    Twin(source="dualwrite/stores/commit_message_async.py", target="dualwrite/stores/commit_message.py"),
     Twin(
         source="dualwrite/stores/sql_async.py",
         target="dualwrite/stores/sql.py",

@@ -6,6 +6,7 @@ It is drawn from a random source of its own, as every kind of fault is: see `fau
 from random import Random
 from typing import Final
 
+from tallystick.dualwrite.recipes import Wait
 from tallystick.kernel.value import Value
 
 
@@ -39,6 +40,7 @@ class CallerPlan(Value, kw_only=True):
     slow_unit           the work takes longer than `max_batch_wait_ms`
     gives_up            the caller does not wait for its unit any more
     savepoint_units     units that run in savepoints after one has failed without
+    wait                what a batch waits for at its end
     """
 
     callers: int
@@ -61,6 +63,7 @@ class CallerPlan(Value, kw_only=True):
     slow_unit: float = 0.0
     gives_up: float = 0.0
     savepoint_units: int = 1
+    wait: Wait = "committed"
 
 
 LIVES_MAX: Final = 6
@@ -94,6 +97,7 @@ def draw_batches(random: Random) -> CallerPlan:
         slow_unit=chance(0.1),
         gives_up=chance(0.2),
         savepoint_units=random.choice((1, 8, 256)),
+        wait=random.choice(("committed", "decided")),
     )
 
 

@@ -4,6 +4,7 @@ The real session, writer and pool call a producer and an administrator. Here the
 the simulated network, with the errors that the product's clients raise.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeVar
 
@@ -13,6 +14,7 @@ from harness.sim.network import NoReply, RequestSender
 from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
+from tallystick.client.aio.producer import PendingCommit
 from tallystick.client.errors import AbortRequired, ClientError, Fenced, IdExpired, TimedOut
 from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
@@ -44,6 +46,7 @@ class ProductProducer:
         self.inner = inner
         self._history = history
         self._in_doubt: ProducerIdAndEpoch | None = None
+        self._started_commit: asyncio.Task[None] | None = None
 
     async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
         self._in_doubt = await self._call("InitProducerId", self.inner.init(keep=keep_prepared_txn))
@@ -60,6 +63,15 @@ class ProductProducer:
 
     async def commit_transaction(self) -> None:
         await self._end(commit=True)
+
+    async def start_commit(self) -> PendingCommit:
+        self._started_commit = asyncio.get_running_loop().create_task(self._end(commit=True))
+        return PendingCommit(self._started_commit, self.inner.name)
+
+    def die(self) -> None:
+        """End with the process: nothing more is sent for a commit that was started."""
+        if self._started_commit is not None:
+            self._started_commit.cancel()
 
     async def abort_transaction(self) -> None:
         await self._end(commit=False)

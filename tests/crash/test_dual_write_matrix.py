@@ -34,7 +34,7 @@ KAFKA = "Apache Kafka"
 OURS = "tallystick"
 MODES = {"2pc": {}, "keep": {"tallystick.modes": "keep"}, "resume": {"tallystick.modes": "resume"}}
 # After each of these something else is left to find out.
-DECISIVE = ("flush", "prepare", "record", "commit database", "commit")
+DECISIVE = ("flush", "prepare", "record", "commit database", "commit", "start commit", "confirm commit")
 DECISIVE_OF_RECOVERY = ("claim", "init", "complete")
 # What a killed payment leaves for the next recovery: undecided, decided, finished.
 LEFT_BY = ("record", "commit database", "commit") if LONG else ("commit database",)
@@ -142,6 +142,7 @@ class Cell:
     client       how a life connects, if otherwise
     before_life  called before every life
     in_batches   pay by a batch of three units, of which the second raises
+    wait         what a block waits for
     """
 
     place: Place
@@ -152,6 +153,7 @@ class Cell:
     client: Mapping[str, str] = field(default_factory=dict)
     before_life: Callable[[], None] = lambda: None
     in_batches: bool = False
+    wait: str = "committed"
     expected: list[int] = field(default_factory=list)
     strikes: list[crash_table.Struck] = field(default_factory=list)
     payments: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -174,7 +176,7 @@ class Cell:
         self.before_life()
         n = next(self.payments)
         pay = [10 * n + 1, -n, 10 * n + 2] if self.in_batches else n
-        life = self.lives.live(self.place, self.config, pay=pay, strike=strike)
+        life = self.lives.live(self.place, self.config, pay=pay, strike=strike, wait=self.wait)
         # The one moment at which both halves are decided [DW-7].
         if "commit database" in life.done:
             self.expected += [each for each in ([pay] if isinstance(pay, int) else pay) if each > 0]
@@ -254,6 +256,13 @@ def test_every_step_on_sqlite(broker: EmbeddedBroker, lives: Lives, place: Place
 @pytest.mark.parametrize("kind", KINDS if LONG else KINDS[1:])
 def test_every_store(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
     check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=LONG)
+
+
+@pytest.mark.parametrize("kind", KINDS if LONG else ["sqlite", "sqlite+aiosqlite"])
+def test_every_step_beside_the_end(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
+    """[DW-7] Blocks that wait for the decision alone: of the end only closing the writer hears."""
+    cell = Cell(place, OURS, "2pc", broker.bootstrap_servers, lives, wait="decided")
+    check(cell, every_step=LONG)
 
 
 @pytest.mark.parametrize("kind", BATCH_KINDS if LONG else BATCH_KINDS[:2])

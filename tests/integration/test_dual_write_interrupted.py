@@ -16,6 +16,7 @@ from tests.support.raw_producer import committed_values
 
 import tallystick.dualwrite
 from tallystick.dualwrite import DualWriter
+from tallystick.dualwrite.recipes import Wait
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -80,18 +81,21 @@ def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "closed"),
+    ("what", "closed", "wait"),
     [
-        (TimeIsUp, False),
-        pytest.param(KeyboardInterrupt, False, marks=pytest.mark.slow),
-        pytest.param(TimeIsUp, True, marks=pytest.mark.slow),
+        (TimeIsUp, False, "committed"),
+        (TimeIsUp, False, "decided"),
+        pytest.param(KeyboardInterrupt, False, "committed", marks=pytest.mark.slow),
+        pytest.param(KeyboardInterrupt, False, "decided", marks=pytest.mark.slow),
+        pytest.param(TimeIsUp, True, "committed", marks=pytest.mark.slow),
+        pytest.param(TimeIsUp, True, "decided", marks=pytest.mark.slow),
     ],
 )
 def test_an_exception_at_any_line_tears_nothing(
-    make_world: MakeWorld, what: type[BaseException], closed: bool
+    make_world: MakeWorld, what: type[BaseException], closed: bool, wait: Wait
 ) -> None:
     """[DW-3, DW-7] Wherever it struck: the same writer is recovered, or it is closed and another one is."""
-    world = make_world()
+    world = make_world(wait)
     writer = world.life()
     writer.recover()
     struck: dict[str, str] = {}
@@ -103,7 +107,7 @@ def test_an_exception_at_any_line_tears_nothing(
         struck[f"{n}"] = strike.where
         if closed:
             writer.close()
-            writer = DualWriter(world.store, world.config)
+            writer = DualWriter(world.store, world.config, wait=wait)
         if not writer.ready:
             writer.recover()
     if closed:

@@ -10,7 +10,16 @@ import pytest
 from sqlalchemy import create_engine, event, make_url, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
-from tests.support.dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, worlds
+from tests.support.dual_world import (
+    DECIDED_PAYMENT,
+    PAYMENT,
+    RECOVERY,
+    Crash,
+    Crashed,
+    MakeWorld,
+    World,
+    worlds,
+)
 from tests.support.raw_producer import committed_values, make_topic
 from tests.support.servers import PostgreSQL
 
@@ -107,6 +116,15 @@ def test_both_sides_agree_after_a_crash_at_any_step(sqlite_world: MakeWorld, mod
     assert strikes(lambda crash: story(sqlite_world(**MODES[mode]), crash, Crash())) > len(
         RECOVERY
     ) + 2 * len(PAYMENT)
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_both_sides_agree_after_a_crash_at_any_step_beside_the_end(
+    sqlite_world: MakeWorld, mode: Mode
+) -> None:
+    """[DW-3, DW-5, DW-6, DW-7] Blocks that wait for the decision alone; the last is not confirmed."""
+    waited = [*RECOVERY, *DECIDED_PAYMENT, *DECIDED_PAYMENT[:-1]]
+    assert strikes(lambda crash: story(sqlite_world("decided", **MODES[mode]), crash, Crash())) > len(waited)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from tests.support.raw_producer import committed_values
 from tests.support.servers import PostgreSQL
 
 from tallystick.dualwrite import Lease, SqlStore, WriterPool
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.recipes import RecipeStep, Wait
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
@@ -45,15 +45,23 @@ SETTLING = ["begin settling", "settle", "commit settled"]
 AGAIN = ["close producer", *RECOVERY[:3], *SETTLING, *RECOVERY[3:]]
 END = ["close producer", "close admin", "release lease"]
 LIFE = [*TAKING, *RECOVERY, *PAYMENT, *RENEWAL, *AGAIN, *END]
+STARTED = [*PAYMENT[:-1], "start commit", *RENEWAL, "confirm commit"]
+LIVES: dict[Wait, list[str]] = {
+    "committed": LIFE,
+    "decided": [*TAKING, *RECOVERY, *STARTED, *AGAIN, *END],
+}
 # The holder has claimed the row and is about to initialise the id: nothing keeps it from that. The other pool
 # is fenced in Kafka once, and recovers the id by itself.
 INITIALISES = {
-    (number, after)
-    for first in (LIFE.index("claim"), LIFE.index("claim", LIFE.index("renew leases")))
-    for last in (LIFE.index("init", first),)
-    for number in range(first, last + 1)
-    for after in (False, True)
-    if (number, after) not in ((first, False), (last, True))
+    wait: {
+        (number, after)
+        for first in (life.index("claim"), life.index("claim", life.index("renew leases")))
+        for last in (life.index("init", first),)
+        for number in range(first, last + 1)
+        for after in (False, True)
+        if (number, after) not in ((first, False), (last, True))
+    }
+    for wait, life in LIVES.items()
 }
 POINTS = [(number, after) for number in range(len(LIFE)) for after in (False, True)]
 DECISIVE = [
@@ -68,6 +76,13 @@ DECISIVE = [
         ("renew leases", False),
     )
 ]
+# Kafka's half under way, or not yet, while another pool takes the id over.
+BESIDE = [
+    (LIVES["decided"].index(name), after)
+    for name in ("start commit", "renew leases", "confirm commit")
+    for after in (False, True)
+]
+MEETINGS = [("committed", at) for at in (POINTS if LONG else DECISIVE)] + [("decided", at) for at in BESIDE]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +132,7 @@ class Encounter:
         self.stall = Stall(at, self.take_over)
         self.holder = self.pool(self.stall)
         self.other = self.pool()
-        self.ends = at is None or at[0] >= len(LIFE) - len(END)
+        self.ends = at is None or at[0] >= len(LIVES[world.wait]) - len(END)
         self.was_possible = False
         self.taking_over: threading.Thread | None = None
         self.failures: list[BaseException] = []
@@ -125,7 +140,9 @@ class Encounter:
 
     def pool(self, watch: Stall | None = None) -> Pool:
         store = SqlStore(self.world.make_engine())
-        return WriterPool(store, self.world.config, 1, lease=LEASE, watch=watch, wait_s=0)
+        return WriterPool(
+            store, self.world.config, 1, lease=LEASE, wait=self.world.wait, watch=watch, wait_s=0
+        )
 
     def live(self) -> None:
         """The holder's life: what fails is noted, and the rest goes on."""
@@ -216,7 +233,7 @@ class Encounter:
         try:
             pay(self.world, self.other, 3, "other again")
         except TallystickError:
-            assert self.stall.at in INITIALISES
+            assert self.stall.at in INITIALISES[self.world.wait]
             pay(self.world, self.other, 4, "other at last")
 
     def check_holder_goes_on(self) -> None:
@@ -244,25 +261,28 @@ def pay(world: World, pool: Pool, n: int, what: str) -> None:
         txn.send(world.topic, what.encode())
 
 
-def test_an_undisturbed_life_takes_the_steps_that_are_listed(sqlite_world: MakeWorld) -> None:
-    meeting = Encounter(sqlite_world(), None)
+@pytest.mark.parametrize("wait", LIVES)
+def test_an_undisturbed_life_takes_the_steps_that_are_listed(sqlite_world: MakeWorld, wait: Wait) -> None:
+    meeting = Encounter(sqlite_world(wait), None)
     meeting.live()
-    assert meeting.stall.names == LIFE
+    assert meeting.stall.names == LIVES[wait]
     assert meeting.told == []
     assert meeting.world.check() == ["mine"]
 
 
-@pytest.mark.parametrize("at", POINTS if LONG else DECISIVE)
-def test_a_holder_that_stalls_on_sqlite(sqlite_world: MakeWorld, at: tuple[int, bool]) -> None:
-    """[DW-1, DW-2, DW-9, DW-15]"""
-    meet(sqlite_world(), at)
+@pytest.mark.parametrize(("wait", "at"), MEETINGS)
+def test_a_holder_that_stalls_on_sqlite(sqlite_world: MakeWorld, wait: Wait, at: tuple[int, bool]) -> None:
+    """[DW-1, DW-2, DW-9, DW-15, DW-17]"""
+    meet(sqlite_world(wait), at)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", POINTS if LONG else DECISIVE)
-def test_a_holder_that_stalls_on_postgresql(postgresql_world: MakeWorld, at: tuple[int, bool]) -> None:
-    """[DW-1, DW-2, DW-9, DW-15]"""
-    meet(postgresql_world(), at)
+@pytest.mark.parametrize(("wait", "at"), MEETINGS)
+def test_a_holder_that_stalls_on_postgresql(
+    postgresql_world: MakeWorld, wait: Wait, at: tuple[int, bool]
+) -> None:
+    """[DW-1, DW-2, DW-9, DW-15, DW-17]"""
+    meet(postgresql_world(wait), at)
 
 
 def meet(world: World, at: tuple[int, bool]) -> None:

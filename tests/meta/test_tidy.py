@@ -37,6 +37,7 @@ SHARED_CLASS_NAMES = {
     "Consumer",
     "DualWriter",
     "Fenced",
+    "PendingCommit",
     "Producer",
     "RebalanceListener",
     "Transaction",

@@ -78,7 +78,7 @@ class RecordsLate(AsyncDualWriteSession[Any]):
     async def commit(self, txn: Any, *, wait_visible: bool = False) -> None:
         self.life.state = WriterState.UNSETTLED
         rows = await self._prepare(txn)
-        await self._commit_kafka(rows)
+        await self._kafka.commit()
         await self._steps.run("commit database", "", txn.commit)
         for branch, row in rows:
             branch.row = row

@@ -5,7 +5,7 @@ checkers of every simulation compare what the database committed with what is in
 """
 
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from tests.support.effort import LONG
@@ -26,6 +26,7 @@ from tallystick.dualwrite.aio.session import AsyncDualWriteSession
 from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.recipes import Wait
 from tallystick.dualwrite.recovery import ClusterHalf, Finding
 from tallystick.dualwrite.writer_life import WriterState
 from tallystick.kernel.value import replace
@@ -50,14 +51,18 @@ def faults_of(seed: int) -> FaultPlan:
     )
 
 
-def run(seed: int, session: MakeSession = AsyncDualWriteSession) -> tuple[SimulationResult, list[Finding]]:
+def run(
+    seed: int, session: MakeSession = AsyncDualWriteSession, wait: Wait = "committed"
+) -> tuple[SimulationResult, list[Finding]]:
     """One run; what recoveries found in it."""
     faults, found = faults_of(seed), list[Finding]()
 
     async def scenario(world: Simulation) -> None:
         server = Server(world, Random(seed + 5), faults.database_unknown)
         writers = [
-            Writers(world, server, owner, min(faults.client_dies, 0.05), faults.client_lives_on, session)
+            Writers(
+                world, server, owner, min(faults.client_dies, 0.05), faults.client_lives_on, session, wait
+            )
             for owner in OWNERS
         ]
         for each in [world.clients.create_task(one.run()) for one in writers]:
@@ -68,9 +73,10 @@ def run(seed: int, session: MakeSession = AsyncDualWriteSession) -> tuple[Simula
     return Simulation(seed, faults=faults, kinds=kinds, scenario=scenario).run(), found
 
 
-def test_seeds_agree() -> None:
+@pytest.mark.parametrize("wait", get_args(Wait))
+def test_seeds_agree(wait: Wait) -> None:
     """[DW-1, DW-2, DW-3, DW-5, DW-6, DW-7]"""
-    runs = {seed: run(seed) for seed in range(SEEDS)}
+    runs = {seed: run(seed, wait=wait) for seed in range(SEEDS)}
     assert {seed: result.violations for seed, (result, _) in runs.items() if result.violations} == {}
     assert sum(result.committed for result, _ in runs.values()) > 2 * SEEDS, "the writers get somewhere"
     met = {each for _, found in runs.values() for each in found}
@@ -86,7 +92,7 @@ class RecordsLate(AsyncDualWriteSession[SimTransaction]):
     async def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> None:
         self.life.state = WriterState.UNSETTLED
         rows = await self._prepare(txn)
-        await self._commit_kafka(rows)
+        await self._kafka.commit()
         await self._steps.run("commit database", "", txn.commit)
         for branch, row in rows:
             branch.row = row
@@ -96,8 +102,8 @@ class RecordsLate(AsyncDualWriteSession[SimTransaction]):
 class ClaimsNothing(AsyncDualWriteSession[SimTransaction]):
     """It reads the row, and leaves it to its former owner, too."""
 
-    def __init__(self, store: SimStore, *others: Any) -> None:
-        super().__init__(store, *others)
+    def __init__(self, store: SimStore, *others: Any, **options: Any) -> None:
+        super().__init__(store, *others, **options)
 
         async def read(transactional_id: str) -> StoredState:
             row = await store.read_state(transactional_id)
@@ -109,8 +115,8 @@ class ClaimsNothing(AsyncDualWriteSession[SimTransaction]):
 class InitialisesFirst(AsyncDualWriteSession[SimTransaction]):
     """It asks the cluster what it holds when there is nothing left to see."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
         clusters = self._clusters
         describe = clusters.describe
 

@@ -28,6 +28,8 @@ class CuttingProxy:
         self._lose_request: Wanted | None = None
         self._lose_answer: Wanted | None = None
         self.cuts = 0
+        # Told of everything that is forwarded: the data, and whether it is the server's.
+        self.watch: Callable[[bytes, bool], None] = lambda data, is_answer: None
         self._start(self._accept)
 
     def lose_answer(self, wanted: bytes | Wanted) -> None:
@@ -101,6 +103,7 @@ class CuttingProxy:
                 if self._lose_answer is not None and self._lose_answer(data):
                     self._lose_answer = None
                     answer_is_lost.set()
+                self.watch(data, False)
                 server.sendall(data)
         _close(client, server)
 
@@ -110,6 +113,7 @@ class CuttingProxy:
                 if answer_is_lost.is_set():
                     self.cuts += 1
                     break
+                self.watch(data, True)
                 client.sendall(data)
         _close(client, server)
 

@@ -9,13 +9,14 @@ from sqlalchemy import Engine, PoolProxiedConnection, event, text
 from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.recipes import RecipeStep, Wait
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
 
 RECOVERY = ["claim", "describe cluster", "describe", "init", "check owner", "complete"]
 PAYMENT = ["begin database", "begin", "send", "prepare", "record", "commit database", "commit"]
+DECIDED_PAYMENT = [*PAYMENT[:-1], "start commit", "confirm commit"]
 _names = count()
 
 
@@ -61,6 +62,7 @@ class World:
     make_engine: Callable[[], Engine]
     topic: str
     settings: dict[str, object] = field(default_factory=dict)
+    wait: Wait = "committed"
     lives: list[tuple[Writer, Crash | None, list[PoolProxiedConnection]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class World:
         engine = self.make_engine()
         opened: list[PoolProxiedConnection] = []
         event.listen(engine, "checkout", lambda _connection, _record, proxy: opened.append(proxy))
-        writer = DualWriter(SqlStore(engine), self.config, watch=watch)
+        writer = DualWriter(SqlStore(engine), self.config, wait=self.wait, watch=watch)
         self.lives.append((writer, watch, opened))
         return writer
 
@@ -125,9 +127,9 @@ MakeWorld = Callable[..., World]
 def worlds(broker: EmbeddedBroker, make_engine: Callable[[str], Engine]) -> Iterator[MakeWorld]:
     made: list[World] = []
 
-    def make(**settings: object) -> World:
+    def make(wait: Wait = "committed", **settings: object) -> World:
         name = new_name()
-        made.append(World(broker, lambda: make_engine(name), name, settings))
+        made.append(World(broker, lambda: make_engine(name), name, settings, wait))
         return made[-1]
 
     yield make

@@ -151,7 +151,7 @@ async def _pay_async(place: Any, topic: str, watch: _Watch, txn: Any, number: in
 def _live(place: Any, told: dict[str, Any], watch: _Watch) -> None:
     config, pay = told["config"], told["pay"]
     topic = str(config.pop("topic", config["transactional.id"]))
-    with stores.opened(place) as store, DualWriter(store, config, watch=watch) as writer:
+    with stores.opened(place) as store, DualWriter(store, config, wait=told["wait"], watch=watch) as writer:
         for _ in range(told["recoveries"]):
             _tell(writer.recover())
         if isinstance(pay, list):
@@ -169,7 +169,7 @@ async def _live_async(place: Any, told: dict[str, Any], watch: _Watch) -> None:
     topic = str(config.pop("topic", config["transactional.id"]))
     async with (
         stores.opened_async(place) as store,
-        aio.DualWriter(store, config, watch=watch) as writer,
+        aio.DualWriter(store, config, wait=told["wait"], watch=watch) as writer,
     ):
         for _ in range(told["recoveries"]):
             _tell(await writer.recover())

@@ -59,12 +59,14 @@ class Lives:
         keyed: bool = False,
         recoveries: int = 1,
         strike: Strike | None = None,
+        wait: str = "committed",
     ) -> Life:
         """Run a life: recover, then make payment number `pay`; it is killed at `strike` if it gets there.
 
         A list of numbers is paid by as many units of one batch; those below 0 are taken back.
 
         Args:
+            wait: what a block waits for.
             keyed: the number is the idempotency key of its payment, and what the payment returns.
         """
         assert self._process.stdin is not None
@@ -77,6 +79,7 @@ class Lives:
             "keyed": keyed,
             "recoveries": recoveries,
             "strike": asdict(strike),
+            "wait": wait,
         }
         print(json.dumps(told), file=self._process.stdin, flush=True)
         life = Life()

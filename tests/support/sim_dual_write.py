@@ -6,7 +6,7 @@ COMMIT goes on when its client is gone, and answers are lost.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -19,7 +19,7 @@ from tallystick.client.errors import ClientError
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import AsyncStepRunner, RecipeStep
+from tallystick.dualwrite.recipes import AsyncStepRunner, RecipeStep, Wait
 from tallystick.dualwrite.recovery import Finding, Report
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.errors import InDoubt
@@ -132,9 +132,7 @@ class SimTransaction:
 
 
 SimSession = AsyncDualWriteSession[SimTransaction]
-MakeSession = Callable[
-    [SimStore, Mapping[str, Mapping[str, object]], AsyncSessionFactories, AsyncStepRunner], SimSession
-]
+MakeSession = Callable[..., SimSession]
 
 
 @dataclass(eq=False)
@@ -147,6 +145,7 @@ class Writers:
     dies: float
     lives_on: float
     session: MakeSession = AsyncDualWriteSession
+    wait: Wait = "committed"
     left: int = 6
     found: list[Finding] = field(default_factory=list)
 
@@ -174,23 +173,32 @@ class Writers:
             if dead:
                 raise Gone(step.name, done)
 
+        producers: list[ProductProducer] = []
+
+        def create_producer(_: object) -> ProductProducer:
+            producers.append(ProductProducer(world.producer(self.owner), world.history))
+            return producers[-1]
+
         factories = AsyncSessionFactories(
-            create_producer=lambda _: ProductProducer(world.producer(self.owner), world.history),
+            create_producer=create_producer,
             create_admin=lambda _: ProductAdmin(world.network, world.pass_time),
             pause=world.pass_time,
             clock=world.time,
         )
         config: dict[str, object] = {"bootstrap.servers": "simulated:1", "transactional.id": self.owner}
-        session = self.session(store, {"kafka": config}, factories, AsyncStepRunner(watch))
+        session = self.session(store, {"kafka": config}, factories, AsyncStepRunner(watch), wait=self.wait)
         try:
             self._note(await session.recover())
             while self.left > 0:
                 self.left -= 1
                 await self._transaction(session)
+            await session.wait_committed()
         except (Gone, DualWriteError, InDoubt, ClientError):
             pass
         finally:
             store.disconnect()
+            for each in producers:
+                each.die()
 
     async def _transaction(self, session: SimSession) -> None:
         """Run a transaction; some fail on the way, and are rolled back."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,12 +28,13 @@ from tools.broker_process import BrokerProcess
 
 from tallystick import Producer
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.recipes import RecipeStep, Wait
 
 BEGIN: Final = "<!-- dual write: begin (written by `make bench`) -->"
 END: Final = "<!-- dual write: end -->"
 ALONE, DUAL, OUTBOX = "database commit alone", "dual write", "outbox, relayed every 100 ms"
-WAYS: Final = (ALONE, DUAL, OUTBOX)
+DECIDED: Final = 'dual write, `wait="decided"`'
+WAYS: Final = (ALONE, DUAL, DECIDED, OUTBOX)
 TWO_PHASE: Final = Durability(
     name=SYNC.name,
     promise=SYNC.promise,
@@ -122,7 +124,7 @@ def alone(engine: Engine, _bootstrap: str) -> Iterator[Pay]:
 
 
 @contextmanager
-def dual(engine: Engine, bootstrap: str) -> Iterator[Pay]:
+def dual(engine: Engine, bootstrap: str, way: str = DUAL) -> Iterator[Pay]:
     committed = 0
 
     def watch(_: int, step: RecipeStep, done: bool) -> None:
@@ -130,14 +132,15 @@ def dual(engine: Engine, bootstrap: str) -> Iterator[Pay]:
         if done and step.name == "commit database":
             committed = time.monotonic_ns()
 
-    config = {"bootstrap.servers": bootstrap, "transactional.id": "bench", "linger.ms": 0}
-    with DualWriter(SqlStore(engine), config, watch=watch) as writer:
+    config = {"bootstrap.servers": bootstrap, "transactional.id": TOPICS[way], "linger.ms": 0}
+    wait: Wait = "decided" if way == DECIDED else "committed"
+    with DualWriter(SqlStore(engine), config, wait=wait, watch=watch) as writer:
         writer.recover()
 
         def pay(n: int) -> int:
             with writer.transaction() as txn:
                 txn.connection.execute(PAYMENT, {"what": str(n)})
-                txn.send(TOPICS[DUAL], str(n).encode())
+                txn.send(TOPICS[way], str(n).encode())
             return committed
 
         yield pay
@@ -176,8 +179,8 @@ def relay_outbox(engine: Engine, bootstrap: str, topic: str, stopping: threading
                     connection.execute(text("DELETE FROM outbox WHERE id = ANY(:sent)"), sent)
 
 
-MAKE: Final = {ALONE: alone, DUAL: dual, OUTBOX: outbox}
-TOPICS: Final = {DUAL: "dual", OUTBOX: "outbox"}
+MAKE: Final = {ALONE: alone, DUAL: dual, DECIDED: partial(dual, way=DECIDED), OUTBOX: outbox}
+TOPICS: Final = {DUAL: "dual", DECIDED: "decided", OUTBOX: "outbox"}
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class ClusterBranch(Generic[P]):
         self.last_finished = NOTHING  # last transaction that this writer saw committed in both halves
         self._producer: P | None = None
         self.in_transaction = False
+        self.is_decided = False  # the database has committed the open transaction: only a commit may end it
 
     @property
     def admin_config(self) -> Mapping[str, object]:
@@ -51,16 +52,26 @@ class ClusterBranch(Generic[P]):
 
     def set_producer(self, producer: P | None) -> None:
         self._producer = producer
-        self.in_transaction = False
+        self.in_transaction = self.is_decided = False
 
     def detach_producer(self) -> P | None:
         """Detach and return the producer, or None."""
         producer, self._producer = self._producer, None
-        self.in_transaction = False
+        self.in_transaction = self.is_decided = False
         return producer
 
     def require_row(self) -> StoredState:
         return require(self.row, "a row before recover()")
+
+    def mark_decided(self, row: StoredState) -> None:
+        """Take over the row that the database has committed: Kafka's half can only be committed now."""
+        self.row = row
+        self.is_decided = True
+
+    def mark_finished(self) -> None:
+        """Note that this writer has seen the transaction of the row committed in both halves."""
+        self.in_transaction = self.is_decided = False
+        self.last_finished = self.require_row().state
 
     def row_as_finished(self) -> StoredState:
         """Return the row, as settled if this writer has itself seen both halves committed."""

@@ -12,12 +12,13 @@ from typing import Final, TypeVar
 
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.errors import Fenced as FencedInKafka
-from tallystick.dualwrite.errors import Fenced, Halted, NoFreeId, Torn
+from tallystick.dualwrite.errors import Fenced, NoFreeId
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.settings import BadConfig
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -58,9 +59,9 @@ def may_belong_to_pool(base: object, row: StoredState | None) -> bool:
     return False
 
 
-def combine_errors(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
+def combine_errors(errors: Sequence[E]) -> E:
     """Return the first error, with a note for each of the others."""
-    first, *others = contradictions
+    first, *others = errors
     for each in others:
         first.add_note(f"and {type(each).__name__}: {each}")
     return first

@@ -8,7 +8,7 @@ each.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar, get_args
 
 from tallystick.kernel.value import Value
 
@@ -31,6 +31,17 @@ class RecipeStep(Value):
 
 StepCallback = Callable[[int, RecipeStep, bool], None]
 """Callback for each step: its number from 1, the step, and False before it or True after it succeeded."""
+
+
+Wait = Literal["committed", "decided"]
+"""What a block waits for at its end: both halves, or the database's commit, which decides both."""
+
+
+def check_wait(wait: Wait) -> Wait:
+    """Return `wait`. Raises: ValueError unless it is one of the two."""
+    if wait not in get_args(Wait):
+        raise ValueError(f"wait={wait!r}: it is one of {', '.join(map(repr, get_args(Wait)))}")
+    return wait
 
 
 class StepWatch:

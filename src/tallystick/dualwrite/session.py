@@ -19,7 +19,7 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.admin.client import Admin
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.errors import ClientError, DecisionExpired
+from tallystick.client.errors import ClientError
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.block_outcome import BlockOutcome
@@ -36,8 +36,9 @@ from tallystick.dualwrite.errors import (
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import leak_reference
+from tallystick.dualwrite.kafka_half import KafkaHalf
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.recipes import StepRunner, Wait, check_wait
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.recovery_recipe import Recovery
 from tallystick.dualwrite.store_client import StoreClient
@@ -82,14 +83,17 @@ class DualWriteSession(Generic[D]):
         steps: StepRunner,
         *,
         alone: bool = True,
+        wait: Wait = "committed",
     ) -> None:
         """Create a session for one or more clusters.
 
         Args:
             alone: its ids belong to no pool.
+            wait: what `commit` waits for.
         Raises: BadConfig with all problems of the first cluster that has any.
         """
         self._is_alone = alone
+        self._waits_for_kafka = check_wait(wait) == "committed"
         self.branches: Mapping[str, ClusterBranch[Producer]] = {
             cluster: ClusterBranch(cluster, config) for cluster, config in configs.items()
         }
@@ -102,6 +106,7 @@ class DualWriteSession(Generic[D]):
         )
         self.life = WriterLife(", ".join([branch.id for branch in self._branches_by_id]))
         self.outcome = BlockOutcome()
+        self._kafka = KafkaHalf(self._branches_by_id, steps, self.life.ids_text)
         self._factories = factories
         self._steps = steps
         self._started_at_ms = self._began_ms = 0
@@ -136,6 +141,7 @@ class DualWriteSession(Generic[D]):
         )
         try:
             self._database.roll_back_open()
+            self._wait_before_recovery()
             self._recovery.drop_producers()
             report = self._recovery.recover(accept_torn=accept_torn)
         except BaseException:
@@ -152,6 +158,8 @@ class DualWriteSession(Generic[D]):
     def begin(self, block: object = None) -> D:
         """Begin both halves. The caller must call `leave(block)` at the very end."""
         self.life.enter(WriterState.IN_TRANSACTION, WriterState.READY, block=block)
+        if self._kafka.is_pending:
+            self._wait_before_begin()
         self.outcome.start_block()
         try:
             self._renew_producers()
@@ -170,6 +178,49 @@ class DualWriteSession(Generic[D]):
             self._roll_back_both(database_txn, lost=database_txn is not None)
             raise
         return txn
+
+    def wait_committed(self, block: object = None) -> None:
+        """Wait for Kafka's half of the last transaction. Raises: as `commit`, after the database's commit."""
+        if not self._kafka.is_pending:
+            return
+        self.life.enter(WriterState.IN_TRANSACTION, WriterState.READY, block=block)
+        try:
+            self._kafka.wait()
+        except (Torn, WriteInDoubt):
+            self.life.state = WriterState.UNSETTLED
+            raise
+        except BaseException:
+            self.life.state = WriterState.READY
+            raise
+        self.life.state = WriterState.READY
+
+    def _wait_before_begin(self) -> None:
+        """Wait for the end of the transaction before, whose block has ended.
+
+        Where it failed, the transaction is left open, and `_renew_producers` finishes it as a recovery does.
+        Its doubt is not raised: it is not that of the block that begins.
+        Raises: Torn. NotRecovered in mode `resume`, where only recover() may look for another writer.
+        """
+        try:
+            self._kafka.wait()
+        except WriteInDoubt as exc:
+            _log.warning("the transaction before: %s", exc)
+            if any(branch.producer.mode is Mode.RESUME for branch in self._branches_by_id):
+                self.life.state = WriterState.UNSETTLED
+                raise NotRecovered(f"{self.life.ids_text}: {self.life.explain_state()}") from exc
+        except Torn:
+            self.life.state = WriterState.UNSETTLED
+            raise
+        except BaseException:  # nothing was begun, and the answer is still waited for
+            self.life.state = WriterState.READY
+            raise
+
+    def _wait_before_recovery(self) -> None:
+        """Let no commit of this writer run beside its recovery, which finds out how it ended."""
+        try:
+            self._kafka.wait()
+        except (Torn, WriteInDoubt) as exc:
+            _log.warning("%s", exc)
 
     def _renew_producers(self) -> None:
         """Ensure that no producer initialises an id, ending its transaction, after another writer's claim.
@@ -206,8 +257,11 @@ class DualWriteSession(Generic[D]):
             self._roll_back_both(txn, lost=may_be_fenced(refusal))
             raise refusal
         for branch, row in rows:
-            branch.row = row
-        self._commit_kafka(rows)
+            branch.mark_decided(row)
+        if self._waits_for_kafka or wait_visible:
+            self._kafka.commit()
+        else:
+            self._kafka.start()
         self.life.state = WriterState.READY
         if wait_visible:
             for branch, row in rows:
@@ -265,8 +319,9 @@ class DualWriteSession(Generic[D]):
         for branch in self._branches_by_id:
             token = self._steps.run("prepare", branch.id, branch.producer.prepare_transaction)
             rows.append((branch, self._build_row(branch, token)))
+        record = getattr(txn, "record_at_commit", txn.record)
         for branch, row in rows:
-            self._steps.run("record", branch.id, txn.record, row, branch.require_row())
+            self._steps.run("record", branch.id, record, row, branch.require_row())
         for branch, row in rows:
             if row is not branch.require_row():
                 self._check_time(row)
@@ -298,35 +353,6 @@ class DualWriteSession(Generic[D]):
             timeout_ms=None if branch.producer.mode is Mode.TWO_PHASE else branch.timeout_ms,
         )
 
-    def _commit_kafka(self, rows: BranchRows) -> None:
-        """Commit in every cluster after the database has decided, even if one of them fails."""
-        torn: list[DecisionExpired] = []
-        doubts: list[Exception] = []
-        for branch in self._branches_by_id:
-            try:
-                self._steps.run("commit", branch.id, branch.producer.commit_transaction)
-                branch.in_transaction = False
-                branch.last_finished = branch.require_row().state
-            except DecisionExpired as exc:
-                torn.append(exc)
-            except Exception as exc:  # from the client, or from a signal handler
-                doubts.append(exc)
-            except BaseException as exc:
-                exc.add_note(
-                    f"{self.life.ids_text}: the database has committed: recover() finishes Kafka's half"
-                )
-                raise
-        if torn:
-            raise Torn("; ".join(map(str, torn))) from torn[0]
-        if doubts:
-            text = "the database has committed, and Kafka's half is to be finished by recover(): "
-            states = {branch.id: row.state for branch, row in rows if row.state}
-            doubt = WriteInDoubt(
-                f"{self.life.ids_text}: {text}" + "; ".join(map(describe_error, doubts)), states
-            )
-            doubt.set_outcome(Outcome.COMMITTED)
-            raise doubt from doubts[0]
-
     def _roll_back_both(self, txn: D | None, *, lost: bool = False) -> None:
         """Roll back undecided halves. A half that cannot be reached now is left to recovery.
 
@@ -346,7 +372,7 @@ class DualWriteSession(Generic[D]):
         """Abort open Kafka transactions where that hides nothing; return False if recovery is needed."""
         clean = True
         for branch in self._branches_by_id:
-            if not branch.in_transaction:
+            if not branch.in_transaction or branch.is_decided:  # [DW-17]
                 continue
             try:
                 if not self._may_abort(branch):
@@ -382,13 +408,21 @@ class DualWriteSession(Generic[D]):
 
         An abort is skipped if it would hide how the previous transaction ended and that cannot be recorded
         [DW-13]. In a forked child nothing is ended, because everything belongs to the parent.
+        Raises: Torn or WriteInDoubt, with everything closed, if Kafka's half of the last transaction failed
+            after its block had ended.
         """
         if self.life.is_forked_child:
             leak_reference(self._database)
+            leak_reference(self._kafka)
             self.life.state = WriterState.CLOSED
             return
         within = self.life.is_busy  # its open database transaction would block _abort_open's note
         self.life.state = WriterState.CLOSED
+        failure: Exception | None = None
+        try:
+            self._kafka.wait()
+        except (Torn, WriteInDoubt) as exc:
+            failure = exc
         if not within:  # its locks would outlive this writer
             self._database.roll_back_open()
         # Once the database was asked to commit, its row decides, and only a claim may ask it [DW-3].
@@ -396,3 +430,5 @@ class DualWriteSession(Generic[D]):
             self._abort_open()
         self._recovery.drop_producers()
         self._clusters.close()
+        if failure is not None:
+            raise failure

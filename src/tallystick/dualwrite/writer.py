@@ -14,9 +14,10 @@ from tallystick.client.blocking.producer import Column, Producer
 from tallystick.client.producer.delivery import BatchDelivery, Delivery
 from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.attempts import Attempts, decorate_work
+from tallystick.dualwrite.errors import Torn, WriteInDoubt
 from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule, check_keys_supported
 from tallystick.dualwrite.offsets import OffsetsOfBlock
-from tallystick.dualwrite.recipes import StepCallback, StepRunner
+from tallystick.dualwrite.recipes import StepCallback, StepRunner, Wait
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry, to_retry
 from tallystick.dualwrite.session import DualWriteSession, SessionFactories
@@ -183,6 +184,7 @@ class DualWriter(Generic[D]):
         producer_config: Mapping[str, object] | None = None,
         *,
         clusters: Mapping[str, Mapping[str, object]] | None = None,
+        wait: Wait = "committed",
         watch: StepCallback | None = None,
         pooled: bool = False,
     ) -> None:
@@ -192,6 +194,9 @@ class DualWriter(Generic[D]):
             producer_config: producer settings by Kafka's names, including `transactional.id`.
             clusters: instead of `producer_config`, such settings for several clusters, by names of the
                 caller's choice. Each needs a transactional id of its own.
+            wait: "committed": a block returns when both halves are committed. "decided": it returns when
+                the database has committed, which decides both; Kafka's half is committed beside what
+                follows, and `wait_committed` waits for it.
             watch: callback for every step, for tests that kill the process at one.
             pooled: the id belongs to a pool, which recovers the ids that a larger pool of its name left.
         Raises: BadConfig with all problems; ValueError.
@@ -201,7 +206,9 @@ class DualWriter(Generic[D]):
         configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
         self._store = store
         self._steps = StepRunner(watch)
-        self._session = DualWriteSession(store, configs or {}, _FACTORIES, self._steps, alone=not pooled)
+        self._session = DualWriteSession(
+            store, configs or {}, _FACTORIES, self._steps, alone=not pooled, wait=wait
+        )
 
     def recover(self, *, accept_torn: bool = False) -> Report:
         """Bring both halves of this writer's id to the same outcome; required before a transaction.
@@ -231,7 +238,8 @@ class DualWriter(Generic[D]):
         """Run a dual write: commit both halves when the block ends, neither if it raises.
 
         After the block the rows are readable and the records are decided: read_committed consumers see them
-        as soon as the transaction markers are written.
+        as soon as the transaction markers are written. With `wait="decided"` a failure of Kafka's half is not
+        raised by its block: the next one finishes that half first, and `wait_committed` or `close` raise it.
 
         Args:
             wait_visible: also wait for the markers.
@@ -324,6 +332,14 @@ class DualWriter(Generic[D]):
 
         return decorate
 
+    def wait_committed(self) -> None:
+        """Wait until Kafka's half of the last transaction is committed, which the default `wait` has done.
+
+        Raises: WriteInDoubt, whose outcome is COMMITTED: recover() finishes the write. Torn.
+        """
+        with LeaveOnExit(self._session) as block, block:
+            self._session.wait_committed(block)
+
     @property
     def ready(self) -> bool:
         """Whether a transaction can begin. If not, the writer needs recover(), is in use, or is closed."""
@@ -335,7 +351,10 @@ class DualWriter(Generic[D]):
         return {name: branch.producer.mode for name, branch in self._session.branches.items()}
 
     def close(self) -> None:
-        """Close the clients. Idempotent. Transactions in doubt are left to the next recover()."""
+        """Close the clients. Idempotent. Transactions in doubt are left to the next recover().
+
+        Raises: with `wait="decided"`, as `wait_committed`; everything is closed by then.
+        """
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -344,7 +363,12 @@ class DualWriter(Generic[D]):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except (Torn, WriteInDoubt) as exc:
+            if value is None:
+                raise
+            value.add_note(f"{type(exc).__name__}: {exc}")
 
     def __repr__(self) -> str:
         return f"<DualWriter {self._session.life.ids_text}: {self._session.life.state.value}>"

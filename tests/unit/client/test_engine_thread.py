@@ -62,6 +62,44 @@ def test_there_is_one_thread_for_all() -> None:
     assert [t.daemon for t in threading.enumerate() if t.name == "tallystick-engine"].count(True) == 1
 
 
+def test_a_started_call_is_waited_for_as_often_as_one_likes() -> None:
+    engine = engine_thread()
+    started = engine.start(value(7), "value")
+    assert [started.wait(10), started.wait(10)] == [7, 7]
+    assert started.is_done
+    failing = engine.start(raising(ZeroDivisionError()), "raising")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            failing.wait(10)
+
+
+def test_a_started_call_goes_on_when_a_wait_for_it_ends() -> None:
+    """[CLI-2] Its limit ends a wait alone."""
+    engine = engine_thread()
+    done = engine.call(asyncio.Event, "Event")
+
+    async def wait_for_event() -> int:
+        await done.wait()
+        return 7
+
+    started = engine.start(wait_for_event(), "waiting")
+    with pytest.raises(TimedOut, match="engine thread = 50 ms") as late:
+        started.wait(0.05)
+    assert late.value.effect is Effect.UNKNOWN
+    assert not started.is_done
+    engine.call(done.set, "set")
+    assert started.wait(10) == 7
+
+
+def test_a_started_call_is_not_waited_for_on_the_engine_thread() -> None:
+    """[CLI-60]"""
+    engine = engine_thread()
+    started = engine.start(value(7), "value")
+    with pytest.raises(IllegalState, match="wait for itself"):
+        engine.call(lambda: started.wait(10), "waiting")
+    assert started.wait(10) == 7
+
+
 def test_a_wait_ends_and_its_outcome_is_unknown() -> None:
     """[CLI-2]"""
     with pytest.raises(TimedOut, match="engine thread = 50 ms") as late:

@@ -29,7 +29,6 @@ from tallystick.broker.coordinator.runtime import (
 )
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
-from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.held_completions import (
     HELD_MS_MAX,
     RETRY_MS,
@@ -37,6 +36,7 @@ from tallystick.broker.txn.held_completions import (
     HeldCompletions,
     prepend_completion,
 )
+from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.loader import TransactionLogLoader
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
 from tallystick.broker.txn.machine.commands import (

@@ -79,6 +79,7 @@ class Producer:
             self._engine.use_transactions(self._txn.send_context)
         self.append_value = self._engine.append_value
         self.append, self.extend = self._engine.append, self._engine.extend
+        self._started_commit: asyncio.Task[None] | None = None
         self._closed = False
 
     # ------------------------------------------------------------------------------ records
@@ -179,6 +180,12 @@ class Producer:
         """Commit the transaction."""
         await self.require_transaction_manager("commit_transaction").commit()
 
+    async def start_commit(self) -> "PendingCommit":
+        """Begin to commit the transaction, and return what waits for the answer."""
+        txn = self.require_transaction_manager("start_commit")
+        self._started_commit = task = asyncio.get_running_loop().create_task(txn.commit())
+        return PendingCommit(task, txn.transactional_id)
+
     async def abort_transaction(self) -> None:
         """Abort the transaction."""
         await self.require_transaction_manager("abort_transaction").abort()
@@ -224,7 +231,8 @@ class Producer:
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S, *, abort: bool = True) -> None:
         """Abort an undecided transaction, send the records taken, and close, all within `timeout_s`.
 
-        With `abort=False` an open transaction is left to the next initialisation of the id.
+        A commit that was started gets its answer first. With `abort=False` an open transaction is left to the
+        next initialisation of the id.
         """
         if self._closed:
             return
@@ -232,6 +240,8 @@ class Producer:
         deadline = self._cluster.start_deadline("timeout_s", int(timeout_s * 1000))
         self._engine.close_gate(_closed_error)
         try:
+            if self._started_commit is not None:  # what is decided is not left to a recovery
+                await asyncio.wait((self._started_commit,), timeout=timeout_s)
             if abort and self._txn is not None and self._txn.machine.state in _UNDECIDED:
                 await self._abort_on_close(self._txn, timeout_s)
         except BaseException:  # cancelled: stop waiting, but still settle every delivery
@@ -259,6 +269,40 @@ class Producer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class PendingCommit:
+    """A commit that was started and has no answer yet. Made by `Producer.start_commit`.
+
+    It goes on whether anyone waits for it or not, and ends as a commit that is waited for would. A failure
+    is logged when it happens, and raised by every `wait`.
+    """
+
+    def __init__(self, task: asyncio.Task[None], transactional_id: str) -> None:
+        self._task = task
+        self._transactional_id = transactional_id
+        task.add_done_callback(self._log_failure)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is there."""
+        return self._task.done()
+
+    async def wait(self) -> None:
+        """Wait for the answer. Cancelling the wait does not cancel the commit.
+
+        Raises: as `commit_transaction`; InDoubt if the loop ended before the answer came.
+        """
+        await asyncio.wait((self._task,))
+        if self._task.cancelled():
+            raise InDoubt(f"{self._transactional_id}: the loop ended before its commit was answered")
+        self._task.result()
+
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning(
+                "%s: the commit that was started failed: %s", self._transactional_id, task.exception()
+            )
 
 
 def build_delivery(share: PartitionRows, parts: PlacedOutcomes) -> BatchDelivery:

@@ -6,7 +6,7 @@ thread: `send` crosses to the engine thread only when a topic is new or the memo
 
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_TIMEOUT_S, Offsets
 from tallystick.client.aio.producer import Column as Column
-from tallystick.client.blocking.thread import engine_thread
+from tallystick.client.blocking.thread import StartedCall, engine_thread
 from tallystick.client.blocking.transactional_calls import TransactionalCalls
 from tallystick.client.forks import build_forked_error
 from tallystick.client.offsets import GroupMetadata
@@ -177,7 +177,7 @@ class Producer:
         Raises: TimedOut after `timeout_s`: the rest stays in flight.
         """
         limit_s = self._flush_timeout_s if timeout_s is None else timeout_s + _CALL_GRACE_S
-        self._run(self._async_producer.flush(timeout_s), limit_s, "flush")
+        self._thread.run(self._async_producer.flush(timeout_s), limit_s, "flush")
 
     # ------------------------------------------------------------------------- transactions
 
@@ -208,7 +208,9 @@ class Producer:
         txn = self._async_producer.require_transaction_manager("begin_transaction")
         self._txn_calls.forget_answer()
         if txn.needs_init:
-            self._run(self._async_producer.begin_transaction(), self._txn_timeout_s, "begin_transaction")
+            self._thread.run(
+                self._async_producer.begin_transaction(), self._txn_timeout_s, "begin_transaction"
+            )
         else:
             txn.begin_now()  # sends nothing, so it needs no loop
 
@@ -222,7 +224,7 @@ class Producer:
         Source: KIP-447.
         """
         coroutine = self._async_producer.send_offsets_to_transaction(offsets, group_metadata)
-        self._run(coroutine, self._txn_timeout_s, "send_offsets_to_transaction")
+        self._thread.run(coroutine, self._txn_timeout_s, "send_offsets_to_transaction")
 
     def prepare_transaction(self) -> PreparedTxnState:
         """Flush everything, then leave the transaction in doubt: only commit, abort and complete are legal.
@@ -247,6 +249,18 @@ class Producer:
         returns if the transaction was committed, or raises AbortRequired if it was never decided.
         """
         self._txn_calls.run(self._async_producer.commit_transaction, "commit_transaction")
+
+    def start_commit(self) -> "PendingCommit":
+        """Begin to commit the transaction, and return what waits for the answer.
+
+        The next transaction can begin when the commit has succeeded. `close` waits for the answer, too.
+        Raises: Closed, IllegalState; the commit was not begun.
+        """
+
+        async def commit() -> None:
+            await (await self._async_producer.start_commit()).wait()
+
+        return PendingCommit(self._thread.start(commit(), "commit_transaction"), self._txn_timeout_s)
 
     def abort_transaction(self) -> None:
         """Abort: unsent records fail, and `read_committed` consumers never see those that were sent.
@@ -318,7 +332,9 @@ class Producer:
             abort: False leaves an open transaction to the next initialisation of the id, too.
         """
         if self._is_open:
-            self._run(self._async_producer.close(timeout_s, abort=abort), timeout_s + _CALL_GRACE_S, "close")
+            self._thread.run(
+                self._async_producer.close(timeout_s, abort=abort), timeout_s + _CALL_GRACE_S, "close"
+            )
             self._is_open = False
             self._thread.unregister(self)
 
@@ -334,12 +350,9 @@ class Producer:
             try:
                 return take()
             except BufferFullOrUnknownTopic:
-                deadline = self._run(
+                deadline = self._thread.run(
                     self._async_producer.wait_for_space(topic, deadline), self._block_timeout_s, doing
                 )
-
-    def _run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
-        return self._thread.run(coroutine, limit_s, doing)
 
     def __enter__(self) -> Self:
         return self
@@ -357,6 +370,29 @@ class Producer:
     def __repr__(self) -> str:
         client = self._async_producer.config.client
         return f"<Producer of {client.client_id!r}{'' if self._is_open else ', closed'}>"
+
+
+class PendingCommit:
+    """A commit that was started and has no answer yet. Made by `Producer.start_commit`.
+
+    It goes on whether anyone waits for it or not, and ends as a commit that is waited for would. A failure
+    is logged when it happens, and raised by every `wait`.
+    """
+
+    def __init__(self, call: StartedCall[None], limit_s: float) -> None:
+        self._call, self._limit_s = call, limit_s
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is there."""
+        return self._call.is_done
+
+    def wait(self) -> None:
+        """Wait for the answer. An interrupted wait does not end the commit, and can be repeated.
+
+        Raises: as `commit_transaction`.
+        """
+        self._call.wait(self._limit_s)
 
 
 def _refuse_after_fork(*_: object, **__: object) -> NoReturn:

@@ -194,6 +194,22 @@ class EngineThread:
                 self._cancel_interrupted(call, coroutine, unheard)
             raise
 
+    def start(self, coroutine: Coroutine[object, object, T], description: str) -> "StartedCall[T]":
+        """Start a coroutine on the loop without waiting for it.
+
+        Raises: as `run`, before the coroutine has begun.
+        """
+        call = _ThreadCall[T](description)
+        try:
+            self._begin(call, coroutine)
+        except ClientError:  # refused here
+            coroutine.close()
+            raise
+        except BaseException:  # an interrupt: nobody would hear of it
+            self.call_soon(lambda: call.cancel_unbegun(coroutine))
+            raise
+        return StartedCall(self, call)
+
     def call(self, function: Callable[[], T], doing: str) -> T:
         """Call a function, which does not wait, on the loop."""
 
@@ -273,6 +289,20 @@ class EngineThread:
                 "hand the work to a thread of your own"
             )
 
+    def wait_for(self, call: _ThreadCall[T], limit_s: float) -> T:
+        """Wait for a started call. An interrupt or the limit ends the wait, and the call goes on.
+
+        Raises: as `run`.
+        """
+        self._check_caller(call.description)
+        try:
+            if not call.is_done:
+                self._wait(call, limit_s)
+        except Empty:
+            error = TimedOut("engine thread", int(limit_s * 1000), call.description)
+            raise error.after(Effect.UNKNOWN) from None
+        return call.get_result()
+
     def _wait(self, call: _ThreadCall[T], limit_s: float) -> None:
         until = monotonic() + limit_s
         while (errand := call.callbacks.get(timeout=max(until - monotonic(), 0))) is not None:
@@ -303,6 +333,22 @@ class EngineThread:
                 call.callbacks.get(timeout=_CALL_GRACE_S)
         if call.is_done and call.error is None and unheard is not None:
             unheard(cast(T, call.result))
+
+
+class StartedCall(Generic[T]):
+    """A coroutine on the engine thread, for which a caller may wait later, and more than once."""
+
+    def __init__(self, thread: EngineThread, call: _ThreadCall[T]) -> None:
+        self._thread, self._call = thread, call
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the coroutine has ended."""
+        return self._call.is_done
+
+    def wait(self, limit_s: float) -> T:
+        """Wait for the result; see `EngineThread.wait_for`."""
+        return self._thread.wait_for(self._call, limit_s)
 
 
 async def run_in_caller(function: Callable[[], T]) -> T:

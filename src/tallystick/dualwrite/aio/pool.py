@@ -13,7 +13,7 @@ from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
 from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
-from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
+from tallystick.dualwrite.errors import Halted, NotRecovered, Torn, WriteInDoubt
 from tallystick.dualwrite.forks import OwningProcess
 from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule
 from tallystick.dualwrite.lease_rules import Lease
@@ -28,7 +28,7 @@ from tallystick.dualwrite.pool_rules import (
     select_larger_pool_ids,
     take_free_async,
 )
-from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback
+from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback, Wait
 from tallystick.dualwrite.recovery import RecoveredId, Report
 from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
@@ -62,6 +62,7 @@ class WriterPool(Generic[D]):
         wait_s: float = WAIT_S,
         batching: Batching = DEFAULT_BATCHING,
         lease: Lease | None = None,
+        wait: Wait = "committed",
         watch: StepCallback | None = None,
     ) -> None:
         """Configure the pool without connecting.
@@ -71,6 +72,7 @@ class WriterPool(Generic[D]):
             wait_s: default seconds that a caller waits for a free id.
             batching: how much work shares a transaction in `run_batched`.
             lease: take ids by leases, and recover those of processes that are gone.
+            wait: what a transaction waits for at its end, as of a DualWriter.
             watch: callback for every step of every writer, as of a DualWriter.
         Raises: BadConfig. NotSupported if the store keeps no leases.
         """
@@ -78,6 +80,7 @@ class WriterPool(Generic[D]):
         self._config = producer_config
         self._size = size
         self._wait_s = wait_s
+        self._wait: Wait = wait
         self._watch = watch
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
         ids = pool_ids(producer_config, size)
@@ -93,7 +96,7 @@ class WriterPool(Generic[D]):
 
     def _create_writer_over(self, store: AsyncStore[D], transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
-        return DualWriter(store, config, pooled=True, watch=self._watch)
+        return DualWriter(store, config, pooled=True, wait=self._wait, watch=self._watch)
 
     def _create_keeper(self, lease: Lease) -> AsyncLeaseKeeper[D]:
         return AsyncLeaseKeeper(
@@ -265,13 +268,20 @@ class WriterPool(Generic[D]):
         """Close every writer, after the batches that are open. Idempotent.
 
         Leased ids are given back; one that cannot be recovered now is left until its lease expires.
+        Raises: as DualWriter.close, when all are closed.
         """
         if not self._owning_process.is_forked_child:
             await self._batches.close()
         if self._leases is not None:
             await self._leases.close()
+        failures: list[Torn | WriteInDoubt] = []
         for writer in self._writers:
-            await writer.close()
+            try:
+                await writer.close()
+            except (Torn, WriteInDoubt) as exc:
+                failures.append(exc)
+        if failures:
+            raise combine_errors(failures)
 
     async def __aenter__(self) -> Self:
         return self
@@ -279,4 +289,9 @@ class WriterPool(Generic[D]):
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        try:
+            await self.close()
+        except (Torn, WriteInDoubt) as exc:
+            if value is None:
+                raise
+            value.add_note(f"{type(exc).__name__}: {exc}")

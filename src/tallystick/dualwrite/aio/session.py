@@ -17,10 +17,11 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.producer import Producer
-from tallystick.client.errors import ClientError, DecisionExpired
+from tallystick.client.errors import ClientError
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
+from tallystick.dualwrite.aio.kafka_half import AsyncKafkaHalf
 from tallystick.dualwrite.aio.recovery_recipe import AsyncRecovery
 from tallystick.dualwrite.aio.store_client import AsyncStoreClient
 from tallystick.dualwrite.block_outcome import BlockOutcome
@@ -37,7 +38,7 @@ from tallystick.dualwrite.errors import (
 )
 from tallystick.dualwrite.forks import leak_reference
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recipes import AsyncStepRunner
+from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, check_wait
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.writer_life import WriterLife, WriterState
@@ -80,14 +81,17 @@ class AsyncDualWriteSession(Generic[D]):
         steps: AsyncStepRunner,
         *,
         alone: bool = True,
+        wait: Wait = "committed",
     ) -> None:
         """Create a session for one or more clusters.
 
         Args:
             alone: its ids belong to no pool.
+            wait: what `commit` waits for.
         Raises: BadConfig with all problems of the first cluster that has any.
         """
         self._is_alone = alone
+        self._waits_for_kafka = check_wait(wait) == "committed"
         self.branches: Mapping[str, ClusterBranch[Producer]] = {
             cluster: ClusterBranch(cluster, config) for cluster, config in configs.items()
         }
@@ -100,6 +104,7 @@ class AsyncDualWriteSession(Generic[D]):
         )
         self.life = WriterLife(", ".join([branch.id for branch in self._branches_by_id]))
         self.outcome = BlockOutcome()
+        self._kafka = AsyncKafkaHalf(self._branches_by_id, steps, self.life.ids_text)
         self._factories = factories
         self._steps = steps
         self._started_at_ms = self._began_ms = 0
@@ -134,6 +139,7 @@ class AsyncDualWriteSession(Generic[D]):
         )
         try:
             await self._database.roll_back_open()
+            await self._wait_before_recovery()
             await self._recovery.drop_producers()
             report = await self._recovery.recover(accept_torn=accept_torn)
         except BaseException:
@@ -150,6 +156,8 @@ class AsyncDualWriteSession(Generic[D]):
     async def begin(self, block: object = None) -> D:
         """Begin both halves. The caller must call `leave(block)` at the very end."""
         self.life.enter(WriterState.IN_TRANSACTION, WriterState.READY, block=block)
+        if self._kafka.is_pending:
+            await self._wait_before_begin()
         self.outcome.start_block()
         try:
             await self._renew_producers()
@@ -168,6 +176,49 @@ class AsyncDualWriteSession(Generic[D]):
             await self._roll_back_both(database_txn, lost=database_txn is not None)
             raise
         return txn
+
+    async def wait_committed(self, block: object = None) -> None:
+        """Wait for Kafka's half of the last transaction. Raises: as `commit`, after the database's commit."""
+        if not self._kafka.is_pending:
+            return
+        self.life.enter(WriterState.IN_TRANSACTION, WriterState.READY, block=block)
+        try:
+            await self._kafka.wait()
+        except (Torn, WriteInDoubt):
+            self.life.state = WriterState.UNSETTLED
+            raise
+        except BaseException:
+            self.life.state = WriterState.READY
+            raise
+        self.life.state = WriterState.READY
+
+    async def _wait_before_begin(self) -> None:
+        """Wait for the end of the transaction before, whose block has ended.
+
+        Where it failed, the transaction is left open, and `_renew_producers` finishes it as a recovery does.
+        Its doubt is not raised: it is not that of the block that begins.
+        Raises: Torn. NotRecovered in mode `resume`, where only recover() may look for another writer.
+        """
+        try:
+            await self._kafka.wait()
+        except WriteInDoubt as exc:
+            _log.warning("the transaction before: %s", exc)
+            if any(branch.producer.mode is Mode.RESUME for branch in self._branches_by_id):
+                self.life.state = WriterState.UNSETTLED
+                raise NotRecovered(f"{self.life.ids_text}: {self.life.explain_state()}") from exc
+        except Torn:
+            self.life.state = WriterState.UNSETTLED
+            raise
+        except BaseException:  # nothing was begun, and the answer is still waited for
+            self.life.state = WriterState.READY
+            raise
+
+    async def _wait_before_recovery(self) -> None:
+        """Let no commit of this writer run beside its recovery, which finds out how it ended."""
+        try:
+            await self._kafka.wait()
+        except (Torn, WriteInDoubt) as exc:
+            _log.warning("%s", exc)
 
     async def _renew_producers(self) -> None:
         """Ensure that no producer initialises an id, ending its transaction, after another writer's claim.
@@ -204,8 +255,11 @@ class AsyncDualWriteSession(Generic[D]):
             await self._roll_back_both(txn, lost=may_be_fenced(refusal))
             raise refusal
         for branch, row in rows:
-            branch.row = row
-        await self._commit_kafka(rows)
+            branch.mark_decided(row)
+        if self._waits_for_kafka or wait_visible:
+            await self._kafka.commit()
+        else:
+            await self._kafka.start()
         self.life.state = WriterState.READY
         if wait_visible:
             for branch, row in rows:
@@ -263,8 +317,9 @@ class AsyncDualWriteSession(Generic[D]):
         for branch in self._branches_by_id:
             token = await self._steps.run("prepare", branch.id, branch.producer.prepare_transaction)
             rows.append((branch, self._build_row(branch, token)))
+        record = getattr(txn, "record_at_commit", txn.record)
         for branch, row in rows:
-            await self._steps.run("record", branch.id, txn.record, row, branch.require_row())
+            await self._steps.run("record", branch.id, record, row, branch.require_row())
         for branch, row in rows:
             if row is not branch.require_row():
                 self._check_time(row)
@@ -296,35 +351,6 @@ class AsyncDualWriteSession(Generic[D]):
             timeout_ms=None if branch.producer.mode is Mode.TWO_PHASE else branch.timeout_ms,
         )
 
-    async def _commit_kafka(self, rows: BranchRows) -> None:
-        """Commit in every cluster after the database has decided, even if one of them fails."""
-        torn: list[DecisionExpired] = []
-        doubts: list[Exception] = []
-        for branch in self._branches_by_id:
-            try:
-                await self._steps.run("commit", branch.id, branch.producer.commit_transaction)
-                branch.in_transaction = False
-                branch.last_finished = branch.require_row().state
-            except DecisionExpired as exc:
-                torn.append(exc)
-            except Exception as exc:  # from the client, or from a signal handler
-                doubts.append(exc)
-            except BaseException as exc:
-                exc.add_note(
-                    f"{self.life.ids_text}: the database has committed: recover() finishes Kafka's half"
-                )
-                raise
-        if torn:
-            raise Torn("; ".join(map(str, torn))) from torn[0]
-        if doubts:
-            text = "the database has committed, and Kafka's half is to be finished by recover(): "
-            states = {branch.id: row.state for branch, row in rows if row.state}
-            doubt = WriteInDoubt(
-                f"{self.life.ids_text}: {text}" + "; ".join(map(describe_error, doubts)), states
-            )
-            doubt.set_outcome(Outcome.COMMITTED)
-            raise doubt from doubts[0]
-
     async def _roll_back_both(self, txn: D | None, *, lost: bool = False) -> None:
         """Roll back undecided halves. A half that cannot be reached now is left to recovery.
 
@@ -344,7 +370,7 @@ class AsyncDualWriteSession(Generic[D]):
         """Abort open Kafka transactions where that hides nothing; return False if recovery is needed."""
         clean = True
         for branch in self._branches_by_id:
-            if not branch.in_transaction:
+            if not branch.in_transaction or branch.is_decided:  # [DW-17]
                 continue
             try:
                 if not await self._may_abort(branch):
@@ -380,13 +406,21 @@ class AsyncDualWriteSession(Generic[D]):
 
         An abort is skipped if it would hide how the previous transaction ended and that cannot be recorded
         [DW-13]. In a forked child nothing is ended, because everything belongs to the parent.
+        Raises: Torn or WriteInDoubt, with everything closed, if Kafka's half of the last transaction failed
+            after its block had ended.
         """
         if self.life.is_forked_child:
             leak_reference(self._database)
+            leak_reference(self._kafka)
             self.life.state = WriterState.CLOSED
             return
         within = self.life.is_busy  # its open database transaction would block _abort_open's note
         self.life.state = WriterState.CLOSED
+        failure: Exception | None = None
+        try:
+            await self._kafka.wait()
+        except (Torn, WriteInDoubt) as exc:
+            failure = exc
         if not within:  # its locks would outlive this writer
             await self._database.roll_back_open()
         # Once the database was asked to commit, its row decides, and only a claim may ask it [DW-3].
@@ -394,3 +428,5 @@ class AsyncDualWriteSession(Generic[D]):
             await self._abort_open()
         await self._recovery.drop_producers()
         await self._clusters.close()
+        if failure is not None:
+            raise failure

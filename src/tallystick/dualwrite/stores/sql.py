@@ -12,12 +12,19 @@ from sqlalchemy import Connection, CursorResult, Engine, Executable, MetaData, N
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session, SessionTransaction
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CommitUnknown,
+    Fenced,
+    NotCommitted,
+    NotYours,
+)
 from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
-from tallystick.dualwrite.stores import lease_table, sql_table
+from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
+from tallystick.dualwrite.stores.commit_message import CommitMessage
 from tallystick.dualwrite.stores.durability import AllowUnsafe, parse_allowed
 from tallystick.dualwrite.stores.idempotency_table import IdempotencyTable
 from tallystick.dualwrite.stores.lease_table import LeaseTable
@@ -62,6 +69,9 @@ class SqlTransaction:
         self._is_committed = False
         self._is_in_doubt = False
         self._is_terminated = False
+        self._commit_message = CommitMessage(
+            connection, store.tables, store.commit_texts, store.allowed_risks, mark
+        )
 
     def watch_driver(self) -> None:
         """Listen to statements sent to the driver directly, if it reports them (asyncpg 0.29 does)."""
@@ -166,6 +176,18 @@ class SqlTransaction:
             now = result.mappings().first()
             sql_table.raise_not_recorded(cast("Mapping[str, object] | None", now), row, before)
 
+    def record_at_commit(self, row: StoredState, before: StoredState) -> None:
+        """Record as part of `commit`, in one message with COMMIT, where the driver can; else at once.
+
+        Raises: as `record`, or `commit` raises NotCommitted with that as its cause.
+        """
+        if not self._commit_message.is_possible():
+            self.record(row, before)
+            return
+        self._check_open()
+        self._guard.check_savepoints()
+        self._commit_message.add(row, before)
+
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetAdvance]) -> None:
         self._check_open()
         dialect = self._connection.dialect.name
@@ -217,13 +239,18 @@ class SqlTransaction:
     def commit(self) -> None:
         try:
             self._check_open()
-            self._release_mark()
+            _release_mark(self._connection)
         except Exception as exc:  # COMMIT was not sent
             raise NotCommitted(exc) from exc
         root = require(self._root, "a transaction that is open has its root")
         self._guard.is_ending = self._is_in_doubt = True
         try:
-            root.commit()
+            if self._commit_message.has_records:
+                self._commit_message.send()
+            root.commit()  # sends nothing after that
+        except NotCommitted:
+            self._is_in_doubt = False
+            raise
         except Exception as exc:
             if sql_table.is_certainly_not_committed(exc):
                 self._is_in_doubt = False
@@ -286,18 +313,6 @@ class SqlTransaction:
             result = self._connection.execute(sql_table.select_mark())
             sql_table.check_mark(result.scalar_one(), self._mark)
 
-    def _release_mark(self) -> None:
-        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
-        releasing = sql_table.unmark_statement(self._connection.dialect.name)
-        if releasing is None:
-            return
-        try:
-            self._connection.execute(releasing)
-        except DBAPIError as exc:
-            if sql_table.is_mark_missing(exc):
-                raise NotYours(TRANSACTION_ENDED_TEXT) from exc
-            raise
-
 
 class SqlStore:
     """A store in tables of an SQL database, beside the user's own.
@@ -333,6 +348,8 @@ class SqlStore:
         self.lease_table = LeaseTable(self.tables)
         self.keys = IdempotencyTable(metadata, schema=schema)
         self.allowed_risks = parse_allowed(allow_unsafe_durability)
+        record = self.tables.record("postgresql", compares=True)
+        self.commit_texts = sql_one_message.CommitTexts(record, self.allowed_risks)
         self._engine = derive_guarded_engine(engine)
         self._session_factory = session_factory
 
@@ -527,15 +544,30 @@ def _after_rollback(session: Session, session_txn: SessionTransaction) -> None:
     session.dispatch.after_soft_rollback(session, session_txn)
 
 
+def _release_mark(connection: Connection) -> None:
+    """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
+    releasing = sql_table.unmark_statement(connection.dialect.name)
+    if releasing is None:
+        return
+    try:
+        connection.execute(releasing)
+    except DBAPIError as exc:
+        if sql_table.is_mark_missing(exc):
+            raise NotYours(TRANSACTION_ENDED_TEXT) from exc
+        raise
+
+
 def _set_mark(connection: Connection, mark: str) -> None:
     """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
     marking, driver = sql_table.mark_statement(mark), get_driver_connection(connection)
-    if not sql_table.has_pipeline(driver):
+    dbapi: Any = connection.dialect.loaded_dbapi
+    if not sql_one_message.can_begin_in_one(driver, dbapi):
         connection.exec_driver_sql(marking)
         return
-    dbapi = connection.dialect.loaded_dbapi
     try:
-        with driver.pipeline():
-            driver.execute(marking)
+        with driver.lock:
+            driver.pgconn.send_query(sql_one_message.build_begin(driver, marking))
+            results = driver.wait(dbapi.generators.execute(driver.pgconn))
+        sql_one_message.check_begun(results, dbapi)
     except dbapi.Error as exc:
         raise sql_table.begin_error(get_connection(connection), exc) from exc

@@ -167,7 +167,7 @@ class DualWriteTables:
     def ids(self) -> Executable:
         return select(self.states.c.transactional_id).order_by(self.states.c.transactional_id)
 
-    def record(self, dialect: str, *, compares: bool) -> Executable:
+    def record(self, dialect: str, *, compares: bool) -> Update:
         """Replace a row if its owner, and optionally its state, is unchanged.
 
         Parameters from `record_parameters`.
@@ -308,12 +308,6 @@ _MYSQL_NO_SAVEPOINT: Final = 1305
 def mark_statement(mark: str) -> str:
     """Build PostgreSQL's statement that sets the mark. The characters of `mark` need no quoting."""
     return f"SET LOCAL {_MARK_SETTING} = '{mark}'"
-
-
-def has_pipeline(driver: Any) -> bool:
-    """Return whether this is a psycopg 3 connection over a libpq with pipeline mode."""
-    pgconn = getattr(driver, "pgconn", None)
-    return hasattr(driver, "pipeline") and hasattr(pgconn, "enter_pipeline_mode")
 
 
 def begin_error(connection: Connection, exc: Exception) -> DBAPIError:
