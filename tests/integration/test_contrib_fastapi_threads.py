@@ -1,4 +1,4 @@
-"""The FastAPI module and the threads of Starlette: those that wait for a writer keep none from who has one."""
+"""The FastAPI module and Starlette's threads: requests that wait for a writer leave them to endpoints."""
 
 import asyncio
 from collections.abc import Iterator

@@ -96,8 +96,8 @@ class DualWriteBlock:
         """
         if any(is_late(function) for is_late in _RUN_LATER):
             raise TypeError(
-                f"{function!r} runs after the block has ended, in no transaction: decorate the blocking function "
-                "that it calls, with sync_to_async in a coroutine"
+                f"{function!r} runs after the block has ended, in no transaction: decorate the blocking "
+                "function that it calls, with sync_to_async in a coroutine"
             )
 
         @wraps(function)

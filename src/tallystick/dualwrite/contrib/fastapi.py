@@ -26,7 +26,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
@@ -113,13 +112,15 @@ def _open(writers: WriterPool[Any]) -> Callable[[], AsyncIterator[Transaction[An
         # until those that wait for its writer give up.
         block = run_transaction()
         txn = await run_sync(block.__enter__, limiter=_get_waiting_threads())
+        raised: tuple[Any, Any, Any] = (None, None, None)
         try:
             yield txn
         except BaseException as exc:
-            if not await _exit(block, type(exc), exc, exc.__traceback__):
-                raise
-        else:
-            await _exit(block, None, None, None)
+            raised = (type(exc), exc, exc.__traceback__)
+            raise
+        finally:  # in a thread that is always free, even if the request is cancelled
+            with CancelScope(shield=True):
+                await run_sync(block.__exit__, *raised, limiter=CapacityLimiter(1))
 
     return open_transaction
 
@@ -136,14 +137,6 @@ def _get_waiting_threads() -> CapacityLimiter:
         limiter = CapacityLimiter(WAITING_THREADS)
         _waiting_threads.set(limiter)
         return limiter
-
-
-async def _exit(block: AbstractContextManager[Any], *raised: Any) -> bool:
-    """Leave a block in a thread that is always free, even if the request is cancelled."""
-    is_handled = False
-    with CancelScope(shield=True):
-        is_handled = bool(await run_sync(block.__exit__, *raised, limiter=CapacityLimiter(1)))
-    return is_handled
 
 
 def recover_and_close(*pools: Pool) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
