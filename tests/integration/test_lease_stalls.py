@@ -97,7 +97,8 @@ def mariadb_world(broker: EmbeddedBroker, mariadb: MariaDB) -> Iterator[MakeWorl
 
 WAITING = {  # counts the transactions that wait for a lock
     "postgresql": (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock'"
     ),
     "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
 }
