@@ -58,7 +58,7 @@ class PaymentTask(DualWriteTask):
         return WriterPool(store, config, size=1)
 
 
-@app.task(base=PaymentTask)
+@app.task(base=PaymentTask, name="payments.pay")  # of the same name in the worker and in a script
 def pay(txn: Transaction[SqlTransaction], customer: str, cents: int) -> int:
     """When Celery acknowledges this, both are committed."""
     payment = Payment(customer=customer, cents=cents)

@@ -48,7 +48,7 @@ class Workers:
 
     def send(self, number: int) -> None:
         """Send a task; the same number has the same id, as in a message that is delivered again."""
-        self.client.send_task("celery_payments.pay", [f"customer-{number}", 350], task_id=f"task-{number}")
+        self.client.send_task("payments.pay", [f"customer-{number}", 350], task_id=f"task-{number}")
 
     @contextlib.contextmanager
     def worker(self, pool: str) -> Iterator[psutil.Process]:
@@ -118,3 +118,12 @@ def test_tasks_that_are_delivered_again_to_a_new_worker_are_paid_once(workers: W
         eventually(lambda: "customer-30" in workers.paid(), 120)
         eventually(lambda: len(workers.paid()) >= TASKS + 1, 120)
         workers.check(range(TASKS + 1))
+
+
+def test_the_script_of_the_example_sends_a_task_that_the_worker_knows(workers: Workers) -> None:
+    """Run as its docstring says: there the module is `__main__`, after which Celery would name the task."""
+    script = [sys.executable, str(EXAMPLES / "celery_payments.py"), "customer-0", "350"]
+    with workers.worker("solo"):
+        subprocess.run(script, check=True, env={**os.environ, **workers.env}, timeout=60)
+        eventually(lambda: workers.paid() == ["customer-0"], 120)
+    workers.check(range(1))

@@ -2,7 +2,9 @@
 
 # ruff: noqa: PT012 - a block may raise at its end
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,9 @@ import pytest
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
 from django.db import IntegrityError, connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.utils.decorators import method_decorator
+from django.views import View
 from tests.support.dual_world import new_name
 from tests.support.raw_producer import committed_values, make_topic
 
@@ -225,3 +230,67 @@ def test_a_key_is_kept_with_the_rows_of_the_models(shop: Shop) -> None:
     assert DjangoStore(ALIAS).forget_idempotency_keys(older_than_ms=-600_000) == 2
     pay("a")
     assert shop.check() == ["a", "b", "a"]
+
+
+async def pay_async() -> None:
+    """A coroutine function runs after the block around its call has ended."""
+
+
+def pay_lazily() -> Iterator[None]:
+    yield
+
+
+async def pay_lazily_async() -> Any:
+    yield
+
+
+@pytest.mark.parametrize("function", [pay_async, pay_lazily, pay_lazily_async])
+def test_a_function_that_runs_after_its_call_is_refused(shop: Shop, function: Any) -> None:
+    with pytest.raises(TypeError, match="after the block has ended"):
+        shop.atomic()(function)
+
+
+def test_a_block_that_is_kept_can_be_used_by_many_threads(shop: Shop) -> None:
+    """As `transaction.atomic` can: what is open belongs to the thread."""
+    if connections[ALIAS].vendor == "sqlite":
+        pytest.skip("SQLite has one writer at a time")
+    config = {"bootstrap.servers": shop.broker.bootstrap_servers, "transactional.id": f"{shop.topic}-two"}
+    inside = threading.Barrier(2, timeout=60)
+    first_has_left = threading.Event()
+    with WriterPool(DjangoStore(ALIAS), config, size=2) as writers:
+        writers.recover()
+        block = dual_write_atomic(writers, using=ALIAS)
+
+        def pay(what: str) -> None:
+            with block, block as part:
+                part.send(shop.topic, what.encode())
+                with connections[ALIAS].cursor() as cursor:
+                    cursor.execute("INSERT INTO paid VALUES (%s)", [what])
+                inside.wait()
+                if what == "b":
+                    assert first_has_left.wait(60)
+            first_has_left.set()
+            connections[ALIAS].close()
+
+        with ThreadPoolExecutor(2) as executor:
+            for each in [executor.submit(pay, "a"), executor.submit(pay, "b")]:
+                each.result()
+    with connections[ALIAS].cursor() as cursor:
+        cursor.execute("SELECT what FROM paid ORDER BY what")
+        assert cursor.fetchall() == [("a",), ("b",)]
+    eventually(lambda: sorted(committed_values(shop.broker, shop.topic, 0)) == ["a", "b"])
+
+
+def test_a_view_that_is_a_class_is_exempt_if_its_dispatch_is_decorated(shop: Shop) -> None:
+    class Pay(View):
+        def post(self, request: HttpRequest) -> HttpResponse:
+            shop.pay("a")
+            return HttpResponse(status=201)
+
+    decorated = method_decorator(shop.atomic(), name="dispatch")(Pay)
+    make = BaseHandler().make_view_atomic
+    request = HttpRequest()
+    request.method = "POST"
+    assert make(decorated.as_view())(request).status_code == 201
+    assert shop.check() == ["a"]
+    assert shop.events.count("commit database") == 1

@@ -430,3 +430,20 @@ def test_a_commit_inside_the_block_leaves_a_key_that_says_so(world: World) -> No
         pay("a")
     with pytest.raises(Exception, match="committed before its work had ended"):
         pay("a")
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("key", [None, "what"])
+def test_a_coroutine_function_is_refused_by_a_blocking_writer(world: World, key: str | None) -> None:
+    """It would run after the commit of an empty transaction, and what it writes elsewhere be in no other."""
+    writer = world.life()
+    writer.recover()
+
+    @writer.transactional(idempotency_key=key)
+    async def pay(txn: Any, what: str) -> None:
+        raise AssertionError("never awaited")
+
+    with pytest.raises(TypeError, match=r"is a coroutine function.*dualwrite\.aio"):
+        pay("a")
+    payer(world, writer)("b")
+    assert paid(world) == ["b"]

@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import MakeWorld, World, worlds
 from tests.support.effort import LONG
 from tests.support.raw_producer import committed_values
-from tests.support.servers import PostgreSQL
+from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick.dualwrite import Lease, SqlStore, WriterPool
 from tallystick.dualwrite.recipes import RecipeStep, Wait
@@ -102,6 +102,21 @@ def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
 def postgresql_world(broker: EmbeddedBroker, postgresql: PostgreSQL) -> Iterator[MakeWorld]:
     url = make_url(postgresql.url(postgresql.new_database())).set(drivername="postgresql+psycopg")
     yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
+
+
+@pytest.fixture
+def mariadb_world(broker: EmbeddedBroker, mariadb: MariaDB) -> Iterator[MakeWorld]:
+    url = make_url(mariadb.url(mariadb.new_database())).set(drivername="mysql+pymysql")
+    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
+
+
+WAITING = {  # counts the transactions that wait for a lock
+    "postgresql": (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock'"
+    ),
+    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+}
 
 
 @dataclass
@@ -196,12 +211,9 @@ class Encounter:
     def is_done_or_waits(self) -> bool:
         """Return whether the other pool has paid, or waits for the holder's transaction."""
         assert self.taking_over is not None
-        if not self.taking_over.is_alive() or self.world.engine.url.get_backend_name() == "sqlite":
+        waits = WAITING.get(self.world.engine.url.get_backend_name())
+        if waits is None or not self.taking_over.is_alive():
             return not self.taking_over.is_alive()
-        waits = (
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND wait_event_type = 'Lock'"
-        )
         with self.world.engine.connect() as connection:
             return bool(connection.execute(text(waits)).scalar_one())
 
@@ -283,6 +295,13 @@ def test_a_holder_that_stalls_on_postgresql(
 ) -> None:
     """[DW-1, DW-2, DW-9, DW-15, DW-17]"""
     meet(postgresql_world(wait), at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", POINTS if LONG else DECISIVE)
+def test_a_holder_that_stalls_on_mariadb(mariadb_world: MakeWorld, at: tuple[int, bool]) -> None:
+    """[DW-1, DW-2, DW-9, DW-15]"""
+    meet(mariadb_world(), at)
 
 
 def meet(world: World, at: tuple[int, bool]) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any
 
 import pytest
@@ -34,7 +35,9 @@ from tallystick.dualwrite import (
     Torn,
     WriterPool,
     aio,
+    leases,
 )
+from tallystick.dualwrite.batch_rules import start_driver
 from tallystick.dualwrite.leases import LeaseKeeper
 from tallystick.dualwrite.recipes import StepCallback
 from tallystick.dualwrite.stores.sql import SqlTransaction
@@ -320,6 +323,26 @@ def test_upkeep_recovers_what_has_expired_and_gives_it_back(
     assert ids_of(live) == [f"{world.topic}-1"]
     keeper_of(gone).renew()
     assert ids_of(gone) == []
+
+
+def test_upkeep_goes_on_although_it_ended_before_its_start_had_returned(
+    make_pool: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine a new thread may be done before the one that started it runs again."""
+    live = make_pool()
+    live.recover()
+    ended: list[str] = []
+
+    def start_and_lose_the_processor(name: str, drive: Callable[[], None]) -> Thread:
+        thread = start_driver(name, drive)
+        thread.join(60)
+        ended.append(name)
+        return thread
+
+    monkeypatch.setattr(leases, "start_driver", start_and_lose_the_processor)
+    for count in (1, 2, 3):
+        keeper_of(live)._wake.set()
+        eventually(lambda count=count: len(ended) >= count)
 
 
 def test_what_people_must_settle_is_left_with_the_command_and_not_tried_again(

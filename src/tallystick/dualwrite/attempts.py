@@ -36,6 +36,7 @@ from tallystick.dualwrite.retry_rules import (
 )
 from tallystick.dualwrite.stores.base import StoreTransaction
 from tallystick.dualwrite.stores.refusals import is_conflict
+from tallystick.dualwrite.transaction import call_work
 
 if TYPE_CHECKING:
     from tallystick.dualwrite.writer import DualWriter, Transaction
@@ -92,7 +93,7 @@ class Attempts(Generic[D, R]):
         """Run the work, unless its key is there [DW-16]. Raises: KeyFound, which rolls both halves back."""
         key = self._key
         if key is None:
-            return self._work(txn)
+            return call_work(self._work, txn)
         database: Any = txn.database
         try:
             stored = txn.run_step("claim key", database.claim_key, key)
@@ -103,7 +104,7 @@ class Attempts(Generic[D, R]):
             raise
         if stored is not None:
             raise KeyFound(decode_result(stored))
-        result = self._work(txn)
+        result = call_work(self._work, txn)
         txn.run_step("store result", database.store_result, key, encode_result(key, result))
         return result
 

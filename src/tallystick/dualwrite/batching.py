@@ -68,6 +68,7 @@ class Batch(Generic[U]):
 
     def __init__(self, *, is_alone: bool, has_savepoints: bool = True) -> None:
         self.began_at_ms = 0  # when it took its first unit
+        self.running_since_ms = 0
         self.is_alone = is_alone
         self.has_savepoints = has_savepoints
         self.phase = BatchPhase.TAKING
@@ -190,6 +191,7 @@ class BatchScheduler(Generic[U]):
         if not batch.unit_count:
             batch.began_at_ms = now_ms
         batch.unit_count += 1
+        batch.running_since_ms = now_ms
         batch.running = queue.popleft()
         return batch.running
 
@@ -223,7 +225,7 @@ class BatchScheduler(Generic[U]):
         batch = self._taking
         if batch is None or batch.running is None or not self._may_be_overtaken(batch):
             return None
-        return batch if self._is_late(batch, now_ms) else None
+        return batch if now_ms >= self._late_at_ms(batch, now_ms) else None
 
     def overtake(self, batch: Batch[U]) -> list[U]:
         """Let another batch take units: the transaction of this one is to be ended, and must not commit.
@@ -250,12 +252,23 @@ class BatchScheduler(Generic[U]):
         batch = self._taking
         if batch is None or not self._may_be_overtaken(batch):
             return None
-        began_at_ms = batch.began_at_ms if batch.unit_count else now_ms
-        return max(1, began_at_ms + self._limits.max_batch_wait_ms - now_ms)
+        return max(1, self._late_at_ms(batch, now_ms) - now_ms)
 
     def _may_be_overtaken(self, batch: Batch[U]) -> bool:
         """Return whether anyone is held up by the batch, and its transaction can be ended."""
         return batch.can_be_ended and bool(batch.ready or self._waiting)
+
+    def _late_at_ms(self, batch: Batch[U], now_ms: int) -> int:
+        """Return when a batch may be overtaken, if its running unit does not end before.
+
+        That unit has half of the limit for itself: on a machine that is overloaded, many units that are
+        quick take as long as a slow one, and running them again would overload it the more.
+        """
+        wait_ms = self._limits.max_batch_wait_ms
+        if not batch.unit_count:
+            return now_ms + wait_ms
+        alone_ms = batch.running_since_ms + wait_ms // 2 if batch.running is not None else 0
+        return max(batch.began_at_ms + wait_ms, alone_ms)
 
     def _is_late(self, batch: Batch[U], now_ms: int) -> bool:
         return bool(batch.unit_count) and now_ms - batch.began_at_ms >= self._limits.max_batch_wait_ms

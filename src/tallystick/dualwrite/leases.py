@@ -110,6 +110,7 @@ class LeaseKeeper(Generic[D]):
         self._is_filled = self._is_closed = False
         self._heartbeat: Any = None
         self._upkeep: Any = None
+        self._is_upkeep_running = False
         self._owning_process = OwningProcess()
 
     # ---- recovery of the pool
@@ -257,7 +258,9 @@ class LeaseKeeper(Generic[D]):
             if self._is_closed or self._owning_process.is_forked_child:
                 break
             is_failed = not self.renew()
-            if self._upkeep is None:
+            if not self._is_upkeep_running:
+                # Not told by `_upkeep`: a thread may have ended before it is assigned here.
+                self._is_upkeep_running = True
                 self._upkeep = start_driver(f"tallystick-upkeep-{self._base}", self._run_upkeep)
         self._release_thread()
 
@@ -298,10 +301,12 @@ class LeaseKeeper(Generic[D]):
         except Exception as exc:  # the next heartbeat starts it again
             _log.warning("the leases of %r: %s", self._base, describe_error(exc))
         finally:
-            if self._is_closed:
-                self._close_held()
-            self._release_thread()
-            self._upkeep = None
+            try:
+                if self._is_closed:
+                    self._close_held()
+                self._release_thread()
+            finally:
+                self._is_upkeep_running = False
 
     def keep_up(self) -> None:
         """Take ids in place of those that were given up, and recover those whose holder is gone."""

@@ -24,11 +24,17 @@ from tallystick.client.errors import (
     TimedOut,
     Unreachable,
 )
+from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.dualwrite.errors import (
     CommitUnknown,
     DualWriteError,
+    Fenced,
+    LeaseLost,
+    NoFreeId,
+    NotRecovered,
     NotVisible,
     Outcome,
+    TooLate,
     Torn,
     WriteInDoubt,
 )
@@ -141,6 +147,7 @@ _OUTCOMES: Final = {
 }
 # After these a half is committed, or may be, whatever the error was that followed.
 _PERHAPS_COMMITTED: Final = (InDoubt, Torn, NotVisible, CommitUnknown, DecisionExpired)
+_OF_THE_IDS: Final = (Fenced, LeaseLost, NoFreeId, NotRecovered, TooLate)
 _NO_ANSWER: Final = (ConnectionLost, TimedOut, Unreachable)
 
 
@@ -170,6 +177,29 @@ def classify_failure(failure: BaseException, *, has_result: bool, is_recovered: 
     if isinstance(failure, DualWriteError):
         return Failure.OTHER
     return Failure.CONFLICT if is_conflict(failure) else Failure.OTHER
+
+
+def is_outage(failure: BaseException) -> bool:
+    """Return whether the database, Kafka or the ids were to blame, and not the work.
+
+    Neither half is committed then, and later the same work may be. It is for callers that can wait for
+    minutes, when `decide_next_step` has given up.
+    """
+    causes = list(_causes(failure))
+    if any(isinstance(each, _PERHAPS_COMMITTED) for each in causes):
+        return False
+    if is_conflict(failure) or any(isinstance(each, _OF_THE_IDS) for each in causes):
+        return True
+    refusal = _find_refusal(failure)
+    if refusal is not None:
+        return isinstance(refusal, FencedInKafka) or _is_temporary(refusal)
+    return any(_is_operational(each) for each in causes)
+
+
+def _is_operational(exc: BaseException) -> bool:
+    """Return whether an exception of a database driver is about its operation, by the names of PEP 249."""
+    names = {each.__name__ for each in type(exc).__mro__}
+    return bool(names & {"OperationalError", "InterfaceError"})
 
 
 def _find_refusal(exc: BaseException | None) -> ClientError | None:

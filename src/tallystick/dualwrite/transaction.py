@@ -5,7 +5,8 @@ with their types, so that `txn.session` of a writer over SqlStore is a Session t
 over a store that has none.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -147,6 +148,22 @@ def select_producer(producers: Mapping[str, C], cluster: str | None) -> C:
     if cluster is None or cluster not in producers:
         raise ValueError(f"cluster={cluster!r}: this writer has {', '.join(producers)}")
     return producers[cluster]
+
+
+def call_work(work: Callable[[X], C], txn: X) -> C:
+    """Call the work of a transaction. Raises: TypeError for a coroutine function, which has done nothing."""
+    result = work(txn)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(
+            f"{work!r} is a coroutine function: neither half is committed. Its writer or pool is that of "
+            "tallystick.dualwrite.aio"
+        )
+    return result
+
+
+async def call_work_async(work: Callable[[X], Awaitable[C]], txn: X) -> C:
+    return await work(txn)
 
 
 # Optional methods of a store's transaction: `flush`, called at the end of the block, while records can still

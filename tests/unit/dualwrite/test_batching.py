@@ -111,6 +111,21 @@ def test_a_held_up_batch_is_overtaken_and_what_was_ready_comes_first() -> None:
     assert units.end(batch) == ["slow"]
 
 
+def test_a_batch_of_many_quick_units_is_not_held_up_by_the_last_one() -> None:
+    """It is taken for a slow one only when it has run for half of the limit itself."""
+    units = scheduler("a", "b", "c", "d")
+    batch = opened(units)
+    batch.can_be_ended = True
+    for name, began_ms in (("a", 0), ("b", 45)):
+        assert units.take(batch, began_ms) == name
+        units.finish(batch, ready=True)
+    assert units.take(batch, 90) == "c"
+    assert units.ms_until_late(100) == 40
+    assert units.find_late(100) is None
+    assert units.find_late(139) is None
+    assert units.find_late(140) is batch
+
+
 def test_a_batch_whose_transaction_cannot_be_ended_is_waited_for() -> None:
     units = scheduler("a", "slow", "c")
     batch = units.open()

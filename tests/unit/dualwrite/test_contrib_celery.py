@@ -1,12 +1,17 @@
 """The Celery task over writers that are made up: its key, its process, and an outcome in doubt."""
 
+import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.signals import worker_process_init
+from sqlalchemy.exc import OperationalError
 
-from tallystick.dualwrite import IdempotencyKey
+from tallystick.client.errors import Unreachable
+from tallystick.dualwrite import Fenced, IdempotencyKey, NoFreeId
 from tallystick.dualwrite.contrib import celery as module
 from tallystick.dualwrite.contrib.celery import DualWriteTask
 from tallystick.kernel.errors import InDoubt
@@ -18,6 +23,7 @@ class MadeUpWriters:
     def __init__(self, number: int) -> None:
         self.events: list[Any] = [("made", number)]
         self.doubts = 0
+        self.failures: list[Exception] = []
 
     def recover(self) -> str:
         self.events.append("recovered")
@@ -28,6 +34,8 @@ class MadeUpWriters:
 
     def run(self, work: Callable[[Any], Any], *, retries: Any, idempotency_key: IdempotencyKey | None) -> Any:
         self.events.append(idempotency_key)
+        if self.failures:
+            raise self.failures.pop(0)
         result = work("txn")
         if self.doubts:
             self.doubts -= 1
@@ -106,3 +114,52 @@ def test_a_task_in_doubt_is_sent_again_with_its_id(app: Celery) -> None:
     PaymentTask.made[0].doubts = 1
     with pytest.raises(InDoubt):
         pay("ann", cents=350)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Unreachable("localhost:9092", "refused"),
+        NoFreeId("none of 1"),
+        Fenced("payments-1", "owner"),
+        OperationalError("INSERT", {}, sqlite3.OperationalError("the server is gone")),
+    ],
+    ids=["Kafka", "ids", "fenced", "database"],
+)
+def test_a_task_that_met_an_outage_is_sent_again(app: Celery, failure: Exception) -> None:
+    """Celery acknowledges a message whose task has failed: the payment would be lost."""
+    pay = declare(app)
+    pay.get_writers().failures = [failure]
+    assert pay.apply_async(["ann"], {"cents": 350}, task_id="task-7").get() == ["txn", "ann", 350]
+    key = IdempotencyKey("shop.pay", "task-7")
+    assert PaymentTask.made[0].events[-2:] == [key, key]
+
+
+def test_a_task_whose_work_fails_is_not_sent_again(app: Celery) -> None:
+    pay = declare(app)
+    pay.get_writers().failures = [ValueError("no such customer")]
+    with pytest.raises(ValueError, match="no such customer"):
+        pay.apply_async(["ann"], {"cents": 350}, task_id="task-7").get()
+    assert PaymentTask.made[0].events[-1] == IdempotencyKey("shop.pay", "task-7")
+
+
+def test_a_process_starts_while_its_recovery_goes_on(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery kills a process that has not started after four seconds, and its replacement, and so on."""
+    pay = declare(app)
+    monkeypatch.setattr(module, "current_app", app)
+    monkeypatch.setattr(module, "CLOSE_WAIT_S", 0.01)
+    began, may_end = threading.Event(), threading.Event()
+
+    def recover(writers: MadeUpWriters) -> str:
+        began.set()
+        assert may_end.wait(60)
+        return recover_at_once(writers)
+
+    recover_at_once = MadeUpWriters.recover
+    monkeypatch.setattr(MadeUpWriters, "recover", recover)
+    worker_process_init.send(sender=None)
+    assert began.wait(60)
+    module._of_this_process.close()  # nor does its end wait for it
+    may_end.set()
+    assert pay("ann", cents=350) == ["txn", "ann", 350]
+    assert PaymentTask.made[0].events == [("made", 0), "recovered", None]

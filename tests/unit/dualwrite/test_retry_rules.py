@@ -17,6 +17,7 @@ from tallystick.dualwrite.retry_rules import (
     Retry,
     classify_failure,
     decide_next_step,
+    is_outage,
     to_retry,
 )
 from tallystick.kernel.codes import ErrorCode
@@ -121,6 +122,41 @@ def test_no_class_of_error_is_left_out() -> None:
     assert (
         set(classes(own.DualWriteError)) | set(classes(client.ClientError)) | set(classes(InDoubt)) == listed
     )
+
+
+def test_which_classes_are_an_outage() -> None:
+    """Of each of these neither half is committed, and it is not the work that caused it."""
+    outages = {type(failure) for failure, _ in OF_EACH_CLASS if is_outage(failure)}
+    assert outages == {
+        own.Fenced,
+        own.LeaseLost,
+        own.NoFreeId,
+        own.NotRecovered,
+        own.TooLate,
+        client.Fenced,
+        client.UnknownTopic,
+        client.Unreachable,
+        client.ConnectionLost,
+        client.TimedOut,
+    }
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (DEADLOCK, True),
+        (psycopg.errors.AdminShutdown(), True),
+        (sqlalchemy.exc.OperationalError("INSERT", {}, psycopg.OperationalError("no connection")), True),
+        (sqlalchemy.exc.InterfaceError("INSERT", {}, psycopg.InterfaceError("closed")), True),
+        (psycopg.errors.UniqueViolation(), False),
+        (ValueError("no such order"), False),
+        (while_handling(psycopg.OperationalError("no connection"), in_doubt()), False),
+        (caused(client.Unreachable("host:9092", "refused"), TORN), False),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_an_outage_is_told_by_its_cause(failure: Exception, expected: bool) -> None:
+    assert is_outage(failure) is expected
 
 
 @pytest.mark.parametrize(

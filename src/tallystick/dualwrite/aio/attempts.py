@@ -34,6 +34,7 @@ from tallystick.dualwrite.retry_rules import (
 )
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
 from tallystick.dualwrite.stores.refusals import is_conflict
+from tallystick.dualwrite.transaction import call_work_async
 
 if TYPE_CHECKING:
     from tallystick.dualwrite.aio.writer import DualWriter, Transaction
@@ -90,7 +91,7 @@ class AsyncAttempts(Generic[D, R]):
         """Run the work, unless its key is there [DW-16]. Raises: KeyFound, which rolls both halves back."""
         key = self._key
         if key is None:
-            return await self._work(txn)
+            return await call_work_async(self._work, txn)
         database: Any = txn.database
         try:
             stored = await txn.run_step("claim key", database.claim_key, key)
@@ -101,7 +102,7 @@ class AsyncAttempts(Generic[D, R]):
             raise
         if stored is not None:
             raise KeyFound(decode_result(stored))
-        result = await self._work(txn)
+        result = await call_work_async(self._work, txn)
         await txn.run_step("store result", database.store_result, key, encode_result(key, result))
         return result
 

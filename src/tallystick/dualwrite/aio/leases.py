@@ -109,6 +109,7 @@ class AsyncLeaseKeeper(Generic[D]):
         self._is_filled = self._is_closed = False
         self._heartbeat: Any = None
         self._upkeep: Any = None
+        self._is_upkeep_running = False
         self._owning_process = OwningProcess()
 
     # ---- recovery of the pool
@@ -256,7 +257,9 @@ class AsyncLeaseKeeper(Generic[D]):
             if self._is_closed or self._owning_process.is_forked_child:
                 break
             is_failed = not await self.renew()
-            if self._upkeep is None:
+            if not self._is_upkeep_running:
+                # Not told by `_upkeep`: a thread may have ended before it is assigned here.
+                self._is_upkeep_running = True
                 self._upkeep = start_driver_async(f"tallystick-upkeep-{self._base}", self._run_upkeep)
         await self._release_thread()
 
@@ -297,10 +300,12 @@ class AsyncLeaseKeeper(Generic[D]):
         except Exception as exc:  # the next heartbeat starts it again
             _log.warning("the leases of %r: %s", self._base, describe_error(exc))
         finally:
-            if self._is_closed:
-                await self._close_held()
-            await self._release_thread()
-            self._upkeep = None
+            try:
+                if self._is_closed:
+                    await self._close_held()
+                await self._release_thread()
+            finally:
+                self._is_upkeep_running = False
 
     async def keep_up(self) -> None:
         """Take ids in place of those that were given up, and recover those whose holder is gone."""

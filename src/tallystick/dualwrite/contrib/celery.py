@@ -4,7 +4,7 @@
         def make_writers(self, number: int) -> WriterPool:
             return WriterPool(store, {..., "transactional.id": f"payments-{HOST}-{number}"}, size=1)
 
-    @app.task(base=PaymentTask)
+    @app.task(base=PaymentTask, name="payments.pay")
     def pay(txn, customer: str, cents: int) -> None:
         txn.session.add(Payment(...))
         txn.send("payments", b"...")
@@ -15,10 +15,13 @@ The task's message is acknowledged after both halves are committed (`acks_late`)
 idempotency key. A message that is delivered again, because its worker died or because the broker lost the
 acknowledgement, finds the key, and returns the stored result without paying again.
 
-Each process of a worker makes its own writers, after the fork, and recovers them when it starts. Process
-`number` of a prefork pool is replaced by another one of the same number, which finishes what it left. The
-pools `solo`, `threads`, `gevent` have one process of number 0; give a pool of threads a size like its
-`--concurrency`.
+A task that met an outage of the database or of Kafka is sent again by Celery's own retry, as `max_retries`
+and `default_retry_delay` say. One whose function raises anything else has failed, and is not sent again.
+
+Each process of a worker makes its own writers, after the fork, and recovers them beside its start: Celery
+kills a process that takes longer than seconds to start. Process `number` of a prefork pool is replaced by
+another one of the same number, which finishes what it left. The pools `solo` and `threads` have one process
+of number 0; give a pool of threads a size like its `--concurrency`.
 
 Source: Celery, "Tasks", `acks_late` and `reject_on_worker_lost`; "Signals", `worker_process_init`.
 """
@@ -35,7 +38,7 @@ from celery.signals import worker_process_init, worker_process_shutdown, worker_
 
 from tallystick.dualwrite.idempotency import IdempotencyKey
 from tallystick.dualwrite.pool import WriterPool
-from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry
+from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry, is_outage
 from tallystick.dualwrite.writer import DualWriter, Transaction
 from tallystick.kernel.errors import InDoubt
 
@@ -44,6 +47,8 @@ _log = logging.getLogger("tallystick.dualwrite")
 Writers = WriterPool[Any] | DualWriter[Any]
 MakeWriters = Callable[[int], Writers]
 _PREFORK: Final = "celery.concurrency.prefork"
+CLOSE_WAIT_S: Final = 5.0
+"""How long the end of a process waits for a recovery that is under way."""
 
 
 class DualWriteTask(Task):  # type: ignore[misc]
@@ -71,8 +76,8 @@ class DualWriteTask(Task):  # type: ignore[misc]
         """Run the task's function in a transaction, unless a task of this id has been committed.
 
         Called directly, without a worker, it has no id: then each call is a dual write of its own.
-        Raises: as DualWriter.run. If the outcome stays in doubt, Celery's Retry: the message is sent again,
-            and the key tells.
+        Raises: as DualWriter.run. After an outage, or if the outcome stays in doubt, Celery's Retry: the
+            message is sent again, and the key tells.
         """
         request = self.request
         key = None if request.id is None else IdempotencyKey(self.name, request.id)
@@ -82,8 +87,8 @@ class DualWriteTask(Task):  # type: ignore[misc]
 
         try:
             return self.get_writers().run(work, retries=self.dual_write_retry, idempotency_key=key)
-        except InDoubt as exc:
-            if request.called_directly or key is None:
+        except Exception as exc:
+            if request.called_directly or key is None or not (isinstance(exc, InDoubt) or is_outage(exc)):
                 raise
             raise self.retry(exc=exc) from exc
 
@@ -115,11 +120,15 @@ class _ProcessWriters:
             return writers
 
     def close(self) -> None:
-        with self._lock:
+        if not self._lock.acquire(timeout=CLOSE_WAIT_S):  # it recovers; the next process does it again
+            return
+        try:
             for writers in self._made.values():
                 writers.close()
             self._made.clear()
             self._recovered.clear()
+        finally:
+            self._lock.release()
 
 
 _of_this_process = _ProcessWriters()
@@ -131,6 +140,15 @@ def _forget_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _start_recovery() -> None:
+    """Recover beside the start of the process; tasks wait for it.
+
+    Source: Celery, `worker_process_init`: "Handlers attached to this signal must not be blocking for more
+    than 4 seconds, or the process will be killed assuming it failed to start."
+    """
+    threading.Thread(target=_recover_all, name="tallystick-recovery", daemon=True).start()
 
 
 def _recover_all() -> None:
@@ -146,14 +164,14 @@ def _recover_all() -> None:
 @worker_process_init.connect  # type: ignore[untyped-decorator]
 def _start_process(**_: Any) -> None:
     """Recover in a new process of a prefork pool."""
-    _recover_all()
+    _start_recovery()
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _start_worker(sender: Any = None, **_: Any) -> None:
     """Recover in a worker without such processes."""
     if type(sender.pool).__module__ != _PREFORK:
-        _recover_all()
+        _start_recovery()
 
 
 @worker_process_shutdown.connect  # type: ignore[untyped-decorator]

@@ -19,12 +19,13 @@ later, or never.
 Source: Django, `django/db/transaction.py`, `Atomic` and `non_atomic_requests`.
 """
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from django.db import transaction
 
@@ -42,11 +43,19 @@ Part = Transaction[DjangoTransaction] | Savepoint
 """What sends in a block: the transaction in the outermost one, a savepoint in any other."""
 
 
+_RUN_LATER: Final = (
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
+)
+
+
 class _OpenParts(threading.local):
-    """The parts of this thread's open blocks by alias, the innermost one last."""
+    """The parts of this thread's open blocks by alias, and those blocks, the innermost one last."""
 
     def __init__(self) -> None:
         self.of_alias: dict[str, list[Part]] = {}
+        self.blocks: list[AbstractContextManager[Part]] = []
 
 
 _open_parts = _OpenParts()
@@ -61,32 +70,39 @@ def current_part(using: str = "default") -> Part:
 
 
 class DualWriteBlock:
-    """A block as a context manager, and as a decorator, which opens a new one for each call."""
+    """A block as a context manager, and as a decorator. It keeps no state: threads may share it."""
 
     def __init__(self, writers: WriterPool[DjangoTransaction], using: str, *, wait_visible: bool) -> None:
         self._writers = writers
         self._using = using
         self._wait_visible = wait_visible
-        self._entered: list[AbstractContextManager[Part]] = []
 
     def __enter__(self) -> Part:
         is_nested = bool(_open_parts.of_alias.get(self._using))
         block = _open_nested(self._using) if is_nested else self._open_outermost()
         part = block.__enter__()
-        self._entered.append(block)
+        _open_parts.blocks.append(block)
         return part
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return self._entered.pop().__exit__(kind, value, trace)
+        return _open_parts.blocks.pop().__exit__(kind, value, trace)
 
     def __call__(self, function: Callable[A, R]) -> Callable[A, R]:
-        """Decorate a function, and exempt it from ATOMIC_REQUESTS if it is a view."""
+        """Decorate a function, and exempt it from ATOMIC_REQUESTS if it is a view.
+
+        Raises: TypeError for a coroutine function or a generator, which runs after its call has returned.
+        """
+        if any(is_late(function) for is_late in _RUN_LATER):
+            raise TypeError(
+                f"{function!r} runs after the block has ended, in no transaction: decorate the blocking "
+                "function that it calls, with sync_to_async in a coroutine"
+            )
 
         @wraps(function)
         def call(*args: A.args, **kwargs: A.kwargs) -> R:
-            with DualWriteBlock(self._writers, self._using, wait_visible=self._wait_visible):
+            with self:
                 return function(*args, **kwargs)
 
         exempt: Callable[A, R] = transaction.non_atomic_requests(using=self._using)(call)

@@ -24,9 +24,17 @@ with yield", `Depends(scope="function")`.
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Annotated, Any, Final
 
+from anyio import CancelScope, CapacityLimiter
+from anyio.lowlevel import RunVar
+from anyio.to_thread import run_sync
 from fastapi import Depends, FastAPI, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
@@ -85,8 +93,9 @@ def _open_async(writers: "aio.WriterPool[Any]") -> Callable[[], AsyncIterator["a
     return open_transaction
 
 
-def _open(writers: WriterPool[Any]) -> Callable[[], Iterator[Transaction[Any]]]:
-    def open_transaction() -> Iterator[Transaction[Any]]:
+def _open(writers: WriterPool[Any]) -> Callable[[], AsyncIterator[Transaction[Any]]]:
+    @contextmanager
+    def run_transaction() -> Iterator[Transaction[Any]]:
         has_returned = False
         with writers.writer() as writer:
             try:
@@ -98,7 +107,36 @@ def _open(writers: WriterPool[Any]) -> Callable[[], Iterator[Transaction[Any]]]:
                     raise
                 attempts.resolve_doubt(writer, doubt)
 
+    async def open_transaction() -> AsyncIterator[Transaction[Any]]:
+        # Not in the threads that run endpoints: an endpoint that has a writer must not wait for one of them
+        # until those that wait for its writer give up.
+        block = run_transaction()
+        txn = await run_sync(block.__enter__, limiter=_get_waiting_threads())
+        raised: tuple[Any, Any, Any] = (None, None, None)
+        try:
+            yield txn
+        except BaseException as exc:
+            raised = (type(exc), exc, exc.__traceback__)
+            raise
+        finally:  # in a thread that is always free, even if the request is cancelled
+            with CancelScope(shield=True):
+                await run_sync(block.__exit__, *raised, limiter=CapacityLimiter(1))
+
     return open_transaction
+
+
+WAITING_THREADS: Final = 40
+"""Threads of one event loop that wait for writers; more requests wait without a thread."""
+_waiting_threads: RunVar[CapacityLimiter] = RunVar("tallystick_waiting_threads")
+
+
+def _get_waiting_threads() -> CapacityLimiter:
+    try:
+        return _waiting_threads.get()
+    except LookupError:
+        limiter = CapacityLimiter(WAITING_THREADS)
+        _waiting_threads.set(limiter)
+        return limiter
 
 
 def recover_and_close(*pools: Pool) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
