@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.effort import examples
-from tests.support.toy_cluster import Scheduler, ToyCluster, ToyLog, ToyParticipants, run_alone
+from tests.support.toy_cluster import (
+    ORDERS,
+    Interleaving,
+    Scheduler,
+    ToyCluster,
+    ToyLog,
+    ToyParticipants,
+    ToyWorker,
+    run_alone,
+)
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.clock import Clock
@@ -21,7 +30,6 @@ from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Partic
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart, TaskAction, plan_task
 from tallystick.spark.protocol.errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
-from tallystick.spark.sink.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX = "p"
@@ -69,16 +77,32 @@ class Query:
     on_new: NewCheckpoint = NewCheckpoint.REFUSE
     resuming: QueryStart | None = None
     clock: Clock = field(default_factory=FakeClock)
+    order: str | None = None
 
     def __post_init__(self) -> None:
         self.participants = ToyParticipants(self.cluster, PREFIX)
-        self.processes = [
-            WorkerIdPool(PREFIX, lambda: f"{self.random.getrandbits(64):016x}") for _ in range(2)
-        ]
+        self.processes = [self.worker() for _ in range(2)]
+        self._commits = self.coordinator()
+
+    def worker(self) -> ToyWorker:
+        return ToyWorker(self.cluster, PREFIX, lambda: f"{self.random.getrandbits(64):016x}")
 
     def coordinator(self) -> SinkCoordinator:
         """Begin and commit run in different processes: nothing is shared between them."""
-        return SinkCoordinator(PREFIX, self.participants, ToyLog(self.cluster, PREFIX), clock=self.clock)
+        choose = (lambda _: self.random.randrange(2)) if self.order is None else ORDERS[self.order]
+        return SinkCoordinator(
+            PREFIX,
+            self.participants,
+            ToyLog(self.cluster, PREFIX),
+            clock=self.clock,
+            run_both=Interleaving(choose),
+        )
+
+    def committer(self) -> SinkCoordinator:
+        """The process that commits may be another one at any batch; it remembers what it has decided."""
+        if self.random.random() < self.fault_chance:
+            self._commits = self.coordinator()
+        return self._commits
 
     async def run(self) -> None:
         """Batches until the end, or until something is raised; a dead query tells nobody."""
@@ -94,7 +118,7 @@ class Query:
         try:
             votes = await self.tasks(lease, number, list(rows))
             self.time_some_out(votes)
-            await self.coordinator().commit(votes, f'{{"a":{{"0":{rows.stop}}}}}')
+            await self.committer().commit(votes, f'{{"a":{{"0":{rows.stop}}}}}')
         except FAILURES:
             if self.random.random() < 0.5:
                 votes = [vote if self.random.random() < 0.7 else None for vote in votes]
@@ -117,21 +141,27 @@ class Query:
         votes: list[Vote | None] = []
         for index, part in enumerate((rows[:cut], rows[cut:])):
             if self.scheduler is not None and self.random.random() < self.fault_chance:
-                zombie = WorkerIdPool(PREFIX, lambda: f"{self.random.getrandbits(64):016x}")
-                self.scheduler.add(self.never_reports(lease, number, part, zombie))
+                self.scheduler.add(self.never_reports(lease, number, part, self.worker()))
             if self.random.random() < self.fault_chance:
                 await self.fails(lease, number, part, self.processes[index])
             votes.append(await self.attempt(lease, number, part, self.processes[index]))
+        await self.between_tasks()
         return votes
 
-    async def never_reports(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
+    async def between_tasks(self) -> None:
+        """The workers initialise their next ids, or have not come to that when they are asked again."""
+        for each in self.processes:
+            while self.random.random() < 0.8 and each.advance():
+                await self.cluster.effect()
+
+    async def never_reports(self, lease: BatchLease, number: int, rows: list[int], ids: ToyWorker) -> None:
         """The loser of a speculation: it may live through later batches."""
         try:
             await self.attempt(lease, number, rows, ids)
         except (SinkError, ClientError):
             pass
 
-    async def fails(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
+    async def fails(self, lease: BatchLease, number: int, rows: list[int], ids: ToyWorker) -> None:
         """An attempt that gets anywhere, and is lost; the next one may run in the same process."""
         attempt = self.attempt(lease, number, rows, ids)
         for _ in range(self.random.randint(1, 7)):
@@ -141,7 +171,7 @@ class Query:
                 return
         attempt.close()
 
-    async def attempt(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> Vote:
+    async def attempt(self, lease: BatchLease, number: int, rows: list[int], ids: ToyWorker) -> Vote:
         """What `attempt.Attempt` does, effect by effect."""
         job = MicroBatch(self.query_id, number)
         way = plan_task(lease.last_decision, job, self.on_new)
@@ -149,17 +179,22 @@ class Query:
             raise way
         participant = None
         if way is TaskAction.WRITE and rows:
-            if not await self.participants.owns_prefix(lease.coordinator):
-                raise PrefixTaken(PREFIX, "before")
-            name = str(ids.acquire(lease))
-            await self.cluster.effect()
-            pair = self.cluster.initialise(name)
+            taken = ids.take(lease)
+            if taken is None:
+                if not await self.participants.owns_prefix(lease.coordinator):
+                    raise PrefixTaken(PREFIX, "before")
+                name = str(ids.ids.acquire(lease))
+                await self.cluster.effect()
+                pair = self.cluster.initialise(name)
+            else:
+                name, pair = taken
             for row in rows:
                 await self.cluster.effect()
                 self.cluster.produce(name, pair, [row])
             if not await self.participants.owns_prefix(lease.coordinator):
                 raise PrefixTaken(PREFIX, "after")
             participant = Participant(transactional_id=name, identity=pair)
+            ids.initialise_next(lease)
         return Vote(
             nonce=lease.nonce,
             coordinator=lease.coordinator,
@@ -168,6 +203,7 @@ class Query:
             tallies=(tally_of(rows),),
             participant=participant,
             is_skipped=way is TaskAction.SKIP,
+            last_nonce=lease.last_nonce,
         )
 
 
@@ -204,11 +240,11 @@ def test_every_row_is_written_once(random: Random, fault_chance: float, kill_cha
     settle(cluster, checkpoint, random)
 
 
-def crash_after(effects: int) -> tuple[ToyCluster, Checkpoint, Random]:
+def crash_after(effects: int, order: str = "in turn") -> tuple[ToyCluster, Checkpoint, Random]:
     """One driver, undisturbed for so many steps, and then gone."""
     random = Random(7)
     cluster, checkpoint = ToyCluster(), Checkpoint({0: range(4), 1: range(4, 9), 2: range(9, 12)})
-    run = Query(cluster, checkpoint, random, until=3).run()
+    run = Query(cluster, checkpoint, random, until=3, order=order).run()
     for _ in range(effects):
         try:
             run.send(None)
@@ -223,10 +259,11 @@ def effects_of_three_batches() -> int:
     return cluster.effects
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("effect", range(effects_of_three_batches() + 1))
-def test_a_crash_after_any_effect_costs_no_row_and_doubles_none(effect: int) -> None:
+def test_a_crash_after_any_effect_costs_no_row_and_doubles_none(effect: int, order: str) -> None:
     """[SPK-21] Three batches, stopped after the n-th effect."""
-    cluster, checkpoint, random = crash_after(effect)
+    cluster, checkpoint, random = crash_after(effect, order)
     settle(cluster, checkpoint, random)
 
 

@@ -34,6 +34,7 @@ from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
+from tallystick.spark.sink.next_producer import NextProducer
 from tallystick.spark.sink.worker_ids import WorkerIdPool, draw_name
 from tallystick.spark.sink.worker_names import acquire_name
 
@@ -61,6 +62,7 @@ class SinkContext:
                 f"{options.client.get('bootstrap.servers')} {options.prefix}", draw_name
             ),
         )
+        self.next_producer = NextProducer(self.worker_ids, self.create_producer)
         self._logged_mode = ""
         self._config = ProducerConfig.parse(options.driver_client_settings)
         self._engine = engine_thread()
@@ -171,6 +173,7 @@ class SinkContext:
 
     def close(self) -> None:
         """Close all connections. It may be called again."""
+        self.next_producer.close()
         self._engine.run(self._cluster.close(), _CLOSE_TIMEOUT_S, "close")
 
     @property
