@@ -29,6 +29,7 @@ from tallystick.kernel.errors import InDoubt
 from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart, TaskAction, plan_task
+from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
 from tallystick.testing import FakeClock
 
@@ -381,6 +382,74 @@ def test_a_query_resumes_where_the_last_decision_is_once_the_prefix_is_claimed()
     with pytest.raises(UnknownCheckpoint, match=r"ended at \{.a.:\{.0.:9\}\}"):
         run_alone(late.batch(0, range(4, 7)))
     assert cluster.committed == Counter(range(9))
+
+
+# ------------------------------------------------------------------------------------- what a batch waits for
+
+
+def test_a_process_reads_the_decisions_only_when_it_did_not_make_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[SPK-25] Its own decision is the lease's last one, so no other driver can have decided since."""
+    reads: list[ToyLog] = []
+    read = ToyLog.read
+
+    async def counted(log: ToyLog) -> DecisionState:
+        reads.append(log)
+        return await read(log)
+
+    monkeypatch.setattr(ToyLog, "read", counted)
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint(), Random(1))
+    commits, other = query.coordinator(), query.coordinator()
+
+    def batch(number: int, by: SinkCoordinator) -> int:
+        lease = run_alone(query.coordinator().begin())
+        votes = run_alone(query.tasks(lease, number, [number]))
+        before = len(reads)
+        run_alone(by.commit(votes))
+        return len(reads) - before
+
+    assert [batch(number, commits) for number in range(3)] == [1, 0, 0]
+    assert batch(3, other) == 1
+    assert [batch(number, commits) for number in (4, 5)] == [1, 0]
+    assert cluster.committed == Counter(range(6))
+
+
+class Depth:
+    """A `BothRunner` that counts the effects that the shorter of both has beside the longer one."""
+
+    def __init__(self, cluster: ToyCluster) -> None:
+        self._cluster, self.hidden = cluster, 0
+
+    async def __call__(self, first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, Any]) -> Any:
+        before = self._cluster.effects
+        one = await first
+        middle = self._cluster.effects
+        other = await second
+        self.hidden += min(middle - before, self._cluster.effects - middle)
+        return one, other
+
+
+def test_a_batch_waits_for_as_many_requests_as_the_protocol_needs() -> None:
+    """Begin: the claim, then two beside each other. Commit: votes, decision, end, note, without a read."""
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint(), Random(1))
+    depth = Depth(cluster)
+    coordinator = SinkCoordinator(
+        PREFIX, query.participants, ToyLog(cluster, PREFIX), clock=query.clock, run_both=depth
+    )
+    waited: list[tuple[int, int]] = []
+    for number in range(3):
+        counts = [cluster.effects - depth.hidden]
+        lease = run_alone(coordinator.begin())
+        counts.append(cluster.effects - depth.hidden)
+        votes = [run_alone(query.attempt(lease, number, [number], query.processes[0]))]
+        voted = cluster.effects - depth.hidden
+        run_alone(coordinator.commit(votes))
+        waited.append((counts[1] - counts[0], cluster.effects - depth.hidden - voted))
+    # A claim, a decision, an end and a note are two effects here, or three: before, within, and after.
+    assert waited[1:] == [(3, 7), (3, 7)]
 
 
 # --------------------------------------------------------------------------------------- what stops a query

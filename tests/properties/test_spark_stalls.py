@@ -8,7 +8,7 @@ commit when the old one wakes and goes on. Nothing crashes.
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from typing import Any, Final
 
 import pytest
@@ -304,3 +304,32 @@ def test_a_driver_that_stalls_and_wakes_loses_nothing_that_was_decided(
     bad = [each for each in found if each is not None]
     assert len(found) > 20, "the enumeration has its points"
     assert not bad, f"{len(bad)} of {len(found)}: {bad[:3]}"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_driver_that_begins_while_an_older_one_commits_takes_nothing_back(order: str) -> None:
+    """[SPK-21] [SPK-28] The old driver decides, completes and notes, between any two effects of the begin.
+
+    What the newer one saw open may be committed, and noted as complete, before it reads the decisions.
+    """
+    points = 0
+    for before, during in product(range(40), range(12)):
+        world = World(ToyCluster(), order=order)
+        _, old = commits(world)
+        if not all(go(old) for _ in range(before)):
+            break
+        newer = world.driver().begin()
+        if not all(go(newer) for _ in range(during)):
+            old.close()
+            continue
+        while go(old):
+            pass
+        driver, lease = world.driver(), run_alone(newer)
+        first = 0 if lease.last_decision is None else 1
+        for number in range(first, 2):
+            run_alone(driver.commit(run_alone(world.tasks(lease, number))))
+            lease = run_alone(driver.begin())
+        assert world.cluster.committed == Counter(range(2 * ROWS)), (before, during)
+        assert not world.cluster.open_ids(), (before, during)
+        points += 1
+    assert points > 100

@@ -25,7 +25,8 @@ async def run_both(first: Coroutine[object, object, A], second: Coroutine[object
     """
     tasks = asyncio.create_task(first), asyncio.create_task(second)
     try:
-        return await asyncio.gather(*tasks)
+        answers = await asyncio.gather(*tasks)
+        return answers[0], answers[1]
     finally:
         for each in tasks:
             each.cancel()
