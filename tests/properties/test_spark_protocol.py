@@ -294,9 +294,13 @@ def test_ids_of_the_last_decision_are_not_initialised_before_the_next_one() -> N
         each.transactional_id: cluster.ids[each.transactional_id].pair
         for each in run_alone(ToyLog(cluster, PREFIX).read()).decision.participants
     }
-    while len(cluster.open_ids()) < 2:  # the tasks of batch 1, in the same processes
-        run.send(None)
     run.close()
+    lease = run_alone(query.coordinator().begin())
+    for row, process in zip((4, 5), query.processes, strict=True):  # the tasks of batch 1
+        run_alone(query.attempt(lease, 1, [row], process))
+        while process.advance():  # and the ids that are initialised after them
+            pass
+    assert len(cluster.open_ids()) == 2
     assert {name: cluster.ids[name].pair for name in decided} == decided
     cluster.done.clear()  # the note that it was completed is lost as well
     run_alone(query.coordinator().begin())

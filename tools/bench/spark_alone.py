@@ -47,6 +47,7 @@ VALUE: Final = b"x" * 100
 
 def work(role: str, raw_options: dict[str, str], pipe: Connection) -> None:
     """Do one role's work for each message, until there is none."""
+    os.environ["SPARK_REUSE_WORKER"] = "1"
     options = parse_sink_options(raw_options, QueryType.STREAM)
     rows = pa.record_batch({"value": pa.array([VALUE] * (BATCH_ROWS // TASKS), pa.binary())})
     while (message := pipe.recv()) is not None:

@@ -36,12 +36,13 @@ class Worker:
     """A worker process, whose producers are toys."""
 
     refuses: bool = False
+    is_reused: bool = True
     now_s: float = 0.0
     made: list[ToyProducer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.ids = WorkerIdPool("p")
-        self.next = NextProducer(self.ids, cast(Any, self.create), lambda: self.now_s)
+        self.next = NextProducer(self.ids, cast(Any, self.create), lambda: self.now_s, lambda: self.is_reused)
 
     def create(self, name: WorkerTransactionalId) -> ToyProducer:
         self.made.append(ToyProducer(str(name), self.refuses))
@@ -124,6 +125,16 @@ def test_a_failure_is_left_to_the_next_attempt() -> None:
     worker.next.open(lease(0, None), cast(Any, ToyProducer("used")))
     assert worker.next.take(lease(1, 0)) is None
     assert [each.is_closed for each in worker.made] == [True]
+
+
+def test_a_process_that_ends_with_its_task_opens_nothing() -> None:
+    """[SPK-20] `spark.python.worker.reuse=false`: the next process would hold back these ids, too."""
+    worker = Worker(is_reused=False)
+    for number in range(3):
+        worker.attempt(lease(number, number - 1 if number else None))
+    assert all(each.is_closed for each in worker.made)
+    assert len(worker.made) == 3
+    assert len(worker.ids) == 2
 
 
 def test_closing_closes_what_no_attempt_has_taken() -> None:

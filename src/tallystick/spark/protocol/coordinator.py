@@ -117,7 +117,7 @@ class SinkCoordinator:
             await self._decisions.note(state.decision)
         if state.decision is not None and not state.is_complete:
             await self._roll_forward(state.decision)
-            undecided = await self._find_undecided()  # those of the decision were open before
+            undecided = await self._find_undecided()  # without those of the decision, which were open
         await self._abort_undecided(undecided, owner, transaction_version)
         decision = state.decision
         summary = _raise_if_error(resume_decision(decision, resuming))

@@ -21,6 +21,7 @@ from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, Decision, Vote
+from tallystick.spark.protocol.concurrency import run_both
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import (
     DecisionLocation,
@@ -125,13 +126,11 @@ class SinkContext:
         Raises: UnknownCheckpoint, DecisionsMissing.
         """
         options = self.options
-        last_decision = (await self.decisions.read()).decision
-        if note is not None:
-            place = await self.decisions.find_location()
-            if (
-                refusal := refuse_moved_decisions(note, options.prefix, place, options.on_new_prefix)
-            ) is not None:
-                raise refusal
+        state, place = await run_both(self.decisions.read(), self.decisions.find_location())
+        last_decision = state.decision
+        refusal = refuse_moved_decisions(note, options.prefix, place, options.on_new_prefix)
+        if refusal is not None:
+            raise refusal
         summary = resume_decision(last_decision, resuming)
         if not isinstance(summary, SinkError):
             summary = refuse_unknown_query(summary, query_id, options.on_new_checkpoint)

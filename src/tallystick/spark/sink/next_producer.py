@@ -1,13 +1,15 @@
 """The producer of a process's next attempt, opened and initialised while no task runs.
 
-A task would otherwise wait for connections, metadata and InitProducerId. When an attempt has voted, a thread
-closes its producer, takes an id by the hold rule of `worker_ids`, and initialises it. The next attempt, of
-whatever lease, waits for the thread and gets the producer.
+A task would otherwise wait for connections and InitProducerId. When an attempt has voted, a thread closes its
+producer, takes an id by the hold rule of `worker_ids` [SPK-23], and initialises it. The next attempt, of any
+lease, waits for the thread and gets the producer.
 
 Until then the id counts as used under the lease of the attempt that has voted. A process that gets the name
 meanwhile does not initialise the id before one more batch was decided, as with an id whose attempt timed out.
 
-Anything that fails here is left to the attempt, which then opens a producer itself.
+Where Spark ends a worker after each task (`spark.python.worker.reuse=false`), nothing is opened: the ids that
+are held back would be twice as many. Anything that fails here is left to the attempt, which then opens a
+producer itself.
 
 Source: docs/adr/0057.
 """
@@ -24,6 +26,7 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import BatchLease
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
+from tallystick.spark.runtime.worker_gc import is_reused_worker
 from tallystick.spark.sink.worker_ids import WorkerIdPool
 
 _log = logging.getLogger("tallystick.spark")
@@ -47,15 +50,23 @@ class NextProducer:
         ids: WorkerIdPool,
         create_producer: Callable[[WorkerTransactionalId], Producer],
         now_s: Callable[[], float] = time.monotonic,
+        is_reused: Callable[[], bool] = is_reused_worker,
     ) -> None:
         self._ids, self._create_producer, self._now_s = ids, create_producer, now_s
+        self._is_reused = is_reused
         self._thread: threading.Thread | None = None
         self._opened: list[tuple[OpenedProducer, float]] = []
         finalize(self, _close_in_background, self._opened).atexit = False
 
     def open(self, lease: BatchLease, used_producer: Producer) -> None:
-        """Close the producer of an attempt that has voted under `lease`, and open the next; do not wait."""
+        """Close the producer of an attempt that has voted under `lease`, and open the next; do not wait.
+
+        A process that Spark ends after one task only closes it.
+        """
         self._join()
+        if not self._is_reused():
+            used_producer.close()
+            return
         self._thread = threading.Thread(
             target=self._run, args=(lease, used_producer), name="tallystick-next-producer", daemon=True
         )
