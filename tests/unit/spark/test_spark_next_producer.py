@@ -9,6 +9,7 @@ from tallystick.client.errors import TimedOut
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import BatchLease, DecisionSummary
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
+from tallystick.spark.sink import next_producer
 from tallystick.spark.sink.next_producer import AGE_S_MAX, NextProducer, OpenedProducer
 from tallystick.spark.sink.worker_ids import WorkerIdPool
 
@@ -42,7 +43,9 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.ids = WorkerIdPool("p")
-        self.next = NextProducer(self.ids, cast(Any, self.create), lambda: self.now_s, lambda: self.is_reused)
+        self.next = NextProducer(
+            self.ids, cast(Any, self.create), now_s=lambda: self.now_s, is_reused=lambda: self.is_reused
+        )
 
     def create(self, name: WorkerTransactionalId) -> ToyProducer:
         self.made.append(ToyProducer(str(name), self.refuses))
@@ -135,6 +138,19 @@ def test_a_process_that_ends_with_its_task_opens_nothing() -> None:
     assert all(each.is_closed for each in worker.made)
     assert len(worker.made) == 3
     assert len(worker.ids) == 2
+
+
+def test_the_next_producer_is_connected_to_the_topics_of_the_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connected: list[tuple[object, str]] = []
+    monkeypatch.setattr(next_producer, "connect", lambda producer, topic: connected.append((producer, topic)))
+    worker = Worker()
+    used = ToyProducer("used")
+    worker.next.open(lease(0, None), cast(Any, used), {"orders"})
+    opened = worker.next.take(lease(1, 0))
+    assert opened is not None
+    assert connected == [(opened.producer, "orders")]
 
 
 def test_closing_closes_what_no_attempt_has_taken() -> None:

@@ -99,7 +99,7 @@ def _write_and_prepare(
             producer.abort_transaction()
             raise
         stack.pop_all()
-    station.next_producer.open(lease, producer)
+    station.next_producer.open(lease, producer, () if topic is None else (topic,))
     return total, _to_participant(opened.name, state), "" if mode is None else mode.value
 
 

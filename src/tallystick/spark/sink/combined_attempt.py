@@ -149,7 +149,8 @@ class _CombinedAttempt:
             producer.abort_transaction()
             raise
         self._stack.pop_all()
-        context.next_producer.open(self._task.lease, producer)
+        topics = {each.topic for each in self._task.sinks if isinstance(each, ToTopic)}
+        context.next_producer.open(self._task.lease, producer, topics)
         identity, mode = state.identity, producer.mode
         identity = require(identity, "records were sent, so something is prepared")
         mode = require(mode, "the sink prepares, so a mode is in force")

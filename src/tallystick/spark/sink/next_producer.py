@@ -1,8 +1,8 @@
 """The producer of a process's next attempt, opened and initialised while no task runs.
 
-A task would otherwise wait for connections and InitProducerId. When an attempt has voted, a thread closes its
-producer, takes an id by the hold rule of `worker_ids` [SPK-23], and initialises it. The next attempt, of any
-lease, waits for the thread and gets the producer.
+A task would otherwise wait for InitProducerId, metadata and connections. When an attempt has voted, a thread
+closes its producer, takes an id by the hold rule of `worker_ids` [SPK-23], and initialises it. The next
+attempt, of any lease, waits for the thread and gets the producer.
 
 Until then the id counts as used under the lease of the attempt that has voted. A process that gets the name
 meanwhile does not initialise the id before one more batch was decided, as with an id whose attempt timed out.
@@ -17,12 +17,12 @@ Source: docs/adr/0057.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 from weakref import finalize
 
-from tallystick.client.blocking.producer import Producer
+from tallystick.client.blocking.producer import Producer, connect
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import BatchLease
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
@@ -49,6 +49,7 @@ class NextProducer:
         self,
         ids: WorkerIdPool,
         create_producer: Callable[[WorkerTransactionalId], Producer],
+        *,
         now_s: Callable[[], float] = time.monotonic,
         is_reused: Callable[[], bool] = is_reused_worker,
     ) -> None:
@@ -58,17 +59,23 @@ class NextProducer:
         self._opened: list[tuple[OpenedProducer, float]] = []
         finalize(self, _close_in_background, self._opened).atexit = False
 
-    def open(self, lease: BatchLease, used_producer: Producer) -> None:
+    def open(self, lease: BatchLease, used_producer: Producer, topics: Iterable[str] = ()) -> None:
         """Close the producer of an attempt that has voted under `lease`, and open the next; do not wait.
 
         A process that Spark ends after one task only closes it.
+
+        Args:
+            topics: the topics that the next attempt will write to, if that is known.
         """
         self._join()
         if not self._is_reused():
             used_producer.close()
             return
         self._thread = threading.Thread(
-            target=self._run, args=(lease, used_producer), name="tallystick-next-producer", daemon=True
+            target=self._run,
+            args=(lease, used_producer, tuple(topics)),
+            name="tallystick-next-producer",
+            daemon=True,
         )
         self._thread.start()
 
@@ -94,13 +101,15 @@ class NextProducer:
             self._thread.join()
             self._thread = None
 
-    def _run(self, lease: BatchLease, used_producer: Producer) -> None:
+    def _run(self, lease: BatchLease, used_producer: Producer, topics: tuple[str, ...]) -> None:
         _close(used_producer)
         producer: Producer | None = None
         try:
             name = self._ids.acquire(lease)
             producer = self._create_producer(name)
             producer.init_transactions()
+            for topic in topics:
+                connect(producer, topic)
             self._opened.append((OpenedProducer(name=name, producer=producer), self._now_s()))
         except Exception as exc:  # of a thread on which nothing depends
             _log.info("the next attempt opens its producer itself: %s", exc)
