@@ -39,8 +39,8 @@ from tallystick.spark.sink.attempt import run_attempt
 QUERY: Final = "q"
 TASKS: Final = 2
 WARM_UP: Final = 10
-PAUSE_S: Final = 0.06
-"""Between two batches: Spark's commit log, and its offset log of the next batch."""
+PAUSE_MS: Final = 60
+"""Time between two batches, by default: Spark's commit log, and its offset log of the next batch."""
 
 VALUE: Final = b"x" * 100
 
@@ -108,7 +108,7 @@ class Roles:
             process.join(10)
 
 
-def run(bootstrap: str, batches: int, folder: Path) -> dict[str, float]:
+def run(bootstrap: str, batches: int, pause_ms: int, folder: Path) -> dict[str, float]:
     """Run the batches on a broker that has the topic; return the p50 of each part."""
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
@@ -126,7 +126,7 @@ def run(bootstrap: str, batches: int, folder: Path) -> dict[str, float]:
         if number == WARM_UP:
             Path(os.environ[PARTS_FILE]).write_text("")
         phases.append(roles.batch(number))
-        time.sleep(PAUSE_S)
+        time.sleep(pause_ms / 1000)
     roles.close()
     parts = {name: statistics.median(taken) for name, taken in read_parts(folder / "parts").items()}
     measured = phases[WARM_UP:]
@@ -141,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--bootstrap", help="a broker that runs already; without it, one is started")
+    parser.add_argument("--pause-ms", type=int, default=PAUSE_MS)
     chosen = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-alone-")))
@@ -149,7 +150,7 @@ def main() -> None:
             process = stack.enter_context(fresh(OURS, BROKER))
             create_topic(process, "alone", TASKS)
             bootstrap = process.bootstrap
-        p50 = run(bootstrap, chosen.batches, folder)
+        p50 = run(bootstrap, chosen.batches, chosen.pause_ms, folder)
     print(json.dumps({name: round(value, 2) for name, value in sorted(p50.items())}))
     sys.stdout.flush()
 
