@@ -62,6 +62,42 @@ def test_batch_after_batch(query: Query, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_workers_that_are_reused_initialise_their_next_ids(
+    query: Query, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[SPK-20] [SPK-23] Three ids for each of two workers, and the coordinator's; each batch is whole."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    query.modes = (mode,)
+    begins, commits = query.station(), query.station()
+    workers = [query.station(), query.station()]
+    for batch_id in range(6):
+        lease = begins.begin()
+        votes = [query.write(lease, batch_id, station=worker) for worker in workers]
+        assert all(vote.last_nonce == lease.last_nonce for vote in votes)
+        assert commits.commit(votes) is not None
+        assert query.open_ids() == []
+    assert query.committed() == 6 * (20 + 2)
+    assert sum(len(worker.worker_ids) for worker in workers) == 6
+
+
+def test_a_worker_of_a_lost_lease_writes_under_the_id_it_had_initialised_and_gives_it_up(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[SPK-28] It looks only after its prepare, and leaves nothing open; the newer batch is whole."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    driver, worker = query.station(), query.station()
+    lease = driver.begin()
+    driver.commit([query.write(lease, 0, station=worker)])
+    late = driver.begin()
+    newer = query.station()
+    newer.commit([query.write(newer.begin(), 1)])
+    with pytest.raises(PrefixTaken):
+        query.write(late, 1, station=worker)
+    assert query.open_ids() == []
+    assert query.committed() == 11 + 11 + 11  # with a marker each; the late rows are aborted
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_what_was_decided_is_completed_by_the_next_driver(query: Query, mode: str) -> None:
     """[SPK-21] [SPK-23] In 2pc and keep as another incarnation of each id (KIP-939), in resume by EndTxn."""
     query.modes = (mode,)

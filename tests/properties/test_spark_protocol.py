@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.effort import examples
-from tests.support.toy_cluster import Scheduler, ToyCluster, ToyLog, ToyParticipants, run_alone
+from tests.support.toy_cluster import (
+    ORDERS,
+    Interleaving,
+    Scheduler,
+    ToyCluster,
+    ToyLog,
+    ToyParticipants,
+    ToyWorker,
+    run_alone,
+)
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.clock import Clock
@@ -20,8 +29,8 @@ from tallystick.kernel.errors import InDoubt
 from tallystick.spark.protocol.committable import BatchLease, MicroBatch, Participant, RowChecksum, Vote
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, QueryStart, TaskAction, plan_task
+from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
-from tallystick.spark.sink.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX = "p"
@@ -69,16 +78,32 @@ class Query:
     on_new: NewCheckpoint = NewCheckpoint.REFUSE
     resuming: QueryStart | None = None
     clock: Clock = field(default_factory=FakeClock)
+    order: str | None = None
 
     def __post_init__(self) -> None:
         self.participants = ToyParticipants(self.cluster, PREFIX)
-        self.processes = [
-            WorkerIdPool(PREFIX, lambda: f"{self.random.getrandbits(64):016x}") for _ in range(2)
-        ]
+        self.processes = [self.worker() for _ in range(2)]
+        self._commits = self.coordinator()
+
+    def worker(self) -> ToyWorker:
+        return ToyWorker(self.cluster, PREFIX, lambda: f"{self.random.getrandbits(64):016x}")
 
     def coordinator(self) -> SinkCoordinator:
         """Begin and commit run in different processes: nothing is shared between them."""
-        return SinkCoordinator(PREFIX, self.participants, ToyLog(self.cluster, PREFIX), clock=self.clock)
+        choose = (lambda _: self.random.randrange(2)) if self.order is None else ORDERS[self.order]
+        return SinkCoordinator(
+            PREFIX,
+            self.participants,
+            ToyLog(self.cluster, PREFIX),
+            clock=self.clock,
+            run_both=Interleaving(choose),
+        )
+
+    def committer(self) -> SinkCoordinator:
+        """The process that commits may be another one at any batch; it remembers what it has decided."""
+        if self.random.random() < self.fault_chance:
+            self._commits = self.coordinator()
+        return self._commits
 
     async def run(self) -> None:
         """Batches until the end, or until something is raised; a dead query tells nobody."""
@@ -94,7 +119,7 @@ class Query:
         try:
             votes = await self.tasks(lease, number, list(rows))
             self.time_some_out(votes)
-            await self.coordinator().commit(votes, f'{{"a":{{"0":{rows.stop}}}}}')
+            await self.committer().commit(votes, f'{{"a":{{"0":{rows.stop}}}}}')
         except FAILURES:
             if self.random.random() < 0.5:
                 votes = [vote if self.random.random() < 0.7 else None for vote in votes]
@@ -117,21 +142,27 @@ class Query:
         votes: list[Vote | None] = []
         for index, part in enumerate((rows[:cut], rows[cut:])):
             if self.scheduler is not None and self.random.random() < self.fault_chance:
-                zombie = WorkerIdPool(PREFIX, lambda: f"{self.random.getrandbits(64):016x}")
-                self.scheduler.add(self.never_reports(lease, number, part, zombie))
+                self.scheduler.add(self.never_reports(lease, number, part, self.worker()))
             if self.random.random() < self.fault_chance:
                 await self.fails(lease, number, part, self.processes[index])
             votes.append(await self.attempt(lease, number, part, self.processes[index]))
+        await self.between_tasks()
         return votes
 
-    async def never_reports(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
+    async def between_tasks(self) -> None:
+        """The workers initialise their next ids, or have not come to that when they are asked again."""
+        for each in self.processes:
+            while self.random.random() < 0.8 and each.advance():
+                await self.cluster.effect()
+
+    async def never_reports(self, lease: BatchLease, number: int, rows: list[int], ids: ToyWorker) -> None:
         """The loser of a speculation: it may live through later batches."""
         try:
             await self.attempt(lease, number, rows, ids)
         except (SinkError, ClientError):
             pass
 
-    async def fails(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> None:
+    async def fails(self, lease: BatchLease, number: int, rows: list[int], ids: ToyWorker) -> None:
         """An attempt that gets anywhere, and is lost; the next one may run in the same process."""
         attempt = self.attempt(lease, number, rows, ids)
         for _ in range(self.random.randint(1, 7)):
@@ -141,7 +172,7 @@ class Query:
                 return
         attempt.close()
 
-    async def attempt(self, lease: BatchLease, number: int, rows: list[int], ids: WorkerIdPool) -> Vote:
+    async def attempt(self, lease: BatchLease, number: int, rows: list[int], ids: ToyWorker) -> Vote:
         """What `attempt.Attempt` does, effect by effect."""
         job = MicroBatch(self.query_id, number)
         way = plan_task(lease.last_decision, job, self.on_new)
@@ -149,17 +180,22 @@ class Query:
             raise way
         participant = None
         if way is TaskAction.WRITE and rows:
-            if not await self.participants.owns_prefix(lease.coordinator):
-                raise PrefixTaken(PREFIX, "before")
-            name = str(ids.acquire(lease))
-            await self.cluster.effect()
-            pair = self.cluster.initialise(name)
+            taken = ids.take(lease)
+            if taken is None:
+                if not await self.participants.owns_prefix(lease.coordinator):
+                    raise PrefixTaken(PREFIX, "before")
+                name = str(ids.ids.acquire(lease))
+                await self.cluster.effect()
+                pair = self.cluster.initialise(name)
+            else:
+                name, pair = taken
             for row in rows:
                 await self.cluster.effect()
                 self.cluster.produce(name, pair, [row])
             if not await self.participants.owns_prefix(lease.coordinator):
                 raise PrefixTaken(PREFIX, "after")
             participant = Participant(transactional_id=name, identity=pair)
+            ids.initialise_next(lease)
         return Vote(
             nonce=lease.nonce,
             coordinator=lease.coordinator,
@@ -168,6 +204,7 @@ class Query:
             tallies=(tally_of(rows),),
             participant=participant,
             is_skipped=way is TaskAction.SKIP,
+            last_nonce=lease.last_nonce,
         )
 
 
@@ -204,11 +241,11 @@ def test_every_row_is_written_once(random: Random, fault_chance: float, kill_cha
     settle(cluster, checkpoint, random)
 
 
-def crash_after(effects: int) -> tuple[ToyCluster, Checkpoint, Random]:
+def crash_after(effects: int, order: str = "in turn") -> tuple[ToyCluster, Checkpoint, Random]:
     """One driver, undisturbed for so many steps, and then gone."""
     random = Random(7)
     cluster, checkpoint = ToyCluster(), Checkpoint({0: range(4), 1: range(4, 9), 2: range(9, 12)})
-    run = Query(cluster, checkpoint, random, until=3).run()
+    run = Query(cluster, checkpoint, random, until=3, order=order).run()
     for _ in range(effects):
         try:
             run.send(None)
@@ -223,10 +260,11 @@ def effects_of_three_batches() -> int:
     return cluster.effects
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("effect", range(effects_of_three_batches() + 1))
-def test_a_crash_after_any_effect_costs_no_row_and_doubles_none(effect: int) -> None:
+def test_a_crash_after_any_effect_costs_no_row_and_doubles_none(effect: int, order: str) -> None:
     """[SPK-21] Three batches, stopped after the n-th effect."""
-    cluster, checkpoint, random = crash_after(effect)
+    cluster, checkpoint, random = crash_after(effect, order)
     settle(cluster, checkpoint, random)
 
 
@@ -256,9 +294,13 @@ def test_ids_of_the_last_decision_are_not_initialised_before_the_next_one() -> N
         each.transactional_id: cluster.ids[each.transactional_id].pair
         for each in run_alone(ToyLog(cluster, PREFIX).read()).decision.participants
     }
-    while len(cluster.open_ids()) < 2:  # the tasks of batch 1, in the same processes
-        run.send(None)
     run.close()
+    lease = run_alone(query.coordinator().begin())
+    for row, process in zip((4, 5), query.processes, strict=True):  # the tasks of batch 1
+        run_alone(query.attempt(lease, 1, [row], process))
+        while process.advance():  # and the ids that are initialised after them
+            pass
+    assert len(cluster.open_ids()) == 2
     assert {name: cluster.ids[name].pair for name in decided} == decided
     cluster.done.clear()  # the note that it was completed is lost as well
     run_alone(query.coordinator().begin())
@@ -344,6 +386,74 @@ def test_a_query_resumes_where_the_last_decision_is_once_the_prefix_is_claimed()
     with pytest.raises(UnknownCheckpoint, match=r"ended at \{.a.:\{.0.:9\}\}"):
         run_alone(late.batch(0, range(4, 7)))
     assert cluster.committed == Counter(range(9))
+
+
+# ------------------------------------------------------------------------------------- what a batch waits for
+
+
+def test_a_process_reads_the_decisions_only_when_it_did_not_make_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[SPK-25] Its own decision is the lease's last one, so no other driver can have decided since."""
+    reads: list[ToyLog] = []
+    read = ToyLog.read
+
+    async def counted(log: ToyLog) -> DecisionState:
+        reads.append(log)
+        return await read(log)
+
+    monkeypatch.setattr(ToyLog, "read", counted)
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint(), Random(1))
+    commits, other = query.coordinator(), query.coordinator()
+
+    def batch(number: int, by: SinkCoordinator) -> int:
+        lease = run_alone(query.coordinator().begin())
+        votes = run_alone(query.tasks(lease, number, [number]))
+        before = len(reads)
+        run_alone(by.commit(votes))
+        return len(reads) - before
+
+    assert [batch(number, commits) for number in range(3)] == [1, 0, 0]
+    assert batch(3, other) == 1
+    assert [batch(number, commits) for number in (4, 5)] == [1, 0]
+    assert cluster.committed == Counter(range(6))
+
+
+class Depth:
+    """A `BothRunner` that counts the effects that the shorter of both has beside the longer one."""
+
+    def __init__(self, cluster: ToyCluster) -> None:
+        self._cluster, self.hidden = cluster, 0
+
+    async def __call__(self, first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, Any]) -> Any:
+        before = self._cluster.effects
+        one = await first
+        middle = self._cluster.effects
+        other = await second
+        self.hidden += min(middle - before, self._cluster.effects - middle)
+        return one, other
+
+
+def test_a_batch_waits_for_as_many_requests_as_the_protocol_needs() -> None:
+    """Begin: the claim, then two beside each other. Commit: votes, decision, end, note, without a read."""
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint(), Random(1))
+    depth = Depth(cluster)
+    coordinator = SinkCoordinator(
+        PREFIX, query.participants, ToyLog(cluster, PREFIX), clock=query.clock, run_both=depth
+    )
+    waited: list[tuple[int, int]] = []
+    for number in range(3):
+        counts = [cluster.effects - depth.hidden]
+        lease = run_alone(coordinator.begin())
+        counts.append(cluster.effects - depth.hidden)
+        votes = [run_alone(query.attempt(lease, number, [number], query.processes[0]))]
+        voted = cluster.effects - depth.hidden
+        run_alone(coordinator.commit(votes))
+        waited.append((counts[1] - counts[0], cluster.effects - depth.hidden - voted))
+    # A claim, a decision, an end and a note are two effects here, or three: before, within, and after.
+    assert waited[1:] == [(3, 7), (3, 7)]
 
 
 # --------------------------------------------------------------------------------------- what stops a query

@@ -8,12 +8,20 @@ commit when the old one wakes and goes on. Nothing crashes.
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from typing import Any, Final
 
 import pytest
 from tests.support.effort import LONG
-from tests.support.toy_cluster import ToyCluster, ToyLog, ToyParticipants, run_alone
+from tests.support.toy_cluster import (
+    ORDERS,
+    Interleaving,
+    ToyCluster,
+    ToyLog,
+    ToyParticipants,
+    ToyWorker,
+    run_alone,
+)
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
@@ -29,7 +37,6 @@ from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix, TaskAction, plan_task
 from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.protocol.transactional_ids import coordinator_id
-from tallystick.spark.sink.worker_ids import WorkerIdPool
 from tallystick.testing import FakeClock
 
 PREFIX: Final = "p"
@@ -44,6 +51,14 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "resume": {"timeout_ms": 900_000, "keeps": False},
     "resume, transaction.version 0": {"timeout_ms": 900_000, "keeps": False, "version": 0},
 }
+# What happens at the same time in every order; and the next id that a worker initialises when its task is
+# over: at once, only when it is used, or with a stall between taking the id and initialising it.
+HOW: Final[tuple[dict[str, Any], ...]] = (
+    {"order": "in turn", "initialises": 2},
+    {"order": "the first first", "initialises": 0},
+    {"order": "the second first", "initialises": 1},
+    *({"order": order, "initialises": effects} for order in ORDERS for effects in range(3) if LONG),
+)
 
 
 @dataclass
@@ -51,15 +66,19 @@ class World:
     """A cluster, the workers of its tasks, and drivers that know of one another only through the cluster."""
 
     cluster: ToyCluster
-    workers: list[WorkerIdPool] = field(default_factory=list)
+    order: str = "in turn"
+    initialises: int = 2
+    """The effects of initialising the next id that happen when a task is over; the rest, when it is used."""
+    workers: list[ToyWorker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         drawn = count()
-        self.workers = [WorkerIdPool(PREFIX, lambda: f"{next(drawn):016x}") for _ in range(3)]
+        self.workers = [ToyWorker(self.cluster, PREFIX, lambda: f"{next(drawn):016x}") for _ in range(3)]
 
     def driver(self) -> SinkCoordinator:
         ports = ToyParticipants(self.cluster, PREFIX), ToyLog(self.cluster, PREFIX)
-        return SinkCoordinator(PREFIX, *ports, clock=FakeClock(start_ms=0))
+        run_both = Interleaving(ORDERS[self.order])
+        return SinkCoordinator(PREFIX, *ports, clock=FakeClock(start_ms=0), run_both=run_both)
 
     async def tasks(self, lease: BatchLease, number: int) -> list[Vote | None]:
         """Two tasks with votes, and before them a third one that is lost when it has written."""
@@ -68,17 +87,21 @@ class World:
         halves = zip((rows[:2], rows[2:]), self.workers, strict=False)
         return [await self.attempt(lease, number, half, worker) for half, worker in halves]
 
-    async def attempt(self, lease: BatchLease, number: int, rows: list[int], worker: WorkerIdPool) -> Vote:
+    async def attempt(self, lease: BatchLease, number: int, rows: list[int], worker: ToyWorker) -> Vote:
         job = MicroBatch(QUERY, number)
         way = plan_task(lease.last_decision, job, NewCheckpoint.REFUSE, NewPrefix.ADOPT)
         if isinstance(way, SinkError):
             raise way
         participant = None
         if way is TaskAction.WRITE:
-            name = str(worker.acquire(lease))
-            pair = self.cluster.initialise(name)
+            taken = worker.take(lease)
+            name = str(worker.ids.acquire(lease)) if taken is None else taken[0]
+            pair = self.cluster.initialise(name) if taken is None else taken[1]
             self.cluster.produce(name, pair, rows)
             participant = Participant(transactional_id=name, identity=pair)
+            worker.initialise_next(lease)
+            for _ in range(self.initialises):
+                worker.advance()
         return Vote(
             nonce=lease.nonce,
             coordinator=lease.coordinator,
@@ -87,6 +110,7 @@ class World:
             tallies=(RowChecksum(len(rows), sum(rows)),),
             participant=participant,
             is_skipped=way is TaskAction.SKIP,
+            last_nonce=lease.last_nonce,
         )
 
     @property
@@ -213,19 +237,21 @@ def go(coroutine: Coroutine[Any, Any, Any], taker: Taker | None = None) -> bool:
     return True
 
 
-def stalled(stalling: Stalling, mode: dict[str, Any], effects: int) -> tuple[World, int, Any] | None:
+def stalled(
+    stalling: Stalling, mode: dict[str, Any], effects: int, how: dict[str, Any]
+) -> tuple[World, int, Any] | None:
     """The old driver after so many effects; None when it has come to its end before."""
-    world = World(ToyCluster(**mode))
+    world = World(ToyCluster(**mode), **how)
     first, doing = stalling(world)
     alive = all(go(doing) for _ in range(effects))
     return (world, first, doing) if alive else None
 
 
-def runs(stalling: Stalling, mode: dict[str, Any], batches: int) -> Iterator[str | None]:
+def runs(stalling: Stalling, mode: dict[str, Any], batches: int, how: dict[str, Any]) -> Iterator[str | None]:
     """What went wrong in each: the old driver at any effect, the newer one at any of its last commit."""
     for effects in count():
         for steps in count(0, 1 if LONG or batches == 1 else 4):
-            found = stalled(stalling, mode, effects)
+            found = stalled(stalling, mode, effects, how)
             if found is None:
                 return
             world, first, old = found
@@ -266,14 +292,44 @@ def verdict(world: World, newer: Taker, undisturbed: bool) -> str | None:
     return f"left open: {world.cluster.open_ids()}" if world.cluster.open_ids() else None
 
 
+@pytest.mark.parametrize("how", HOW, ids=str)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("doing", STALLING)
 def test_a_driver_that_stalls_and_wakes_loses_nothing_that_was_decided(
-    doing: str, batches: int, mode: str
+    doing: str, batches: int, mode: str, how: dict[str, Any]
 ) -> None:
     """[SPK-21] [SPK-25] [SPK-28] Every effect of begin, commit, abort, retire, resolve, before and after."""
-    found = list(runs(STALLING[doing], MODES[mode], batches))
+    found = list(runs(STALLING[doing], MODES[mode], batches, how))
     bad = [each for each in found if each is not None]
     assert len(found) > 20, "the enumeration has its points"
     assert not bad, f"{len(bad)} of {len(found)}: {bad[:3]}"
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_driver_that_begins_while_an_older_one_commits_takes_nothing_back(order: str) -> None:
+    """[SPK-21] [SPK-28] The old driver decides, completes and notes, between any two effects of the begin.
+
+    What the newer one saw open may be committed, and noted as complete, before it reads the decisions.
+    """
+    points = 0
+    for before, during in product(range(40), range(12)):
+        world = World(ToyCluster(), order=order)
+        _, old = commits(world)
+        if not all(go(old) for _ in range(before)):
+            break
+        newer = world.driver().begin()
+        if not all(go(newer) for _ in range(during)):
+            old.close()
+            continue
+        while go(old):
+            pass
+        driver, lease = world.driver(), run_alone(newer)
+        first = 0 if lease.last_decision is None else 1
+        for number in range(first, 2):
+            run_alone(driver.commit(run_alone(world.tasks(lease, number))))
+            lease = run_alone(driver.begin())
+        assert world.cluster.committed == Counter(range(2 * ROWS)), (before, during)
+        assert not world.cluster.open_ids(), (before, during)
+        points += 1
+    assert points > 100

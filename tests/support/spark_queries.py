@@ -80,10 +80,18 @@ class Query:
         self.stations.append(make(options))
         return self.stations[-1]
 
-    def write(self, lease: BatchLease, batch_id: int, rows: int = 10, query_id: str = "q") -> Vote:
-        """Run one task in a new process."""
+    def write(
+        self,
+        lease: BatchLease,
+        batch_id: int,
+        rows: int = 10,
+        query_id: str = "q",
+        station: SinkContext | None = None,
+    ) -> Vote:
+        """Run one task in a process: by default, a new one."""
         batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
-        return run_attempt(self.station(), lease, MicroBatch(query_id, batch_id), [batch, batch.slice(0, 0)])
+        station = station or self.station()
+        return run_attempt(station, lease, MicroBatch(query_id, batch_id), [batch, batch.slice(0, 0)])
 
     def decide_and_die(self, batch_id: int = 0) -> list[Vote]:
         driver = self.station(MuteStation)

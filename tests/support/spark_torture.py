@@ -18,8 +18,9 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from inspect import iscoroutinefunction
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import psutil
 import pyarrow as pa
@@ -218,6 +219,8 @@ class Effects:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._inner, name)
+        if not iscoroutinefunction(method):
+            return cast(Callable[..., Any], method)  # it asks nobody
 
         async def effect(*args: object, **kwargs: object) -> object:
             strike(f"{name}.before")

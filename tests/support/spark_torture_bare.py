@@ -105,6 +105,7 @@ def options_of(spec: dict[str, Any]) -> SinkOptions:
 
 def serve(tasks: Connection, spec: dict[str, Any]) -> None:
     """Run task after task, as a Python worker, until the driver is gone."""
+    os.environ["SPARK_REUSE_WORKER"] = "1"
     cast = casting(spec)
     with suppress(EOFError, ConnectionError):
         while True:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError, TimedOut, build_broker_error
@@ -17,10 +17,17 @@ from tallystick.client.transactions.modes import TxnDecision
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.spark.protocol.committable import Decision, Participant, decode_decision, encode_decision
+from tallystick.spark.protocol.committable import (
+    BatchLease,
+    Decision,
+    Participant,
+    decode_decision,
+    encode_decision,
+)
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import PrefixTaken
-from tallystick.spark.protocol.transactional_ids import coordinator_id
+from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId, coordinator_id
+from tallystick.spark.sink.worker_ids import WorkerIdPool
 
 
 class Step:
@@ -219,6 +226,7 @@ class ToyLog:
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
         self._cluster, self._prefix, self._name = cluster, prefix, coordinator_id(prefix)
+        self._own: Decision | None = None
 
     async def open(self) -> None:
         pass
@@ -238,6 +246,10 @@ class ToyLog:
 
     async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         await self._write(encode_decision(decision), held)
+        self._own = decision
+
+    def recall(self, nonce: str) -> Decision | None:
+        return self._own if self._own is not None and self._own.nonce == nonce else None
 
     async def forget(self, held: ProducerIdAndEpoch, transaction_version: int) -> None:
         await self._write(None, held)
@@ -264,6 +276,77 @@ class ToyLog:
     async def mark_done(self, nonce: str) -> None:
         await self._cluster.effect()
         self._cluster.done[self._prefix] = nonce
+
+
+ORDERS: Final[dict[str, Callable[[int], int]]] = {
+    "the first first": lambda _: 0,
+    "the second first": lambda _: 1,
+    "in turn": lambda steps: steps % 2,
+}
+
+
+@dataclass
+class Interleaving:
+    """A `BothRunner` with the effects of both coroutines in a chosen order.
+
+    choose  returns which one goes on, after so many steps; the other one if that has ended
+    """
+
+    choose: Callable[[int], int] = ORDERS["in turn"]
+
+    async def __call__(self, *both: Coroutine[Any, Any, Any]) -> tuple[Any, Any]:
+        results: dict[int, Any] = {}
+        steps = 0
+        try:
+            while len(results) < len(both):
+                chosen = self.choose(steps)
+                chosen = 1 - chosen if chosen in results else chosen
+                steps += 1
+                try:
+                    both[chosen].send(None)
+                except StopIteration as stop:
+                    results[chosen] = stop.value
+                else:
+                    await Step()
+        finally:
+            for each in both:
+                each.close()
+        return results[0], results[1]
+
+
+class ToyWorker:
+    """A worker process: its ids, and the one that it initialises when its task is over (`next_producer`)."""
+
+    def __init__(self, cluster: ToyCluster, prefix: str, draw: Callable[[], str]) -> None:
+        self.ids = WorkerIdPool(prefix, draw)
+        self._cluster = cluster
+        self._lease: BatchLease | None = None
+        self._reserved: WorkerTransactionalId | None = None
+        self._ready: tuple[WorkerTransactionalId, ProducerIdAndEpoch] | None = None
+
+    def initialise_next(self, lease: BatchLease) -> None:
+        """Begin this when a task of `lease` is over."""
+        self._lease = lease
+
+    def advance(self) -> bool:
+        """Do the next of its two effects; return whether there was one."""
+        if self._lease is not None:
+            self._reserved, self._lease = self.ids.acquire(self._lease), None
+        elif self._reserved is not None:
+            pair = self._cluster.initialise(str(self._reserved))
+            self._ready, self._reserved = (self._reserved, pair), None
+        else:
+            return False
+        return True
+
+    def take(self, lease: BatchLease) -> tuple[str, ProducerIdAndEpoch] | None:
+        """Wait for what is under way; return the id that was initialised, or None."""
+        while self.advance():
+            pass
+        ready, self._ready = self._ready, None
+        if ready is None or not self.ids.acquire_reserved(ready[0], lease):
+            return None
+        return str(ready[0]), ready[1]
 
 
 class Scheduler:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import product
 from typing import Final, NotRequired, TypedDict
@@ -19,7 +19,6 @@ from tools.bench.rows import OS, Durability, Row, shuffled
 from tools.broker_process import BrokerProcess
 
 from tallystick.admin import Admin
-from tallystick.kernel.value import replace
 
 BEGIN: Final = "<!-- spark: begin (written by `make bench`) -->"
 END: Final = "<!-- spark: end -->"

@@ -59,7 +59,15 @@ def read_parts(file: Path) -> dict[str, list[float]]:
 
 
 class TimedParticipants(ClusterParticipants):
-    """Times the tasks' checks of the lease, and the driver's completion of decided transactions."""
+    """Times the tasks' checks of the lease, and the driver's requests on transactions."""
+
+    async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
+        with part("claim"):
+            return await super().claim()
+
+    async def list_open_ids(self) -> Collection[str]:
+        with part("list"):
+            return await super().list_open_ids()
 
     async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
         with part("look at the lease"):

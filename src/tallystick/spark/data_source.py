@@ -30,6 +30,7 @@ from pyspark.sql.types import (
 
 from tallystick.spark import sink, source
 from tallystick.spark.options.source_options import parse_source_options
+from tallystick.spark.runtime import session_advice
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
 
 if TYPE_CHECKING:
@@ -88,5 +89,9 @@ class KafkaDataSource(DataSource):
 
 
 def register(spark: "SparkSession") -> None:
-    """Register `format("tallystick")` with this session, classic or Connect. It may be called again."""
+    """Register `format("tallystick")` with this session, classic or Connect. It may be called again.
+
+    Logs a warning, once, if rows reach Python workers over TCP.
+    """
     spark.dataSource.register(KafkaDataSource)
+    session_advice.advise(spark)

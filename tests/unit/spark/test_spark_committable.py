@@ -77,7 +77,7 @@ def test_a_later_version_is_refused_by_name() -> None:
 
 
 def test_sizes() -> None:
-    """About 200 bytes a vote, and under 70 a participant and 40 a remembered batch in a decision."""
+    """About 300 bytes a vote, and under 70 a participant and 40 a remembered batch in a decision."""
     name = "pipeline.flights/w/0123456789abcdef/12"
     one = Participant(transactional_id=name, identity=PAIR)
     vote = Vote(
@@ -88,8 +88,9 @@ def test_sizes() -> None:
         tallies=(RowChecksum(10**6, 2**63),),
         participant=one,
         mode="2pc",
+        last_nonce="0123456789abcdef",
     )
-    assert len(encode_vote(vote)) < 300
+    assert len(encode_vote(vote)) < 320
     kept = tuple(JobChecksums(123_456 + n, (RowChecksum(10**6, 2**63),)) for n in range(BATCHES_MAX))
     decision = Decision(
         nonce="n", participants=(one,) * 1000, transaction_version=2, decided_ms=1, query_id="q", batches=kept

@@ -148,3 +148,13 @@ def test_it_goes_on_where_it_was_cut_off() -> None:
         assert fold.state.decision == decision("a")
         fold.feed(data)
         assert fold.next_offset == 2
+
+
+def test_only_the_decision_that_is_asked_for_is_recalled() -> None:
+    """[SPK-24] By its nonce: another process may have decided since, or nothing may be known here."""
+    fold = DecisionFold("p")
+    assert fold.recall("") is None
+    fold.cache_decision(encode_decision(decision("own")), decision("own"))
+    assert fold.recall("own") == decision("own")
+    assert fold.recall("newer") is None
+    assert fold.recall("") is None

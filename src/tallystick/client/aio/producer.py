@@ -146,6 +146,15 @@ class Producer:
         await self._engine.wait_for_space(topic, deadline)
         return deadline
 
+    async def connect(self, topic: str) -> None:
+        """Learn a topic's partitions and connect to their leaders, so that its first record does not wait.
+
+        Raises: as a `send` of the first record; sending may still succeed later.
+        """
+        await self._engine.connect(
+            topic, self._cluster.start_deadline("max.block.ms", self.config.max_block_ms)
+        )
+
     async def flush(self, timeout_s: float | None = None) -> None:
         """Send everything now, and wait until every record has its outcome."""
         if timeout_s is None:

@@ -395,5 +395,13 @@ class PendingCommit:
         self._call.wait(self._limit_s)
 
 
+def connect(producer: Producer, topic: str) -> None:
+    """Learn a topic's partitions and connect to their leaders, so that the first record does not wait.
+
+    Raises: as a `send` of the first record; sending may still succeed later.
+    """
+    producer._run(producer._async_producer.connect(topic), producer._block_timeout_s, "connect")
+
+
 def _refuse_after_fork(*_: object, **__: object) -> NoReturn:
     raise build_forked_error("send")

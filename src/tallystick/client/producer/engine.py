@@ -139,6 +139,17 @@ class ProducerEngine:
                 return
         raise Closed("the producer was closed")
 
+    async def connect(self, topic: str, deadline: Deadline) -> None:
+        """Fetch the topic's metadata unless it is known, and connect to the leaders of its partitions.
+
+        Raises: as `wait_for_space`; Unreachable.
+        """
+        await self.wait_for_space(topic, deadline)
+        info = await self._cluster.get_topic(topic)
+        leaders = {each.leader for each in info.partitions.values()}
+        for node_id in sorted(leader for leader in leaders if leader is not None):
+            await self._cluster.wait_for_versions(node_id)
+
     async def flush(self, deadline: Deadline | None = None) -> None:
         """Send all records taken so far at once, and wait until each has its outcome.
 

@@ -330,6 +330,10 @@ class DatabaseDecisionLog:
         except _NOTE_REFUSED as exc:
             self._disable_notes(exc)
 
+    def recall(self, nonce: str) -> Decision | None:
+        """Return None: the row is read before each decision, and so is the note that it was not lost."""
+        return None
+
     async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         nonce, moves = self._staged_moves or ("", StagedMoves(attempts=(), rows=()))
         check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")

@@ -247,6 +247,9 @@ class DecisionTopic:
 
     # ---------------------------------------------------------------------------- writing
 
+    def recall(self, nonce: str) -> Decision | None:
+        return self._fold.recall(nonce)
+
     async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         value = encode_decision(decision)
         if len(value) > DECISION_BYTES_MAX:

@@ -91,6 +91,11 @@ class BatchLease(Value, kw_only=True):
     repeats: bool = False
     began_ms: int = 0
 
+    @property
+    def last_nonce(self) -> str:
+        """Nonce of the last decision; empty without one."""
+        return "" if self.last_decision is None else self.last_decision.nonce
+
 
 class Participant(Value, kw_only=True):
     """One prepared transaction: its transactional id, and the producer id and epoch that wrote it."""
@@ -107,6 +112,7 @@ class Vote(Value, kw_only=True):
     tallies      one for each sink of the query
     mode         the transaction's mode (2pc, keep or resume); empty without a transaction
     began_ms     the lease's
+    last_nonce   of the lease's last decision; empty if there was none, or an earlier version voted
     """
 
     nonce: str
@@ -118,6 +124,7 @@ class Vote(Value, kw_only=True):
     is_skipped: bool = False
     mode: str = ""
     began_ms: int = 0
+    last_nonce: str = ""
 
 
 def empty_vote(lease: BatchLease) -> Vote:
@@ -239,6 +246,7 @@ def encode_vote(vote: Vote) -> bytes:
         skipped=vote.is_skipped,
         mode=vote.mode,
         began_ms=vote.began_ms,
+        last_nonce=vote.last_nonce,
     )
 
 
@@ -256,6 +264,7 @@ def decode_vote(data: bytes) -> Vote:
             is_skipped=_expect_bool(found["skipped"]),
             mode=_expect_str(found["mode"]),
             began_ms=_expect_int(found.get("began_ms", 0)),
+            last_nonce=_expect_str(found.get("last_nonce", "")),
         ),
     )
 

@@ -21,6 +21,7 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import BatchLease, Decision, DecisionNote, Participant, Vote
+from tallystick.spark.protocol.concurrency import BothRunner, run_both
 from tallystick.spark.protocol.decide import (
     ParticipantOutcome,
     QueryStart,
@@ -80,8 +81,16 @@ class SinkCoordinator:
         *,
         clock: Clock | None = None,
         nonces: Callable[[], str] | None = None,
+        run_both: BothRunner = run_both,
     ) -> None:
+        """Bind the coordinator to its ports.
+
+        Args:
+            nonces: draws the nonce of a lease.
+            run_both: runs two series of effects at the same time; tests choose the order of the effects.
+        """
         self.prefix = prefix
+        self._run_both = run_both
         self._participants, self._decisions = participants, decisions
         self._clock = clock or SystemClock()
         self._new_nonce = nonces or (lambda: token_hex(NONCE_BYTES))
@@ -100,14 +109,16 @@ class SinkCoordinator:
         began_ms = self._clock.now_ms()
         await self._decisions.open()
         owner, transaction_version = await self._participants.claim()
-        state = await self._decisions.read()
+        # Both after the claim, in any order: it ended what an earlier driver was about to decide.
+        state, undecided = await self._run_both(self._decisions.read(), self._find_undecided())
         if (refusal := find_lost_decisions(self.prefix, state)) is not None:
             if not adopting:
                 raise refusal
             await self._decisions.note(state.decision)
         if state.decision is not None and not state.is_complete:
             await self._roll_forward(state.decision)
-        await self._abort_undecided(owner, transaction_version)
+            undecided = await self._find_undecided()  # without those of the decision, which were open
+        await self._abort_undecided(undecided, owner, transaction_version)
         decision = state.decision
         summary = _raise_if_error(resume_decision(decision, resuming))
         return BatchLease(
@@ -128,25 +139,36 @@ class SinkCoordinator:
             any of them.
         """
         ballot = _raise_if_error(summarize_votes(votes))
-        last_decision = (await self._decisions.read()).decision
         if ballot.is_skipped:
+            last_decision = (await self._decisions.read()).decision
             if (refusal := refuse_changed_replay(last_decision, ballot)) is not None:
                 raise refusal
             return None
+        last_decision, descriptions = await self._run_both(
+            self._read_last_decision(ballot),
+            self._participants.describe([each.transactional_id for each in ballot.participants]),
+        )
         decision = _raise_if_error(
             build_decision(self.prefix, last_decision, ballot, self._clock.now_ms(), offsets)
-        )
-        descriptions = await self._participants.describe(
-            each.transactional_id for each in ballot.participants
         )
         refusal = find_expired_votes(ballot.participants, descriptions, self._clock.now_ms(), ballot.began_ms)
         if refusal is not None:
             raise refusal
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
         # Decided. From here on the transactions are only ever committed [SPK-21].
-        await self._complete(decision, decision.participants)
-        await self._abort_stray_attempts(ballot)
+        _, open_ids = await self._run_both(
+            self._complete(decision, decision.participants), self._list_stray_ids(decision)
+        )
+        await self._abort_stray_attempts(ballot, open_ids)
         return decision
+
+    async def _read_last_decision(self, ballot: VoteSummary) -> Decision | None:
+        """Return the decision that this one follows: the lease's, which this process may have made itself.
+
+        There is no later one, or the lease has ended, and then this decision will be refused [SPK-25].
+        """
+        known = self._decisions.recall(ballot.last_nonce) if ballot.last_nonce else None
+        return known or (await self._decisions.read()).decision
 
     async def abort(self, votes: Iterable[Vote | None]) -> None:
         """Abort a batch, unless it was decided. Without any vote, leave it to the next begin.
@@ -202,7 +224,7 @@ class SinkCoordinator:
             failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
             for each in await self._filter_open(participants) if failures else ():
                 raise _still_open_error(each, failures)
-        await self._abort_undecided(owner, transaction_version)
+        await self._abort_undecided(await self._find_undecided(), owner, transaction_version)
         if status.decision is not None or status.note is not None:
             await self._decisions.forget(owner, transaction_version)
         return status
@@ -247,14 +269,29 @@ class SinkCoordinator:
             for name, each in participants.items()
         }
 
-    async def _abort_stray_attempts(self, ballot: VoteSummary) -> None:
+    async def _list_stray_ids(self, decision: Decision) -> Collection[str]:
+        """Return the ids with open transactions that are not the decision's; none if that fails."""
+        try:
+            open_ids = filter_worker_ids(self.prefix, await self._participants.list_open_ids())
+        except TallystickError as exc:
+            _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
+            return ()
+        decided_ids = {each.transactional_id for each in decision.participants}
+        return [name for name in open_ids if name not in decided_ids]
+
+    async def _abort_stray_attempts(self, ballot: VoteSummary, open_ids: Collection[str]) -> None:
         """Abort the transactions of attempts that were killed before they voted, or not needed [SPK-26].
 
         The next begin would do so, but there may be none: a batch write has no next one, and a query that
         reads what it writes begins no batch, because the open transaction hides all newer records from it.
+
+        Args:
+            open_ids: the ids that were seen open after the decision.
         """
+        if not open_ids:
+            return
         try:
-            undecided = await self._find_undecided()
+            undecided = await self._describe_open(open_ids)
             # This replaces the epoch that the votes have: late attempts notice. It fences no newer driver.
             if undecided and await self._participants.reclaim(ballot.coordinator) is not None:
                 await self._abort_all(undecided, ballot.transaction_version)
@@ -267,9 +304,11 @@ class SinkCoordinator:
         If the prefix is still held *after* this call, none of them belongs to a newer lease, because the
         tasks of a lease begin after its claim.
         """
-        descriptions = await self._participants.describe(
-            filter_worker_ids(self.prefix, await self._participants.list_open_ids())
-        )
+        open_ids = filter_worker_ids(self.prefix, await self._participants.list_open_ids())
+        return await self._describe_open(open_ids)
+
+    async def _describe_open(self, transactional_ids: Collection[str]) -> list[Participant]:
+        descriptions = await self._participants.describe(transactional_ids) if transactional_ids else {}
         return [
             Participant(transactional_id=name, identity=description.writer)
             for name, description in descriptions.items()
@@ -281,14 +320,18 @@ class SinkCoordinator:
         for name, failure in failures.items():
             _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
-    async def _abort_undecided(self, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
-        """Abort every open transaction that no decision will ever name. Only under a claim.
+    async def _abort_undecided(
+        self, undecided: Collection[Participant], owner: ProducerIdAndEpoch, transaction_version: int
+    ) -> None:
+        """Abort the open transactions that no decision will ever name. Only under a claim.
 
         A driver may stall here for any time while a newer one works. So it aborts only what it has seen,
         under the producer ids and epochs it has seen, and only if it held the prefix after it looked: then
         all of it was written under an earlier lease [SPK-28].
+
+        Args:
+            undecided: the result of `_find_undecided` after the claim.
         """
-        undecided = await self._find_undecided()
         if not undecided:
             return
         if not await self._participants.owns_prefix(owner):

@@ -282,6 +282,7 @@ class VoteSummary(Value, kw_only=True):
     tallies: tuple[RowChecksum, ...]
     mode: str
     began_ms: int
+    last_nonce: str
 
 
 def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
@@ -294,7 +295,8 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
     if not cast:
         return MixedVotes("no task has voted")
     common_fields = {
-        (v.nonce, v.coordinator, v.transaction_version, v.job, v.is_skipped, len(v.tallies)) for v in cast
+        (v.nonce, v.coordinator, v.transaction_version, v.job, v.is_skipped, v.last_nonce, len(v.tallies))
+        for v in cast
     }
     if len(common_fields) != 1:
         vote_texts = "; ".join(
@@ -318,6 +320,7 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
         tallies=tallies,
         mode=next((vote.mode for vote in cast if vote.mode), ""),
         began_ms=first_vote.began_ms,
+        last_nonce=first_vote.last_nonce,
     )
 
 

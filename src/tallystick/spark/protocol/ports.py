@@ -69,6 +69,9 @@ class DecisionLogPort(Protocol):
     async def read(self) -> DecisionState:
         """Read the last decision. It is certain to be the last only after a claim. Creates nothing."""
 
+    def recall(self, nonce: str) -> Decision | None:
+        """Return the decision with this nonce if this object knows that it is in the log; without asking."""
+
     async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         """Record a decision under the producer id and epoch `owner`: the commit point.
 

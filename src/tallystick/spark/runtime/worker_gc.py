@@ -18,6 +18,11 @@ _REUSE_VARIABLE: Final = "SPARK_REUSE_WORKER"
 _frozen_module_count = 0
 
 
+def is_reused_worker() -> bool:
+    """Return whether this is a Python worker that Spark gives one task after another."""
+    return bool(os.environ.get(_REUSE_VARIABLE))
+
+
 def freeze_loaded_modules() -> None:
     """Freeze the objects that exist now, in a reused worker. Cheap if no module was loaded since.
 
@@ -25,7 +30,7 @@ def freeze_loaded_modules() -> None:
     that become garbage later are never freed, and those of modules do not become garbage.
     """
     global _frozen_module_count
-    if len(sys.modules) == _frozen_module_count or not os.environ.get(_REUSE_VARIABLE):
+    if len(sys.modules) == _frozen_module_count or not is_reused_worker():
         return
     gc.collect()
     gc.freeze()

@@ -1,7 +1,8 @@
 """One task attempt of the Spark sink: write its rows in a transaction and prepare it, or count and drop them.
 
     holds?   check that the lease is the last one, before any id is initialised: a late task of an older lease
-             must not touch an id that a newer lease has used since
+             must not touch an id that a newer lease has used since. Left out if an id of this process was
+             initialised when its last task was over (`next_producer`)
     write    init, begin, send, prepare, under an id of this process
     holds?   check again. If a newer lease was taken meanwhile, its sweep may have missed this transaction, so
              the task aborts it; otherwise it would stay open for ever under two-phase commit
@@ -11,6 +12,7 @@ The attempt does not depend on partition, attempt or stage numbers: Spark repeat
 
 import logging
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Final
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ from tallystick.spark.protocol.decide import TaskAction, plan_task
 from tallystick.spark.protocol.errors import InvalidRows, PrefixTaken, SinkError
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.sink.context import SinkContext
+from tallystick.spark.sink.next_producer import OpenedProducer
 from tallystick.spark.sink.row_checksum import checksum_columns
 
 _log = logging.getLogger("tallystick.spark")
@@ -64,6 +67,7 @@ def run_attempt(station: SinkContext, lease: BatchLease, job: Job, batches: Iter
         is_skipped=way is TaskAction.SKIP,
         mode=mode,
         began_ms=lease.began_ms,
+        last_nonce=lease.last_nonce,
     )
 
 
@@ -73,11 +77,10 @@ def _write_and_prepare(
     first_piece: pa.RecordBatch,
     other_pieces: Iterator[pa.RecordBatch],
 ) -> tuple[RowChecksum, Participant, str]:
-    _check_lease(station, lease)
-    name, topic = station.worker_ids.acquire(lease), station.options.topic
-    total = RowChecksum()
-    with station.create_producer(name) as producer:  # on an exception before the prepare, its exit aborts
-        producer.init_transactions()
+    opened = open_producer(station, lease)
+    topic, total = station.options.topic, RowChecksum()
+    with ExitStack() as stack:
+        producer = stack.enter_context(opened.producer)  # on an exception before the prepare, its exit aborts
         mode = producer.mode
         check(mode is not None, "the sink prepares, so a mode is in force")
         producer.begin_transaction()
@@ -91,14 +94,36 @@ def _write_and_prepare(
             piece = next(other_pieces, None)
         state = producer.prepare_transaction()
         try:
-            _check_lease(station, lease)
+            check_lease(station, lease)
         except BaseException:
             producer.abort_transaction()
             raise
-    return total, _to_participant(name, state), "" if mode is None else mode.value
+        stack.pop_all()
+    station.next_producer.open(lease, producer, () if topic is None else (topic,))
+    return total, _to_participant(opened.name, state), "" if mode is None else mode.value
 
 
-def _check_lease(station: SinkContext, lease: BatchLease) -> None:
+def open_producer(station: SinkContext, lease: BatchLease) -> OpenedProducer:
+    """Return an initialised producer for one attempt. Raises: PrefixTaken; the client's errors.
+
+    The lease is checked before an id is initialised. One that was initialised before needs no check: the one
+    after the prepare finds out what this one would.
+    """
+    opened = station.next_producer.take(lease)
+    if opened is None:
+        check_lease(station, lease)
+        name = station.worker_ids.acquire(lease)
+        opened = OpenedProducer(name=name, producer=station.create_producer(name))
+        try:
+            opened.producer.init_transactions()
+        except BaseException:
+            opened.producer.close()
+            raise
+    return opened
+
+
+def check_lease(station: SinkContext, lease: BatchLease) -> None:
+    """Raise PrefixTaken unless the lease is the last one."""
     if not station.owns_prefix(lease.coordinator):
         raise PrefixTaken(station.options.prefix, "this batch was given up, or another query began")
 

@@ -27,8 +27,9 @@ from tallystick.spark.protocol.committable import (
     encode_vote,
 )
 from tallystick.spark.protocol.decide import TaskAction, plan_task
-from tallystick.spark.protocol.errors import PrefixTaken, SinkError
-from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
+from tallystick.spark.protocol.errors import SinkError
+from tallystick.spark.sink.attempt import check_lease, open_producer
+from tallystick.spark.sink.context import OpenContext, get_sink_context
 from tallystick.spark.sink.projection import HASH_COLUMN
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class CombinedTask(Value, kw_only=True):
             is_skipped=way is TaskAction.SKIP,
             mode=mode,
             began_ms=self.lease.began_ms,
+            last_nonce=self.lease.last_nonce,
         )
         return vote, attempt.name
 
@@ -127,12 +129,10 @@ class _CombinedAttempt:
     def _get_producer(self) -> Producer:
         if self._producer is None:
             context = self._task.open_context(self._task.options)
-            self._check_lease(context)
-            name = context.worker_ids.acquire(self._task.lease)
+            opened = open_producer(context, self._task.lease)
             # On an exception before the prepare, the producer's exit aborts.
-            self._producer = self._stack.enter_context(context.create_producer(name))
-            self._transactional_id = str(name)
-            self._producer.init_transactions()
+            self._producer = self._stack.enter_context(opened.producer)
+            self._transactional_id = str(opened.name)
             self._producer.begin_transaction()
         return self._producer
 
@@ -142,20 +142,19 @@ class _CombinedAttempt:
         if producer is None:
             return None, ""
         state = producer.prepare_transaction()
+        context = self._task.open_context(self._task.options)
         try:
-            self._check_lease(self._task.open_context(self._task.options))
+            check_lease(context, self._task.lease)
         except BaseException:
             producer.abort_transaction()
             raise
+        self._stack.pop_all()
+        topics = {each.topic for each in self._task.sinks if isinstance(each, ToTopic)}
+        context.next_producer.open(self._task.lease, producer, topics)
         identity, mode = state.identity, producer.mode
         identity = require(identity, "records were sent, so something is prepared")
         mode = require(mode, "the sink prepares, so a mode is in force")
         return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
-
-    def _check_lease(self, context: SinkContext) -> None:
-        """Check the lease, as `run_attempt` does: before an id is initialised, and after the prepare."""
-        if not context.owns_prefix(self._task.lease.coordinator):
-            raise PrefixTaken(self._task.options.prefix, "this batch was given up, or another query began")
 
 
 def _split_by_sink(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

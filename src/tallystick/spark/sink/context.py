@@ -21,6 +21,7 @@ from tallystick.spark.decisions.participants import ClusterParticipants
 from tallystick.spark.decisions.topic import DecisionTopic
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import BatchLease, Decision, Vote
+from tallystick.spark.protocol.concurrency import run_both
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import (
     DecisionLocation,
@@ -34,6 +35,7 @@ from tallystick.spark.protocol.errors import SinkError
 from tallystick.spark.protocol.ports import DecisionLogPort, ParticipantsPort
 from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
+from tallystick.spark.sink.next_producer import NextProducer
 from tallystick.spark.sink.worker_ids import WorkerIdPool, draw_name
 from tallystick.spark.sink.worker_names import acquire_name
 
@@ -61,6 +63,7 @@ class SinkContext:
                 f"{options.client.get('bootstrap.servers')} {options.prefix}", draw_name
             ),
         )
+        self.next_producer = NextProducer(self.worker_ids, self.create_producer)
         self._logged_mode = ""
         self._config = ProducerConfig.parse(options.driver_client_settings)
         self._engine = engine_thread()
@@ -123,13 +126,11 @@ class SinkContext:
         Raises: UnknownCheckpoint, DecisionsMissing.
         """
         options = self.options
-        last_decision = (await self.decisions.read()).decision
-        if note is not None:
-            place = await self.decisions.find_location()
-            if (
-                refusal := refuse_moved_decisions(note, options.prefix, place, options.on_new_prefix)
-            ) is not None:
-                raise refusal
+        state, place = await run_both(self.decisions.read(), self.decisions.find_location())
+        last_decision = state.decision
+        refusal = refuse_moved_decisions(note, options.prefix, place, options.on_new_prefix)
+        if refusal is not None:
+            raise refusal
         summary = resume_decision(last_decision, resuming)
         if not isinstance(summary, SinkError):
             summary = refuse_unknown_query(summary, query_id, options.on_new_checkpoint)
@@ -171,6 +172,7 @@ class SinkContext:
 
     def close(self) -> None:
         """Close all connections. It may be called again."""
+        self.next_producer.close()
         self._engine.run(self._cluster.close(), _CLOSE_TIMEOUT_S, "close")
 
     @property

@@ -3,7 +3,8 @@
 The hold rule [SPK-23]: a lease does not take an id that was last used under the same lease, or for the last
 decided batch. InitProducerId on the former would abort the transaction of an earlier task of the same batch,
 which has voted. On the latter it would erase the evidence that a decided transaction was committed, while its
-completion may still be in progress. So a process has about twice as many ids as it runs tasks of one batch.
+completion may still be in progress. So a process has about twice as many ids as it runs tasks of one batch,
+and one more, which is initialised before a task asks for it (`next_producer`).
 
 The rule holds over processes, too: the next one that gets this process's name knows what its ids were used
 for (`worker_names`).
@@ -62,6 +63,22 @@ class WorkerIdPool:
             self._name = self._draw_unshared()
             number = _take_number(self._name.last_nonces, lease)
         return WorkerTransactionalId(self._prefix, self._name.text, number)
+
+    def acquire_reserved(self, name: WorkerTransactionalId, lease: BatchLease) -> bool:
+        """Note that an id is used under `lease` which was acquired earlier and has had no transaction since.
+
+        Returns: False if it may not be used, because the name is no longer this process's.
+        """
+        if self._name is None or name.worker != self._name.text:
+            return False
+        self._name.last_nonces[name.number] = lease.nonce
+        try:
+            self._name.save()
+        except OSError as exc:
+            _log.warning("%s: the name of this worker process is not handed on: %s", self._prefix, exc)
+            self._name = self._draw_unshared()
+            return False
+        return True
 
     def _draw_unshared(self) -> WorkerName:
         return UnsharedName(self._draw())
