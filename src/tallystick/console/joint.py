@@ -1,18 +1,263 @@
-"""Both halves of each transaction side by side: what is known, what it means, and what to do. Pure.
+"""Both halves of each transaction side by side. Pure.
 
 A transactional id has up to four views: its coordinator's description, the partitions where data of it is
-open, a row in a store, and a place in a decision of Spark. The rules that compare them are elsewhere, and are
-asked here: `admin.hanging` for partitions against the coordinator, `dualwrite.recovery.compare_halves` for the
-row against the cluster, `spark.protocol` for participants of a decision. This module adds the one judgement
-that none of them makes: whether somebody has to act, and which command does it.
+open, a row in a store, and a place in a decision of Spark. `join_views` lays them side by side for every
+transaction that is open or whose halves differ, and `judge` says what they come to.
 
-    state of the views                                              health        what to do
-    open, within its time, or between two steps of a live writer    OK            nothing
-    decided (in the database or by Spark) and not ended yet         WAITING       nothing yet; RECOVER later
-    in doubt for longer than the grace period, a store names it     RECOVER       transactions resolve --store
-    in doubt for longer than that, in a decision or beside one      RECOVER       transactions resolve --prefix
-    in doubt, and no store or decision that is known here names it  ORPHAN        name its store; complete by token
-    the halves differ (TEAR, LACK), or neither end is right (HALT)  BROKEN        read what the verdict says
-    no coordinator will ever end it                                 HANGING       transactions abort
-    it could not be judged                                          UNKNOWN       what failed, and how to ask again
+A live writer moves on while the views are read one after the other, so two of them may contradict each other
+in one snapshot although nothing is wrong. So BROKEN needs two looks [CON-1]: the same evidence in the
+snapshot before. Until then such a transaction is UNSETTLED.
 """
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tallystick.admin.hanging import HangingCase, HangingFinding
+from tallystick.admin.model import OPEN_STATES, TransactionDescription
+from tallystick.client.transactions.modes import Mode
+from tallystick.console.health import SEVERITY, Health, Judgement, Limits
+from tallystick.console.judge import (
+    SparkHalf,
+    SparkRole,
+    Stage,
+    StoreHalf,
+    TransactionViews,
+    find_stage,
+    judge,
+    needs_judgement,
+)
+from tallystick.console.snapshot import PrefixFacts, Snapshot, StoreFacts
+from tallystick.dualwrite.conclusions import to_txn_state
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, compare_halves
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.value import Value, replace
+from tallystick.spark.protocol.transactional_ids import coordinator_id, parse_worker_id
+
+# The partition has another transaction than the one that the coordinator describes, if it describes any.
+_NOT_THE_DESCRIBED: frozenset[HangingFinding] = frozenset(
+    {
+        HangingFinding.UNKNOWN_PRODUCER_ID,
+        HangingFinding.MAYBE_UNLISTED,
+        HangingFinding.EXPIRED_ID,
+        HangingFinding.NOT_DESCRIBED,
+        HangingFinding.NOT_INCLUDED,
+        HangingFinding.STALE_EPOCH,
+        HangingFinding.COORDINATOR_BEHIND,
+    }
+)
+
+
+class JointTransaction(Value, kw_only=True):
+    """One transaction: its views, and what they come to.
+
+    stage_since_ms   when it was first seen in its stage; at the first look when it began
+    held_back_count  records that `read_committed` readers of its partitions cannot see; a partition counts
+                     for the transaction that is first there
+    """
+
+    views: TransactionViews
+    stage: Stage
+    stage_since_ms: int
+    judgement: Judgement
+    held_back_count: int
+
+    @property
+    def transactional_id(self) -> str | None:
+        """The id; None if no coordinator knows the producer."""
+        return self.views.transactional_id
+
+    @property
+    def health(self) -> Health:
+        return self.judgement.health
+
+    @property
+    def evidence(self) -> tuple[object, ...]:
+        """What a second look must find unchanged [CON-1]."""
+        views = self.views
+        row = None if views.store is None else (views.store.store.name, views.store.row.state)
+        state = None if views.description is None else (views.description.state, views.description.writer)
+        return views.transactional_id, views.writer, state, row
+
+
+def join_views(
+    snapshot: Snapshot, limits: Limits, earlier: Sequence[JointTransaction] | None = None
+) -> tuple[JointTransaction, ...]:
+    """Join the views of every transaction that is open, or whose halves differ.
+
+    Args:
+        earlier: what the former snapshot was joined to; None for the first look, which finds nothing BROKEN
+            [CON-1] and takes every stage to have begun with the transaction.
+
+    Returns:
+        The worst first, then the oldest.
+    """
+    suspects = {each.evidence for each in earlier or () if each.health in (Health.BROKEN, Health.UNSETTLED)}
+    stages = {_stage_key(each.views): each.stage_since_ms for each in earlier or ()}
+    held_back = _count_held_back(snapshot)
+    joint = []
+    for views in _list_views(snapshot):
+        begun_ms = snapshot.at_ms - (views.compute_age_ms(snapshot.at_ms) or 0)
+        since_ms = stages.get(
+            _stage_key(views),
+            begun_ms if earlier is None or find_stage(views) is Stage.OPEN else snapshot.at_ms,
+        )
+        judgement = judge(views, snapshot.at_ms - since_ms, snapshot.bootstrap_servers, limits)
+        keys = ((case.transaction.partition, case.transaction.writer) for case in views.cases)
+        each = JointTransaction(
+            views=views,
+            stage=find_stage(views),
+            stage_since_ms=since_ms,
+            judgement=judgement,
+            held_back_count=sum(held_back.get(key, 0) for key in keys),
+        )
+        if each.health is Health.BROKEN and each.evidence not in suspects:
+            each = replace(each, judgement=_weaken(judgement))
+        joint.append(each)
+    joint.sort(key=lambda each: (SEVERITY[each.health], each.views.started_ms or 0))
+    return tuple(joint)
+
+
+def _stage_key(views: TransactionViews) -> tuple[object, ...]:
+    """Return what stays the same while a transaction is in one stage; its writer changes with its outcome."""
+    name = views.transactional_id or views.writer
+    return name, views.started_ms, find_stage(views)
+
+
+def _weaken(judgement: Judgement) -> Judgement:
+    return Judgement(Health.UNSETTLED, f"{judgement.reason} The next look decides.")
+
+
+def _count_held_back(snapshot: Snapshot) -> dict[tuple[TopicPartition, ProducerIdAndEpoch], int]:
+    """Return how many records the first open transaction of each partition holds back."""
+    first: dict[TopicPartition, HangingCase] = {}
+    for case in snapshot.transactions.cases:
+        at = case.transaction.partition
+        if at not in first or case.transaction.start_offset < first[at].transaction.start_offset:
+            first[at] = case
+    offsets = snapshot.topics.offsets
+    return {
+        (at, case.transaction.writer): offsets[at].held_back_count
+        for at, case in first.items()
+        if at in offsets
+    }
+
+
+def _list_views(snapshot: Snapshot) -> Iterator[TransactionViews]:
+    """List the views of all transactions that are open, or that a store or a decision expects to be."""
+    described, strangers = _sort_cases(snapshot)
+    stores = _index_rows(snapshot)
+    sparks = _SparkIndex(snapshot)
+    descriptions = snapshot.transactions.descriptions
+    for name in sorted({*descriptions, *stores, *sparks.decided_ids}):
+        description = descriptions.get(name)
+        is_open = description is not None and description.state in OPEN_STATES
+        store = _find_store_half(name, description, stores.get(name, ()), snapshot)
+        spark = sparks.find(name, description)
+        views = TransactionViews(
+            transactional_id=name,
+            writer=None if description is None else description.writer,
+            description=description,
+            is_known=name not in snapshot.transactions.unknown_ids,
+            cases=tuple(described.get(name, ())),
+            store=store,
+            spark=spark,
+        )
+        if is_open or needs_judgement(views):
+            yield views
+    for (name_or_none, writer), cases in strangers.items():
+        yield TransactionViews(
+            transactional_id=name_or_none,
+            writer=writer,
+            description=None if name_or_none is None else descriptions.get(name_or_none),
+            cases=tuple(cases),
+            is_stranger=True,
+        )
+
+
+def _sort_cases(
+    snapshot: Snapshot,
+) -> tuple[
+    Mapping[str, list[HangingCase]], Mapping[tuple[str | None, ProducerIdAndEpoch], list[HangingCase]]
+]:
+    """Sort the partitions' transactions into those that the coordinator describes and all others."""
+    described: dict[str, list[HangingCase]] = defaultdict(list)
+    strangers: dict[tuple[str | None, ProducerIdAndEpoch], list[HangingCase]] = defaultdict(list)
+    for case in snapshot.transactions.cases:
+        name = None if case.description is None else case.description.transactional_id
+        if name is None or case.finding in _NOT_THE_DESCRIBED:
+            strangers[name, case.transaction.writer].append(case)
+        else:
+            described[name].append(case)
+    return described, strangers
+
+
+def _index_rows(snapshot: Snapshot) -> Mapping[str, list[tuple[StoreFacts, StoredState]]]:
+    rows: dict[str, list[tuple[StoreFacts, StoredState]]] = defaultdict(list)
+    for store in snapshot.stores:
+        for name, row in store.rows.items():
+            rows[name].append((store, row))
+    return rows
+
+
+def _find_store_half(
+    name: str,
+    description: TransactionDescription | None,
+    rows: Iterable[tuple[StoreFacts, StoredState]],
+    snapshot: Snapshot,
+) -> StoreHalf | None:
+    """Compare the row of an id with the cluster; of several stores' rows the one that names what is open."""
+    half = ClusterHalf(
+        txn_state=None if description is None else to_txn_state(description),
+        is_visible=description is not None or name in snapshot.transactions.unknown_ids,
+        cluster_id=snapshot.cluster.cluster_id,
+    )
+    candidates = sorted(rows, key=lambda each: each[1].state.identity != half.open_transaction)
+    if not candidates:
+        return None
+    store, row = candidates[0]
+    finding = compare_halves(row, half)
+    # Only what cannot be seen depends on the mode, and then the strictest one counts.
+    mode = Mode.TWO_PHASE if row.timeout_ms is None else Mode.RESUME
+    lease = next((each for each in store.leases if each.transactional_id == name), None)
+    return StoreHalf(
+        store=store,
+        row=row,
+        finding=finding,
+        verdict=VERDICTS[finding, mode],
+        lease_state=None if lease is None else lease.classify(store.lease_now_ms),
+        other_stores=tuple(each.name for each, _ in candidates[1:]),
+    )
+
+
+class _SparkIndex:
+    """Looks up the place of transactional ids in the decisions of Spark's queries."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._prefixes: dict[str, PrefixFacts] = {each.prefix: each for each in snapshot.pipelines.prefixes}
+        self._coordinators = {coordinator_id(prefix): prefix for prefix in self._prefixes}
+        self.decided_ids = frozenset(
+            participant.transactional_id
+            for each in self._prefixes.values()
+            if each.decision is not None and not each.is_complete
+            for participant in each.decision.participants
+        )
+
+    def find(self, name: str, description: TransactionDescription | None) -> SparkHalf | None:
+        """Return the place of an id; None if it is not one of Spark's sink."""
+        if name in self._coordinators:
+            prefix = self._coordinators[name]
+            return SparkHalf(prefix=prefix, role=SparkRole.DRIVER, facts=self._prefixes[prefix])
+        worker = parse_worker_id(name)
+        if worker is None:
+            return None
+        facts = self._prefixes.get(worker.prefix)
+        decision = None if facts is None else facts.decision
+        for participant in () if decision is None else decision.participants:
+            is_same = description is None or description.writer == participant.identity
+            is_ended = description is not None and description.state != "Ongoing"
+            if participant.transactional_id == name and (is_same or is_ended):
+                return SparkHalf(
+                    prefix=worker.prefix, role=SparkRole.DECIDED, facts=facts, participant=participant
+                )
+        return SparkHalf(prefix=worker.prefix, role=SparkRole.UNDECIDED, facts=facts)

@@ -57,12 +57,15 @@ class TransactionFacts(Value, kw_only=True):
 
     descriptions  what coordinators say, by transactional id: those in an open state, and those that a store
                   or a decision names
+    unknown_ids   ids that were asked for and that no coordinator knows; any other id that is missing in
+                  `descriptions` could not be described
     cases         what leaders of partitions say, judged: one for each open transaction in each partition
     id_count      number of transactional ids that the coordinators know, in any state
     """
 
     status: PartStatus = PartStatus()
     descriptions: Mapping[str, TransactionDescription] = {}
+    unknown_ids: frozenset[str] = frozenset()
     cases: tuple[HangingCase, ...] = ()
     id_count: int = 0
 
@@ -92,8 +95,8 @@ class GroupOffset(Value, kw_only=True):
     """A group's progress in one partition.
 
     committed         the next offset to read
-    data_lag          data records between `committed` and the last stable offset that a `read_committed` reader
-                      will be given; None where they were not counted
+    data_lag          data records between `committed` and the last stable offset that `read_committed`
+                      readers will be given; None where they were not counted
     passed_markers    control records among the offsets in between
     passed_aborted    records of aborted transactions among them
     is_pending        offsets of a transaction that is not decided yet wait to replace `committed` (KIP-447)
@@ -123,7 +126,7 @@ class StoreKind(Enum):
 
 
 class ServerPreparedTransaction(Value, kw_only=True):
-    """A prepared transaction of the database server itself (pg_prepared_xacts, XA RECOVER), of any program."""
+    """A prepared transaction of the database server itself (pg_prepared_xacts, XA RECOVER)."""
 
     gid: str
     owner: str
