@@ -61,3 +61,7 @@ def resolve_prefix_command(bootstrap_servers: str, prefix: str, store: str | Non
 
 def describe_group_command(bootstrap_servers: str, group_id: str) -> str:
     return format_command(bootstrap_servers, "groups", "describe", "--group", group_id)
+
+
+def doctor_command(bootstrap_servers: str) -> str:
+    return shlex.join(["tallystick", "doctor", "--bootstrap-server", bootstrap_servers])

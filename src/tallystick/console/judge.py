@@ -36,7 +36,7 @@ from tallystick.console.snapshot import PrefixFacts, StoreFacts
 from tallystick.dualwrite.lease_rules import LeaseState
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import Finding, Verdict
-from tallystick.kernel.ids import ProducerIdAndEpoch
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.decide import ParticipantOutcome, resolve_outcome
@@ -97,6 +97,14 @@ class TransactionViews(Value, kw_only=True):
     def started_ms(self) -> int | None:
         """When it began, by its coordinator; None if that does not know the transaction."""
         return None if self.description is None or self.is_stranger else self.description.started_ms
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        """Where data of it is open, in either view."""
+        described = (
+            frozenset() if self.description is None or self.is_stranger else self.description.partitions
+        )
+        return described | {case.transaction.partition for case in self.cases}
 
     @property
     def is_two_phase(self) -> bool:
