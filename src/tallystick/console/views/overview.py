@@ -148,7 +148,7 @@ def _is_problem(each: JointTransaction) -> bool:
 def _describe_problem(each: JointTransaction) -> Problem:
     return Problem(
         health=each.health.value,
-        subject=each.transactional_id or f"producer {each.views.writer}",
+        subject=each.transactional_id or build_key(each),
         reason=each.judgement.reason,
         command=each.judgement.command,
         key=build_key(each),

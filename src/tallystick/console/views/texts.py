@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from tallystick.kernel.ids import ProducerIdAndEpoch
+
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
 
 
@@ -29,3 +31,8 @@ def format_count(number: int | None) -> str:
 def pluralize(count: int, noun: str) -> str:
     """Return a count with its noun, such as `1 store`, `2 stores`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_identity(identity: ProducerIdAndEpoch) -> str:
+    """Return a producer id and epoch as a database stores them (KIP-939), such as `5:3`."""
+    return f"{identity.producer_id}:{identity.epoch}"

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 from tallystick.admin.hanging import HangingCase
 from tallystick.admin.model import TransactionDescription
-from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console import commands
 from tallystick.console.judge import SparkHalf, StoreHalf
 from tallystick.console.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.texts import format_identity
 from tallystick.console.views.timeline import Timeline, draw, list_events
 from tallystick.console.views.transactions import TransactionRow, build_key, build_row
 from tallystick.dualwrite.model import to_columns
@@ -162,12 +162,12 @@ def _view_coordinator(description: TransactionDescription) -> CoordinatorView:
     return CoordinatorView(
         coordinator=description.coordinator,
         state=description.state,
-        token=str(PreparedTxnState.of(description.writer)),
+        token=format_identity(description.writer),
         timeout_ms=description.timeout_ms,
         started_ms=description.started_ms,
-        superseded=None if description.superseded is None else str(description.superseded),
+        superseded=None if description.superseded is None else format_identity(description.superseded),
         forced_outcomes=tuple(
-            f"{outcome.writer}: {getattr(outcome.cause, 'name', outcome.cause)}".lower()
+            f"{format_identity(outcome.writer)} {getattr(outcome.cause, 'name', outcome.cause)}".lower()
             for outcome in description.forced_outcomes
         ),
     )
@@ -178,7 +178,7 @@ def _view_partition(name: str, case: HangingCase | None, offsets: PartitionOffse
     return PartitionView(
         partition=name,
         start_offset=None if transaction is None else transaction.start_offset,
-        producer=None if transaction is None else str(transaction.writer),
+        producer=None if transaction is None else format_identity(transaction.writer),
         coordinator_epoch=None if transaction is None else transaction.coordinator_epoch,
         last_record_ms=None if transaction is None else transaction.last_timestamp_ms,
         last_stable_offset=None if offsets is None else offsets.last_stable,

@@ -9,6 +9,7 @@ from tallystick.console.health import Health
 from tallystick.console.joint import JointTransaction
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.texts import format_identity
 from tallystick.kernel.value import Value
 
 PAGE_ROWS: Final = 100
@@ -152,7 +153,7 @@ def build_row(each: JointTransaction, now_ms: int) -> TransactionRow:
         verdict=verdict,
         store="" if views.store is None else views.store.store.name,
         prefix="" if views.spark is None else views.spark.prefix,
-        producer=None if views.writer is None else str(views.writer),
+        producer=None if views.writer is None else format_identity(views.writer),
         age_ms=age_ms,
         timeout_ms=None if description is None else description.timeout_ms,
         partition_count=len(views.partitions),
@@ -165,7 +166,8 @@ def build_key(each: JointTransaction) -> str:
     """Return the name of a transaction in a URL."""
     if each.transactional_id is not None and not each.views.is_stranger:
         return each.transactional_id
-    return f"producer:{each.views.writer}"
+    writer = each.views.writer
+    return f"producer:{'' if writer is None else format_identity(writer)}"
 
 
 def _describe_finding(each: JointTransaction) -> tuple[str, str]:
