@@ -261,3 +261,9 @@ class _SparkIndex:
                     prefix=worker.prefix, role=SparkRole.DECIDED, facts=facts, participant=participant
                 )
         return SparkHalf(prefix=worker.prefix, role=SparkRole.UNDECIDED, facts=facts)
+
+
+def find_oldest_ms(joint: Iterable[JointTransaction], now_ms: int) -> int | None:
+    """Return the age of the oldest of these transactions; None if no age is known."""
+    ages = (each.views.compute_age_ms(now_ms) for each in joint)
+    return max((age for age in ages if age is not None), default=None)

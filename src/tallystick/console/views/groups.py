@@ -1,8 +1,8 @@
 """Groups with their true lag: records that a reader of committed records has still to be given. Pure.
 
 The end of a partition less the committed offset counts markers, aborted records, and records that no reader
-of committed records may see yet. Such a lag never reaches 0 in a topic that is written in transactions. Here it
-is counted in data records up to the last stable offset, and what was passed over is said.
+of committed records may see yet. Such a lag never reaches 0 in a topic that is written in transactions. Here
+it is counted in data records up to the last stable offset, and what was passed over is said.
 """
 
 from collections.abc import Iterable
@@ -80,7 +80,7 @@ class GroupPage(Value, kw_only=True):
 def build_groups(state: ConsoleState, now_ms: int) -> GroupsPage:
     """Build the list of groups."""
     rows = [_build_row(state, group_id) for group_id in state.snapshot.groups.groups]
-    rows.sort(key=lambda row: (-(row.data_lag or row.offset_lag), row.group_id))
+    rows.sort(key=lambda row: (-(row.offset_lag if row.data_lag is None else row.data_lag), row.group_id))
     return GroupsPage(info=_describe(state, "Groups", now_ms), groups=tuple(rows))
 
 

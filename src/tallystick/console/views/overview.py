@@ -1,12 +1,12 @@
 """The first page: health in words, the reason, and the command that mends it. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.console import commands
 from tallystick.console.health import Health
-from tallystick.console.joint import JointTransaction
+from tallystick.console.joint import JointTransaction, find_oldest_ms
 from tallystick.console.snapshot import Snapshot, StoreFacts
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
@@ -96,8 +96,8 @@ def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
         counts=count_by_health(joint),
         open_count=len(joint),
         prepared_count=len(in_doubt),
-        oldest_ms=_find_oldest(joint, now_ms),
-        oldest_in_doubt_ms=_find_oldest(in_doubt, now_ms),
+        oldest_ms=find_oldest_ms(joint, now_ms),
+        oldest_in_doubt_ms=find_oldest_ms(in_doubt, now_ms),
         held_back_count=sum(each.held_back_count for each in offsets),
         held_back_partitions=sum(each.held_back_count > 0 for each in offsets),
         id_count=snapshot.transactions.id_count,
@@ -127,7 +127,7 @@ def _summarize(state: ConsoleState, now_ms: int) -> tuple[Health, str]:
         return worst[0], " ".join(texts)
     if not state.joint:
         return Health.OK, "No transaction is open."
-    oldest = format_duration(_find_oldest(state.joint, now_ms))
+    oldest = format_duration(find_oldest_ms(state.joint, now_ms))
     return Health.OK, f"{pluralize(len(state.joint), 'transaction')} open, the oldest for {oldest}."
 
 
@@ -177,11 +177,6 @@ def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
             reason=text,
             command=commands.doctor_command(snapshot.bootstrap_servers),
         )
-
-
-def _find_oldest(joint: Iterable[JointTransaction], now_ms: int) -> int | None:
-    ages = (each.views.compute_age_ms(now_ms) for each in joint)
-    return max((age for age in ages if age is not None), default=None)
 
 
 def _summarize_stores(state: ConsoleState, now_ms: int) -> tuple[StoreSummary, ...]:

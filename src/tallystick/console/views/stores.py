@@ -1,10 +1,9 @@
-"""The databases that decide: what each has committed, what of it is still open in Kafka, and its leases. Pure."""
+"""The databases that decide: what each has committed, what is still open in Kafka, and leases. Pure."""
 
-from collections.abc import Iterable
 from typing import Final
 
 from tallystick.console import commands
-from tallystick.console.joint import JointTransaction
+from tallystick.console.joint import JointTransaction, find_oldest_ms
 from tallystick.console.snapshot import StoreFacts
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
@@ -102,7 +101,7 @@ def _view_store(state: ConsoleState, store: StoreFacts, now_ms: int) -> StoreVie
         took_ms=store.status.took_ms,
         row_count=len(rows),
         open_count=len(joint),
-        undecided_oldest_ms=_find_oldest(joint.values(), now_ms),
+        undecided_oldest_ms=find_oldest_ms(joint.values(), now_ms),
         expired_lease_count=sum(
             lease.classify(store.lease_now_ms) is LeaseState.EXPIRED for lease in store.leases
         ),
@@ -127,11 +126,6 @@ def _view_store(state: ConsoleState, store: StoreFacts, now_ms: int) -> StoreVie
             for each in store.server_prepared
         ),
     )
-
-
-def _find_oldest(joint: Iterable[JointTransaction], now_ms: int) -> int | None:
-    ages = (each.views.compute_age_ms(now_ms) for each in joint)
-    return max((age for age in ages if age is not None), default=None)
 
 
 def _describe_lease(lease: LeaseRow | None, now_ms: int) -> tuple[str, str]:
