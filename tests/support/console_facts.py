@@ -21,6 +21,7 @@ from tallystick.console.snapshot import (
 from tallystick.dualwrite.lease_rules import LeaseRow
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision, JobChecksums, Participant
 
 NOW_MS = 1_790_000_000_000
@@ -97,10 +98,14 @@ def make_row(
 
 
 def make_store(
-    *rows: StoredState, name: str = STORE, leases: tuple[LeaseRow, ...] = (), failures: tuple[str, ...] = ()
+    *rows: StoredState,
+    name: str = STORE,
+    leases: tuple[LeaseRow, ...] = (),
+    failures: tuple[str, ...] = (),
+    read_ms: int = NOW_MS - 100,
 ) -> StoreFacts:
     return StoreFacts(
-        status=PartStatus(read_ms=NOW_MS - 100, failures=failures),
+        status=PartStatus(read_ms=read_ms, failures=failures),
         name=name,
         kind=StoreKind.SQL,
         rows={row.transactional_id: row for row in rows},
@@ -153,4 +158,21 @@ def make_snapshot(
         topics=TopicFacts(status=status, offsets=offsets or {}),
         stores=tuple(stores),
         pipelines=PipelineFacts(status=status, prefixes=tuple(prefixes)),
+    )
+
+
+def read_again(snapshot: Snapshot, after_ms: int = 1_000) -> Snapshot:
+    """Return a later snapshot, all of whose parts were read once more and show the same."""
+
+    def again(status: PartStatus) -> PartStatus:
+        return replace(status, read_ms=status.read_ms + after_ms)
+
+    return replace(
+        snapshot,
+        number=snapshot.number + 1,
+        at_ms=snapshot.at_ms + after_ms,
+        transactions=replace(snapshot.transactions, status=again(snapshot.transactions.status)),
+        topics=replace(snapshot.topics, status=again(snapshot.topics.status)),
+        pipelines=replace(snapshot.pipelines, status=again(snapshot.pipelines.status)),
+        stores=tuple(replace(store, status=again(store.status)) for store in snapshot.stores),
     )

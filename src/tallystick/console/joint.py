@@ -5,8 +5,9 @@ open, a row in a store, and a place in a decision of Spark. `join_views` lays th
 transaction that is open or whose halves differ, and `judge` says what they come to.
 
 A live writer moves on while the views are read one after the other, so two of them may contradict each other
-in one snapshot although nothing is wrong. So BROKEN needs two looks [CON-1]: the same evidence in the
-snapshot before. Until then such a transaction is UNSETTLED.
+although nothing is wrong. So BROKEN needs two looks [CON-1]: each of the views must have been read once more
+since the contradiction was first seen, and show the same. Until then such a transaction is UNSETTLED. Two
+snapshots are not enough for that: the second one may still hold the same reading of one of the views.
 """
 
 from collections import defaultdict
@@ -52,6 +53,8 @@ class JointTransaction(Value, kw_only=True):
     """One transaction: its views, and what they come to.
 
     stage_since_ms   when it was first seen in its stage; at the first look when it began
+    suspected_at     when its views were read that were first seen to contradict each other; empty if they do
+                     not
     held_back_count  records that `read_committed` readers of its partitions cannot see; a partition counts
                      for the transaction that is first there
     """
@@ -61,6 +64,7 @@ class JointTransaction(Value, kw_only=True):
     stage_since_ms: int
     judgement: Judgement
     held_back_count: int
+    suspected_at: tuple[int, ...] = ()
 
     @property
     def transactional_id(self) -> str | None:
@@ -76,8 +80,9 @@ class JointTransaction(Value, kw_only=True):
         """What a second look must find unchanged [CON-1]."""
         views = self.views
         row = None if views.store is None else (views.store.store.name, views.store.row.state)
+        decision = None if views.spark is None else (views.spark.prefix, views.spark.participant)
         state = None if views.description is None else (views.description.state, views.description.writer)
-        return views.transactional_id, views.writer, state, row
+        return views.transactional_id, views.writer, state, row, decision
 
 
 def join_views(
@@ -92,7 +97,7 @@ def join_views(
     Returns:
         The worst first, then the oldest.
     """
-    suspects = {each.evidence for each in earlier or () if each.health in (Health.BROKEN, Health.UNSETTLED)}
+    suspects = {each.evidence: each.suspected_at for each in earlier or () if each.suspected_at}
     stages = {_stage_key(each.views): each.stage_since_ms for each in earlier or ()}
     held_back = _count_held_back(snapshot)
     joint = []
@@ -102,30 +107,48 @@ def join_views(
             _stage_key(views),
             begun_ms if earlier is None or find_stage(views) is Stage.OPEN else snapshot.at_ms,
         )
-        judgement = judge(views, snapshot.at_ms - since_ms, snapshot.bootstrap_servers, limits)
         keys = ((case.transaction.partition, case.transaction.writer) for case in views.cases)
         each = JointTransaction(
             views=views,
             stage=find_stage(views),
             stage_since_ms=since_ms,
-            judgement=judgement,
+            judgement=judge(views, snapshot.at_ms - since_ms, snapshot.bootstrap_servers, limits),
             held_back_count=sum(held_back.get(key, 0) for key in keys),
         )
-        if each.health is Health.BROKEN and each.evidence not in suspects:
-            each = replace(each, judgement=_weaken(judgement))
-        joint.append(each)
+        joint.append(_confirm(each, _list_readings(views, snapshot), suspects))
     joint.sort(key=lambda each: (SEVERITY[each.health], each.views.started_ms or 0))
     return tuple(joint)
+
+
+def _confirm(
+    each: JointTransaction,
+    readings: tuple[int, ...],
+    suspects: Mapping[tuple[object, ...], tuple[int, ...]],
+) -> JointTransaction:
+    """Weaken BROKEN to UNSETTLED unless every view was read again since it was first suspected [CON-1]."""
+    if each.health is not Health.BROKEN:
+        return each
+    suspected_at = suspects.get(each.evidence, readings)
+    if all(now_ms > then_ms for now_ms, then_ms in zip(readings, suspected_at, strict=True)):
+        return replace(each, suspected_at=suspected_at)
+    reason = f"{each.judgement.reason} The next look decides."
+    return replace(each, suspected_at=suspected_at, judgement=Judgement(Health.UNSETTLED, reason))
+
+
+def _list_readings(views: TransactionViews, snapshot: Snapshot) -> tuple[int, ...]:
+    """Return when the views of a transaction were read."""
+    readings = [snapshot.transactions.status.read_ms]
+    if views.store is not None:
+        readings.append(views.store.store.status.read_ms)
+    if views.spark is not None:
+        readings.append(snapshot.pipelines.status.read_ms)
+    return tuple(readings)
 
 
 def _stage_key(views: TransactionViews) -> tuple[object, ...]:
     """Return what stays the same while a transaction is in one stage; its writer changes with its outcome."""
     name = views.transactional_id or views.writer
     return name, views.started_ms, find_stage(views)
-
-
-def _weaken(judgement: Judgement) -> Judgement:
-    return Judgement(Health.UNSETTLED, f"{judgement.reason} The next look decides.")
 
 
 def _count_held_back(snapshot: Snapshot) -> dict[tuple[TopicPartition, ProducerIdAndEpoch], int]:

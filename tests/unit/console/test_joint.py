@@ -1,5 +1,6 @@
 """Both halves of each transaction side by side: what is shown, and when it counts."""
 
+import pytest
 from tests.support.console_facts import (
     NOW_MS,
     ORDERS,
@@ -11,6 +12,7 @@ from tests.support.console_facts import (
     make_snapshot,
     make_store,
     pair,
+    read_again,
 )
 
 from tallystick.admin.hanging import HangingFinding, Verdict
@@ -68,7 +70,21 @@ def test_halves_that_differ_are_shown_although_nothing_is_open() -> None:
     aborted = describe(state="CompleteAbort", writer=pair(5, 4), partitions=())
     snapshot = make_snapshot(aborted, stores=[make_store(make_row(state=WRITER))])
     assert join(snapshot).health is Health.UNSETTLED
-    assert join(snapshot, join_views(snapshot, LIMITS)).health is Health.BROKEN
+    assert join(read_again(snapshot), join_views(snapshot, LIMITS)).health is Health.BROKEN
+
+
+@pytest.mark.parametrize("part", ["stores", "transactions"])
+def test_a_view_that_was_not_read_again_confirms_nothing(part: str) -> None:
+    """[CON-1] A snapshot may hold a part that is as old as that of the one before."""
+    aborted = describe(state="CompleteAbort", writer=pair(5, 4), partitions=())
+    first = make_snapshot(aborted, stores=[make_store(make_row(state=WRITER))])
+    half_new = replace(read_again(first), **{part: getattr(first, part)})
+    looked_once = join_views(first, LIMITS)
+    looked_twice = join_views(half_new, LIMITS, looked_once)
+    assert looked_twice[0].health is Health.UNSETTLED
+    whole = read_again(half_new)
+    assert join(whole, looked_twice).health is Health.BROKEN
+    assert join(read_again(whole), join_views(whole, LIMITS, looked_twice)).health is Health.BROKEN
 
 
 def test_halves_are_called_broken_only_if_two_looks_show_the_same() -> None:
@@ -80,8 +96,8 @@ def test_halves_are_called_broken_only_if_two_looks_show_the_same() -> None:
         stores=[make_store(make_row(state=pair(5, 5)))],
     )
     looked_once = join_views(first, LIMITS)
-    assert join(moved, looked_once).health is Health.UNSETTLED
-    assert join(first, looked_once).health is Health.BROKEN
+    assert join(read_again(moved), looked_once).health is Health.UNSETTLED
+    assert join(read_again(first), looked_once).health is Health.BROKEN
 
 
 def test_a_transaction_of_no_coordinator_stands_alone() -> None:

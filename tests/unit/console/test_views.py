@@ -19,6 +19,7 @@ from tests.support.console_facts import (
     make_snapshot,
     make_store,
     pair,
+    read_again,
 )
 
 from tallystick.admin.hanging import HangingFinding, Verdict
@@ -39,7 +40,7 @@ from tallystick.console.views.transactions import (
 
 def show(snapshot: Snapshot) -> ConsoleState:
     """Return the state after two looks at the same, so that everything is settled."""
-    return advance(advance(ConsoleState(), snapshot), snapshot)
+    return advance(advance(ConsoleState(), snapshot), read_again(snapshot, after_ms=1))
 
 
 def decided_and_abandoned() -> ConsoleState:

@@ -21,6 +21,7 @@ from tests.support.console_facts import (
     make_snapshot,
     make_store,
     pair,
+    read_again,
 )
 
 from tallystick.admin.groups import GroupDescription, MemberDescription
@@ -96,9 +97,9 @@ def make_full_snapshot() -> Snapshot:
 
 
 def make_feed(snapshot: Snapshot | None = None) -> StateFeed:
-    feed = StateFeed()
-    for _ in range(2):
-        feed.publish(snapshot or make_full_snapshot())
+    feed, snapshot = StateFeed(), snapshot or make_full_snapshot()
+    feed.publish(snapshot)
+    feed.publish(read_again(snapshot))
     return feed
 
 
