@@ -11,8 +11,13 @@ from tallystick.admin.acls import Acl, AclFilter
 from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.configs import ConfigResource, ConfigValue
-from tallystick.admin.groups import GroupDescription, GroupListing
-from tallystick.admin.model import ProducerState, TransactionDescription, TransactionListing
+from tallystick.admin.model import (
+    GroupDescription,
+    GroupListing,
+    ProducerState,
+    TransactionDescription,
+    TransactionListing,
+)
 from tallystick.admin.runner import AdminRunner
 from tallystick.admin.scram import ScramCredentialInfo, UserScramCredentialAlteration
 from tallystick.admin.topics import CreatedTopic, NewTopic

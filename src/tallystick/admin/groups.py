@@ -7,6 +7,7 @@ members (UNKNOWN_MEMBER_ID), so a running consumer never loses its position.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tallystick.admin.admin_call import AdminCall, Answers, gather_answers, group_by_topic
+from tallystick.admin.model import GroupDescription, GroupListing, MemberDescription
 from tallystick.client.assignors.subscription import decode_assignment
 from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, build_broker_error
 from tallystick.client.offsets import (
@@ -20,7 +21,6 @@ from tallystick.client.offsets import (
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError
 from tallystick.protocol.messages import consumer_group_describe as cgd
 from tallystick.protocol.messages import describe_groups as dg
@@ -29,37 +29,6 @@ from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest, Dele
 from tallystick.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
 from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
-
-
-class GroupListing(Value, kw_only=True):
-    """A group in a coordinator's list; `state` and `type` are "" if the broker's version omits them."""
-
-    group_id: str
-    coordinator: int
-    protocol_type: str
-    state: str
-    type: str
-
-
-class MemberDescription(Value, kw_only=True):
-    """A member of a group and its assigned partitions."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    host: str
-    partitions: frozenset[TopicPartition]
-
-
-class GroupDescription(Value, kw_only=True):
-    """A group. `assignor` is "" until it has been chosen."""
-
-    group_id: str
-    coordinator: int
-    state: str
-    type: str
-    assignor: str
-    members: tuple[MemberDescription, ...]
 
 
 async def list_all(

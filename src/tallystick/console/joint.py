@@ -28,9 +28,8 @@ from tallystick.console.judge import (
     needs_judgement,
 )
 from tallystick.console.snapshot import PrefixFacts, Snapshot, StoreFacts
-from tallystick.dualwrite.conclusions import to_txn_state
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, compare_halves
+from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value, replace
 from tallystick.spark.protocol.transactional_ids import coordinator_id, parse_worker_id

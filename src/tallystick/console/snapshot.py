@@ -11,9 +11,8 @@ Times are milliseconds since the Unix epoch by this process's clock, unless a fi
 from collections.abc import Mapping
 from enum import Enum
 
-from tallystick.admin.groups import GroupDescription
 from tallystick.admin.hanging import HangingCase
-from tallystick.admin.model import TransactionDescription
+from tallystick.admin.model import GroupDescription, TransactionDescription
 from tallystick.client.net.metadata import Node
 from tallystick.dualwrite.lease_rules import LeaseRow
 from tallystick.dualwrite.model import StoredState
