@@ -15,11 +15,10 @@ from tallystick.cli.cluster_command import (
     build_config,
     select_role_settings,
 )
-from tallystick.client.config import Address
 from tallystick.console.collect.collector import Collector
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.health import Limits
-from tallystick.console.listen import ListenOptions
+from tallystick.console.listen import ListenOptions, parse_listen
 from tallystick.kernel.settings import BadConfig, collect_problems
 from tallystick.security.http_credentials import CredentialFiles
 from tallystick.spark.options.option_table import DECISIONS_TOPIC
@@ -69,10 +68,10 @@ def console(
 ) -> None:
     """Show both halves of every transaction in a browser; see docs/console.md. Changes nothing."""
     client = select_role_settings("admin", build_config(bootstrap_server, command_config))
-    address = _parse_listen(listen)
+    host, port = parse_listen(listen)
     options = ListenOptions(
-        host=address.host,
-        port=address.port,
+        host=host,
+        port=port,
         host_names=tuple(name.lower() for name in host_name or ()),
         credentials=CredentialFiles(
             prefix="--",
@@ -106,11 +105,3 @@ async def _serve(config: CollectorConfig, options: ListenOptions, limits: Limits
 
 def _announce(address: str) -> None:
     print(f"The console is at {address}", file=sys.stderr, flush=True)
-
-
-def _parse_listen(text: str) -> Address:
-    """Parse HOST:PORT; a port alone means loopback. Raises: BadConfig."""
-    try:
-        return Address.parse(f"127.0.0.1:{text}" if text.isdigit() else text)
-    except ValueError as exc:
-        raise BadConfig(f"--listen: {exc}") from exc

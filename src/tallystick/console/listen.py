@@ -5,10 +5,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 from tallystick.security.http_credentials import CredentialFiles
 
+DEFAULT_HOST: Final = "127.0.0.1"
+PORT_MAX: Final = 65_535
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT; a port alone means loopback, and port 0 any free one. Raises: BadConfig."""
+    host, _, port = f"{DEFAULT_HOST}:{text}".rpartition(":") if text.isdigit() else text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdecimal()) or int(port) > PORT_MAX:
+        raise BadConfig(f"--listen: {text!r} is not HOST:PORT")
+    return host, int(port)
 
 
 class ListenOptions(Value, kw_only=True):
@@ -20,7 +32,7 @@ class ListenOptions(Value, kw_only=True):
     key           PEM file with its key; None: it is in the same file as the certificate
     """
 
-    host: str = "127.0.0.1"
+    host: str = DEFAULT_HOST
     port: int = 8080
     host_names: tuple[str, ...] = ()
     credentials: CredentialFiles = CredentialFiles(prefix="--")
