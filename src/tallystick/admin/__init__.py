@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         UserScramCredentialUpsertion,
     )
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
-    from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport
+    from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport, OpenTransactionsReport
     from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "NewTopic",
     "NotSafe",
     "NothingOpen",
+    "OpenTransactionsReport",
     "PartlyDeleted",
     "ResourceType",
     "ScramCredentialInfo",
@@ -68,7 +69,7 @@ if not TYPE_CHECKING:
             "UserScramCredentialUpsertion",
         ),
         "admin.topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
-        "admin.transactions": ("AbortPlan", "AbortSpec", "HangingReport"),
+        "admin.transactions": ("AbortPlan", "AbortSpec", "HangingReport", "OpenTransactionsReport"),
         "protocol.acls": ("AclOperation", "AclPattern", "AclPermission", "AclResource"),
     }
     __getattr__ = _lazy.attributes(

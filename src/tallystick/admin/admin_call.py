@@ -11,8 +11,10 @@ from typing import Final, Generic, TypeVar, cast
 from tallystick.admin.errors import BrokerDown
 from tallystick.client.errors import ClientError, NotSupported, UnknownTopic, Unreachable, build_broker_error
 from tallystick.client.net.cluster import Cluster
+from tallystick.client.net.coordinators import CoordinatorType
 from tallystick.client.retry import Deadline
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 
@@ -25,6 +27,7 @@ CONNECT_ATTEMPTS: Final = 3
 UNKNOWN_TOPIC_ATTEMPTS: Final = 3
 CONCURRENT_MAX: Final = 64
 PARTITIONS_PER_REQUEST: Final = 500  # as in Kafka's tools
+IDS_PER_REQUEST: Final = 500
 
 
 class Answers(Value, Generic[K, V]):
@@ -216,14 +219,39 @@ class AdminCall:
         async def one_round(some: Sequence[TopicPartition]) -> Mapping[TopicPartition, V | ClientError]:
             answers: dict[TopicPartition, V | ClientError] = {}
             batches = await self._batch_by_broker(some, broker_id, answers)
-            by_broker = await gather_answers(batches, lambda batch: ask(batch[0], batch[1]))
-            for each in by_broker.found.values():
-                answers |= each
-            for batch, failure in by_broker.failures.items():
-                answers |= dict.fromkeys(batch[1], failure)
-            return answers
+            return answers | await _ask_batches(batches, ask)
 
         return await self.send_with_retries(api, partitions, one_round)
+
+    async def send_to_coordinators(
+        self,
+        kind: CoordinatorType,
+        keys: Iterable[str],
+        ask: Callable[[int, Sequence[str]], Awaitable[Mapping[str, V | ClientError]]],
+        api: str,
+    ) -> Answers[str, V]:
+        """Ask the coordinators of ids, in as few requests as possible; repeat transient failures.
+
+        Args:
+            ask: one request to one broker; returns a value or an error for each id.
+        """
+
+        async def one_round(some: Sequence[str]) -> Mapping[str, V | ClientError]:
+            nodes = await self.cluster.find_coordinators(kind, some)
+            answers: dict[str, V | ClientError] = {
+                key: node for key, node in nodes.items() if isinstance(node, ClientError)
+            }
+            by_node: dict[int, list[str]] = {}
+            for key, node in nodes.items():
+                if not isinstance(node, ClientError):
+                    by_node.setdefault(node, []).append(key)
+            answers |= await _ask_batches(_cut_batches(by_node, IDS_PER_REQUEST), ask)
+            for key, answer in answers.items():
+                if isinstance(answer, ClientError) and answer.remedy is Remedy.FIND_COORDINATOR:
+                    self.cluster.forget_coordinator(kind, key)
+            return answers
+
+        return await self.send_with_retries(api, keys, one_round)
 
     async def find_controller(self) -> int:
         """Return the broker to send topic changes to; with KRaft any broker, which forwards them."""
@@ -249,11 +277,29 @@ class AdminCall:
                 answers[at] = exc
             else:
                 by_node.setdefault(node, []).append(at)
-        return [
-            (node, tuple(some[first : first + PARTITIONS_PER_REQUEST]))
-            for node, some in by_node.items()
-            for first in range(0, len(some), PARTITIONS_PER_REQUEST)
-        ]
+        return _cut_batches(by_node, PARTITIONS_PER_REQUEST)
+
+
+async def _ask_batches(
+    batches: Iterable[tuple[int, tuple[K, ...]]],
+    ask: Callable[[int, Sequence[K]], Awaitable[Mapping[K, V | ClientError]]],
+) -> dict[K, V | ClientError]:
+    """Send one request for each batch of a broker's keys; a request that fails does so for all its keys."""
+    answers: dict[K, V | ClientError] = {}
+    by_batch = await gather_answers(batches, lambda batch: ask(batch[0], batch[1]))
+    for each in by_batch.found.values():
+        answers |= each
+    for batch, failure in by_batch.failures.items():
+        answers |= dict.fromkeys(batch[1], failure)
+    return answers
+
+
+def _cut_batches(by_node: Mapping[int, Sequence[K]], size: int) -> list[tuple[int, tuple[K, ...]]]:
+    return [
+        (node, tuple(some[first : first + size]))
+        for node, some in by_node.items()
+        for first in range(0, len(some), size)
+    ]
 
 
 def _is_retriable(failure: ClientError, failed_before: int) -> bool:

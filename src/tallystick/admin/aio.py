@@ -24,6 +24,7 @@ from tallystick.admin.transactions import (
     AbortPlan,
     AbortSpec,
     HangingReport,
+    OpenTransactionsReport,
     TransactionAdmin,
 )
 from tallystick.client.net.metadata import TopicInfo
@@ -139,6 +140,20 @@ class Admin:
             partition=partition,
             broker=broker,
             limit_ms=limit_ms,
+        )
+
+    async def describe_open_transactions(self, *, limit_ms: int = DEFAULT_LIMIT_MS) -> OpenTransactionsReport:
+        """Judge every open transaction of the cluster, and describe every id in an open state.
+
+        One snapshot, with the verdicts of `find_hanging_transactions`; what hangs was looked at twice.
+
+        Args:
+            limit_ms: an open transaction with a timeout is SLOW after this; choose no cases by it.
+
+        Raises: Unreachable, TimedOut. Failures of single brokers or partitions are in the report.
+        """
+        return await self._runner.run_on_transactions(
+            "describe_open_transactions", TransactionAdmin.describe_open, limit_ms=limit_ms
         )
 
     async def plan_abort(self, spec: AbortSpec) -> AbortPlan:

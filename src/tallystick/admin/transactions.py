@@ -13,12 +13,11 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
-from tallystick.admin.admin_call import AdminCall, Answers, gather_answers, group_by_topic
+from tallystick.admin.admin_call import AdminCall, Answers, gather_answers
 from tallystick.admin.errors import NothingOpen, NotSafe
 from tallystick.admin.hanging import (
     HARM_BY_VERDICT,
     AbortHarm,
-    ClusterSnapshot,
     HangingCase,
     Verdict,
     is_late,
@@ -26,24 +25,28 @@ from tallystick.admin.hanging import (
 )
 from tallystick.admin.model import (
     OPEN_STATES,
-    AbortCause,
-    ForcedOutcome,
     OpenTransaction,
     ProducerState,
     TransactionDescription,
     TransactionListing,
 )
-from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, build_broker_error
+from tallystick.admin.snapshots import SnapshotReader
+from tallystick.admin.transaction_requests import (
+    describe_producers,
+    describe_transaction,
+    describe_transactions,
+    list_open,
+    list_transactions,
+)
+from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages import describe_producers as dp
-from tallystick.protocol.messages import describe_transactions as dt
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from tallystick.protocol.messages.list_transactions import ListTransactionsRequest
 from tallystick.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
@@ -53,7 +56,6 @@ from tallystick.protocol.messages.write_txn_markers import (
 
 _audit = logging.getLogger("tallystick.audit")
 
-TRANSACTION_STATE: Final = "__transaction_state"
 DEFAULT_TIMEOUT_MS: Final = 60_000
 """Kafka's default for producers, for an id whose transactions had no timeout."""
 
@@ -78,6 +80,29 @@ class HangingReport(Value, kw_only=True):
     @property
     def hanging(self) -> tuple[HangingCase, ...]:
         return tuple(case for case in self.cases if case.verdict is Verdict.HANGING)
+
+
+class OpenTransactionsReport(Value, kw_only=True):
+    """All open transactions of a cluster in one snapshot, and the requests that failed [ADM-2].
+
+    at_ms         when the coordinators had been read
+    cases         one for each transaction that is open in a partition, with its verdict
+    descriptions  of each id in an open state, also where no partition has data of it (yet, or any more)
+    failures      as in HangingReport
+    complete      as in HangingReport
+    """
+
+    at_ms: int
+    cases: tuple[HangingCase, ...]
+    descriptions: Mapping[str, TransactionDescription]
+    failures: Mapping[str, ClientError]
+    complete: bool
+
+    @property
+    def ids_without_data(self) -> tuple[str, ...]:
+        """The ids in an open state of whose transactions no partition has data."""
+        with_data = {case.description.transactional_id for case in self.cases if case.description}
+        return tuple(name for name in self.descriptions if name not in with_data)
 
 
 class AbortPlan(Value, kw_only=True):
@@ -123,7 +148,7 @@ class TransactionAdmin:
     def __init__(self, cluster: Cluster, timeout_ms: int, clock: Clock | None = None) -> None:
         self._cluster = cluster
         self._timeout_ms = timeout_ms
-        self._clock = clock or SystemClock()
+        self._snapshots = SnapshotReader(cluster, clock or SystemClock())
         self._start_offset_checks: dict[int, bool] = {}
 
     def _start_call(self) -> AdminCall:
@@ -162,19 +187,19 @@ class TransactionAdmin:
             transactional_id_pattern=pattern,
         )
         brokers = await asker.list_brokers(coordinators)
-        return await gather_answers(brokers, lambda node_id: _list_transactions(asker, node_id, request))
+        return await gather_answers(brokers, lambda node_id: list_transactions(asker, node_id, request))
 
     async def describe(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
         """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
         asker = self._start_call()
-        return await gather_answers(transactional_ids, lambda name: _describe_transaction(asker, name))
+        return await describe_transactions(asker, transactional_ids)
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
         """Describe the producers of partitions, as the leaders or one broker's replicas see them."""
         asker = self._start_call()
-        return await _describe_producers(asker, partitions, broker)
+        return await describe_producers(asker, partitions, broker)
 
     # ---------------------------------------------------------------------------- what hangs
 
@@ -191,104 +216,29 @@ class TransactionAdmin:
         A suspected transaction is looked at again before it is called hanging [ADM-1].
         """
         asker = self._start_call()
-        partitions = await self._select_partitions(asker, topic, partition, broker)
-        first, failures = await self._take_snapshot(asker, partitions, broker)
-        cases = judge_transactions(first, limit_ms)
-        suspects = {c.transaction.partition for c in cases if c.verdict is Verdict.SUSPECTED}
-        complete = first.is_complete
-        if suspects:
-            second, second_failures = await self._take_snapshot(asker, suspects, broker)
-            again = judge_transactions(second, limit_ms, cases)
-            cases = (*(c for c in cases if c.transaction.partition not in suspects), *again)
-            failures, complete = failures | second_failures, second.is_complete
+        partitions = await self._snapshots.select_partitions(asker, topic, partition, broker)
+        judged = await self._snapshots.judge(asker, partitions, broker, limit_ms)
         cases_to_report = tuple(
-            c for c in cases if is_late(c, limit_ms) or c.verdict is Verdict.CONTRADICTION
+            c for c in judged.cases if is_late(c, limit_ms) or c.verdict is Verdict.CONTRADICTION
         )
-        return HangingReport(cases=cases_to_report, failures=failures, complete=complete and not failures)
+        return HangingReport(cases=cases_to_report, failures=judged.failures, complete=judged.is_complete)
 
-    async def _select_partitions(
-        self, asker: AdminCall, topic: str | None, partition: int | None, broker: int | None
-    ) -> tuple[TopicPartition, ...]:
-        cluster = self._cluster
-        if broker is not None:
-            await asker.list_brokers((broker,))
-        if topic is None:
-            image = await cluster.run_with_retries(
-                "Metadata", "", lambda: cluster.refresh(None), asker.deadline
-            )
-            cluster.forget_topics(None)
-            topics = tuple(image.topics.values())
-        else:
-            topics = (await cluster.get_topic(topic),)
-        return tuple(
-            TopicPartition(each.name, index)
-            for each in topics
-            for index, info in sorted(each.partitions.items())
-            if (partition is None or index == partition) and (broker is None or broker in info.replicas)
-        )
+    async def describe_open(self, *, limit_ms: int = DEFAULT_LIMIT_MS) -> OpenTransactionsReport:
+        """Judge every open transaction of the cluster, and describe every id in an open state.
 
-    async def _take_snapshot(
-        self, asker: AdminCall, partitions: Collection[TopicPartition], broker: int | None
-    ) -> tuple[ClusterSnapshot, dict[str, ClientError]]:
-        """Read the partitions first and their coordinators after them, the order that [ADM-1] needs."""
-        producers = await _describe_producers(asker.halve_deadline(), partitions, broker)
-        failures = {str(at): failure for at, failure in producers.failures.items()}
-        opened = tuple(
-            transaction
-            for at, states in producers.found.items()
-            for state in states
-            if (transaction := _to_open_transaction(at, state))
-        )
-        if not opened:
-            return self._build_snapshot((), Answers({}, {}), Answers({}, {}), complete=True), failures
-        leaders = await self._find_coordinators(asker)
-        request = ListTransactionsRequest(producer_id_filters=tuple({o.writer.producer_id for o in opened}))
-        brokers, step = await asker.list_brokers(), asker.halve_deadline()
-        listed = await gather_answers(brokers, lambda node_id: _list_transactions(step, node_id, request))
-        names = {listing.transactional_id for each in listed.found.values() for listing in each}
-        step = asker.halve_deadline()
-        described = await gather_answers(names, lambda name: _describe_transaction(step, name))
-        failures |= {f"broker {node_id}": failure for node_id, failure in listed.failures.items()}
-        failures |= {repr(name): why for name, why in described.failures.items() if not _is_forgotten(why)}
-        settled = leaders == await self._find_coordinators(asker) and all(n in listed.found for n in leaders)
-        return self._build_snapshot(opened, listed, described, complete=settled and listed.complete), failures
-
-    def _build_snapshot(
-        self,
-        opened: tuple[OpenTransaction, ...],
-        listed: Answers[int, tuple[TransactionListing, ...]],
-        described: Answers[str, TransactionDescription],
-        *,
-        complete: bool,
-    ) -> ClusterSnapshot:
-        by_producer: dict[ProducerId, tuple[str, ...]] = {}
-        for each in (listing for some in listed.found.values() for listing in some):
-            key = ProducerId(each.producer_id)
-            names = by_producer.get(key, ())
-            by_producer[key] = names if each.transactional_id in names else (*names, each.transactional_id)
-        return ClusterSnapshot(
-            at_ms=self._clock.now_ms(),
-            open_transactions=opened,
-            ids_by_producer=by_producer,
-            descriptions=described.found,
-            expired_ids=frozenset(name for name, why in described.failures.items() if _is_forgotten(why)),
-            is_complete=complete,
-        )
-
-    async def _find_coordinators(self, asker: AdminCall) -> tuple[int | None, ...]:
-        """Return the leader of each partition of __transaction_state.
-
-        The ids of a partition without a leader are in no coordinator's list.
+        The same reading and the same verdicts as `find_hanging`, without its choice of late ones.
         """
-        cluster = self._cluster
-        image = await cluster.run_with_retries(
-            "Metadata", TRANSACTION_STATE, lambda: cluster.refresh((TRANSACTION_STATE,)), asker.deadline
-        )
-        topic = image.topics.get(TRANSACTION_STATE)
-        if topic is None:
-            return ()
-        return tuple(
-            image.find_leader(TopicPartition(topic.name, index)) for index in sorted(topic.partitions)
+        asker = self._start_call()
+        partitions = await self._snapshots.select_partitions(asker, None, None, None)
+        judged = await self._snapshots.judge(asker, partitions, None, limit_ms, with_open_ids=True)
+        return OpenTransactionsReport(
+            at_ms=judged.at_ms,
+            cases=judged.cases,
+            descriptions={
+                name: each for name, each in judged.descriptions.items() if each.state in OPEN_STATES
+            },
+            failures=judged.failures,
+            complete=judged.is_complete,
         )
 
     # ------------------------------------------------------------------------------ ending it
@@ -299,7 +249,7 @@ class TransactionAdmin:
         Raises: NothingOpen; UnknownTopic, NotAuthorized, and the other errors of the lookups.
         """
         asker = self._start_call()
-        look, failures = await self._take_snapshot(asker, (spec.partition,), None)
+        look, failures = await self._snapshots.read(asker, (spec.partition,), None)
         if str(spec.partition) in failures:
             raise failures[str(spec.partition)]
         case = next((c for c in judge_transactions(look, 0) if spec.matches(c.transaction)), None)
@@ -364,14 +314,10 @@ class TransactionAdmin:
         leader = await self._cluster.find_leader(transaction.partition)
         guarded = await self._checks_start_offset(asker, leader, transaction)
         if not guarded:
-            states = (await _describe_producers(asker, (transaction.partition,), None)).one(
+            states = (await describe_producers(asker, (transaction.partition,), None)).one(
                 transaction.partition
             )
-            now = [
-                open_now
-                for state in states
-                if (open_now := _to_open_transaction(transaction.partition, state))
-            ]
+            now = list_open(transaction.partition, states)
             if transaction.key not in [each.key for each in now]:
                 raise NothingOpen(
                     str(transaction.partition), f"at offset {transaction.start_offset}", _format_open(now)
@@ -429,7 +375,7 @@ class TransactionAdmin:
             system may have committed already. IdExpired for an unknown id, which InitProducerId would create.
         """
         asker = self._start_call()
-        description = await _describe_transaction(asker, transactional_id)
+        description = await describe_transaction(asker, transactional_id)
         if description.in_doubt and not force:
             raise NotSafe(transactional_id, AbortHarm.IN_DOUBT.value)
         audit_text = f"force-terminate {transactional_id!r} producer {description.writer} {description.state}"
@@ -449,119 +395,6 @@ class TransactionAdmin:
         return ProducerIdAndEpoch(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
 
 
-# ------------------------------------------------------------------------- requests and answers
-
-
-def _explain_list_error(answer: ListTransactionsResponse) -> tuple[int, str | None]:
-    """Return the code and a text of our own, because the response has none."""
-    if answer.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION:
-        return answer.error_code, "not in RE2's dialect, or a tallystick broker without its extra [re2]"
-    return answer.error_code, None
-
-
-async def _list_transactions(
-    asker: AdminCall, node_id: int, request: ListTransactionsRequest
-) -> tuple[TransactionListing, ...]:
-    answer = await asker.send_to_broker(node_id, request, ListTransactionsResponse, _explain_list_error)
-    if answer.unknown_state_filters:
-        raise NotSupported("states to filter by", ", ".join(answer.unknown_state_filters))
-    return tuple(
-        TransactionListing(
-            transactional_id=each.transactional_id,
-            coordinator=node_id,
-            producer_id=each.producer_id,
-            state=each.transaction_state,
-        )
-        for each in answer.transaction_states
-    )
-
-
-async def _describe_transaction(asker: AdminCall, name: str) -> TransactionDescription:
-    node_id, answer = await asker.send_to_coordinator(
-        "transaction",
-        name,
-        dt.DescribeTransactionsRequest(transactional_ids=(name,)),
-        dt.DescribeTransactionsResponse,
-        lambda a: next((each.error_code for each in a.transaction_states), ErrorCode.UNKNOWN_SERVER_ERROR),
-    )
-    state = answer.transaction_states[0]
-    return TransactionDescription(
-        transactional_id=state.transactional_id,
-        coordinator=node_id,
-        state=state.transaction_state,
-        writer=_to_identity(state.producer_id, state.producer_epoch),
-        timeout_ms=None if state.transaction_timeout_ms == INT32_MAX else state.transaction_timeout_ms,
-        started_ms=_none_if_negative(state.transaction_start_time_ms),
-        partitions=frozenset(TopicPartition(t.topic, index) for t in state.topics for index in t.partitions),
-        superseded=None
-        if state.superseded is None
-        else _to_identity(state.superseded.producer_id, state.superseded.producer_epoch),
-        forced_outcomes=tuple(_to_forced_outcome(each) for each in state.forced_outcomes),
-    )
-
-
-def _is_forgotten(failure: ClientError) -> bool:
-    return isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-
-
-def _to_forced_outcome(each: dt.ForcedOutcome) -> ForcedOutcome:
-    return ForcedOutcome(
-        writer=_to_identity(each.producer_id, each.producer_epoch),
-        cause=AbortCause(each.cause) if each.cause in set(AbortCause) else each.cause,
-        at_ms=each.timestamp_ms,
-        partition=None if each.topic is None else TopicPartition(each.topic, each.partition_id),
-    )
-
-
-async def _describe_producers(
-    asker: AdminCall, partitions: Iterable[TopicPartition], broker: int | None
-) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
-    api = "DescribeProducers"
-
-    async def ask(
-        node_id: int, some: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, tuple[ProducerState, ...] | ClientError]:
-        topics = tuple(
-            dp.TopicRequest(name=name, partition_indexes=tuple(indexes))
-            for name, indexes in group_by_topic(some).items()
-        )
-        request = dp.DescribeProducersRequest(topics=topics)
-        answer = await asker.cluster.send(node_id, request, dp.DescribeProducersResponse)
-        answers: dict[TopicPartition, tuple[ProducerState, ...] | ClientError] = {}
-        for at, each in (
-            (TopicPartition(t.name, p.partition_index), p) for t in answer.topics for p in t.partitions
-        ):
-            if each.error_code:
-                answers[at] = build_broker_error(api, at, each.error_code, each.error_message)
-            else:
-                answers[at] = tuple(_to_producer_state(state) for state in each.active_producers)
-        return answers
-
-    return await asker.send_to_leaders(partitions, ask, api, broker)
-
-
-def _to_producer_state(state: dp.ProducerState) -> ProducerState:
-    return ProducerState(
-        identity=_to_identity(state.producer_id, state.producer_epoch),
-        last_sequence=_none_if_negative(state.last_sequence),
-        last_timestamp_ms=_none_if_negative(state.last_timestamp),
-        coordinator_epoch=_none_if_negative(state.coordinator_epoch),
-        txn_start_offset=_none_if_negative(state.current_txn_start_offset),
-    )
-
-
-def _to_open_transaction(at: TopicPartition, state: ProducerState) -> OpenTransaction | None:
-    if state.txn_start_offset is None:
-        return None
-    return OpenTransaction(
-        partition=at,
-        writer=state.identity,
-        coordinator_epoch=state.coordinator_epoch,
-        start_offset=state.txn_start_offset,
-        last_timestamp_ms=state.last_timestamp_ms,
-    )
-
-
 def _build_marker(
     transaction: OpenTransaction, index: int, starts: tuple[int, ...], coordinator_epoch: int
 ) -> WritableTxnMarker:
@@ -575,14 +408,6 @@ def _build_marker(
         topics=(topic,),
         coordinator_epoch=coordinator_epoch,
     )
-
-
-def _to_identity(producer_id: int, epoch: int) -> ProducerIdAndEpoch:
-    return ProducerIdAndEpoch(ProducerId(producer_id), ProducerEpoch(epoch))
-
-
-def _none_if_negative(value: int) -> int | None:
-    return None if value < 0 else value
 
 
 def _format_open(opened: Iterable[OpenTransaction]) -> str:

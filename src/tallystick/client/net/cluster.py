@@ -360,6 +360,15 @@ class Cluster:
         """
         return await self._coordinators.find(kind, key)
 
+    async def find_coordinators(
+        self, kind: CoordinatorType, keys: Iterable[str]
+    ) -> dict[str, int | ClientError]:
+        """Return the coordinators of many keys, or the error of each, with few requests (KIP-699).
+
+        Raises: the errors of `find_coordinator` that concern no single key.
+        """
+        return await self._coordinators.find_many(kind, keys)
+
     def get_cached_coordinator(self, kind: CoordinatorType, key: str) -> int | None:
         """Return the coordinator if it is cached."""
         return self._coordinators.get_cached(kind, key)

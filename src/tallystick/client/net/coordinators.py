@@ -1,7 +1,7 @@
 """Coordinators of groups and transactional ids: lookups are shared, and their results cached."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import Context
 from typing import Final, Literal
 
@@ -20,6 +20,10 @@ from tallystick.protocol.messages.find_coordinator import (
 CoordinatorType = Literal["group", "transaction"]
 
 _KEY_TYPES: Final = {"group": 0, "transaction": 1}
+
+KEYS_PER_REQUEST: Final = 500
+CACHED_MAX: Final = 100_000
+"""A client that runs for months and asks about the transactional ids of short-lived producers is bounded."""
 
 CoordinatorLookup = asyncio.Task[int | ClientError]
 """Yields the broker, or the error: any number of callers may wait for one lookup."""
@@ -64,6 +68,36 @@ class CoordinatorCache:
             raise type(answer)(*answer.args) from answer
         return answer
 
+    async def find_many(self, kind: CoordinatorType, keys: Iterable[str]) -> dict[str, int | ClientError]:
+        """Return the broker or the error of each key; those not cached are looked up together (KIP-699).
+
+        Raises: the errors of a lookup that concern no single key; Closed.
+        """
+        names = dict.fromkeys(keys)
+        answers: dict[str, int | ClientError] = {}
+        missing = []
+        for key in names:
+            node_id = self.get_cached(kind, key)
+            if node_id is None:
+                missing.append(key)
+            else:
+                answers[key] = node_id
+        if missing and self._closed:
+            raise Closed("the client was closed")
+        for first in range(0, len(missing), KEYS_PER_REQUEST):
+            answers |= await self._look_up(kind, missing[first : first + KEYS_PER_REQUEST])
+        return answers
+
+    async def _look_up(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[str, int | ClientError]:
+        """Look up several keys in one request, or one by one where the broker is too old for that."""
+        response = await self._send_request(_build_request(kind, *keys))
+        if not response.coordinators and len(keys) > 1:
+            return {key: await self._run_lookup(kind, key) for key in keys}
+        if not response.coordinators:
+            return {key: self._note(kind, _extract_coordinator(key, response)) for key in keys}
+        wanted = set(keys)
+        return {each.key: self._note(kind, each) for each in response.coordinators if each.key in wanted}
+
     def _start_lookup(self, kind: CoordinatorType, key: str) -> CoordinatorLookup:
         """Return the lookup in flight, or start one."""
         lookup = self._lookups.get((kind, key))
@@ -97,22 +131,29 @@ class CoordinatorCache:
             coordinator = _extract_coordinator(key, await self._send_request(_build_request(kind, key)))
         except ClientError as exc:
             return exc
+        return self._note(kind, coordinator)
+
+    def _note(self, kind: CoordinatorType, coordinator: Coordinator) -> int | ClientError:
+        """Cache a coordinator, and forget the one that was cached first where there are too many."""
         if coordinator.error_code:
             return build_broker_error(
-                "FindCoordinator", key, coordinator.error_code, coordinator.error_message
+                "FindCoordinator", coordinator.key, coordinator.error_code, coordinator.error_message
             )
         self._on_node(Node(id=coordinator.node_id, address=Address(coordinator.host, coordinator.port)))
-        self._cached[kind, key] = coordinator.node_id
+        self._cached[kind, coordinator.key] = coordinator.node_id
+        if len(self._cached) > CACHED_MAX:
+            del self._cached[next(iter(self._cached))]
         return coordinator.node_id
 
 
-def _build_request(kind: CoordinatorType, key: str) -> RequestBuilder:
+def _build_request(kind: CoordinatorType, *keys: str) -> RequestBuilder:
+    """Build a request for these keys; a broker before version 4 is asked for the first one alone."""
     key_type = _KEY_TYPES[kind]
 
     def build(version: int) -> FindCoordinatorRequest:
         if version >= 4:  # KIP-699: several keys in one request
-            return FindCoordinatorRequest(coordinator_keys=(key,), key_type=key_type)
-        return FindCoordinatorRequest(key=key, key_type=key_type)
+            return FindCoordinatorRequest(coordinator_keys=keys, key_type=key_type)
+        return FindCoordinatorRequest(key=keys[0], key_type=key_type)
 
     return RequestBuilder(ApiKey.FIND_COORDINATOR, build)
 
