@@ -27,12 +27,14 @@ NEVER_MS = 0
 class PartStatus(Value, kw_only=True):
     """When a part was read, how long that took, and what failed.
 
-    read_ms   when its reading began; NEVER_MS before the first time
-    took_ms   how long it took
-    failures  one sentence each: what could not be read, and why
+    read_ms   when the reading began that the part is from; NEVER_MS before the first one
+    tried_ms  when the last attempt began; later than `read_ms` if it failed, and the part is an older one
+    took_ms   how long the last attempt took
+    failures  one sentence each: what the last attempt could not read, and why
     """
 
     read_ms: int = NEVER_MS
+    tried_ms: int = NEVER_MS
     took_ms: int = 0
     failures: tuple[str, ...] = ()
 
@@ -116,6 +118,20 @@ class GroupFacts(Value, kw_only=True):
     offsets: Mapping[str, Mapping[TopicPartition, GroupOffset]] = {}
 
 
+class PrefixFacts(Value, kw_only=True):
+    """The last decision of one Spark prefix.
+
+    source       where the decision is: a topic's name, or a store's
+    is_complete  whether its driver has noted that every participant is committed
+    """
+
+    prefix: str
+    source: str
+    decision: Decision | None
+    is_complete: bool
+    note: DecisionNote | None = None
+
+
 class StoreKind(Enum):
     """The kind of database behind a store; the value is what a page calls it."""
 
@@ -138,37 +154,27 @@ class StoreFacts(Value, kw_only=True):
 
     name        how pages call it: the URL without its password
     engine      the server and its version, as it says
+    opened_by   for an embedded database: the process that has it open, if one is known; "" if none is
     rows        the state row of each transactional id
     leases      of transactional ids, if the store keeps them
     lease_now_ms  the database's clock when the leases were read
+    prefixes    decisions of Spark's queries that are in this database
     """
 
     status: PartStatus = PartStatus()
     name: str
     kind: StoreKind
     engine: str = ""
+    opened_by: str = ""
     rows: Mapping[str, StoredState] = {}
     leases: tuple[LeaseRow, ...] = ()
     lease_now_ms: int = 0
     server_prepared: tuple[ServerPreparedTransaction, ...] = ()
-
-
-class PrefixFacts(Value, kw_only=True):
-    """The last decision of one Spark prefix.
-
-    source       where the decision is: a topic's name, or a store's
-    is_complete  whether its driver has noted that every participant is committed
-    """
-
-    prefix: str
-    source: str
-    decision: Decision | None
-    is_complete: bool
-    note: DecisionNote | None = None
+    prefixes: tuple[PrefixFacts, ...] = ()
 
 
 class PipelineFacts(Value, kw_only=True):
-    """The decision logs that were read."""
+    """The last decisions of all prefixes: those of the topics, whose status this is, and of all stores."""
 
     status: PartStatus = PartStatus()
     prefixes: tuple[PrefixFacts, ...] = ()

@@ -22,7 +22,8 @@ from tallystick.kernel.settings import BadConfig
             "zookeeper://me:hush@one:2181,two:2181/shop?path=/p",
             "zookeeper://me@one:2181,two:2181/shop?path=/p",
         ),
-        ("postgresql://me:hush@[::1/shop", "postgresql:..."),
+        ("postgresql://me:hush@[::1/shop", "postgresql://(not a URL)"),
+        ("me:hush@host/shop", "(not a URL)"),
     ],
 )
 def test_a_store_is_called_by_its_url_without_the_password(url: str, name: str) -> None:

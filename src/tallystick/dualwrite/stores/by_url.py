@@ -34,11 +34,13 @@ _SECRET_WORDS: Final = ("password", "passwd", "pwd", "secret", "token")
 
 def describe_url(url: str) -> str:
     """Return a URL without its password, to name the store by."""
+    if "://" not in url:
+        return "(not a URL)"
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError:
-        return f"{url.partition(':')[0]}:..."
+        return f"{url.partition('://')[0]}://(not a URL)"
     credentials, at, hosts = parts.netloc.rpartition("@")
     shown = [
         (name, value) for name, value in query if not any(word in name.lower() for word in _SECRET_WORDS)
@@ -88,14 +90,21 @@ def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str])
         raise BadConfig(str(exc)) from exc
 
 
-@contextmanager
-def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
-    folder = Path(unquote(url.path))
-    if url.netloc or url.query or not folder.is_absolute():
+def find_rocksdb_folder(url: str) -> Path:
+    """Return the folder of a RocksDB database. Raises: BadConfig; BadStore if there is no database."""
+    parts = urlsplit(url)
+    folder = Path(unquote(parts.path))
+    if parts.netloc or parts.query or not folder.is_absolute():
         raise BadConfig("must be rocksdb:/// followed by the folder of the database")
-    open_database = _lazy.load("rocksdict").Rdict
     if not (folder / "CURRENT").is_file():
         raise BadStore(f"{folder} is not a RocksDB database")
+    return folder
+
+
+@contextmanager
+def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
+    folder = find_rocksdb_folder(url.geturl())
+    open_database = _lazy.load("rocksdict").Rdict
     try:
         database = open_database(str(folder))
     except Exception as exc:  # rocksdict has no classes for these
