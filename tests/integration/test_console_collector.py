@@ -13,11 +13,12 @@ from tests.support.dual_world import Crash, Crashed, new_name
 from tests.support.hanging import hang
 from tests.support.raw_producer import RawProducer, make_topic
 from tests.support.secured_broker import run_secured_broker
+from tests.support.spark_queries import Query
 
 from tallystick.admin.aio import Admin
 from tallystick.admin.hanging import Verdict
 from tallystick.console.collect.config import CollectorConfig
-from tallystick.console.snapshot import NEVER_MS
+from tallystick.console.snapshot import NEVER_MS, PrefixFacts, Snapshot
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
@@ -210,3 +211,30 @@ def test_who_waits_is_served_before_the_interval_is_over(broker: EmbeddedBroker)
 
     slow = Paces()
     watch(config_of(broker, paces=slow), look)
+
+
+def test_decisions_of_every_query_are_read_with_what_they_leave_open(broker: EmbeddedBroker) -> None:
+    decided, done = Query(broker.bootstrap_servers), Query(broker.bootstrap_servers)
+    for query in (decided, done):
+        query.make_topic()
+    decided.decide_and_die()
+    driver = done.station()
+    lease = driver.begin()
+    driver.commit([done.write(lease, 0)])
+
+    async def look(seen: Watch) -> None:
+        def find(snapshot: Snapshot, query: Query) -> PrefixFacts:
+            return {each.prefix: each for each in snapshot.pipelines.prefixes}[query.prefix]
+
+        snapshot = await seen.see(lambda s: find(s, done).is_complete and bool(find(s, decided)))
+        facts = find(snapshot, decided)
+        assert (facts.source, facts.is_complete) == ("__tallystick_decisions", False)
+        assert facts.decision is not None
+        open_ids = {each.transactional_id for each in facts.decision.participants}
+        await seen.see(lambda s: open_ids <= s.transactions.descriptions.keys())
+        await asyncio.to_thread(lambda: decided.station().begin())
+        await seen.see(lambda s: find(s, decided).is_complete)
+
+    watch(config_of(broker, decision_topics=("__tallystick_decisions", "of-nobody")), look)
+    for query in (decided, done):
+        query.close()

@@ -14,11 +14,14 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from tallystick.admin.aio import Admin
+from tallystick.client.net.cluster import Cluster
 from tallystick.console.collect.cluster_reader import ClusterReader
 from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.collect.decision_reader import DecisionReader
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.named_ids import list_named_ids
 from tallystick.console.collect.pacing import Pace, compute_interval_ms
+from tallystick.console.collect.prefixes import join_prefixes
 from tallystick.console.collect.publisher import Publisher
 from tallystick.console.collect.store_reader import StoreReader
 from tallystick.console.collect.transaction_reader import TransactionReader
@@ -75,6 +78,7 @@ class Collector:
         self._hurry: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
         self._admin = Admin(config.admin_settings)
+        self._cluster = Cluster(self._admin.config.client)  # for requests that no administrator sends
         self._stores = [
             StoreReader(store, config.paces.stores.limit_ms, self._clock) for store in config.stores
         ]
@@ -107,7 +111,9 @@ class Collector:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         self._publisher.close()
-        await asyncio.gather(self._admin.close(), *(store.close() for store in self._stores))
+        await asyncio.gather(
+            self._admin.close(), self._cluster.close(), *(store.close() for store in self._stores)
+        )
 
     def follow(self) -> AsyncIterator[Snapshot]:
         """Yield the newest snapshot as often as there is one; a slow reader misses those in between."""
@@ -121,7 +127,9 @@ class Collector:
     # ------------------------------------------------------------------------------ parts
 
     def _list_parts(self) -> list[Part]:
-        cluster, paces = ClusterReader(self._admin), self._config.paces
+        config, paces = self._config, self._config.paces
+        cluster = ClusterReader(self._admin)
+        decisions = DecisionReader(self._cluster, config.decision_topics, paces.decisions.limit_ms)
         parts = [
             Part(
                 name="cluster",
@@ -144,6 +152,14 @@ class Collector:
                 find=lambda snapshot: snapshot.topics,
                 place=lambda snapshot, facts: replace(snapshot, topics=facts),
             ),
+            Part(
+                name="decisions",
+                pace=paces.decisions,
+                read=decisions.read,
+                find=lambda snapshot: snapshot.pipelines,
+                place=lambda snapshot, facts: replace(snapshot, pipelines=facts),
+                follow_up=self._describe_changed,
+            ),
         ]
         parts += [
             Part(
@@ -154,12 +170,13 @@ class Collector:
                 place=partial(_place_store, index),
                 follow_up=self._describe_changed,
             )
-            for index, store in enumerate(self._config.stores)
+            for index, store in enumerate(config.stores)
         ]
         return parts
 
     def _list_named(self) -> Mapping[str, object]:
-        return list_named_ids(self._draft.stores, self._draft.pipelines.prefixes)
+        draft = self._draft
+        return list_named_ids(draft.stores, join_prefixes(draft.pipelines.prefixes, draft.stores))
 
     async def _describe_changed(self) -> None:
         """Describe the ids whose rows have changed, so that row and description become visible together."""
@@ -266,8 +283,14 @@ class Collector:
             await self._is_dirty.wait()
             self._is_dirty.clear()
             self._draft = replace(self._draft, number=self.snapshot.number + 1, at_ms=self._clock.now_ms())
-            self._publisher.publish(self._draft)
+            self._publisher.publish(_join_pipelines(self._draft))
             await asyncio.sleep(self._config.publish_ms / 1000)
+
+
+def _join_pipelines(draft: Snapshot) -> Snapshot:
+    """Return the snapshot with the decisions of stores beside those of topics, which the draft has alone."""
+    prefixes = join_prefixes(draft.pipelines.prefixes, draft.stores)
+    return replace(draft, pipelines=replace(draft.pipelines, prefixes=prefixes))
 
 
 def _find_store(index: int, snapshot: Snapshot) -> StoreFacts:
