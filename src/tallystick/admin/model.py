@@ -3,8 +3,10 @@
 Source: KIP-664; the private tags of docs/formats/private-tags.md.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 
+from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
 
@@ -112,3 +114,14 @@ class GroupDescription(Value, kw_only=True):
     type: str
     assignor: str
     members: tuple[MemberDescription, ...]
+
+
+class GroupOffsets(Value, kw_only=True):
+    """The offsets of a group.
+
+    committed  by partition
+    pending    those of them for which a transaction has written a new offset and is not decided yet (KIP-447)
+    """
+
+    committed: Mapping[TopicPartition, OffsetAndMetadata]
+    pending: frozenset[TopicPartition] = frozenset()

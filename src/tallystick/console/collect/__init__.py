@@ -7,7 +7,8 @@
     store_reader        rows of one store, in a thread of its own     store_thread
     sql_rows            SQL, Django's tables and decisions beside     rocksdb_rows, zookeeper_rows
     decision_reader     decision topics                               group_reader        groups and their lag
-    pacing, named_ids, failures, lag_counts                           pure rules
+    record_counter      fetches batches in order to count records
+    pacing, named_ids, prefixes, failures, lag_counts                 pure rules
 
 It imports no broker, no command line, and nothing of PySpark.
 """

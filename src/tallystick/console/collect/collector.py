@@ -19,10 +19,12 @@ from tallystick.console.collect.cluster_reader import ClusterReader
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.collect.decision_reader import DecisionReader
 from tallystick.console.collect.failures import describe_failure
+from tallystick.console.collect.group_reader import GroupReader
 from tallystick.console.collect.named_ids import list_named_ids
 from tallystick.console.collect.pacing import Pace, compute_interval_ms
 from tallystick.console.collect.prefixes import join_prefixes
 from tallystick.console.collect.publisher import Publisher
+from tallystick.console.collect.record_counter import RecordCounter
 from tallystick.console.collect.store_reader import StoreReader
 from tallystick.console.collect.transaction_reader import TransactionReader
 from tallystick.console.snapshot import PartStatus, Snapshot, StoreFacts
@@ -161,6 +163,7 @@ class Collector:
                 follow_up=self._describe_changed,
             ),
         ]
+        parts.append(self._group_part())
         parts += [
             Part(
                 name=f"store {store.name}",
@@ -173,6 +176,22 @@ class Collector:
             for index, store in enumerate(config.stores)
         ]
         return parts
+
+    def _group_part(self) -> Part:
+        config, pace = self._config, self._config.paces.groups
+        groups = GroupReader(
+            self._admin,
+            RecordCounter(self._cluster, pace.limit_ms),
+            lambda: self._draft.topics.offsets,
+            bytes_max=config.lag_bytes_max,
+        )
+        return Part(
+            name="groups",
+            pace=pace,
+            read=groups.read,
+            find=lambda snapshot: snapshot.groups,
+            place=lambda snapshot, facts: replace(snapshot, groups=facts),
+        )
 
     def _list_named(self) -> Mapping[str, object]:
         draft = self._draft
