@@ -15,15 +15,22 @@ from tests.support.raw_producer import RawProducer, make_topic
 from tests.support.secured_broker import run_secured_broker
 from tests.support.spark_queries import Query
 
+from tallystick.admin.acls import Acl
 from tallystick.admin.aio import Admin
 from tallystick.admin.hanging import Verdict
+from tallystick.admin.topics import NewTopic
+from tallystick.aio import Producer
+from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.console.collect.config import CollectorConfig
 from tallystick.console.snapshot import NEVER_MS, PrefixFacts, Snapshot
 from tallystick.dualwrite import DualWriter, SqlStore
 from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.acls import AclOperation, AclResource
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
+
+AT = TopicPartition("t", 0)
 
 
 @pytest.fixture(scope="module")
@@ -174,17 +181,36 @@ def test_a_broker_that_is_killed_and_comes_back() -> None:
         watch(config_of(broker), look)
 
 
-def test_a_user_without_rights_sees_what_is_missing(tmp_path: Path) -> None:
+def test_each_right_that_is_missing_is_named_with_the_command_that_grants_it(tmp_path: Path) -> None:
+    """A user who may describe and not read sees topics and groups, and no transactions."""
     with run_secured_broker(tmp_path) as secured:
         client = {**secured.java_config("SCRAM-SHA-512", "alice"), "reconnect.backoff.max.ms": 100}
         config = CollectorConfig.check(client, paces=QUICK_PACES, publish_ms=10)
+        describing = [
+            Acl(resource=kind, name="t", principal="User:alice", operation=AclOperation.DESCRIBE)
+            for kind in (AclResource.TOPIC, AclResource.GROUP)
+        ]
 
         async def look(seen: Watch) -> None:
-            snapshot = await seen.see(lambda s: s.cluster.status.read_ms != NEVER_MS)
             snapshot = await seen.see_newer()
             assert snapshot.cluster.brokers
-            assert snapshot.transactions.descriptions == {}
             assert snapshot.topics.offsets == {}
+            admin_config = secured.java_config("SCRAM-SHA-512", "admin")
+            async with Admin(admin_config) as admin, Producer(admin_config) as producer:
+                (await admin.create_topics([NewTopic(name="t", partitions=1)])).all()
+                (await admin.create_acls(describing)).all()
+                await producer.send("t", b"x")
+                await producer.flush()
+                (await admin.alter_group_offsets("t", {AT: OffsetAndMetadata(0)})).all()
+            snapshot = await seen.see(lambda s: s.groups.offsets["t"][AT].committed == 0)
+            snapshot = await seen.see_newer(lambda s: AT in s.topics.offsets)
+            assert snapshot.groups.offsets["t"][AT].data_lag is None
+            for part in (snapshot.transactions, snapshot.groups):
+                (failure,) = part.status.failures
+                assert failure.endswith("--operation Read --topic t")
+            (failure,) = snapshot.pipelines.status.failures
+            assert failure.endswith("--operation Describe --topic __tallystick_decisions")
+            assert snapshot.pipelines.status.read_ms == NEVER_MS
 
         watch(config, look)
 

@@ -59,7 +59,7 @@ def test_failures_of_one_kind_are_one_sentence() -> None:
     }
     told = describe_failures({**refused, "broker 2": Unreachable("b:2", "refused")})
     assert len(told) == 2
-    assert told[0].startswith("t-0 and 2 others: Fetch it: NOT_LEADER_OR_FOLLOWER")
+    assert told[0] == "Fetch 't-0': NOT_LEADER_OR_FOLLOWER; 2 others too"
     assert told[1].startswith("broker 2: ")
     many = limit_sentences(str(n) for n in range(SENTENCES_MAX + 3))
     assert many[-1] == "and 3 more"

@@ -1,6 +1,6 @@
 """Sentences for what could not be read. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tallystick.client.errors import ClientError
@@ -26,10 +26,7 @@ def describe_failures(failures: Mapping[str, ClientError]) -> tuple[str, ...]:
     subjects: dict[str, list[str]] = {}
     for subject, failure in failures.items():
         subjects.setdefault(_describe_kind(failure, subject), []).append(subject)
-    return limit_sentences(
-        f"{some[0]}: {text}" if len(some) == 1 else f"{some[0]} and {len(some) - 1} others: {text}"
-        for text, some in subjects.items()
-    )
+    return limit_sentences(_describe_some(failures[some[0]], some) for some in subjects.values())
 
 
 def limit_sentences(sentences: Iterable[str]) -> tuple[str, ...]:
@@ -40,6 +37,14 @@ def limit_sentences(sentences: Iterable[str]) -> tuple[str, ...]:
     return (*some[:SENTENCES_MAX], f"and {len(some) - SENTENCES_MAX} more")
 
 
+def _describe_some(failure: ClientError, subjects: Sequence[str]) -> str:
+    """Describe the failure of the first subject, and say how many others are like it."""
+    text = describe_failure(failure)
+    if subjects[0] not in text:
+        text = f"{subjects[0]}: {text}"
+    return text if len(subjects) == 1 else f"{text}; {len(subjects) - 1} others too"
+
+
 def _describe_kind(failure: ClientError, subject: str) -> str:
     """Describe a failure so that two failures of one kind have the same text."""
-    return describe_failure(failure).replace(repr(subject), "it").replace(subject, "it")
+    return describe_failure(failure).replace(subject, "")

@@ -2,7 +2,7 @@
 
 The distance of two offsets is no number of records: markers, records of aborted transactions and what
 compaction has removed lie in between. Below the last stable offset the outcome of every record is known and
-does not change any more, so a count is kept once it is made.
+does not change any more, so a count is kept once it is made [CON-4].
 
 `PartitionCounts` keeps, for one unbroken range that ends at the last stable offset, the sums up to some
 points: the offsets that groups have committed, and further ones so that a group that moves on needs little to

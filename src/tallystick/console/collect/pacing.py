@@ -1,4 +1,4 @@
-"""How often a part is read, so that the console never becomes the load it shows. Pure."""
+"""How often a part is read, so that the console never becomes the load it shows [CON-2]. Pure."""
 
 from typing import Final
 
