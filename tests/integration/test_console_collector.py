@@ -1,6 +1,7 @@
 """The collector beside a broker and databases that come and go."""
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -160,6 +161,28 @@ def test_a_store_that_is_away_delays_nothing_and_is_said_with_its_last_rows(
         assert snapshot.stores[0].status.read_ms > status.tried_ms
 
     watch(config_of(broker, f"sqlite:///{file}", dead), look)
+
+
+def test_a_store_that_hangs_keeps_no_other_waiting(
+    broker: EmbeddedBroker, store: SqlStore, tmp_path: Path
+) -> None:
+    """It takes the connection and says nothing: each reading is given up, and none is begun beside it."""
+    store.claim("kept")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql+psycopg://me@127.0.0.1:{silent.getsockname()[1]}/shop"
+
+        async def look(seen: Watch) -> None:
+            snapshot = await seen.see(lambda s: bool(s.stores[0].status.failures))
+            (failure,) = snapshot.stores[0].status.failures
+            assert "timeout" in failure or "not read within" in failure
+            assert list(snapshot.stores[1].rows) == ["kept"]
+            assert snapshot.stores[0].status.read_ms == NEVER_MS
+            then_ms = snapshot.at_ms
+            await seen.see(
+                lambda s: s.stores[1].status.read_ms > then_ms and s.topics.status.read_ms > then_ms
+            )
+
+        watch(config_of(broker, url, f"sqlite:///{tmp_path}/shop.db"), look)
 
 
 def test_a_broker_that_is_killed_and_comes_back() -> None:

@@ -12,10 +12,12 @@ import pytest
 from rocksdict import Rdict
 from sqlalchemy import create_engine, text
 from tests.support import dual_write_stores as stores
+from tests.support import servers
 from tests.support.dual_write_stores import Place
 
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.collect.rocksdb_rows import find_lock_holder
+from tallystick.console.collect.sql_rows import open_sql_rows
 from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
 from tallystick.console.snapshot import StoreFacts
 from tallystick.dualwrite import RocksStore, SqlStore
@@ -137,10 +139,8 @@ def test_leases_and_decisions_beside_the_rows(tmp_path: Path) -> None:
 
 
 def test_a_database_that_is_read_cannot_be_written(postgresql: Any) -> None:
-    from tallystick.console.collect.sql_rows import open_rows
-
     url = postgresql.url(postgresql.new_database())
-    source = open_rows(url, "shop", 10_000)
+    source = open_sql_rows(url, "shop", 10_000)
     facts = source.read()
     assert [failure for failure in facts.status.failures if "neither" in failure]
     assert facts.engine.startswith("PostgreSQL 1")
@@ -164,7 +164,13 @@ def test_a_table_that_is_made_later_is_found(postgresql: Any) -> None:
     asyncio.run(run())
 
 
-def test_a_server_that_comes_back_is_read_again(postgresql: Any) -> None:
+@pytest.fixture
+def own_postgresql() -> Iterator[servers.PostgreSQL]:
+    yield from servers.running(servers.PostgreSQL)
+
+
+def test_a_server_that_comes_back_is_read_again(own_postgresql: servers.PostgreSQL) -> None:
+    postgresql = own_postgresql
     name = postgresql.new_database()
     url = postgresql.url(name).replace("postgresql:", "postgresql+psycopg:")
 

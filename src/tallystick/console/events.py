@@ -253,7 +253,7 @@ def _compare_groups(before: GroupFacts, after: GroupFacts) -> Iterator[Change]:
 
 
 def _summarize(events: Iterable[Event]) -> Iterator[Event]:
-    """Replace many events of one kind by one: at a thousand transactions a second nobody reads each."""
+    """Replace many events of one kind by one: a thousand in a second are not read one by one."""
     by_kind: dict[EventKind, list[Event]] = {}
     for event in events:
         by_kind.setdefault(event.kind, []).append(event)

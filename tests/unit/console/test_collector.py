@@ -124,3 +124,22 @@ def test_every_store_has_a_part_of_its_own() -> None:
         ]
 
     run(check, "sqlite:///a.db", "rocksdb:///b")
+
+
+def test_an_error_of_the_collector_itself_ends_every_reader(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waited for the next snapshot would wait for ever."""
+
+    async def fail(_: Collector) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(Collector, "_count_ids", fail)
+    monkeypatch.setattr(Collector, "_list_parts", lambda _: [])
+
+    async def on_loop() -> None:
+        async with Collector(CollectorConfig.check({"bootstrap.servers": "localhost:1"})) as collector:
+            assert [snapshot async for snapshot in collector.follow()] == []
+
+    asyncio.run(on_loop())
+    assert "the collector has failed" in caplog.text

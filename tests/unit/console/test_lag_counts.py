@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.console.collect import lag_counts
-from tallystick.console.collect.lag_counts import Counts, OffsetRange, PartitionCounts, RangeCounter
+from tallystick.console.collect.lag_counts import CountedRange, Counts, PartitionCounts, RangeCounter
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import (
     BatchMeta,
@@ -99,7 +99,7 @@ class Log:
         kinds = [kind for offset, kind in self.kinds.items() if first <= offset < end]
         return Counts(kinds.count("data"), kinds.count("marker"), kinds.count("aborted"))
 
-    def read(self, wanted: OffsetRange, batch_count: int) -> RangeCounter:
+    def read(self, wanted: CountedRange, batch_count: int) -> RangeCounter:
         counter = RangeCounter(wanted)
         while not counter.is_complete:
             counter.feed(*self.fetch(counter.position, batch_count))
@@ -123,7 +123,7 @@ logs = st.lists(
 @given(log=logs, ends=st.tuples(st.integers(0, 60), st.integers(0, 60)), batches=st.integers(1, 4))
 def test_a_range_is_counted_as_a_reader_would_see_it(log: Log, ends: tuple[int, int], batches: int) -> None:
     first, end = sorted(min(each, log.end) for each in ends)
-    counter = log.read(OffsetRange(first, end), batches)
+    counter = log.read(CountedRange(first, end), batches)
     assert dict(counter.sums)[end] == log.count(first, end)
 
 

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.console.collect.pacing import (
-    INCOMPLETE_INTERVAL_MS_MAX,
+    AWAY_REST_MS_MAX,
+    PARTIAL_REST_MS_MAX,
     REST_FACTOR,
     compute_interval_ms,
 )
@@ -19,14 +20,17 @@ def test_a_whole_reading_never_takes_more_than_a_twentieth_of_the_time(
     assert compute_interval_ms(configured, took, is_hurried=hurried) >= REST_FACTOR * took
 
 
-@given(configured=times, took=times, complete=st.booleans())
-def test_nothing_is_read_more_often_than_configured(configured: int, took: int, complete: bool) -> None:
-    assert compute_interval_ms(configured, took, is_complete=complete) >= configured
+limits = st.sampled_from([None, AWAY_REST_MS_MAX, PARTIAL_REST_MS_MAX])
+
+
+@given(configured=times, took=times, limit=limits)
+def test_nothing_is_read_more_often_than_configured(configured: int, took: int, limit: int | None) -> None:
+    assert compute_interval_ms(configured, took, rest_max_ms=limit) >= configured
 
 
 def test_what_was_away_is_looked_for_again_soon() -> None:
     """A time limit of ten seconds must not make it two hundred until the next look."""
-    assert compute_interval_ms(5_000, 10_000, is_complete=False) == INCOMPLETE_INTERVAL_MS_MAX
+    assert compute_interval_ms(5_000, 10_000, rest_max_ms=AWAY_REST_MS_MAX) == AWAY_REST_MS_MAX
 
 
 def test_a_quick_part_is_read_when_it_was_configured() -> None:

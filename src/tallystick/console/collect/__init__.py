@@ -12,3 +12,24 @@
 
 It imports no broker, no command line, and nothing of PySpark.
 """
+
+from typing import TYPE_CHECKING
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick.console.collect.rocksdb_rows import open_rocksdb_rows
+    from tallystick.console.collect.sql_rows import open_sql_rows
+    from tallystick.console.collect.zookeeper_rows import open_zookeeper_rows
+
+__all__ = ["open_rocksdb_rows", "open_sql_rows", "open_zookeeper_rows"]
+
+if not TYPE_CHECKING:  # each needs a library of its own
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {
+            "open_rocksdb_rows": "tallystick.console.collect.rocksdb_rows:open_rocksdb_rows",
+            "open_sql_rows": "tallystick.console.collect.sql_rows:open_sql_rows",
+            "open_zookeeper_rows": "tallystick.console.collect.zookeeper_rows:open_zookeeper_rows",
+        },
+    )

@@ -2,8 +2,8 @@
 
 Parts are read concurrently, so that one that is away or slow delays no other. A reading that fails leaves the
 part as it was, with its age and the reason [CON-3]. What was read becomes visible together: a snapshot is a
-new value, and nobody who has the one before sees it change. The more its followers make of a snapshot, the
-later comes the next.
+new value, and those who have the one before do not see it change. The more its followers make of a snapshot,
+the later comes the next.
 """
 
 import asyncio
@@ -22,7 +22,12 @@ from tallystick.console.collect.decision_reader import DecisionReader
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.group_reader import GroupReader
 from tallystick.console.collect.named_ids import list_named_ids
-from tallystick.console.collect.pacing import Pace, compute_interval_ms
+from tallystick.console.collect.pacing import (
+    AWAY_REST_MS_MAX,
+    PARTIAL_REST_MS_MAX,
+    Pace,
+    compute_interval_ms,
+)
 from tallystick.console.collect.prefixes import join_prefixes
 from tallystick.console.collect.publisher import Publisher
 from tallystick.console.collect.record_counter import RecordCounter
@@ -124,7 +129,7 @@ class Collector:
         return self._publisher.follow()
 
     def read_soon(self) -> None:
-        """Read every part as soon as its load allows: somebody has changed something and waits to see it."""
+        """Read every part as soon as its load allows: a user has changed something and waits to see it."""
         for event in self._hurry.values():
             event.set()
 
@@ -213,6 +218,15 @@ class Collector:
     # --------------------------------------------------------------------------- the loops
 
     async def _run(self) -> None:
+        """Run the loops. An error in them, which is ours, ends every `follow`: nothing would be new."""
+        try:
+            await self._run_loops()
+        except Exception:
+            _log.exception("the collector has failed: nothing is read any more")
+        finally:
+            self._publisher.close()
+
+    async def _run_loops(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._publish_changes())
             group.create_task(self._count_ids())
@@ -259,13 +273,17 @@ class Collector:
             )
         self._draft = part.place(self._draft, replace(facts, status=status))
         if part.follow_up is not None and not failure:
-            await part.follow_up()
+            await part.follow_up()  # whose failures are of another part
 
     async def _rest(self, pace: Pace, began_ms: int, status: PartStatus, hurry: asyncio.Event) -> None:
-        """Wait until the part may be read again, or earlier if somebody waits for it."""
+        """Wait until the part may be read again, or earlier if a user waits for it."""
+        rest_max_ms = None
+        if status.failures:
+            is_away = status.tried_ms > status.read_ms
+            rest_max_ms = AWAY_REST_MS_MAX if is_away else PARTIAL_REST_MS_MAX
         for is_hurried in (True, False):
             interval_ms = compute_interval_ms(
-                pace.interval_ms, status.took_ms, is_complete=not status.failures, is_hurried=is_hurried
+                pace.interval_ms, status.took_ms, rest_max_ms=rest_max_ms, is_hurried=is_hurried
             )
             left_ms = began_ms + interval_ms - self._clock.monotonic_ms()
             if left_ms <= 0:

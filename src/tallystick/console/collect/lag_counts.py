@@ -42,7 +42,7 @@ class Counts(Value):
         return Counts(self.data - other.data, self.markers - other.markers, self.aborted - other.aborted)
 
 
-class OffsetRange(Value):
+class CountedRange(Value):
     """The offsets from `first` up to but excluding `end`, with points in between at which sums are wanted."""
 
     first: int
@@ -53,7 +53,7 @@ class OffsetRange(Value):
 class RangeCounter:
     """Counts the records of one range. `position` is the offset to fetch next."""
 
-    def __init__(self, wanted: OffsetRange) -> None:
+    def __init__(self, wanted: CountedRange) -> None:
         self.position = wanted.first
         self.bytes_read = 0
         self._end = wanted.end
@@ -157,7 +157,9 @@ class PartitionCounts:
         """Forget everything; the range ends at `end` and is empty."""
         self._points, self._sums = [end], [Counts()]
 
-    def plan(self, committed: Iterable[int], end: int, step_bytes: int = STEP_BYTES) -> Iterator[OffsetRange]:
+    def plan(
+        self, committed: Iterable[int], end: int, step_bytes: int = STEP_BYTES
+    ) -> Iterator[CountedRange]:
         """Yield the ranges to read; each is to be read and added before the next one is asked for.
 
         Args:
@@ -170,18 +172,18 @@ class PartitionCounts:
             self.restart(end)  # nothing is known, or the log is another one
         if self._points[-1] < end:
             last = self._points[-1]
-            yield OffsetRange(last, end, tuple(each for each in wanted if last < each))
+            yield CountedRange(last, end, tuple(each for each in wanted if last < each))
         for each in wanted:
             while self._points[-1] == end and self.count(each) is None:
                 following = self._points[bisect_right(self._points, each)]
                 first = each
                 if each < self._points[0]:  # towards a group that is far behind, step by step
                     first = max(each, following - int(step_bytes / self.bytes_per_offset) - 1)
-                yield OffsetRange(first, following, tuple(o for o in wanted if first < o < following))
+                yield CountedRange(first, following, tuple(o for o in wanted if first < o < following))
                 if self.count(first) is None:
                     return  # it was not read
 
-    def add(self, counter: RangeCounter, wanted: OffsetRange) -> None:
+    def add(self, counter: RangeCounter, wanted: CountedRange) -> None:
         """Take the sums of a range that `plan` has asked for and that was read to its end."""
         span = wanted.end - wanted.first
         self.bytes_per_offset = max(1.0, counter.bytes_read / max(1, span))
@@ -199,7 +201,7 @@ class PartitionCounts:
         self._points[index:index] = [offset for offset, _ in new]
         self._sums[index:index] = [each for _, each in new]
 
-    def give_up(self, counter: RangeCounter, wanted: OffsetRange) -> None:
+    def give_up(self, counter: RangeCounter, wanted: CountedRange) -> None:
         """Note that a range is too large to be read: what comes before it cannot be counted now."""
         if counter.position > wanted.first:
             self.bytes_per_offset = max(1.0, counter.bytes_read / (counter.position - wanted.first))

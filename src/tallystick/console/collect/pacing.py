@@ -7,8 +7,9 @@ from tallystick.kernel.value import Value
 REST_FACTOR: Final = 20
 """A reading that takes a second is followed by the next one twenty seconds later: 5 % of the time."""
 
-INCOMPLETE_INTERVAL_MS_MAX: Final = 10_000
-"""A reading that failed has spent its time waiting: what was away is looked for again soon."""
+AWAY_REST_MS_MAX: Final = 10_000
+PARTIAL_REST_MS_MAX: Final = 30_000
+"""A reading that failed, or missed something, has spent most of its time waiting, and the cluster none."""
 
 
 class Pace(Value, kw_only=True):
@@ -23,16 +24,16 @@ class Pace(Value, kw_only=True):
 
 
 def compute_interval_ms(
-    configured_ms: int, took_ms: int, *, is_complete: bool = True, is_hurried: bool = False
+    configured_ms: int, took_ms: int, *, rest_max_ms: int | None = None, is_hurried: bool = False
 ) -> int:
     """Return the time from the beginning of the last reading to the beginning of the next one.
 
     Args:
         took_ms: how long the last reading took.
-        is_complete: whether it read everything.
-        is_hurried: somebody waits for the next reading; only the load counts then.
+        rest_max_ms: AWAY_REST_MS_MAX or PARTIAL_REST_MS_MAX after a reading that was not whole.
+        is_hurried: a user waits for the next reading; only the load counts then.
     """
     rest_ms = REST_FACTOR * took_ms
-    if not is_complete:
-        rest_ms = min(rest_ms, INCOMPLETE_INTERVAL_MS_MAX)
+    if rest_max_ms is not None:
+        rest_ms = min(rest_ms, rest_max_ms)
     return rest_ms if is_hurried else max(configured_ms, rest_ms)

@@ -10,7 +10,7 @@ class Publisher:
     """Hands snapshots to any number of followers. Belongs to one event loop.
 
     A snapshot replaces the one before. A follower that is slow misses those in between, and neither it nor
-    one that has stopped reading keeps anything or anybody waiting.
+    one that has stopped reading keeps the others waiting.
     """
 
     def __init__(self) -> None:

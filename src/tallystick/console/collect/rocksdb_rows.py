@@ -21,7 +21,7 @@ from tallystick.dualwrite.stores.by_url import find_rocksdb_folder
 _LOCK_TABLE: Final = Path("/proc/locks")
 
 
-def open_rows(url: str, name: str, limit_ms: int) -> "RocksRows":
+def open_rocksdb_rows(url: str, name: str, limit_ms: int) -> "RocksRows":
     """Prepare to read the database of a URL. Raises: BadConfig, BadStore."""
     return RocksRows(find_rocksdb_folder(url), name)
 

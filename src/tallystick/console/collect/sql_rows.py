@@ -40,7 +40,7 @@ _PREPARED: Final = (
 )
 
 
-def open_rows(url: str, name: str, limit_ms: int) -> "SqlRows":
+def open_sql_rows(url: str, name: str, limit_ms: int) -> "SqlRows":
     """Prepare to read the store of an SQLAlchemy URL, without connecting."""
     address = make_url(url)
     file: Path | None = None

@@ -7,10 +7,10 @@ library of its own: `sql_rows`, `rocksdb_rows`, `zookeeper_rows`.
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from tallystick import _lazy
+from tallystick.console import collect
 from tallystick.console.collect.failures import describe_failure
 from tallystick.console.collect.store_thread import StoreThread
 from tallystick.console.snapshot import StoreFacts, StoreKind
@@ -56,17 +56,15 @@ class RowSource(Protocol):
         """Close its connection."""
 
 
-_MODULES: Final = {
-    StoreKind.SQL: "sql_rows",
-    StoreKind.ROCKSDB: "rocksdb_rows",
-    StoreKind.ZOOKEEPER: "zookeeper_rows",
-}
-
-
 def open_source(address: StoreAddress, limit_ms: int) -> RowSource:
     """Open a store to read it. Raises: BadConfig, BadStore, MissingLibrary; errors of the driver."""
-    module = _lazy.load(f"tallystick.console.collect.{_MODULES[address.kind]}")
-    return cast(RowSource, module.open_rows(address.url, address.name, limit_ms))
+    match address.kind:
+        case StoreKind.ROCKSDB:
+            return collect.open_rocksdb_rows(address.url, address.name, limit_ms)
+        case StoreKind.ZOOKEEPER:
+            return collect.open_zookeeper_rows(address.url, address.name, limit_ms)
+        case StoreKind.SQL:
+            return collect.open_sql_rows(address.url, address.name, limit_ms)
 
 
 class StoreReader:

@@ -16,7 +16,7 @@ from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
 IN_FLIGHT_MAX: Final = 500
 
 
-def open_rows(url: str, name: str, limit_ms: int) -> "ZooKeeperRows":
+def open_zookeeper_rows(url: str, name: str, limit_ms: int) -> "ZooKeeperRows":
     """Connect to the servers of a URL. Raises: BadConfig, BadStore."""
     stack = ExitStack()
     store = stack.enter_context(open_store(url))

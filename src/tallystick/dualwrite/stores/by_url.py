@@ -92,9 +92,12 @@ def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str])
 
 def find_rocksdb_folder(url: str) -> Path:
     """Return the folder of a RocksDB database. Raises: BadConfig; BadStore if there is no database."""
-    parts = urlsplit(url)
-    folder = Path(unquote(parts.path))
-    if parts.netloc or parts.query or not folder.is_absolute():
+    return _check_folder(urlsplit(url))
+
+
+def _check_folder(url: SplitResult) -> Path:
+    folder = Path(unquote(url.path))
+    if url.netloc or url.query or not folder.is_absolute():
         raise BadConfig("must be rocksdb:/// followed by the folder of the database")
     if not (folder / "CURRENT").is_file():
         raise BadStore(f"{folder} is not a RocksDB database")
@@ -103,7 +106,7 @@ def find_rocksdb_folder(url: str) -> Path:
 
 @contextmanager
 def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
-    folder = find_rocksdb_folder(url.geturl())
+    folder = _check_folder(url)
     open_database = _lazy.load("rocksdict").Rdict
     try:
         database = open_database(str(folder))
