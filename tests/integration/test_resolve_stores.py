@@ -165,7 +165,7 @@ def test_only_an_sql_database_has_a_schema(capsys: pytest.CaptureFixture[str]) -
 def test_a_zookeeper_that_does_not_answer_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tallystick.cli.stores.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tallystick.dualwrite.stores.by_url.CONNECT_TIMEOUT_S", 0.2)
     words = ["--store", "zookeeper://me:secret@127.0.0.1:1/root", "--bootstrap-server", "localhost:1"]
     assert main(["transactions", "resolve", *words]) == 1
     said = capsys.readouterr().err

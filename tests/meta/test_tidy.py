@@ -26,8 +26,8 @@ BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast
 LONG_FUNCTIONS: dict[str, int] = {}
 LONG_MODULES: dict[str, int] = {}
 MANY_METHODS = {
-    "src/tallystick/admin/aio.py:Admin": 36,
-    "src/tallystick/admin/client.py:Admin": 36,
+    "src/tallystick/admin/aio.py:Admin": 37,
+    "src/tallystick/admin/client.py:Admin": 37,
     "src/tallystick/client/aio/consumer.py:Consumer": 33,
     "src/tallystick/client/blocking/consumer.py:Consumer": 36,
 }

@@ -9,8 +9,14 @@ from tallystick.admin.acls import Acl, AclFilter
 from tallystick.admin.admin_call import Answers
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.configs import ConfigResource, ConfigValue
-from tallystick.admin.groups import GroupDescription, GroupListing
-from tallystick.admin.model import ProducerState, TransactionDescription, TransactionListing
+from tallystick.admin.model import (
+    GroupDescription,
+    GroupListing,
+    GroupOffsets,
+    ProducerState,
+    TransactionDescription,
+    TransactionListing,
+)
 from tallystick.admin.runner_async import AsyncAdminRunner
 from tallystick.admin.scram import ScramCredentialInfo, UserScramCredentialAlteration
 from tallystick.admin.topics import CreatedTopic, NewTopic
@@ -277,6 +283,13 @@ class Admin:
         return await self._runner.run(
             "list_group_offsets", groups.list_offsets, group_id, require_stable=require_stable
         )
+
+    async def describe_group_offsets(self, group_ids: Iterable[str]) -> Answers[str, GroupOffsets]:
+        """Return the committed offsets of many groups, and the partitions that wait for a transaction.
+
+        It does not wait for them as `list_group_offsets` does (KIP-447).
+        """
+        return await self._runner.run("describe_group_offsets", groups.describe_offsets, group_ids)
 
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]

@@ -5,8 +5,10 @@ members (UNKNOWN_MEMBER_ID), so a running consumer never loses its position.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from tallystick.admin.admin_call import AdminCall, Answers, gather_answers, group_by_topic
+from tallystick.admin.model import GroupDescription, GroupListing, GroupOffsets, MemberDescription
 from tallystick.client.assignors.subscription import decode_assignment
 from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, build_broker_error
 from tallystick.client.offsets import (
@@ -17,49 +19,28 @@ from tallystick.client.offsets import (
     build_offset_commit_request,
     parse_offset_commit_errors,
     parse_offset_fetch_response,
+    split_offset_fetch_response,
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.kernel.value import Value
+from tallystick.kernel.value import replace
 from tallystick.protocol import DecodeError
+from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages import consumer_group_describe as cgd
 from tallystick.protocol.messages import describe_groups as dg
 from tallystick.protocol.messages import offset_delete as od
 from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from tallystick.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
-from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+from tallystick.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+)
 
-
-class GroupListing(Value, kw_only=True):
-    """A group in a coordinator's list; `state` and `type` are "" if the broker's version omits them."""
-
-    group_id: str
-    coordinator: int
-    protocol_type: str
-    state: str
-    type: str
-
-
-class MemberDescription(Value, kw_only=True):
-    """A member of a group and its assigned partitions."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    host: str
-    partitions: frozenset[TopicPartition]
-
-
-class GroupDescription(Value, kw_only=True):
-    """A group. `assignor` is "" until it has been chosen."""
-
-    group_id: str
-    coordinator: int
-    state: str
-    type: str
-    assignor: str
-    members: tuple[MemberDescription, ...]
+GROUPS_VERSION: Final = 8
+NAMED_TOPICS_VERSION_MAX: Final = 9
 
 
 async def list_all(
@@ -84,29 +65,38 @@ async def list_all(
 
 
 async def describe(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
-    return await gather_answers(group_ids, lambda name: _describe(asker, name))
+    """Describe groups, in as few requests to each coordinator as possible."""
+
+    async def ask(node_id: int, some: Sequence[str]) -> Mapping[str, GroupDescription | ClientError]:
+        answers = await _describe_consumer_groups(asker, node_id, some)
+        others = [name for name in some if name not in answers]
+        return {**answers, **(await _describe_classic_groups(asker, node_id, others) if others else {})}
+
+    return await asker.send_to_coordinators("group", group_ids, ask, "DescribeGroups")
 
 
-async def _describe(asker: AdminCall, name: str) -> GroupDescription:
-    """Describe a group with ConsumerGroupDescribe, or as a classic group if that does not know it."""
+async def _describe_consumer_groups(
+    asker: AdminCall, node_id: int, names: Sequence[str]
+) -> dict[str, GroupDescription | ClientError]:
+    """Describe groups of the consumer protocol (KIP-848); leave out those that may be classic ones."""
+    request = cgd.ConsumerGroupDescribeRequest(group_ids=tuple(names), include_authorized_operations=False)
     try:
-        node, answer = await asker.send_to_coordinator(
-            "group",
-            name,
-            cgd.ConsumerGroupDescribeRequest(group_ids=(name,), include_authorized_operations=False),
-            cgd.ConsumerGroupDescribeResponse,
-            lambda a: _single_code([each.error_code for each in a.groups]),
-        )
+        answer = await asker.cluster.send(node_id, request, cgd.ConsumerGroupDescribeResponse)
     except NotSupported:
-        return await _describe_classic(asker, name)
-    except BrokerRefused as exc:
-        if exc.code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
-            raise
-        return await _describe_classic(asker, name)
-    (found,) = answer.groups
+        return {}
+    return {
+        each.group_id: build_broker_error("ConsumerGroupDescribe", each.group_id, each.error_code)
+        if each.error_code
+        else _to_consumer_group(node_id, each)
+        for each in answer.groups
+        if each.error_code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION)
+    }
+
+
+def _to_consumer_group(node_id: int, found: cgd.DescribedGroup) -> GroupDescription:
     return GroupDescription(
-        group_id=name,
-        coordinator=node,
+        group_id=found.group_id,
+        coordinator=node_id,
         state=found.group_state,
         type="consumer",
         assignor=found.assignor_name,
@@ -127,30 +117,31 @@ async def _describe(asker: AdminCall, name: str) -> GroupDescription:
     )
 
 
-async def _describe_classic(asker: AdminCall, name: str) -> GroupDescription:
-    """Describe a classic group.
+async def _describe_classic_groups(
+    asker: AdminCall, node_id: int, names: Sequence[str]
+) -> dict[str, GroupDescription | ClientError]:
+    """Describe classic groups.
 
     An unknown group fails at every version (KIP-1043); up to version 5 the coordinator reports it as Dead,
     without an error.
     """
-    node, answer = await asker.send_to_coordinator(
-        "group",
-        name,
-        dg.DescribeGroupsRequest(groups=(name,)),
-        dg.DescribeGroupsResponse,
-        lambda a: _single_code(
-            [
-                ErrorCode.GROUP_ID_NOT_FOUND
-                if not each.error_code and each.group_state == "Dead"
-                else each.error_code
-                for each in a.groups
-            ]
-        ),
-    )
-    (found,) = answer.groups
+    request = dg.DescribeGroupsRequest(groups=tuple(names))
+    answer = await asker.cluster.send(node_id, request, dg.DescribeGroupsResponse)
+    answers: dict[str, GroupDescription | ClientError] = {}
+    for each in answer.groups:
+        is_unknown = not each.error_code and each.group_state == "Dead"
+        code = ErrorCode.GROUP_ID_NOT_FOUND if is_unknown else each.error_code
+        if code:
+            answers[each.group_id] = build_broker_error("DescribeGroups", each.group_id, code)
+        else:
+            answers[each.group_id] = _to_classic_group(node_id, each)
+    return answers
+
+
+def _to_classic_group(node_id: int, found: dg.DescribedGroup) -> GroupDescription:
     return GroupDescription(
-        group_id=name,
-        coordinator=node,
+        group_id=found.group_id,
+        coordinator=node_id,
         state=found.group_state,
         type="classic",
         assignor=found.protocol_data,
@@ -212,6 +203,68 @@ async def list_offsets(
         return {at: found for at, found in told.items() if found is not None}
 
     return await asker.cluster.run_with_retries("OffsetFetch", group_id, attempt, asker.deadline)
+
+
+async def describe_offsets(asker: AdminCall, group_ids: Iterable[str]) -> Answers[str, GroupOffsets]:
+    """Read the committed offsets of groups, and which wait for a transaction (KIP-447)."""
+    stable = await _fetch_offsets(asker, group_ids, require_stable=True)
+    waiting = [name for name, each in stable.found.items() if each.pending]
+    if not waiting:
+        return stable
+    present = await _fetch_offsets(asker, waiting, require_stable=False)
+    found = {
+        name: each if name not in present.found else replace(present.found[name], pending=each.pending)
+        for name, each in stable.found.items()
+        if name not in present.failures
+    }
+    return Answers(found, {**stable.failures, **present.failures})
+
+
+async def _fetch_offsets(
+    asker: AdminCall, group_ids: Iterable[str], *, require_stable: bool
+) -> Answers[str, GroupOffsets]:
+    async def ask(node_id: int, some: Sequence[str]) -> Mapping[str, GroupOffsets | ClientError]:
+        versions = await asker.cluster.wait_for_versions(node_id)
+        version = versions.find_latest_usable(ApiKey.OFFSET_FETCH)
+        # KIP-709: several groups in one request. Version 10 names topics by id.
+        requests = (
+            [OffsetFetchRequest(group_id=name, topics=None, require_stable=require_stable) for name in some]
+            if version is not None and version < GROUPS_VERSION
+            else [
+                OffsetFetchRequest(
+                    groups=tuple(OffsetFetchRequestGroup(group_id=name, topics=None) for name in some),
+                    require_stable=require_stable,
+                )
+            ]
+        )
+        answers: dict[str, GroupOffsets | ClientError] = {}
+        for request in requests:
+            answer = await asker.cluster.send(
+                node_id, request, OffsetFetchResponse, max_version=NAMED_TOPICS_VERSION_MAX
+            )
+            if not request.groups:
+                answers[request.group_id] = _to_group_offsets(request.group_id, answer)
+            for each in answer.groups:
+                answers[each.group_id] = _to_group_offsets(each.group_id, each)
+        return answers
+
+    return await asker.send_to_coordinators("group", group_ids, ask, "OffsetFetch")
+
+
+def _to_group_offsets(
+    name: str, answer: OffsetFetchResponse | OffsetFetchResponseGroup
+) -> GroupOffsets | ClientError:
+    """Return a group's offsets, or the first error but that of offsets that wait for a transaction."""
+    try:
+        offsets, errors = split_offset_fetch_response(answer, name)
+    except BrokerRefused as exc:
+        return exc
+    pending = {at for at, why in errors.items() if why.code == ErrorCode.UNSTABLE_OFFSET_COMMIT}
+    for at, failure in errors.items():
+        if at not in pending:
+            return failure
+    committed = {at: each for at, each in offsets.items() if each is not None}
+    return GroupOffsets(committed=committed, pending=frozenset(pending))
 
 
 async def alter_offsets(

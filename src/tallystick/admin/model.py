@@ -1,10 +1,12 @@
-"""Transactions and producers as administration calls return them. The wire's -1 is None here.
+"""Transactions, producers and groups as administration calls return them. The wire's -1 is None here.
 
 Source: KIP-664; the private tags of docs/formats/private-tags.md.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 
+from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.transaction_history import TransactionTransition
@@ -84,3 +86,45 @@ class OpenTransaction(Value, kw_only=True):
     def key(self) -> tuple[TopicPartition, ProducerIdAndEpoch, int]:
         """Identity of the transaction, constant while it is open."""
         return self.partition, self.writer, self.start_offset
+
+
+class GroupListing(Value, kw_only=True):
+    """A group in a coordinator's list; `state` and `type` are "" if the broker's version omits them."""
+
+    group_id: str
+    coordinator: int
+    protocol_type: str
+    state: str
+    type: str
+
+
+class MemberDescription(Value, kw_only=True):
+    """A member of a group and its assigned partitions."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    partitions: frozenset[TopicPartition]
+
+
+class GroupDescription(Value, kw_only=True):
+    """A group. `assignor` is "" until it has been chosen."""
+
+    group_id: str
+    coordinator: int
+    state: str
+    type: str
+    assignor: str
+    members: tuple[MemberDescription, ...]
+
+
+class GroupOffsets(Value, kw_only=True):
+    """The offsets of a group.
+
+    committed  by partition
+    pending    those of them for which a transaction has written a new offset and is not decided yet (KIP-447)
+    """
+
+    committed: Mapping[TopicPartition, OffsetAndMetadata]
+    pending: frozenset[TopicPartition] = frozenset()

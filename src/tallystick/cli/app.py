@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "configs": "Read and change settings of topics, brokers and groups.",
     "acls": "List, grant and revoke rights, TwoPhaseCommit among them.",
     "users": "List, create and delete users that log in with SCRAM.",
+    "console": "Show both halves of every transaction in a browser.",
     "doctor": "Say what works on a cluster: login, modes, rights.",
     "features": "Show and set levels, such as transaction.version.",
 }

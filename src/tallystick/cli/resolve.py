@@ -4,7 +4,8 @@ Decisions of writers are in their database (`--store`). Those of a Spark query (
 in the database of its tables (`--prefix` and `--store`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
@@ -14,8 +15,8 @@ from tallystick import spark
 from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
 from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.settings import ModeOption, add_modes
-from tallystick.cli.stores import open_store
 from tallystick.cli.tables import Row
+from tallystick.dualwrite.errors import BadStore
 from tallystick.dualwrite.recovery import Verdict
 from tallystick.dualwrite.resolve import (
     ExpiredIds,
@@ -26,6 +27,7 @@ from tallystick.dualwrite.resolve import (
     resolve_expired,
 )
 from tallystick.dualwrite.stores.base import LeaseStore, Store
+from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
 from tallystick.kernel.settings import BadConfig
 
 if TYPE_CHECKING:
@@ -94,11 +96,24 @@ def resolve_command(
         raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
     if store is None or retire:
         raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
-    with open_store(store, schema, allowed or ()) as opened:
+    with _open_store(store, schema, allowed or ()) as opened:
         finish = _resolve_expired if only_expired else _resolve_all
         results = finish(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
     at.print_rows(_COLUMNS, [_format_row(each) for each in results])
     raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
+
+
+@contextmanager
+def _open_store(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
+    """Open the store of `--store`; its errors name the option."""
+    if (schema is not None or allowed) and url.partition(":")[0] in OTHER_KINDS:
+        raise BadConfig("--schema, --allow-unsafe-durability: for SQL databases alone")
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(open_store(url, schema, allowed))
+        except (BadConfig, BadStore) as exc:
+            raise type(exc)(f"--store: {exc}") from exc
+        yield opened
 
 
 def _resolve_all(

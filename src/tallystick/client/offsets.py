@@ -27,6 +27,7 @@ from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
+    OffsetFetchResponseGroup,
 )
 
 # Last versions with topics by name and one group per request, which is all a consumer needs.
@@ -135,7 +136,7 @@ def parse_offset_fetch_response(
 
 
 def split_offset_fetch_response(
-    answer: OffsetFetchResponse, group_id: str
+    answer: OffsetFetchResponse | OffsetFetchResponseGroup, group_id: str
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, BrokerRefused]]:
     """Return a group's committed offsets, None for none, and the partitions that were refused.
 

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import AbortRequired, BrokerRefused
 from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.client.transactions.engine import Completion
@@ -44,14 +43,6 @@ def report_line(
         verdict=verdict,
         action=did,
     )
-
-
-def to_txn_state(description: TransactionDescription) -> TxnDescription | None:
-    """Extract from a description what `modes` compares; None for an id that was never initialised."""
-    if description.writer.producer_id < 0:  # created, but never initialised
-        return None
-    forced = frozenset(each.writer for each in description.forced_outcomes if each.partition is None)
-    return TxnDescription(state=description.state, identity=description.writer, forced_identities=forced)
 
 
 def raise_if_halted(row: StoredState, half: ClusterHalf, finding: Finding) -> None:

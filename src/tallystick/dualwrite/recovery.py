@@ -16,6 +16,7 @@ Sources: KIP-939 "Recovery recipe"; `client.transactions.modes` for what a descr
 from enum import Enum, auto
 from typing import Final
 
+from tallystick.admin.model import TransactionDescription
 from tallystick.client.transactions import modes
 from tallystick.client.transactions.modes import Mode, TxnDescription, TxnToResolve
 from tallystick.client.transactions.prepared import PreparedTxnState
@@ -45,6 +46,14 @@ class ClusterHalf(Value, kw_only=True):
             if self.txn_state is not None and self.txn_state.state == "Ongoing"
             else None
         )
+
+
+def to_txn_state(description: TransactionDescription) -> TxnDescription | None:
+    """Extract from a description what `modes` compares; None for an id that was never initialised."""
+    if description.writer.producer_id < 0:  # created, but never initialised
+        return None
+    forced = frozenset(each.writer for each in description.forced_outcomes if each.partition is None)
+    return TxnDescription(state=description.state, identity=description.writer, forced_identities=forced)
 
 
 class Finding(Enum):

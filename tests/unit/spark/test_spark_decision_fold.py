@@ -1,5 +1,11 @@
 """The last decision of a prefix, out of a log that others write to."""
 
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.protocol.records import (
     BatchMeta,
@@ -17,11 +23,13 @@ from tallystick.spark.protocol.committable import (
 )
 from tallystick.spark.protocol.decision_fold import (
     DecisionFold,
+    DecisionLogFold,
     DecisionState,
     decision_key,
     done_key,
     note_key,
 )
+from tallystick.spark.protocol.errors import BadCommittable
 
 OURS, OTHER = 7, 8
 
@@ -51,15 +59,18 @@ class Log:
         pair = ProducerIdAndEpoch(ProducerId(producer), ProducerEpoch(4))
         self.batches.append(encode_marker(marker, pair, timestamp_ms=0, offset=len(self.batches)))
 
-    def done(self, nonce: str) -> None:
+    def done(self, nonce: str, prefix: str = "p") -> None:
         offset = len(self.batches)
-        record = Record(offset=offset, timestamp_ms=0, key=done_key("p"), value=nonce.encode())
+        record = Record(offset=offset, timestamp_ms=0, key=done_key(prefix), value=nonce.encode())
         self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
 
-    def note(self, number: int | None) -> None:
-        offset = len(self.batches)
+    def note(self, number: int | None, prefix: str = "p") -> None:
         value = None if number is None else encode_decision_note(DecisionNote(number=number, description="x"))
-        record = Record(offset=offset, timestamp_ms=0, key=note_key("p"), value=value)
+        self.put(note_key(prefix), value)
+
+    def put(self, key: bytes | None, value: bytes | None) -> None:
+        offset = len(self.batches)
+        record = Record(offset=offset, timestamp_ms=0, key=key, value=value)
         self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
 
     def known(self) -> DecisionState:
@@ -115,7 +126,7 @@ def test_what_is_known_is_decoded_once() -> None:
     log, fold, mine = Log(), DecisionFold("p"), decision("a")
     log.decide(OURS, "a")
     log.mark(OURS, ControlType.COMMIT)
-    fold.cache_decision(encode_decision(mine), mine)
+    fold.cache(encode_decision(mine), mine)
     fold.feed(b"".join(log.batches))
     assert fold.state.decision is mine
     log.decide(OURS, "b")
@@ -154,7 +165,72 @@ def test_only_the_decision_that_is_asked_for_is_recalled() -> None:
     """[SPK-24] By its nonce: another process may have decided since, or nothing may be known here."""
     fold = DecisionFold("p")
     assert fold.recall("") is None
-    fold.cache_decision(encode_decision(decision("own")), decision("own"))
+    fold.cache(encode_decision(decision("own")), decision("own"))
     assert fold.recall("own") == decision("own")
     assert fold.recall("newer") is None
     assert fold.recall("") is None
+
+
+PREFIXES = ("p", "other", "a/b")
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("decide"), st.sampled_from(PREFIXES), st.sampled_from(["x", "y", None])),
+        st.tuples(st.just("mark"), st.sampled_from(PREFIXES), st.sampled_from(ControlType)),
+        st.tuples(st.just("done"), st.sampled_from(PREFIXES), st.sampled_from(["x", "y"])),
+        st.tuples(st.just("note"), st.sampled_from(PREFIXES), st.sampled_from([1, 2, None])),
+    ),
+    max_size=20,
+)
+
+
+@given(steps=steps)
+def test_the_fold_of_all_prefixes_knows_of_each_what_its_own_fold_knows(
+    steps: list[tuple[str, str, Any]],
+) -> None:
+    """A console reads the partition once; the driver of each query reads it for itself."""
+    log, every = Log(), DecisionLogFold()
+    for what, prefix, value in steps:
+        producer = PREFIXES.index(prefix) + 1
+        match what:
+            case "decide":
+                log.decide(producer, value, prefix)
+            case "mark" if value in (ControlType.ABORT, ControlType.COMMIT):
+                log.mark(producer, value)
+            case "done":
+                log.done(value, prefix)
+            case "note":
+                log.note(value, prefix)
+        every.feed(b"".join(log.batches))
+    known = set()
+    for prefix in PREFIXES:
+        alone = DecisionFold(prefix)
+        alone.feed(b"".join(log.batches))
+        assert every.find_state(prefix) == alone.state
+        if alone.state != DecisionState():
+            known.add(prefix)
+    assert set(every.prefixes) == known
+
+
+def test_records_that_are_no_decisions_are_passed_over() -> None:
+    log, fold = Log(), DecisionLogFold()
+    log.put(None, b"no key")
+    log.put(b"p#later", b"of a later version")
+    log.put(b"\xff#done", b"x")
+    log.note(1)
+    fold.feed(b"".join(log.batches))
+    assert list(fold.prefixes) == ["p"]
+
+
+def test_what_cannot_be_read_is_the_trouble_of_its_prefix() -> None:
+    """A later version may write a note that this one cannot read; other queries are shown none the less."""
+    log, fold = Log(), DecisionLogFold()
+    log.note(1, "other")
+    log.put(note_key("p"), b"{}")
+    log.put(note_key("p"), b"[]")
+    fold.feed(b"".join(log.batches))
+    assert fold.find_state("other").note is not None
+    with pytest.raises(BadCommittable):
+        fold.find_state("p")
+    log.note(4)
+    fold.feed(b"".join(log.batches))
+    assert fold.find_state("p").note == DecisionNote(number=4, description="x")

@@ -8,11 +8,10 @@ from tallystick.admin.aio import Admin
 from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError, IdExpired, NotAuthorized, NotSupported
 from tallystick.client.transactions.prepared import PreparedTxnState
-from tallystick.dualwrite import conclusions
 from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import NotVisible
 from tallystick.dualwrite.recipes import AsyncStepRunner
-from tallystick.dualwrite.recovery import ClusterHalf
+from tallystick.dualwrite.recovery import ClusterHalf, to_txn_state
 from tallystick.kernel.clock import Clock
 
 _log = logging.getLogger("tallystick.dualwrite")
@@ -53,7 +52,7 @@ class AsyncClusterViews:
         match answers.failures.get(branch.id):
             case None:
                 return ClusterHalf(
-                    txn_state=conclusions.to_txn_state(answers.found[branch.id]),
+                    txn_state=to_txn_state(answers.found[branch.id]),
                     cluster_id=cluster.cluster_id,
                 )
             case IdExpired():

@@ -19,43 +19,35 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final, Protocol, cast
 
-from sqlalchemy import (
-    Column,
-    CursorResult,
-    Engine,
-    Executable,
-    Inspector,
-    Integer,
-    MetaData,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    inspect,
-    select,
-    update,
-)
+from sqlalchemy import CursorResult, Engine, Executable, inspect, select, update
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError, NotAuthorized
 from tallystick.client.transactions.modes import Mode, TxnDecision
-from tallystick.dualwrite.errors import BadStore, NotCommitted
+from tallystick.dualwrite.errors import NotCommitted
 from tallystick.dualwrite.stores.sql import SqlStore, SqlTransaction
-from tallystick.dualwrite.stores.sql_table import ExactText, first_statements
+from tallystick.dualwrite.stores.sql_table import first_statements
 from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace
+from tallystick.spark.decisions.decision_table import (
+    DATABASE_NAME_KEY,
+    DECISIONS,
+    SCHEMA_VERSION,
+    TABLE,
+    check_columns,
+    read_decision,
+)
 from tallystick.spark.decisions.staging import StagingTable
 from tallystick.spark.options.sinks import StagedMoves
 from tallystick.spark.protocol.committable import (
     Decision,
     DecisionNote,
     Participant,
-    decode_decision,
     encode_decision,
 )
 from tallystick.spark.protocol.decision_fold import DecisionState
@@ -64,24 +56,9 @@ from tallystick.spark.protocol.ports import ParticipantsPort
 
 _log = logging.getLogger("tallystick.spark")
 
-TABLE: Final = "tallystick_decisions"
-SCHEMA_VERSION: Final = 1
-_DATABASE_NAME_KEY: Final = "#place"  # no prefix has this character
 _DATABASE_NAME_BYTES: Final = 16
 _NOTE_REFUSED: Final = (NoDecisionTopic, NotAuthorized)
 _MYSQL: Final = ("mysql", "mariadb")
-
-_TABLE: Final = Table(
-    TABLE,
-    MetaData(),
-    Column("prefix", ExactText, primary_key=True),
-    Column("owner", String(64), nullable=False),
-    Column("nonce", String(64)),
-    Column("done", SmallInteger, nullable=False),
-    Column("decision", Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), *_MYSQL)),
-    Column("schema_version", Integer, nullable=False),
-    mysql_engine="InnoDB",
-)
 
 
 class DecisionRow:
@@ -123,8 +100,8 @@ class DecisionRow:
     def _claim_statement(self, owner: str, dialect: str) -> Executable:
         values = {"prefix": self.prefix, "owner": owner, "done": 0, "schema_version": SCHEMA_VERSION}
         if dialect in _MYSQL:
-            return mysql.insert(_TABLE).values(values).on_duplicate_key_update(owner=owner)
-        statement = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+            return mysql.insert(DECISIONS).values(values).on_duplicate_key_update(owner=owner)
+        statement = postgresql.insert(DECISIONS) if dialect == "postgresql" else sqlite.insert(DECISIONS)
         return statement.values(values).on_conflict_do_update(
             index_elements=["prefix"], set_={"owner": owner}
         )
@@ -135,7 +112,7 @@ class DecisionRow:
             return None
         with self._engine.connect() as connection:
             name = connection.execute(
-                select(_TABLE.c.owner).where(_TABLE.c.prefix == _DATABASE_NAME_KEY)
+                select(DECISIONS.c.owner).where(DECISIONS.c.prefix == DATABASE_NAME_KEY)
             ).scalar()
         return None if name is None else f"database {name}"
 
@@ -145,18 +122,14 @@ class DecisionRow:
             inspector = inspect(self._engine)
             if not inspector.has_table(TABLE):
                 return DecisionState()
-            _check_columns(inspector)
+            check_columns(inspector)
         with self._engine.connect() as connection:
-            row = connection.execute(select(_TABLE).where(_TABLE.c.prefix == self.prefix)).mappings().first()
-        if row is None:
-            return DecisionState()
-        if row["schema_version"] != SCHEMA_VERSION:
-            raise BadStore(f"{TABLE}: the row of {self.prefix!r} has version {row['schema_version']}")
-        if row["decision"] is None:
-            return DecisionState()
-        return DecisionState(
-            decision=decode_decision(row["decision"].encode()), is_complete=bool(row["done"])
-        )
+            row = (
+                connection.execute(select(DECISIONS).where(DECISIONS.c.prefix == self.prefix))
+                .mappings()
+                .first()
+            )
+        return DecisionState() if row is None else read_decision(cast(Mapping[str, object], row))
 
     def decide(
         self,
@@ -193,11 +166,11 @@ class DecisionRow:
         moves: StagedMoves,
         in_time: Callable[[], bool],
     ) -> None:
-        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(owner))
+        mine = (DECISIONS.c.prefix == self.prefix, DECISIONS.c.owner == str(owner))
         transaction = self._store.begin()
         try:
             # The update comes first, because it takes the lock that a claim waits for.
-            result = transaction.connection.execute(update(_TABLE).where(*mine).values(values))
+            result = transaction.connection.execute(update(DECISIONS).where(*mine).values(values))
             if cast(CursorResult[Any], result).rowcount != 1:
                 raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {owner}'s")
             for each, rows in zip(self._staging_tables, moves.rows, strict=True):
@@ -225,17 +198,17 @@ class DecisionRow:
             ) from exc
 
     def mark_done(self, nonce: str) -> None:
-        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.nonce == nonce)
+        mine = (DECISIONS.c.prefix == self.prefix, DECISIONS.c.nonce == nonce)
         with self._engine.begin() as connection:
-            connection.execute(update(_TABLE).where(*mine).values(done=1))
+            connection.execute(update(DECISIONS).where(*mine).values(done=1))
 
     def create_table(self) -> None:
         """Create the table once, if it is missing. Raises: BadStore for a table of another version."""
         if self._is_created:
             return
         with self._engine.begin() as connection:
-            connection.execute(CreateTable(_TABLE, if_not_exists=True))
-            _check_columns(inspect(connection))
+            connection.execute(CreateTable(DECISIONS, if_not_exists=True))
+            check_columns(inspect(connection))
             connection.execute(_name_database_statement(connection.dialect.name))
         self._is_created = True
 
@@ -243,17 +216,11 @@ class DecisionRow:
 def _name_database_statement(dialect: str) -> Executable:
     """Return the statement that names the database, unless it has a name."""
     name = token_hex(_DATABASE_NAME_BYTES)
-    values = {"prefix": _DATABASE_NAME_KEY, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
+    values = {"prefix": DATABASE_NAME_KEY, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
     if dialect in _MYSQL:
-        return mysql.insert(_TABLE).values(values).prefix_with("IGNORE")
-    statement = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+        return mysql.insert(DECISIONS).values(values).prefix_with("IGNORE")
+    statement = postgresql.insert(DECISIONS) if dialect == "postgresql" else sqlite.insert(DECISIONS)
     return statement.values(values).on_conflict_do_nothing(index_elements=["prefix"])
-
-
-def _check_columns(inspector: Inspector) -> None:
-    names = {each["name"] for each in inspector.get_columns(TABLE)}
-    if missing_names := [each.name for each in _TABLE.columns if each.name not in names]:
-        raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing_names)}")
 
 
 class DecisionNotes(Protocol):

@@ -12,7 +12,7 @@ from typing import Final
 from tallystick.admin import configs, topics
 from tallystick.admin.admin_call import AdminCall
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.admin.topics import LATEST, NewTopic
+from tallystick.admin.topics import NewTopic
 from tallystick.client.errors import (
     BrokerRefused,
     ClientError,
@@ -37,7 +37,6 @@ from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, InDoubt, Remedy
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tallystick.protocol.messages.produce import (
     PartitionProduceData,
     ProduceRequest,
@@ -45,6 +44,7 @@ from tallystick.protocol.messages.produce import (
     TopicProduceData,
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.spark.decisions.topic_reader import DecisionTopicReader
 from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import (
     Decision,
@@ -73,12 +73,9 @@ TOPIC_CONFIG: Final = {
     "segment.bytes": "16777216",
     "min.cleanable.dirty.ratio": "0.1",
 }
-_FETCH_BYTES: Final = 8 * 1024 * 1024
 # KIP-890: from Produce version 12 on, the broker adds the partition to the transaction; below it,
 # AddPartitionsToTxn does.
 _IMPLICIT_ADD_PARTITIONS: Final = 12
-_FETCH_BY_NAME_VERSION: Final = 12
-"""Fetch version 13 and later name topics by id (KIP-516)."""
 
 _CHECKED_CONFIGS: Final = ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")
 
@@ -127,7 +124,9 @@ class DecisionTopic:
         self._clock = clock or SystemClock()
         self._partition = TopicPartition(options.decisions_topic, 0)
         self._coordinator_id = coordinator_id(options.prefix)
-        self._fold = DecisionFold(options.prefix)
+        self._reader = DecisionTopicReader(
+            cluster, self._partition, lambda next_offset: DecisionFold(options.prefix, next_offset)
+        )
         self._is_checked = False
 
     # ---------------------------------------------------------------------------- reading
@@ -135,46 +134,8 @@ class DecisionTopic:
     async def read(self) -> DecisionState:
         if not await self._check_exists():
             return DecisionState()
-        # KIP-207: ListOffsets fails until a new leader's high watermark has caught up with what its
-        # predecessor acknowledged. The high watermark of a Fetch response may still lag behind.
-        asker = self._new_request_context()
-        end = (await topics.list_offsets(asker, {self._partition: LATEST}, read_committed=False)).one(
-            self._partition
-        )
-        end_offset = 0 if end is None else end.offset
-        if end_offset < self._fold.next_offset:
-            # The topic was recreated or truncated, so what was read before is no longer valid.
-            self._fold = DecisionFold(self._options.prefix)
-        while self._fold.next_offset < end_offset:
-            await self._cluster.run_with_retries("Fetch", self._partition, self._fetch, asker.deadline)
-        return self._fold.state
-
-    async def _fetch(self) -> None:
-        node = await self._cluster.find_leader(self._partition)
-        partition = FetchPartition(
-            partition=self._partition.partition,
-            fetch_offset=self._fold.next_offset,
-            partition_max_bytes=_FETCH_BYTES,
-        )
-        request = FetchRequest(
-            max_wait_ms=0,
-            min_bytes=0,
-            max_bytes=_FETCH_BYTES,
-            topics=(FetchTopic(topic=self._partition.topic, partitions=(partition,)),),
-        )
-        answer = await self._cluster.send(node, request, FetchResponse, max_version=_FETCH_BY_NAME_VERSION)
-        if answer.error_code:
-            raise build_broker_error("Fetch", self._partition, answer.error_code)
-        (data,) = (each for topic in answer.responses for each in topic.partitions)
-        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > 0:
-            self._fold = DecisionFold(self._options.prefix, data.log_start_offset)
-            return
-        if data.error_code:
-            raise build_broker_error("Fetch", self._partition, data.error_code)
-        before = self._fold.next_offset
-        self._fold.feed(data.records or b"")
-        if self._fold.next_offset == before:
-            raise build_broker_error("Fetch", self._partition, ErrorCode.OFFSET_NOT_AVAILABLE)
+        await self._reader.read_to_end(self._new_request_context())
+        return self._reader.fold.state
 
     async def find_location(self) -> str | None:
         # KIP-516: the topic id, since a recreated topic has the same name and none of the decisions.
@@ -259,7 +220,7 @@ class DecisionTopic:
                 "for example with coalesce()"
             )
         await self._write_in_transaction(value, owner, transaction_version)
-        self._fold.cache_decision(value, decision)
+        self._reader.fold.cache(value, decision)
 
     async def forget(self, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         await self._write_in_transaction(None, owner, transaction_version)

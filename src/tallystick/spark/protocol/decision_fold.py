@@ -1,8 +1,8 @@
-"""Fold of the decision topic into the last decision of one prefix. Pure.
+"""Fold of the decision topic into the last decision of one prefix, or of every one. Pure.
 
 All prefixes share one partition. An open transaction of one query holds back the last stable offset, and
 would hide the decisions of all other queries from a `read_committed` reader. So the partition is read
-uncommitted up to its high watermark, and its control records tell which of the prefix's own records count:
+uncommitted up to its high watermark, and its control records tell which of a prefix's records count:
 a transactional record counts once the COMMIT marker of its producer id is read [SPK-24]. The result is
 complete after a claim of the prefix: the claim ends what an earlier driver had open, and is answered when the
 markers are written.
@@ -20,6 +20,8 @@ marker of every record that it keeps.
 Source: docs/adr/0037.
 """
 
+from collections.abc import Collection
+from enum import Enum, auto
 from typing import Final
 
 from tallystick.kernel.value import Value
@@ -39,6 +41,7 @@ from tallystick.spark.protocol.committable import (
     decode_decision,
     decode_decision_note,
 )
+from tallystick.spark.protocol.errors import BadCommittable
 
 _NOTE_SUFFIX: Final = "#noted"
 _DONE_SUFFIX: Final = "#done"  # no prefix has this character
@@ -67,39 +70,98 @@ class DecisionState(Value, kw_only=True):
     note: DecisionNote | None = None
 
 
-class DecisionFold:
-    """A reader of the partition, once and from its start; `next_offset` is the offset to fetch next."""
+class _KeyKind(Enum):
+    DECISION = auto()
+    DONE = auto()
+    NOTE = auto()
 
-    def __init__(self, prefix: str, next_offset: int = 0) -> None:
-        self.next_offset = next_offset
-        self._key, self._done_key = decision_key(prefix), done_key(prefix)
-        self._pending: dict[int, bytes | None] = {}
-        self._decision_bytes: bytes | None = None
+
+_KIND_BY_SUFFIX: Final = {
+    "": _KeyKind.DECISION,
+    _DONE_SUFFIX: _KeyKind.DONE,
+    _NOTE_SUFFIX: _KeyKind.NOTE,
+}
+
+
+class _PrefixFold:
+    """The records of one prefix that count so far."""
+
+    __slots__ = ("_decoded_decision", "completed_nonce", "decision_bytes", "note_bytes")
+
+    def __init__(self) -> None:
+        self.decision_bytes: bytes | None = None
+        self.completed_nonce: str | None = None
+        self.note_bytes = b""
         self._decoded_decision: tuple[bytes, Decision] | None = None
-        self._completed_nonce: str | None = None
-        self._note_key, self._note_bytes = note_key(prefix), b""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.decision_bytes and not self.note_bytes
 
     @property
     def state(self) -> DecisionState:
-        """State of the prefix, as read so far. Raises: BadCommittable."""
-        note = decode_decision_note(self._note_bytes) if self._note_bytes else None
-        if not self._decision_bytes:
+        """State of the prefix. Raises: BadCommittable."""
+        note = decode_decision_note(self.note_bytes) if self.note_bytes else None
+        if not self.decision_bytes:
             return DecisionState(note=note)
-        if self._decoded_decision is None or self._decoded_decision[0] != self._decision_bytes:
-            self._decoded_decision = self._decision_bytes, decode_decision(self._decision_bytes)
+        if self._decoded_decision is None or self._decoded_decision[0] != self.decision_bytes:
+            self._decoded_decision = self.decision_bytes, decode_decision(self.decision_bytes)
         decision = self._decoded_decision[1]
-        return DecisionState(
-            decision=decision, is_complete=self._completed_nonce == decision.nonce, note=note
-        )
+        return DecisionState(decision=decision, is_complete=self.completed_nonce == decision.nonce, note=note)
 
     def cache_decision(self, value: bytes, decision: Decision) -> None:
-        """Keep a decision of this process, to save decoding it: a hundred batches take 0.3 ms."""
         self._decoded_decision = value, decision
 
     def recall(self, nonce: str) -> Decision | None:
         """Return the cached or last decoded decision, if it has this nonce."""
         decision = None if self._decoded_decision is None else self._decoded_decision[1]
         return decision if decision is not None and decision.nonce == nonce else None
+
+    def keep_latest_note(self, value: bytes) -> None:
+        """Keep the note with the highest number: a driver that was replaced may write its own late.
+
+        A note that cannot be read stays until the next one, so that it is this prefix's error alone.
+        """
+        try:
+            is_older = (
+                value
+                and self.note_bytes
+                and decode_decision_note(value).number < decode_decision_note(self.note_bytes).number
+            )
+        except BadCommittable:
+            is_older = False
+        self.note_bytes = self.note_bytes if is_older else value
+
+
+class DecisionLogFold:
+    """A reader of the partition, once and from its start; `next_offset` is the offset to fetch next."""
+
+    def __init__(self, only: str | None = None, next_offset: int = 0) -> None:
+        """Read the records of every prefix, or of one.
+
+        Args:
+            only: the prefix; the records of all others are skipped.
+        """
+        self.next_offset = next_offset
+        self._only = None
+        if only is not None:
+            self._only = {(only + suffix).encode(): (only, kind) for suffix, kind in _KIND_BY_SUFFIX.items()}
+        self._prefixes: dict[str, _PrefixFold] = {}
+        self._pending: dict[int, dict[str, bytes | None]] = {}
+
+    @property
+    def prefixes(self) -> Collection[str]:
+        """Prefixes that have a decision or a note, as read so far."""
+        return [prefix for prefix, fold in self._prefixes.items() if not fold.is_empty]
+
+    def find_state(self, prefix: str) -> DecisionState:
+        """Return the state of a prefix, as read so far. Raises: BadCommittable."""
+        fold = self._prefixes.get(prefix)
+        return DecisionState() if fold is None else fold.state
+
+    def cache_decision(self, prefix: str, value: bytes, decision: Decision) -> None:
+        """Keep a decision of this process, to save decoding it: a hundred batches take 0.3 ms."""
+        self._fold_of(prefix).cache_decision(value, decision)
 
     def feed(self, data: Buffer) -> None:
         """Read fetched record batches, from `next_offset` on; the last batch may be incomplete.
@@ -118,26 +180,55 @@ class DecisionFold:
         if header.is_control:
             marker = read_marker(data, at)
             if marker is not None and header.producer_id in self._pending:
-                value = self._pending.pop(header.producer_id)
+                values = self._pending.pop(header.producer_id)
                 if marker.control_type is ControlType.COMMIT:
-                    self._decision_bytes = value
+                    for prefix, value in values.items():
+                        self._fold_of(prefix).decision_bytes = value
             return
         for record in iter_records(data, at):
-            if record.key == self._key and header.is_transactional:
-                self._pending[header.producer_id] = record.value
-            elif record.key == self._done_key and record.value is not None:
-                self._completed_nonce = record.value.decode(errors="replace")
-            elif record.key == self._note_key:
-                self._keep_latest_note(record.value or b"")
+            match self._parse_key(record.key):
+                case prefix, _KeyKind.DECISION:
+                    if header.is_transactional:
+                        self._pending.setdefault(header.producer_id, {})[prefix] = record.value
+                case prefix, _KeyKind.DONE:
+                    if record.value is not None:
+                        self._fold_of(prefix).completed_nonce = record.value.decode(errors="replace")
+                case prefix, _KeyKind.NOTE:
+                    self._fold_of(prefix).keep_latest_note(record.value or b"")
 
-    def _keep_latest_note(self, value: bytes) -> None:
-        """Keep the note with the highest number: a driver that was replaced may write its own late."""
-        is_older = (
-            value
-            and self._note_bytes
-            and decode_decision_note(value).number < decode_decision_note(self._note_bytes).number
-        )
-        self._note_bytes = self._note_bytes if is_older else value
+    def _parse_key(self, key: bytes | None) -> tuple[str, _KeyKind] | None:
+        """Return prefix and kind of a record that is to be read."""
+        if key is None:
+            return None
+        if self._only is not None:
+            return self._only.get(key)
+        prefix, separator, kind = key.decode(errors="replace").partition("#")
+        found = _KIND_BY_SUFFIX.get(separator + kind)
+        return None if found is None else (prefix, found)
+
+    def _fold_of(self, prefix: str) -> _PrefixFold:
+        return self._prefixes.setdefault(prefix, _PrefixFold())
+
+
+class DecisionFold(DecisionLogFold):
+    """A reader of the partition for one prefix."""
+
+    def __init__(self, prefix: str, next_offset: int = 0) -> None:
+        super().__init__(prefix, next_offset)
+        self._prefix = prefix
+
+    @property
+    def state(self) -> DecisionState:
+        """State of the prefix, as read so far. Raises: BadCommittable."""
+        return self.find_state(self._prefix)
+
+    def cache(self, value: bytes, decision: Decision) -> None:
+        """Keep a decision of this prefix as `cache_decision` does."""
+        self.cache_decision(self._prefix, value, decision)
+
+    def recall(self, nonce: str) -> Decision | None:
+        """Return the cached or last decoded decision of this prefix, if it has this nonce."""
+        return self._fold_of(self._prefix).recall(nonce)
 
 
 def _read_complete_header(data: Buffer, at: int) -> BatchHeader | None:

@@ -1,4 +1,4 @@
-"""Stores by URL, for `--store`. Nothing is created: a mistyped URL must not become an empty database.
+"""Stores by URL. Nothing is created: a mistyped URL must not become an empty database.
 
 postgresql+psycopg://me@host/shop   SQLAlchemy's URL; Django's rows are in the same table
 rocksdb:///var/lib/shop             the folder of a database, which no process may have open
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 from tallystick import _lazy, dualwrite
 from tallystick.dualwrite.errors import BadStore
@@ -22,8 +22,32 @@ CONNECT_TIMEOUT_S: Final = 15.0
 """Timeout of the first connection; kazoo's default."""
 
 # kazoo logs each attempt to connect; only the final error matters here.
-_KAZOO_LOG: Final = logging.getLogger("tallystick.cli.zookeeper")
+_KAZOO_LOG: Final = logging.getLogger("tallystick.dualwrite.zookeeper")
 _KAZOO_LOG.addHandler(logging.NullHandler())
+
+
+OTHER_KINDS: Final = ("rocksdb", "zookeeper")
+"""Schemes of URLs that are not SQLAlchemy's."""
+
+_SECRET_WORDS: Final = ("password", "passwd", "pwd", "secret", "token")
+
+
+def describe_url(url: str) -> str:
+    """Return a URL without its password, to name the store by."""
+    if "://" not in url:
+        return "(not a URL)"
+    try:
+        parts = urlsplit(url)
+        query = parse_qsl(parts.query, keep_blank_values=True)
+    except ValueError:
+        return f"{url.partition('://')[0]}://(not a URL)"
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    shown = [
+        (name, value) for name, value in query if not any(word in name.lower() for word in _SECRET_WORDS)
+    ]
+    user = credentials.partition(":")[0]
+    text = f"{parts.scheme}://{user}{at}{hosts}{parts.path}"
+    return f"{text}?{urlencode(shown, safe='/:,')}" if shown else text
 
 
 @contextmanager
@@ -40,7 +64,7 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
             yield sql
         return
     if schema is not None or allowed:
-        raise BadConfig("--schema, --allow-unsafe-durability: for SQL databases alone")
+        raise BadConfig("a schema, and settings of durability, are for SQL databases alone")
     with opener(urlsplit(url)) as store:
         yield store
 
@@ -52,7 +76,7 @@ def _open_sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterato
         engine = create_engine(url)
     except Exception as exc:  # of SQLAlchemy or the driver; its text may contain the URL's password
         text = " ".join(str(exc).replace(url, "the URL").split())
-        raise BadConfig(f"--store: {type(exc).__name__}: {text}") from exc
+        raise BadConfig(f"{type(exc).__name__}: {text}") from exc
     try:
         yield _create_sql_store(engine, schema, allowed)
     finally:
@@ -66,24 +90,34 @@ def _create_sql_store(engine: Any, schema: str | None, allowed: Collection[str])
         raise BadConfig(str(exc)) from exc
 
 
-@contextmanager
-def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
+def find_rocksdb_folder(url: str) -> Path:
+    """Return the folder of a RocksDB database. Raises: BadConfig; BadStore if there is no database."""
+    return _check_folder(urlsplit(url))
+
+
+def _check_folder(url: SplitResult) -> Path:
     folder = Path(unquote(url.path))
     if url.netloc or url.query or not folder.is_absolute():
-        raise BadConfig("--store: must be rocksdb:/// followed by the folder of the database")
-    open_database = _lazy.load("rocksdict").Rdict
+        raise BadConfig("must be rocksdb:/// followed by the folder of the database")
     if not (folder / "CURRENT").is_file():
-        raise BadStore(f"--store: {folder} is not a RocksDB database")
+        raise BadStore(f"{folder} is not a RocksDB database")
+    return folder
+
+
+@contextmanager
+def _open_rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
+    folder = _check_folder(url)
+    open_database = _lazy.load("rocksdict").Rdict
     try:
         database = open_database(str(folder))
     except Exception as exc:  # rocksdict has no classes for these
         if any(text in str(exc) for text in ("While lock file", "lock hold by")):
             raise BadStore(
-                f"--store: {folder} is open in a live process, and RocksDB allows one at a time. Nothing "
+                f"{folder} is open in a live process, and RocksDB allows one at a time. Nothing "
                 "was read. That process finishes its ids itself when it recovers; otherwise stop it and "
                 "try again"
             ) from exc
-        raise BadStore(f"--store: {folder} cannot be opened: {exc}") from exc
+        raise BadStore(f"{folder} cannot be opened: {exc}") from exc
     with closing(database), closing(dualwrite.RocksStore(database)) as opened:
         yield opened
 
@@ -93,22 +127,18 @@ def _open_zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
     credentials, _, hosts = url.netloc.rpartition("@")
     parameters = parse_qs(url.query)
     if not hosts or parameters.keys() - {"path"}:
-        raise BadConfig(
-            "--store: must be zookeeper://HOST:PORT,HOST:PORT/ROOT, with ?path=PATH if the store has one"
-        )
+        raise BadConfig("must be zookeeper://HOST:PORT,HOST:PORT/ROOT, with ?path=PATH if the store has one")
     kazoo = _lazy.load("kazoo.client").KazooClient
     digest = [("digest", unquote(credentials))] if credentials else None
     try:
         client = kazoo(hosts + url.path.rstrip("/"), auth_data=digest, logger=_KAZOO_LOG)
     except ValueError as exc:
-        raise BadConfig(f"--store: zookeeper://: {exc}") from exc
+        raise BadConfig(f"zookeeper://: {exc}") from exc
     try:
         client.start(CONNECT_TIMEOUT_S)
     except Exception as exc:  # of kazoo's handler, which the client chooses
         client.close()
-        raise BadStore(
-            f"--store: none of the ZooKeeper servers {hosts} answers: {type(exc).__name__}: {exc}"
-        ) from exc
+        raise BadStore(f"none of the ZooKeeper servers {hosts} answers: {type(exc).__name__}: {exc}") from exc
     try:
         yield dualwrite.ZooKeeperStore(client, *parameters.get("path", [])[-1:])
     finally:

@@ -1,0 +1,107 @@
+"""`tallystick console`: both halves of every transaction in a browser, read only."""
+
+import asyncio
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tallystick import console as consoles
+from tallystick.cli.cluster_command import (
+    BOOTSTRAP_OPTION,
+    COMMAND_CONFIG_OPTION,
+    build_config,
+    select_role_settings,
+)
+from tallystick.console.collect.collector import Collector
+from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.health import Limits
+from tallystick.console.listen import ListenOptions, parse_listen
+from tallystick.kernel.settings import BadConfig, collect_problems
+from tallystick.security.http_credentials import CredentialFiles
+from tallystick.spark.options.option_table import DECISIONS_TOPIC
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def console(
+    *,
+    bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
+    command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to serve the pages; port 0: any.")
+    ] = "127.0.0.1:8080",
+    store: Annotated[
+        list[str] | None,
+        typer.Option("--store", metavar="URL", help="A database that decides. Repeatable."),
+    ] = None,
+    decisions: Annotated[
+        list[str] | None,
+        typer.Option("--decisions", metavar="TOPIC", help="A topic with decisions of Spark. Repeatable."),
+    ] = None,
+    grace_s: Annotated[
+        int, typer.Option("--grace-s", min=0, help="Seconds that a decided transaction may stay open.")
+    ] = 60,
+    limit_s: Annotated[
+        int, typer.Option("--limit-s", min=1, help="Seconds that a transaction should take at most.")
+    ] = 900,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", help="A file with the bearer token that requests need.")
+    ] = None,
+    user: Annotated[str, typer.Option("--user", help="The user that requests need.")] = "",
+    password_file: Annotated[
+        Path | None, typer.Option("--password-file", help="A file with that user's password.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", help="PEM file of the certificate: serve https.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="PEM file of its key, if it is not in the same file.")
+    ] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option("--host-name", help="A further name that requests may come under. Repeatable."),
+    ] = None,
+) -> None:
+    """Show both halves of every transaction in a browser; see docs/console.md. Changes nothing."""
+    client = select_role_settings("admin", build_config(bootstrap_server, command_config))
+    host, port = parse_listen(listen)
+    options = ListenOptions(
+        host=host,
+        port=port,
+        host_names=tuple(name.lower() for name in host_name or ()),
+        credentials=CredentialFiles(
+            prefix="--",
+            token_file=None if token_file is None else str(token_file),
+            user=user,
+            password_file=None if password_file is None else str(password_file),
+        ),
+        certificate=certificate,
+        key=key,
+    )
+    problems = list(options.find_problems())
+    config: CollectorConfig | None = None
+    with collect_problems(problems):
+        config = CollectorConfig.check(
+            client,
+            store or (),
+            decision_topics=tuple(decisions or (DECISIONS_TOPIC,)),
+            hanging_limit_ms=limit_s * 1000,
+        )
+    if problems or config is None:
+        raise BadConfig("\n".join(problems))
+    limits = Limits(grace_ms=grace_s * 1000, limit_ms=limit_s * 1000)
+    with suppress(KeyboardInterrupt):  # the way to end it
+        asyncio.run(_serve(config, options, limits))
+
+
+async def _serve(config: CollectorConfig, options: ListenOptions, limits: Limits) -> None:
+    async with Collector(config) as collector:
+        await consoles.serve(collector, options, limits, _announce)
+
+
+def _announce(address: str) -> None:
+    print(f"The console is at {address}", file=sys.stderr, flush=True)

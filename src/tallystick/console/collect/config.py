@@ -1,0 +1,110 @@
+"""What the collector reads, how often, and how much of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from tallystick.admin.transactions import DEFAULT_LIMIT_MS
+from tallystick.client.config import AdminConfig
+from tallystick.console.collect.pacing import Pace
+from tallystick.console.collect.store_reader import StoreAddress
+from tallystick.kernel.limits import MIB
+from tallystick.kernel.settings import BadConfig, collect_problems
+from tallystick.kernel.value import Value
+from tallystick.spark.options.option_table import DECISIONS_TOPIC
+
+MAX_MS: Final = 24 * 3_600_000
+
+
+class Paces(Value, kw_only=True):
+    """The pace of each part. None of them is read faster than `pacing` allows."""
+
+    cluster: Pace = Pace(interval_ms=30_000)
+    transactions: Pace = Pace(interval_ms=2_000)
+    named_ids: Pace = Pace(interval_ms=60_000)
+    topics: Pace = Pace(interval_ms=5_000)
+    stores: Pace = Pace(interval_ms=5_000)
+    decisions: Pace = Pace(interval_ms=5_000)
+    groups: Pace = Pace(interval_ms=10_000)
+
+
+class CollectorConfig(Value, kw_only=True):
+    """A collector's settings; `check` returns them only if all are usable.
+
+    client            settings of an admin client, by Kafka's dotted names
+    stores            databases with rows of dual writes, or with decisions
+    decision_topics   topics with decisions of Spark's queries; one that does not exist is no failure
+    hanging_limit_ms  the longest time that a transaction should take
+    publish_ms        the shortest time between two snapshots
+    named_max         ids that are named by stores and decisions, described in one reading
+    lag_bytes_max     bytes fetched in one reading of groups in order to count records
+    """
+
+    client: Mapping[str, object]
+    stores: tuple[StoreAddress, ...] = ()
+    decision_topics: tuple[str, ...] = (DECISIONS_TOPIC,)
+    paces: Paces = Paces()
+    hanging_limit_ms: int = DEFAULT_LIMIT_MS
+    publish_ms: int = 500
+    named_max: int = 5_000
+    lag_bytes_max: int = 16 * MIB
+
+    @classmethod
+    def check(
+        cls, client: Mapping[str, object], store_urls: Sequence[str] = (), **settings: object
+    ) -> "CollectorConfig":
+        """Return the configuration. Raises: BadConfig with every problem at once.
+
+        Args:
+            settings: the other fields by name.
+        """
+        stores = tuple(StoreAddress(url) for url in dict.fromkeys(store_urls))
+        config = cls(client=client, stores=stores, **settings)  # type: ignore[arg-type]
+        problems: list[str] = []
+        with collect_problems(problems):
+            AdminConfig.parse(config.admin_settings)
+        problems += config.find_problems()
+        if problems:
+            raise BadConfig("\n".join(problems))
+        return config
+
+    @property
+    def admin_settings(self) -> Mapping[str, object]:
+        """The client's settings with the limit of the transactions' reading, unless they have their own."""
+        limit_ms = max(pace.limit_ms for pace in (self.paces.transactions, self.paces.topics))
+        ours = {"client.id": "tallystick-console", "default.api.timeout.ms": limit_ms}
+        if "request.timeout.ms" not in self.client:
+            ours["request.timeout.ms"] = limit_ms
+        return {**ours, **self.client}
+
+    @property
+    def bootstrap_servers(self) -> str:
+        given = self.client.get("bootstrap.servers", "")
+        return given if isinstance(given, str) else ",".join(map(str, given))  # type: ignore[call-overload]
+
+    def find_problems(self) -> Iterator[str]:
+        """Yield the problems of everything but the client's settings."""
+        for number, store in enumerate(self.stores, 1):
+            if not _is_url(store.url):  # and what it is instead may contain a password
+                yield f"store {number}: not a URL, such as postgresql+psycopg://me@host/shop"
+        names = [store.name for store in self.stores]
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+            yield f"store {name}: given {names.count(name)} times, with different passwords or settings"
+        for topic in self.decision_topics:
+            if not topic:
+                yield "decision topic: its name is empty"
+        for field in self.paces.__struct_fields__:
+            pace: Pace = getattr(self.paces, field)
+            if not 0 < pace.interval_ms <= MAX_MS or not 0 < pace.limit_ms <= MAX_MS:
+                yield f"pace of {field}: {pace.interval_ms} and {pace.limit_ms} ms are not in 1..{MAX_MS}"
+        for field in ("hanging_limit_ms", "publish_ms", "named_max", "lag_bytes_max"):
+            value: int = getattr(self, field)
+            if value < 0:
+                yield f"{field}: {value} is negative"
+
+
+def _is_url(text: str) -> bool:
+    try:
+        return "://" in text and bool(urlsplit(text).scheme)
+    except ValueError:
+        return False

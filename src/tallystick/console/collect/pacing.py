@@ -1,0 +1,39 @@
+"""How often a part is read, so that the console never becomes the load it shows [CON-2]. Pure."""
+
+from typing import Final
+
+from tallystick.kernel.value import Value
+
+REST_FACTOR: Final = 20
+"""A reading that takes a second is followed by the next one twenty seconds later: 5 % of the time."""
+
+AWAY_REST_MS_MAX: Final = 10_000
+PARTIAL_REST_MS_MAX: Final = 30_000
+"""A reading that failed, or missed something, has spent most of its time waiting, and the cluster none."""
+
+
+class Pace(Value, kw_only=True):
+    """The wanted pace of one part.
+
+    interval_ms  from the beginning of a reading to the beginning of the next
+    limit_ms     after which a reading is given up
+    """
+
+    interval_ms: int
+    limit_ms: int = 10_000
+
+
+def compute_interval_ms(
+    configured_ms: int, took_ms: int, *, rest_max_ms: int | None = None, is_hurried: bool = False
+) -> int:
+    """Return the time from the beginning of the last reading to the beginning of the next one.
+
+    Args:
+        took_ms: how long the last reading took.
+        rest_max_ms: AWAY_REST_MS_MAX or PARTIAL_REST_MS_MAX after a reading that was not whole.
+        is_hurried: a user waits for the next reading; only the load counts then.
+    """
+    rest_ms = REST_FACTOR * took_ms
+    if rest_max_ms is not None:
+        rest_ms = min(rest_ms, rest_max_ms)
+    return rest_ms if is_hurried else max(configured_ms, rest_ms)

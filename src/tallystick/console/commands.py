@@ -1,0 +1,67 @@
+"""The commands of `tallystick` that show or mend what a page shows, ready to be pasted. Pure.
+
+A store is named by its URL without the password, as pages name it: its user adds the password.
+"""
+
+import shlex
+
+from tallystick.admin.model import OpenTransaction
+
+
+def format_command(bootstrap_servers: str, group: str, verb: str, *options: str) -> str:
+    """Return the command line of a subcommand, quoted for a POSIX shell."""
+    words = ["tallystick", group, verb, "--bootstrap-server", bootstrap_servers, *options]
+    return shlex.join(words)
+
+
+def describe_command(bootstrap_servers: str, transactional_id: str) -> str:
+    return format_command(
+        bootstrap_servers, "transactions", "describe", "--transactional-id", transactional_id
+    )
+
+
+def find_hanging_command(bootstrap_servers: str) -> str:
+    return format_command(bootstrap_servers, "transactions", "find-hanging")
+
+
+def abort_command(bootstrap_servers: str, transaction: OpenTransaction) -> str:
+    partition = transaction.partition
+    where = ("--topic", partition.topic, "--partition", str(partition.partition))
+    return format_command(
+        bootstrap_servers, "transactions", "abort", *where, "--start-offset", str(transaction.start_offset)
+    )
+
+
+def force_terminate_command(bootstrap_servers: str, transactional_id: str) -> str:
+    return format_command(
+        bootstrap_servers, "transactions", "force-terminate", "--transactional-id", transactional_id
+    )
+
+
+def complete_command(bootstrap_servers: str, transactional_id: str, state: str) -> str:
+    return format_command(bootstrap_servers, "transactions", "complete", transactional_id, state)
+
+
+def resolve_store_command(bootstrap_servers: str, store: str, transactional_id: str) -> str:
+    return format_command(
+        bootstrap_servers,
+        "transactions",
+        "resolve",
+        "--store",
+        store,
+        "--transactional-id",
+        transactional_id,
+    )
+
+
+def resolve_prefix_command(bootstrap_servers: str, prefix: str, store: str | None) -> str:
+    where = () if store is None else ("--store", store)
+    return format_command(bootstrap_servers, "transactions", "resolve", "--prefix", prefix, *where)
+
+
+def describe_group_command(bootstrap_servers: str, group_id: str) -> str:
+    return format_command(bootstrap_servers, "groups", "describe", "--group", group_id)
+
+
+def doctor_command(bootstrap_servers: str) -> str:
+    return shlex.join(["tallystick", "doctor", "--bootstrap-server", bootstrap_servers])

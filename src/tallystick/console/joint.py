@@ -1,0 +1,291 @@
+"""Both halves of each transaction side by side. Pure.
+
+A transactional id has up to four views: its coordinator's description, the partitions where data of it is
+open, a row in a store, and a place in a decision of Spark. `join_views` lays them side by side for every
+transaction that is open or whose halves differ, and `judge` says what they come to.
+
+A live writer moves on while the views are read one after the other, so two of them may contradict each other
+although nothing is wrong. So BROKEN needs two looks [CON-1]: each of the views must have been read once more
+since the contradiction was first seen, and show the same. Until then such a transaction is UNSETTLED. Two
+snapshots are not enough for that: the second one may still hold the same reading of one of the views.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tallystick.admin.hanging import HangingCase, HangingFinding
+from tallystick.admin.model import OPEN_STATES, TransactionDescription
+from tallystick.client.transactions.modes import Mode
+from tallystick.console.health import SEVERITY, Health, Judgement, Limits
+from tallystick.console.judge import (
+    SparkHalf,
+    SparkRole,
+    Stage,
+    StoreHalf,
+    TransactionViews,
+    find_stage,
+    judge,
+    needs_judgement,
+)
+from tallystick.console.snapshot import PrefixFacts, Snapshot, StoreFacts
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
+from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
+from tallystick.kernel.value import Value, replace
+from tallystick.spark.protocol.transactional_ids import coordinator_id, parse_worker_id
+
+# The partition has another transaction than the one that the coordinator describes, if it describes any.
+_NOT_THE_DESCRIBED: frozenset[HangingFinding] = frozenset(
+    {
+        HangingFinding.UNKNOWN_PRODUCER_ID,
+        HangingFinding.MAYBE_UNLISTED,
+        HangingFinding.EXPIRED_ID,
+        HangingFinding.NOT_DESCRIBED,
+        HangingFinding.NOT_INCLUDED,
+        HangingFinding.STALE_EPOCH,
+        HangingFinding.COORDINATOR_BEHIND,
+    }
+)
+
+
+class JointTransaction(Value, kw_only=True):
+    """One transaction: its views, and what they come to.
+
+    stage_since_ms   when it was first seen in its stage; at the first look when it began
+    suspected_at     when its views were read that were first seen to contradict each other; empty if they do
+                     not
+    held_back_count  records that `read_committed` readers of its partitions cannot see; a partition counts
+                     for the transaction that is first there
+    """
+
+    views: TransactionViews
+    stage: Stage
+    stage_since_ms: int
+    judgement: Judgement
+    held_back_count: int
+    suspected_at: tuple[int, ...] = ()
+
+    @property
+    def transactional_id(self) -> str | None:
+        """The id; None if no coordinator knows the producer."""
+        return self.views.transactional_id
+
+    @property
+    def health(self) -> Health:
+        return self.judgement.health
+
+    @property
+    def evidence(self) -> tuple[object, ...]:
+        """What a second look must find unchanged [CON-1]."""
+        views = self.views
+        row = None if views.store is None else (views.store.store.name, views.store.row.state)
+        decision = None if views.spark is None else (views.spark.prefix, views.spark.participant)
+        state = None if views.description is None else (views.description.state, views.description.writer)
+        return views.transactional_id, views.writer, state, row, decision
+
+
+def join_views(
+    snapshot: Snapshot, limits: Limits, earlier: Sequence[JointTransaction] | None = None
+) -> tuple[JointTransaction, ...]:
+    """Join the views of every transaction that is open, or whose halves differ.
+
+    Args:
+        earlier: what the former snapshot was joined to; None for the first look, which finds nothing BROKEN
+            [CON-1] and takes every stage to have begun with the transaction.
+
+    Returns:
+        The worst first, then the oldest.
+    """
+    suspects = {each.evidence: each.suspected_at for each in earlier or () if each.suspected_at}
+    stages = {_stage_key(each.views): each.stage_since_ms for each in earlier or ()}
+    held_back = _count_held_back(snapshot)
+    joint = []
+    for views in _list_views(snapshot):
+        begun_ms = snapshot.at_ms - (views.compute_age_ms(snapshot.at_ms) or 0)
+        since_ms = stages.get(
+            _stage_key(views),
+            begun_ms if earlier is None or find_stage(views) is Stage.OPEN else snapshot.at_ms,
+        )
+        keys = ((case.transaction.partition, case.transaction.writer) for case in views.cases)
+        each = JointTransaction(
+            views=views,
+            stage=find_stage(views),
+            stage_since_ms=since_ms,
+            judgement=judge(views, snapshot.at_ms - since_ms, snapshot.bootstrap_servers, limits),
+            held_back_count=sum(held_back.get(key, 0) for key in keys),
+        )
+        joint.append(_confirm(each, _list_readings(views, snapshot), suspects))
+    joint.sort(key=lambda each: (SEVERITY[each.health], each.views.started_ms or 0))
+    return tuple(joint)
+
+
+def _confirm(
+    each: JointTransaction,
+    readings: tuple[int, ...],
+    suspects: Mapping[tuple[object, ...], tuple[int, ...]],
+) -> JointTransaction:
+    """Weaken BROKEN to UNSETTLED unless every view was read again since it was first suspected [CON-1]."""
+    if each.health is not Health.BROKEN:
+        return each
+    suspected_at = suspects.get(each.evidence, readings)
+    if all(now_ms > then_ms for now_ms, then_ms in zip(readings, suspected_at, strict=True)):
+        return replace(each, suspected_at=suspected_at)
+    reason = f"{each.judgement.reason} The next look decides."
+    return replace(each, suspected_at=suspected_at, judgement=Judgement(Health.UNSETTLED, reason))
+
+
+def _list_readings(views: TransactionViews, snapshot: Snapshot) -> tuple[int, ...]:
+    """Return when the views of a transaction were read."""
+    readings = [snapshot.transactions.status.read_ms]
+    if views.store is not None:
+        readings.append(views.store.store.status.read_ms)
+    if views.spark is not None:
+        readings.append(snapshot.pipelines.status.read_ms)
+    return tuple(readings)
+
+
+def _stage_key(views: TransactionViews) -> tuple[object, ...]:
+    """Return what stays the same while a transaction is in one stage; its writer changes with its outcome."""
+    name = views.transactional_id or views.writer
+    return name, views.started_ms, find_stage(views)
+
+
+def _count_held_back(snapshot: Snapshot) -> dict[tuple[TopicPartition, ProducerIdAndEpoch], int]:
+    """Return how many records the first open transaction of each partition holds back."""
+    first: dict[TopicPartition, HangingCase] = {}
+    for case in snapshot.transactions.cases:
+        at = case.transaction.partition
+        if at not in first or case.transaction.start_offset < first[at].transaction.start_offset:
+            first[at] = case
+    offsets = snapshot.topics.offsets
+    return {
+        (at, case.transaction.writer): offsets[at].held_back_count
+        for at, case in first.items()
+        if at in offsets
+    }
+
+
+def _list_views(snapshot: Snapshot) -> Iterator[TransactionViews]:
+    """List the views of all transactions that are open, or that a store or a decision expects to be."""
+    described, strangers = _sort_cases(snapshot)
+    stores = _index_rows(snapshot)
+    sparks = _SparkIndex(snapshot)
+    descriptions = snapshot.transactions.descriptions
+    for name in sorted({*descriptions, *stores, *sparks.decided_ids}):
+        description = descriptions.get(name)
+        is_open = description is not None and description.state in OPEN_STATES
+        store = _find_store_half(name, description, stores.get(name, ()), snapshot)
+        spark = sparks.find(name, description)
+        views = TransactionViews(
+            transactional_id=name,
+            writer=None if description is None else description.writer,
+            description=description,
+            is_known=name not in snapshot.transactions.unknown_ids,
+            cases=tuple(described.get(name, ())),
+            store=store,
+            spark=spark,
+        )
+        if is_open or needs_judgement(views):
+            yield views
+    for (name_or_none, writer), cases in strangers.items():
+        yield TransactionViews(
+            transactional_id=name_or_none,
+            writer=writer,
+            description=None if name_or_none is None else descriptions.get(name_or_none),
+            cases=tuple(cases),
+            is_stranger=True,
+        )
+
+
+def _sort_cases(
+    snapshot: Snapshot,
+) -> tuple[
+    Mapping[str, list[HangingCase]], Mapping[tuple[str | None, ProducerIdAndEpoch], list[HangingCase]]
+]:
+    """Sort the partitions' transactions into those that the coordinator describes and all others."""
+    described: dict[str, list[HangingCase]] = defaultdict(list)
+    strangers: dict[tuple[str | None, ProducerIdAndEpoch], list[HangingCase]] = defaultdict(list)
+    for case in snapshot.transactions.cases:
+        name = None if case.description is None else case.description.transactional_id
+        if name is None or case.finding in _NOT_THE_DESCRIBED:
+            strangers[name, case.transaction.writer].append(case)
+        else:
+            described[name].append(case)
+    return described, strangers
+
+
+def _index_rows(snapshot: Snapshot) -> Mapping[str, list[tuple[StoreFacts, StoredState]]]:
+    rows: dict[str, list[tuple[StoreFacts, StoredState]]] = defaultdict(list)
+    for store in snapshot.stores:
+        for name, row in store.rows.items():
+            rows[name].append((store, row))
+    return rows
+
+
+def _find_store_half(
+    name: str,
+    description: TransactionDescription | None,
+    rows: Iterable[tuple[StoreFacts, StoredState]],
+    snapshot: Snapshot,
+) -> StoreHalf | None:
+    """Compare the row of an id with the cluster; of several stores' rows the one that names what is open."""
+    half = ClusterHalf(
+        txn_state=None if description is None else to_txn_state(description),
+        is_visible=description is not None or name in snapshot.transactions.unknown_ids,
+        cluster_id=snapshot.cluster.cluster_id,
+    )
+    candidates = sorted(rows, key=lambda each: each[1].state.identity != half.open_transaction)
+    if not candidates:
+        return None
+    store, row = candidates[0]
+    finding = compare_halves(row, half)
+    # Only what cannot be seen depends on the mode, and then the strictest one counts.
+    mode = Mode.TWO_PHASE if row.timeout_ms is None else Mode.RESUME
+    lease = next((each for each in store.leases if each.transactional_id == name), None)
+    return StoreHalf(
+        store=store,
+        row=row,
+        finding=finding,
+        verdict=VERDICTS[finding, mode],
+        lease_state=None if lease is None else lease.classify(store.lease_now_ms),
+        other_stores=tuple(each.name for each, _ in candidates[1:]),
+    )
+
+
+class _SparkIndex:
+    """Looks up the place of transactional ids in the decisions of Spark's queries."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._prefixes: dict[str, PrefixFacts] = {each.prefix: each for each in snapshot.pipelines.prefixes}
+        self._coordinators = {coordinator_id(prefix): prefix for prefix in self._prefixes}
+        self.decided_ids = frozenset(
+            participant.transactional_id
+            for each in self._prefixes.values()
+            if each.decision is not None and not each.is_complete
+            for participant in each.decision.participants
+        )
+
+    def find(self, name: str, description: TransactionDescription | None) -> SparkHalf | None:
+        """Return the place of an id; None if it is not one of Spark's sink."""
+        if name in self._coordinators:
+            prefix = self._coordinators[name]
+            return SparkHalf(prefix=prefix, role=SparkRole.DRIVER, facts=self._prefixes[prefix])
+        worker = parse_worker_id(name)
+        if worker is None:
+            return None
+        facts = self._prefixes.get(worker.prefix)
+        decision = None if facts is None else facts.decision
+        for participant in () if decision is None else decision.participants:
+            is_same = description is None or description.writer == participant.identity
+            is_ended = description is not None and description.state != "Ongoing"
+            if participant.transactional_id == name and (is_same or is_ended):
+                return SparkHalf(
+                    prefix=worker.prefix, role=SparkRole.DECIDED, facts=facts, participant=participant
+                )
+        return SparkHalf(prefix=worker.prefix, role=SparkRole.UNDECIDED, facts=facts)
+
+
+def find_oldest_ms(joint: Iterable[JointTransaction], now_ms: int) -> int | None:
+    """Return the age of the oldest of these transactions; None if no age is known."""
+    ages = (each.views.compute_age_ms(now_ms) for each in joint)
+    return max((age for age in ages if age is not None), default=None)

@@ -1,0 +1,194 @@
+"""What the collector has seen, as values. Pure.
+
+A snapshot is never changed: the collector replaces it by the next one, and every page, stream and scrape
+that is answered meanwhile reads the same one. Each part carries the time at which it was read, because the
+parts are read one after the other and some less often, and a failure to read it, because a page that shows
+half a picture must say which half is missing.
+
+Times are milliseconds since the Unix epoch by this process's clock, unless a field says otherwise.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+
+from tallystick.admin.hanging import HangingCase
+from tallystick.admin.model import GroupDescription, TransactionDescription
+from tallystick.client.net.metadata import Node
+from tallystick.dualwrite.lease_rules import LeaseRow
+from tallystick.dualwrite.model import StoredState
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import Value
+from tallystick.spark.protocol.committable import Decision, DecisionNote
+
+NEVER_MS = 0
+"""Time of a part that has not been read yet."""
+
+
+class PartStatus(Value, kw_only=True):
+    """When a part was read, how long that took, and what failed.
+
+    read_ms   when the reading began that the part is from; NEVER_MS before the first one
+    tried_ms  when the last attempt began; later than `read_ms` if it failed, and the part is an older one
+    took_ms   how long the last attempt took
+    failures  one sentence each: what the last attempt could not read, and why
+    """
+
+    read_ms: int = NEVER_MS
+    tried_ms: int = NEVER_MS
+    took_ms: int = 0
+    failures: tuple[str, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.read_ms != NEVER_MS and not self.failures
+
+
+class ClusterFacts(Value, kw_only=True):
+    """The cluster: who answered, and what it can do."""
+
+    status: PartStatus = PartStatus()
+    cluster_id: str | None = None
+    controller: int | None = None
+    brokers: tuple[Node, ...] = ()
+    features: Mapping[str, int] = {}
+
+
+class TransactionFacts(Value, kw_only=True):
+    """All open transactions of the cluster, from both views [ADM-1].
+
+    descriptions  what coordinators say, by transactional id: those in an open state, and those that a store
+                  or a decision names
+    unknown_ids   ids that were asked for and that no coordinator knows; any other id that is missing in
+                  `descriptions` could not be described
+    cases         what leaders of partitions say, judged: one for each open transaction in each partition
+    id_count      number of transactional ids that the coordinators know, in any state
+    """
+
+    status: PartStatus = PartStatus()
+    descriptions: Mapping[str, TransactionDescription] = {}
+    unknown_ids: frozenset[str] = frozenset()
+    cases: tuple[HangingCase, ...] = ()
+    id_count: int = 0
+
+
+class PartitionOffsets(Value, kw_only=True):
+    """The offsets of a partition. `last_stable` < `end`: an open transaction holds readers back."""
+
+    start: int
+    last_stable: int
+    end: int
+
+    @property
+    def held_back_count(self) -> int:
+        return self.end - self.last_stable
+
+
+class TopicFacts(Value, kw_only=True):
+    """Partitions and their offsets. `offsets` lacks a partition that has no leader or did not answer."""
+
+    status: PartStatus = PartStatus()
+    internal_topics: frozenset[str] = frozenset()
+    partition_counts: Mapping[str, int] = {}
+    offsets: Mapping[TopicPartition, PartitionOffsets] = {}
+
+
+class GroupOffset(Value, kw_only=True):
+    """A group's progress in one partition.
+
+    committed         the next offset to read
+    data_lag          data records between `committed` and the last stable offset that `read_committed`
+                      readers will be given; None where they were not counted
+    passed_markers    control records among the offsets in between
+    passed_aborted    records of aborted transactions among them
+    is_pending        offsets of a transaction that is not decided yet wait to replace `committed` (KIP-447)
+    """
+
+    committed: int
+    data_lag: int | None
+    passed_markers: int = 0
+    passed_aborted: int = 0
+    is_pending: bool = False
+
+
+class GroupFacts(Value, kw_only=True):
+    """Groups, and their offsets by group and partition."""
+
+    status: PartStatus = PartStatus()
+    groups: Mapping[str, GroupDescription] = {}
+    offsets: Mapping[str, Mapping[TopicPartition, GroupOffset]] = {}
+
+
+class PrefixFacts(Value, kw_only=True):
+    """The last decision of one Spark prefix.
+
+    source       where the decision is: a topic's name, or a store's
+    is_complete  whether its driver has noted that every participant is committed
+    """
+
+    prefix: str
+    source: str
+    decision: Decision | None
+    is_complete: bool
+    note: DecisionNote | None = None
+
+
+class StoreKind(Enum):
+    """The kind of database behind a store; the value is what a page calls it."""
+
+    SQL = "SQL"
+    ROCKSDB = "RocksDB"
+    ZOOKEEPER = "ZooKeeper"
+
+
+class ServerPreparedTransaction(Value, kw_only=True):
+    """A prepared transaction of the database server itself (pg_prepared_xacts, XA RECOVER)."""
+
+    gid: str
+    owner: str
+    database: str
+    prepared_ms: int | None  # by the server's clock; None where the server does not say
+
+
+class StoreFacts(Value, kw_only=True):
+    """The rows of one store.
+
+    name        how pages call it: the URL without its password
+    engine      the server and its version, as it says
+    opened_by   for an embedded database: the process that has it open, if one is known; "" if none is
+    rows        the state row of each transactional id
+    leases      of transactional ids, if the store keeps them
+    lease_now_ms  the database's clock when the leases were read
+    prefixes    decisions of Spark's queries that are in this database
+    """
+
+    status: PartStatus = PartStatus()
+    name: str
+    kind: StoreKind
+    engine: str = ""
+    opened_by: str = ""
+    rows: Mapping[str, StoredState] = {}
+    leases: tuple[LeaseRow, ...] = ()
+    lease_now_ms: int = 0
+    server_prepared: tuple[ServerPreparedTransaction, ...] = ()
+    prefixes: tuple[PrefixFacts, ...] = ()
+
+
+class PipelineFacts(Value, kw_only=True):
+    """The last decisions of all prefixes: those of the topics, whose status this is, and of all stores."""
+
+    status: PartStatus = PartStatus()
+    prefixes: tuple[PrefixFacts, ...] = ()
+
+
+class Snapshot(Value, kw_only=True):
+    """Everything that was seen, at `at_ms`. `number` grows by one with each snapshot."""
+
+    number: int = 0
+    at_ms: int = NEVER_MS
+    bootstrap_servers: str = ""
+    cluster: ClusterFacts = ClusterFacts()
+    transactions: TransactionFacts = TransactionFacts()
+    topics: TopicFacts = TopicFacts()
+    groups: GroupFacts = GroupFacts()
+    stores: tuple[StoreFacts, ...] = ()
+    pipelines: PipelineFacts = PipelineFacts()

@@ -1,0 +1,195 @@
+"""The first page: health in words, the reason, and the command that mends it. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tallystick.console import commands
+from tallystick.console.health import Health
+from tallystick.console.joint import JointTransaction, find_oldest_ms
+from tallystick.console.snapshot import Snapshot, StoreFacts
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.texts import format_duration, pluralize
+from tallystick.console.views.transactions import build_key, count_by_health
+from tallystick.kernel.value import Value
+
+PROBLEMS_MAX: Final = 20
+"""Problems shown one by one, the worst first; the page links to the rest."""
+
+
+class Problem(Value, kw_only=True):
+    """Something that an operator has to look at.
+
+    key  of the transaction in a URL; empty if it is not one transaction's
+    """
+
+    health: str
+    subject: str
+    reason: str
+    command: str
+    key: str = ""
+
+
+class StoreSummary(Value, kw_only=True):
+    """A store in one line. `open_count`: transactions of its ids that are open in Kafka."""
+
+    name: str
+    kind: str
+    is_reachable: bool
+    id_count: int
+    open_count: int
+    age_ms: int | None
+
+
+class OverviewPage(Value, kw_only=True):
+    """Everything in one look.
+
+    health               a word of `Health`: the worst there is, or `unknown` if something could not be read
+    headline             the same as a sentence
+    counts               open transactions by health
+    prepared_count       of those, two-phase ones: they may be prepared, and never time out
+    oldest_ms            age of the oldest open transaction
+    oldest_in_doubt_ms   age of the oldest two-phase transaction
+    held_back_count      records that no `read_committed` reader sees yet, in all partitions
+    held_back_partitions partitions with such records
+    """
+
+    info: PageInfo
+    health: str
+    headline: str
+    problems: tuple[Problem, ...]
+    problem_count: int
+    counts: Mapping[str, int]
+    open_count: int
+    prepared_count: int
+    oldest_ms: int | None
+    oldest_in_doubt_ms: int | None
+    held_back_count: int
+    held_back_partitions: int
+    id_count: int
+    brokers: tuple[str, ...]
+    cluster_id: str | None
+    features: Mapping[str, int]
+    stores: tuple[StoreSummary, ...]
+    prefix_count: int
+    group_count: int
+
+
+def build_overview(state: ConsoleState, now_ms: int) -> OverviewPage:
+    """Build the overview."""
+    snapshot, joint = state.snapshot, state.joint
+    problems = [
+        *_list_read_failures(snapshot),
+        *(_describe_problem(each) for each in joint if _is_problem(each)),
+    ]
+    in_doubt = [each for each in joint if each.views.is_two_phase]
+    offsets = snapshot.topics.offsets.values()
+    health, headline = _summarize(state, now_ms)
+    statuses = [snapshot.cluster.status, snapshot.transactions.status, *(s.status for s in snapshot.stores)]
+    return OverviewPage(
+        info=describe_page("Overview", snapshot, statuses, now_ms),
+        health=health.value,
+        headline=headline,
+        problems=tuple(problems[:PROBLEMS_MAX]),
+        problem_count=len(problems),
+        counts=count_by_health(joint),
+        open_count=len(joint),
+        prepared_count=len(in_doubt),
+        oldest_ms=find_oldest_ms(joint, now_ms),
+        oldest_in_doubt_ms=find_oldest_ms(in_doubt, now_ms),
+        held_back_count=sum(each.held_back_count for each in offsets),
+        held_back_partitions=sum(each.held_back_count > 0 for each in offsets),
+        id_count=snapshot.transactions.id_count,
+        brokers=tuple(f"{node.id} {node.address}" for node in snapshot.cluster.brokers),
+        cluster_id=snapshot.cluster.cluster_id,
+        features=snapshot.cluster.features,
+        stores=_summarize_stores(state, now_ms),
+        prefix_count=len(snapshot.pipelines.prefixes),
+        group_count=len(snapshot.groups.groups),
+    )
+
+
+def _summarize(state: ConsoleState, now_ms: int) -> tuple[Health, str]:
+    """Return the worst health, and a sentence that says why."""
+    snapshot = state.snapshot
+    if state.is_first:
+        return Health.UNKNOWN, "Nothing has been read yet."
+    counts = Counter(each.health for each in state.joint)
+    worst = [health for health in Health if counts[health] and health not in (Health.OK, Health.UNSETTLED)]
+    if any(health.needs_action for health in worst):
+        texts = [_HEADLINES[health].format(pluralize(counts[health], "transaction")) for health in worst]
+        return worst[0], " ".join(texts)
+    if any(_list_failures(snapshot)):
+        return Health.UNKNOWN, "Not everything could be read, so this page may lack something."
+    if worst:
+        texts = [_HEADLINES[health].format(pluralize(counts[health], "transaction")) for health in worst]
+        return worst[0], " ".join(texts)
+    if not state.joint:
+        return Health.OK, "No transaction is open."
+    oldest = format_duration(find_oldest_ms(state.joint, now_ms))
+    return Health.OK, f"{pluralize(len(state.joint), 'transaction')} open, the oldest for {oldest}."
+
+
+_HEADLINES: Final[Mapping[Health, str]] = {
+    Health.BROKEN: "{}: the halves differ, or neither end would be right.",
+    Health.HANGING: "{} hanging: nothing will end it.",
+    Health.ORPHAN: "{} in doubt that nothing here can decide.",
+    Health.RECOVER: "{} to recover.",
+    Health.UNKNOWN: "{} that cannot be judged.",
+    Health.SLOW: "{} slow.",
+}
+
+
+def _is_problem(each: JointTransaction) -> bool:
+    return each.health not in (Health.OK, Health.UNSETTLED)
+
+
+def _describe_problem(each: JointTransaction) -> Problem:
+    return Problem(
+        health=each.health.value,
+        subject=each.transactional_id or build_key(each),
+        reason=each.judgement.reason,
+        command=each.judgement.command,
+        key=build_key(each),
+    )
+
+
+def _list_failures(snapshot: Snapshot) -> Iterator[str]:
+    """List what could not be read."""
+    parts = (
+        snapshot.cluster.status,
+        snapshot.transactions.status,
+        snapshot.topics.status,
+        snapshot.groups.status,
+        snapshot.pipelines.status,
+        *(store.status for store in snapshot.stores),
+    )
+    for part in parts:
+        yield from part.failures
+
+
+def _list_read_failures(snapshot: Snapshot) -> Iterator[Problem]:
+    for text in dict.fromkeys(_list_failures(snapshot)):
+        yield Problem(
+            health=Health.UNKNOWN.value,
+            subject="not read",
+            reason=text,
+            command=commands.doctor_command(snapshot.bootstrap_servers),
+        )
+
+
+def _summarize_stores(state: ConsoleState, now_ms: int) -> tuple[StoreSummary, ...]:
+    open_counts = Counter(each.views.store.store.name for each in state.joint if each.views.store is not None)
+    return tuple(_summarize_store(store, open_counts[store.name], now_ms) for store in state.snapshot.stores)
+
+
+def _summarize_store(store: StoreFacts, open_count: int, now_ms: int) -> StoreSummary:
+    return StoreSummary(
+        name=store.name,
+        kind=store.kind.value,
+        is_reachable=store.status.is_complete,
+        id_count=len(store.rows),
+        open_count=open_count,
+        age_ms=max(0, now_ms - store.status.read_ms) if store.status.read_ms else None,
+    )

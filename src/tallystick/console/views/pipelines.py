@@ -1,0 +1,139 @@
+"""Queries of Spark by their prefix: the last decision, its participants, and what became of each. Pure."""
+
+from tallystick.admin.model import OPEN_STATES
+from tallystick.console import commands
+from tallystick.console.health import SEVERITY, Health
+from tallystick.console.joint import JointTransaction
+from tallystick.console.snapshot import PrefixFacts
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.texts import format_identity
+from tallystick.console.views.transactions import build_key
+from tallystick.kernel.value import Value
+from tallystick.spark.protocol.committable import Decision, JobChecksums
+from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
+
+
+class BatchView(Value, kw_only=True):
+    """A decided batch, or a named batch write. `row_counts` has one number for each sink."""
+
+    name: str
+    row_counts: tuple[int, ...]
+
+
+class ParticipantView(Value, kw_only=True):
+    """A transaction of the last decision. `outcome` is what its coordinator shows now."""
+
+    transactional_id: str
+    producer: str
+    outcome: str
+    key: str
+
+
+class PrefixView(Value, kw_only=True):
+    """One query, by its prefix.
+
+    health         the worst of its open transactions
+    is_complete    its driver has noted that every participant is committed
+    offsets        the sources' offsets at the end of the last batch, as Spark's offset log has them
+    undecided      open transactions of its tasks that are in no decision, as keys of URLs
+    """
+
+    prefix: str
+    source: str
+    health: str
+    query_id: str | None
+    batch_id: int | None
+    decided_ms: int | None
+    decision_number: int | None
+    mode: str
+    is_complete: bool
+    offsets: str | None
+    participants: tuple[ParticipantView, ...]
+    undecided: tuple[str, ...]
+    batches: tuple[BatchView, ...]
+    writes: tuple[BatchView, ...]
+    resolve_command: str
+
+
+class PipelinesPage(Value, kw_only=True):
+    """All prefixes that were found in the decision logs."""
+
+    info: PageInfo
+    prefixes: tuple[PrefixView, ...]
+
+
+def build_pipelines(state: ConsoleState, now_ms: int) -> PipelinesPage:
+    """Build the page of Spark's queries."""
+    snapshot = state.snapshot
+    return PipelinesPage(
+        info=describe_page("Pipelines", snapshot, [snapshot.pipelines.status], now_ms),
+        prefixes=tuple(_view_prefix(state, each) for each in snapshot.pipelines.prefixes),
+    )
+
+
+def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
+    joint = [
+        each
+        for each in state.joint
+        if each.views.spark is not None and each.views.spark.prefix == facts.prefix
+    ]
+    decision = facts.decision
+    decided_ids = set() if decision is None else {each.transactional_id for each in decision.participants}
+    worst = min((each.health for each in joint), key=SEVERITY.__getitem__, default=Health.OK)
+    return PrefixView(
+        prefix=facts.prefix,
+        source=facts.source,
+        health=worst.value,
+        query_id=None if decision is None else decision.query_id,
+        batch_id=None if decision is None else decision.batch_id,
+        decided_ms=None if decision is None else decision.decided_ms,
+        decision_number=None if decision is None else decision.number,
+        mode="" if decision is None else decision.mode,
+        is_complete=facts.is_complete,
+        offsets=None if decision is None else decision.offsets,
+        participants=() if decision is None else _view_participants(state, facts, decision),
+        undecided=tuple(build_key(each) for each in joint if each.transactional_id not in decided_ids),
+        batches=() if decision is None else tuple(map(_view_batch, reversed(decision.batches))),
+        writes=() if decision is None else tuple(map(_view_batch, reversed(decision.writes))),
+        resolve_command=_format_resolve(state, facts, joint),
+    )
+
+
+def _view_batch(checksums: JobChecksums) -> BatchView:
+    return BatchView(name=str(checksums.name), row_counts=tuple(each.rows for each in checksums.tallies))
+
+
+def _view_participants(
+    state: ConsoleState, facts: PrefixFacts, decision: Decision
+) -> tuple[ParticipantView, ...]:
+    descriptions = state.snapshot.transactions.descriptions
+    views = []
+    for each in decision.participants:
+        description = descriptions.get(each.transactional_id)
+        if facts.is_complete:
+            outcome = "committed"
+        elif description is None:
+            outcome = "not known"
+        elif description.state in OPEN_STATES and description.writer == each.identity:
+            outcome = "open"
+        else:
+            outcome = description.state
+        views.append(
+            ParticipantView(
+                transactional_id=each.transactional_id,
+                producer=format_identity(each.identity),
+                outcome=outcome,
+                key=each.transactional_id,
+            )
+        )
+    return tuple(views)
+
+
+def _format_resolve(state: ConsoleState, facts: PrefixFacts, joint: list[JointTransaction]) -> str:
+    """Return the command that would end what the query has left; empty if nothing is open."""
+    if not joint:
+        return ""
+    prefix = facts.prefix.removesuffix(DATABASE_SUFFIX)
+    store = facts.source if prefix != facts.prefix else None
+    return f"{commands.resolve_prefix_command(state.snapshot.bootstrap_servers, prefix, store)} --dry-run"

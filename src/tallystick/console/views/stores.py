@@ -1,0 +1,148 @@
+"""The databases that decide: what each has committed, what is still open in Kafka, and leases. Pure."""
+
+from typing import Final
+
+from tallystick.console import commands
+from tallystick.console.joint import JointTransaction, find_oldest_ms
+from tallystick.console.snapshot import StoreFacts
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.texts import format_identity
+from tallystick.console.views.transactions import build_key
+from tallystick.dualwrite.lease_rules import LeaseRow, LeaseState
+from tallystick.dualwrite.model import StoredState
+from tallystick.kernel.value import Value
+
+ROWS_MAX: Final = 500
+"""Rows of a store shown one by one: those of open transactions first."""
+
+
+class StoredRow(Value, kw_only=True):
+    """A state row. `health` and `reason` are those of the open transaction of its id, if there is one."""
+
+    transactional_id: str
+    stored_state: str
+    is_settled: bool
+    started_ms: int | None
+    timeout_ms: int | None
+    lease: str
+    lease_holder: str
+    health: str
+    reason: str
+    key: str
+
+
+class PreparedInServer(Value, kw_only=True):
+    """A prepared transaction of the database server itself, of whichever program."""
+
+    gid: str
+    owner: str
+    database: str
+    age_ms: int | None
+
+
+class StoreView(Value, kw_only=True):
+    """One store. `row_count` counts all rows, `rows` holds the first ROWS_MAX.
+
+    resolve_command  ends what its dead writers have left open
+    """
+
+    name: str
+    kind: str
+    engine: str
+    is_reachable: bool
+    failures: tuple[str, ...]
+    age_ms: int | None
+    took_ms: int
+    row_count: int
+    open_count: int
+    undecided_oldest_ms: int | None
+    expired_lease_count: int
+    resolve_command: str
+    rows: tuple[StoredRow, ...]
+    server_prepared: tuple[PreparedInServer, ...]
+
+
+class StoresPage(Value, kw_only=True):
+    """All stores."""
+
+    info: PageInfo
+    stores: tuple[StoreView, ...]
+
+
+def build_stores(state: ConsoleState, now_ms: int) -> StoresPage:
+    """Build the page of the stores."""
+    snapshot = state.snapshot
+    statuses = [store.status for store in snapshot.stores]
+    return StoresPage(
+        info=describe_page("Stores", snapshot, statuses, now_ms),
+        stores=tuple(_view_store(state, store, now_ms) for store in snapshot.stores),
+    )
+
+
+def _view_store(state: ConsoleState, store: StoreFacts, now_ms: int) -> StoreView:
+    joint = {
+        each.views.store.row.transactional_id: each
+        for each in state.joint
+        if each.views.store is not None and each.views.store.store.name == store.name
+    }
+    rows = sorted(
+        store.rows.values(), key=lambda row: (row.transactional_id not in joint, row.transactional_id)
+    )
+    leases = {lease.transactional_id: lease for lease in store.leases}
+    servers = state.snapshot.bootstrap_servers
+    return StoreView(
+        name=store.name,
+        kind=store.kind.value,
+        engine=store.engine,
+        is_reachable=store.status.is_complete,
+        failures=store.status.failures,
+        age_ms=max(0, now_ms - store.status.read_ms) if store.status.read_ms else None,
+        took_ms=store.status.took_ms,
+        row_count=len(rows),
+        open_count=len(joint),
+        undecided_oldest_ms=find_oldest_ms(joint.values(), now_ms),
+        expired_lease_count=sum(
+            lease.classify(store.lease_now_ms) is LeaseState.EXPIRED for lease in store.leases
+        ),
+        resolve_command=commands.format_command(
+            servers, "transactions", "resolve", "--store", store.name, "--dry-run"
+        ),
+        rows=tuple(
+            _view_row(
+                row,
+                joint.get(row.transactional_id),
+                *_describe_lease(leases.get(row.transactional_id), store.lease_now_ms),
+            )
+            for row in rows[:ROWS_MAX]
+        ),
+        server_prepared=tuple(
+            PreparedInServer(
+                gid=each.gid,
+                owner=each.owner,
+                database=each.database,
+                age_ms=None if each.prepared_ms is None else max(0, now_ms - each.prepared_ms),
+            )
+            for each in store.server_prepared
+        ),
+    )
+
+
+def _describe_lease(lease: LeaseRow | None, now_ms: int) -> tuple[str, str]:
+    return ("", "") if lease is None else (lease.classify(now_ms).name.lower(), lease.holder_info)
+
+
+def _view_row(row: StoredState, joint: JointTransaction | None, lease: str, holder: str) -> StoredRow:
+    identity = row.state.identity
+    return StoredRow(
+        transactional_id=row.transactional_id,
+        stored_state="" if identity is None else format_identity(identity),
+        is_settled=row.settled,
+        started_ms=row.started_at_ms,
+        timeout_ms=row.timeout_ms,
+        lease=lease,
+        lease_holder=holder,
+        health="" if joint is None else joint.health.value,
+        reason="" if joint is None else joint.judgement.reason,
+        key=row.transactional_id if joint is None else build_key(joint),
+    )

@@ -1,0 +1,38 @@
+"""Numbers and times as people read them. Pure."""
+
+from typing import Final
+
+from tallystick.kernel.ids import ProducerIdAndEpoch
+
+_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"))
+
+
+def format_duration(ms: int | None) -> str:
+    """Return a duration in its two largest units, such as `2 min 14 s`; `-` for None."""
+    if ms is None:
+        return "-"
+    if ms < 1_000:
+        return f"{ms} ms"
+    for at, (size, unit) in enumerate(_UNITS):
+        if ms < size:
+            continue
+        whole, rest = divmod(ms, size)
+        smaller = _UNITS[at + 1] if at + 1 < len(_UNITS) else None
+        count = 0 if smaller is None else rest // smaller[0]
+        return f"{whole} {unit}" if not count or smaller is None else f"{whole} {unit} {count} {smaller[1]}"
+    return f"{ms} ms"
+
+
+def format_count(number: int | None) -> str:
+    """Return a number with a separator for thousands; `-` for None."""
+    return "-" if number is None else f"{number:,}"
+
+
+def pluralize(count: int, noun: str) -> str:
+    """Return a count with its noun, such as `1 store`, `2 stores`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def format_identity(identity: ProducerIdAndEpoch) -> str:
+    """Return a producer id and epoch as a database stores them (KIP-939), such as `5:3`."""
+    return f"{identity.producer_id}:{identity.epoch}"

@@ -1,0 +1,144 @@
+"""The drawn time line of one transaction: who did what, in which order, and what is still missing. Pure.
+
+Events stand in order, at equal distances: what happened in a millisecond and what took an hour are both to
+be read. The time between two of them is written beside the line instead. An event without a time is known to
+have happened, or to be missing, but not when.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from tallystick.console.joint import JointTransaction
+from tallystick.console.judge import SparkRole, Stage
+from tallystick.dualwrite.recovery import Verdict
+from tallystick.kernel.value import Value
+
+LANE_HEIGHT: Final = 44
+STEP_WIDTH: Final = 150
+LEFT: Final = 170
+TOP: Final = 34
+PARTITION_LANES_MAX: Final = 8
+"""Partitions drawn one by one; more of them share the last lane."""
+
+
+class TimelineEvent(Value, kw_only=True):
+    """One event, in the lane of the system in which it happened.
+
+    at_ms     None: not known
+    is_done   False: it is still missing
+    is_wrong  it should not be, or will never come
+    """
+
+    lane: str
+    label: str
+    at_ms: int | None
+    is_done: bool = True
+    is_wrong: bool = False
+
+
+class DrawnEvent(Value, kw_only=True):
+    """An event with its place in the drawing, in SVG's user units."""
+
+    event: TimelineEvent
+    x: int
+    y: int
+
+
+class DrawnLane(Value, kw_only=True):
+    """A lane with its place."""
+
+    name: str
+    y: int
+
+
+class Timeline(Value, kw_only=True):
+    """A drawing of `width` x `height` user units."""
+
+    events: tuple[DrawnEvent, ...]
+    lanes: tuple[DrawnLane, ...]
+    width: int
+    height: int
+
+
+def list_events(each: JointTransaction) -> tuple[TimelineEvent, ...]:
+    """List the events of a transaction that its views show, in their order."""
+    return (*_list_cluster_events(each), *_list_decision_events(each), *_list_end_events(each))
+
+
+def _list_cluster_events(each: JointTransaction) -> Iterable[TimelineEvent]:
+    views = each.views
+    if views.description is not None and not views.is_stranger:
+        yield TimelineEvent(lane="coordinator", label="begun", at_ms=views.started_ms)
+    for lane, count in _group_partitions(each):
+        label = "data" if count == 1 else f"data in {count} partitions"
+        yield TimelineEvent(lane=lane, label=label, at_ms=None)
+
+
+def _group_partitions(each: JointTransaction) -> Sequence[tuple[str, int]]:
+    """Return the lanes of the partitions, and how many each stands for."""
+    names = sorted(map(str, each.views.partitions))
+    if len(names) <= PARTITION_LANES_MAX:
+        return [(name, 1) for name in names]
+    single = names[: PARTITION_LANES_MAX - 1]
+    return [*((name, 1) for name in single), ("other partitions", len(names) - len(single))]
+
+
+def _list_decision_events(each: JointTransaction) -> Iterable[TimelineEvent]:
+    views = each.views
+    if views.store is not None:
+        is_done = views.store.verdict is Verdict.COMMIT or each.stage is Stage.ENDING
+        yield TimelineEvent(
+            lane=views.store.store.name,
+            label="committed" if is_done else "not committed",
+            at_ms=None,
+            is_done=is_done,
+            is_wrong=views.store.verdict in (Verdict.TEAR, Verdict.LACK, Verdict.HALT),
+        )
+    if views.spark is not None and views.spark.role is not SparkRole.DRIVER:
+        decision = None if views.spark.facts is None else views.spark.facts.decision
+        is_done = views.spark.role is SparkRole.DECIDED and decision is not None
+        yield TimelineEvent(
+            lane=f"Spark {views.spark.prefix}",
+            label="decided" if is_done else "not decided",
+            at_ms=decision.decided_ms if decision is not None and is_done else None,
+            is_done=is_done,
+        )
+
+
+def _list_end_events(each: JointTransaction) -> Iterable[TimelineEvent]:
+    views = each.views
+    if views.description is not None and not views.is_stranger:
+        word = {"PrepareCommit": "commit", "PrepareAbort": "abort"}.get(views.description.state, "")
+        yield TimelineEvent(
+            lane="coordinator",
+            label=f"{word} decided" if word else "decision",
+            at_ms=None,
+            is_done=bool(word),
+        )
+    for lane, count in _group_partitions(each):
+        yield TimelineEvent(
+            lane=lane,
+            label="marker" if count == 1 else f"{count} markers",
+            at_ms=None,
+            is_done=False,
+            is_wrong=views.is_stranger,
+        )
+
+
+def draw(events: Sequence[TimelineEvent]) -> Timeline:
+    """Place events in lanes: one column each, but for neighbours with the same label, which share one."""
+    lanes: dict[str, int] = {}
+    drawn: list[DrawnEvent] = []
+    column, last_label = -1, ""
+    for event in events:
+        row = lanes.setdefault(event.lane, len(lanes))
+        column += event.label != last_label
+        last_label = event.label
+        x, y = LEFT + column * STEP_WIDTH + STEP_WIDTH // 2, TOP + row * LANE_HEIGHT
+        drawn.append(DrawnEvent(event=event, x=x, y=y))
+    return Timeline(
+        events=tuple(drawn),
+        lanes=tuple(DrawnLane(name=name, y=TOP + row * LANE_HEIGHT) for name, row in lanes.items()),
+        width=LEFT + (column + 1) * STEP_WIDTH,
+        height=TOP + len(lanes) * LANE_HEIGHT,
+    )

@@ -1,0 +1,135 @@
+"""Topics as far as they explain transactions: where readers are held back, and by which transaction. Pure."""
+
+from collections import defaultdict
+
+from tallystick.console.joint import JointTransaction
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.transactions import build_key
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import Value
+
+
+class TopicRow(Value, kw_only=True):
+    """A topic. Offsets are summed over its partitions; None where one of them was not read."""
+
+    name: str
+    is_internal: bool
+    partition_count: int
+    offset_count: int | None
+    held_back_count: int
+    open_count: int
+
+
+class PartitionRow(Value, kw_only=True):
+    """A partition. `holder` is the URL's key of the transaction at its last stable offset."""
+
+    partition: int
+    start: int | None
+    last_stable: int | None
+    end: int | None
+    held_back_count: int | None
+    held_back_ms: int | None
+    open_count: int
+    holder: str
+    holder_health: str
+
+
+class TopicsPage(Value, kw_only=True):
+    """All topics; those that hold readers back first."""
+
+    info: PageInfo
+    topics: tuple[TopicRow, ...]
+
+
+class TopicPage(Value, kw_only=True):
+    """One topic. `is_known` is False if the cluster has none of this name."""
+
+    info: PageInfo
+    name: str
+    is_known: bool
+    partitions: tuple[PartitionRow, ...]
+
+
+def build_topics(state: ConsoleState, now_ms: int) -> TopicsPage:
+    """Build the list of topics."""
+    facts = state.snapshot.topics
+    by_partition = _index_transactions(state)
+    rows = []
+    for name, count in facts.partition_counts.items():
+        partitions = [TopicPartition(name, number) for number in range(count)]
+        known = [facts.offsets[at] for at in partitions if at in facts.offsets]
+        rows.append(
+            TopicRow(
+                name=name,
+                is_internal=name in facts.internal_topics,
+                partition_count=count,
+                offset_count=sum(each.end - each.start for each in known) if len(known) == count else None,
+                held_back_count=sum(each.held_back_count for each in known),
+                open_count=sum(len(by_partition[at]) for at in partitions),
+            )
+        )
+    rows.sort(key=lambda row: (-row.held_back_count, row.is_internal, row.name))
+    return TopicsPage(info=_describe(state, "Topics", now_ms), topics=tuple(rows))
+
+
+def build_topic(state: ConsoleState, name: str, now_ms: int) -> TopicPage:
+    """Build the page of one topic."""
+    facts = state.snapshot.topics
+    by_partition = _index_transactions(state)
+    count = facts.partition_counts.get(name, 0)
+    return TopicPage(
+        info=_describe(state, f"Topic {name}", now_ms),
+        name=name,
+        is_known=name in facts.partition_counts,
+        partitions=tuple(
+            _view_partition(state, TopicPartition(name, number), by_partition, now_ms)
+            for number in range(count)
+        ),
+    )
+
+
+def _describe(state: ConsoleState, title: str, now_ms: int) -> PageInfo:
+    snapshot = state.snapshot
+    return describe_page(title, snapshot, [snapshot.topics.status, snapshot.transactions.status], now_ms)
+
+
+def _index_transactions(state: ConsoleState) -> dict[TopicPartition, list[JointTransaction]]:
+    by_partition: dict[TopicPartition, list[JointTransaction]] = defaultdict(list)
+    for each in state.joint:
+        for at in each.views.partitions:
+            by_partition[at].append(each)
+    return by_partition
+
+
+def _view_partition(
+    state: ConsoleState,
+    at: TopicPartition,
+    by_partition: dict[TopicPartition, list[JointTransaction]],
+    now_ms: int,
+) -> PartitionRow:
+    offsets = state.snapshot.topics.offsets.get(at)
+    holder = _find_holder(by_partition[at], at)
+    is_held = offsets is not None and offsets.held_back_count > 0
+    return PartitionRow(
+        partition=at.partition,
+        start=None if offsets is None else offsets.start,
+        last_stable=None if offsets is None else offsets.last_stable,
+        end=None if offsets is None else offsets.end,
+        held_back_count=None if offsets is None else offsets.held_back_count,
+        held_back_ms=holder.views.compute_age_ms(now_ms) if holder is not None and is_held else None,
+        open_count=len(by_partition[at]),
+        holder="" if holder is None else build_key(holder),
+        holder_health="" if holder is None else holder.health.value,
+    )
+
+
+def _find_holder(joint: list[JointTransaction], at: TopicPartition) -> JointTransaction | None:
+    """Return the transaction that begins first in the partition, which its readers wait for."""
+    starts = [
+        (case.transaction.start_offset, number)
+        for number, each in enumerate(joint)
+        for case in each.views.cases
+        if case.transaction.partition == at
+    ]
+    return joint[min(starts)[1]] if starts else None

@@ -1,0 +1,233 @@
+"""The page of one transaction: both halves side by side, its time line, and what can be done. Pure."""
+
+from collections.abc import Mapping
+
+from tallystick.admin.hanging import HangingCase
+from tallystick.admin.model import TransactionDescription
+from tallystick.console import commands
+from tallystick.console.judge import SparkHalf, StoreHalf
+from tallystick.console.snapshot import PartitionOffsets, Snapshot
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.texts import format_identity
+from tallystick.console.views.timeline import Timeline, draw, list_events
+from tallystick.console.views.transactions import TransactionRow, build_key, build_row
+from tallystick.dualwrite.model import to_columns
+from tallystick.kernel.value import Value
+
+
+class PartitionView(Value, kw_only=True):
+    """What the leader of one partition says.
+
+    start_offset     first record of the transaction there; None if the leader knows nothing of it
+    last_record_ms   time of its last record, chosen by the producer
+    held_back_count  records behind the last stable offset, by whichever transaction is first
+    """
+
+    partition: str
+    start_offset: int | None
+    producer: str | None
+    coordinator_epoch: int | None
+    last_record_ms: int | None
+    last_stable_offset: int | None
+    end_offset: int | None
+    held_back_count: int | None
+    finding: str
+    verdict: str
+
+
+class CoordinatorView(Value, kw_only=True):
+    """What the coordinator says. `token` is what a database stores when it commits this transaction."""
+
+    coordinator: int
+    state: str
+    token: str
+    timeout_ms: int | None
+    started_ms: int | None
+    superseded: str | None
+    forced_outcomes: tuple[str, ...]
+
+
+class DatabaseView(Value, kw_only=True):
+    """What the store says. `raw_row` is the row, column by column."""
+
+    store: str
+    stored_state: str
+    is_settled: bool
+    finding: str
+    verdict: str
+    lease: str
+    other_stores: tuple[str, ...]
+    raw_row: Mapping[str, str | int | None]
+
+
+class DecisionView(Value, kw_only=True):
+    """What the decision log of the Spark query says."""
+
+    prefix: str
+    role: str
+    source: str
+    decision: str
+    decided_ms: int | None
+    query_id: str | None
+    batch_id: int | None
+    offsets: str | None
+
+
+class CommandLine(Value):
+    """A command, and what it does."""
+
+    text: str
+    purpose: str
+
+
+class TransactionPage(Value, kw_only=True):
+    """One transaction. Where it is not open, `row` is None, and the halves are those of its id.
+
+    key  as in the URL
+    """
+
+    info: PageInfo
+    key: str
+    row: TransactionRow | None
+    timeline: Timeline | None
+    coordinator: CoordinatorView | None
+    partitions: tuple[PartitionView, ...]
+    database: DatabaseView | None
+    decision: DecisionView | None
+    commands: tuple[CommandLine, ...]
+
+
+def build_transaction(state: ConsoleState, key: str, now_ms: int) -> TransactionPage:
+    """Build the page of the transaction that `key` names; of an id that is not open, what is known of it."""
+    snapshot = state.snapshot
+    each = next((joint for joint in state.joint if build_key(joint) == key), None)
+    statuses = (snapshot.transactions.status, *(store.status for store in snapshot.stores))
+    info = describe_page(f"Transaction {key}", snapshot, statuses, now_ms)
+    if each is None:
+        return _build_closed(snapshot, key, info)
+    views = each.views
+    row = build_row(each, now_ms)
+    cases = {case.transaction.partition: case for case in views.cases}
+    return TransactionPage(
+        info=info,
+        key=key,
+        row=row,
+        timeline=draw(list_events(each)),
+        coordinator=None if views.description is None else _view_coordinator(views.description),
+        partitions=tuple(
+            _view_partition(str(at), cases.get(at), snapshot.topics.offsets.get(at))
+            for at in sorted(views.partitions, key=str)
+        ),
+        database=None if views.store is None else _view_database(views.store),
+        decision=None if views.spark is None else _view_decision(views.spark),
+        commands=_list_commands(row, snapshot.bootstrap_servers),
+    )
+
+
+def _build_closed(snapshot: Snapshot, key: str, info: PageInfo) -> TransactionPage:
+    description = snapshot.transactions.descriptions.get(key)
+    store = next((each for each in snapshot.stores if key in each.rows), None)
+    database = None
+    if store is not None:
+        row = store.rows[key]
+        database = DatabaseView(
+            store=store.name,
+            stored_state=str(row.state),
+            is_settled=row.settled,
+            finding="",
+            verdict="",
+            lease="",
+            other_stores=(),
+            raw_row=to_columns(row),
+        )
+    return TransactionPage(
+        info=info,
+        key=key,
+        row=None,
+        timeline=None,
+        coordinator=None if description is None else _view_coordinator(description),
+        partitions=(),
+        database=database,
+        decision=None,
+        commands=(
+            CommandLine(
+                commands.describe_command(snapshot.bootstrap_servers, key), "shows it as its coordinator does"
+            ),
+        ),
+    )
+
+
+def _view_coordinator(description: TransactionDescription) -> CoordinatorView:
+    return CoordinatorView(
+        coordinator=description.coordinator,
+        state=description.state,
+        token=format_identity(description.writer),
+        timeout_ms=description.timeout_ms,
+        started_ms=description.started_ms,
+        superseded=None if description.superseded is None else format_identity(description.superseded),
+        forced_outcomes=tuple(
+            f"{format_identity(outcome.writer)} {getattr(outcome.cause, 'name', outcome.cause)}".lower()
+            for outcome in description.forced_outcomes
+        ),
+    )
+
+
+def _view_partition(name: str, case: HangingCase | None, offsets: PartitionOffsets | None) -> PartitionView:
+    transaction = None if case is None else case.transaction
+    return PartitionView(
+        partition=name,
+        start_offset=None if transaction is None else transaction.start_offset,
+        producer=None if transaction is None else format_identity(transaction.writer),
+        coordinator_epoch=None if transaction is None else transaction.coordinator_epoch,
+        last_record_ms=None if transaction is None else transaction.last_timestamp_ms,
+        last_stable_offset=None if offsets is None else offsets.last_stable,
+        end_offset=None if offsets is None else offsets.end,
+        held_back_count=None if offsets is None else offsets.held_back_count,
+        finding="nothing of it is open here" if case is None else case.finding.value,
+        verdict="" if case is None else case.verdict.value,
+    )
+
+
+def _view_database(half: StoreHalf) -> DatabaseView:
+    return DatabaseView(
+        store=half.store.name,
+        stored_state=str(half.row.state),
+        is_settled=half.row.settled,
+        finding=half.finding.value,
+        verdict=half.verdict.name.lower(),
+        lease="" if half.lease_state is None else half.lease_state.name.lower(),
+        other_stores=half.other_stores,
+        raw_row=to_columns(half.row),
+    )
+
+
+def _view_decision(half: SparkHalf) -> DecisionView:
+    decision = None if half.facts is None else half.facts.decision
+    return DecisionView(
+        prefix=half.prefix,
+        role=half.role.value,
+        source="" if half.facts is None else half.facts.source,
+        decision="" if decision is None else str(decision),
+        decided_ms=None if decision is None else decision.decided_ms,
+        query_id=None if decision is None else decision.query_id,
+        batch_id=None if decision is None else decision.batch_id,
+        offsets=None if decision is None else decision.offsets,
+    )
+
+
+def _list_commands(row: TransactionRow, servers: str) -> tuple[CommandLine, ...]:
+    lines = [CommandLine(row.command, "what the verdict asks for")] if row.command else []
+    if row.transactional_id is not None:
+        lines.append(
+            CommandLine(
+                commands.describe_command(servers, row.transactional_id), "shows it as its coordinator does"
+            )
+        )
+        lines.append(
+            CommandLine(
+                commands.force_terminate_command(servers, row.transactional_id),
+                "aborts it in all partitions and fences its producer, whatever its other half has done",
+            )
+        )
+    return tuple(dict.fromkeys(lines))

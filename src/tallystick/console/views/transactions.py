@@ -1,0 +1,182 @@
+"""The list of transactions: one row each, filtered and paged by the URL. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+from urllib.parse import urlencode
+
+from tallystick.console.health import Health
+from tallystick.console.joint import JointTransaction
+from tallystick.console.state import ConsoleState
+from tallystick.console.views.page import PageInfo, describe_page
+from tallystick.console.views.texts import format_identity
+from tallystick.kernel.value import Value
+
+PAGE_ROWS: Final = 100
+NO_STATE: Final = "no coordinator"
+"""The state of a transaction that no coordinator knows."""
+
+
+class TransactionFilter(Value, kw_only=True):
+    """The rows that the URL asks for; an empty field selects all.
+
+    health  a word of `Health`
+    state   a state of Kafka's coordinator, or NO_STATE
+    store   the name of a store, or a Spark prefix
+    text    part of the transactional id
+    page    from 1
+    """
+
+    health: str = ""
+    state: str = ""
+    store: str = ""
+    text: str = ""
+    page: int = 1
+
+    @staticmethod
+    def parse(query: Mapping[str, str]) -> "TransactionFilter":
+        """Read the query of a URL; what it does not know is ignored, as a shared link may be old."""
+        page = query.get("page", "1")
+        return TransactionFilter(
+            health=query.get("health", ""),
+            state=query.get("state", ""),
+            store=query.get("store", ""),
+            text=query.get("text", ""),
+            page=max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 9 else 1,
+        )
+
+    def format_query(self, **changes: object) -> str:
+        """Return the query of a URL for this filter with some fields changed."""
+        fields = {name: getattr(self, name) for name in self.__struct_fields__} | changes
+        return urlencode({name: value for name, value in fields.items() if value not in ("", 1)})
+
+    def matches(self, row: "TransactionRow") -> bool:
+        """Return whether a row is selected."""
+        return (
+            self.health in ("", row.health)
+            and self.state in ("", row.state)
+            and self.store in ("", row.store, row.prefix)
+            and self.text.lower() in (row.transactional_id or row.producer or "").lower()
+        )
+
+
+class TransactionRow(Value, kw_only=True):
+    """One transaction.
+
+    key            names it in a URL: its transactional id, or `producer:` with its producer id and epoch
+    producer       producer id and epoch of its data, as `id:epoch`
+    finding        what recovery, or the comparison of partition and coordinator, found
+    age_ms         since it began; where no coordinator knows it, since its last record
+    held_back_ms   for how long `read_committed` readers have been held back by it; None if they are not
+    """
+
+    key: str
+    transactional_id: str | None
+    state: str
+    health: str
+    stage: str
+    reason: str
+    command: str
+    finding: str
+    verdict: str
+    store: str
+    prefix: str
+    producer: str | None
+    age_ms: int | None
+    timeout_ms: int | None
+    partition_count: int
+    held_back_count: int
+    held_back_ms: int | None
+
+
+class TransactionsPage(Value, kw_only=True):
+    """The list, after the filter.
+
+    counts         open transactions by health, before the filter
+    states         the states that there are, for the filter
+    stores         stores and prefixes, for the filter
+    match_count    rows that the filter selects, on all pages
+    """
+
+    info: PageInfo
+    filter: TransactionFilter
+    counts: Mapping[str, int]
+    states: tuple[str, ...]
+    stores: tuple[str, ...]
+    match_count: int
+    page_count: int
+    rows: tuple[TransactionRow, ...]
+
+
+def build_transactions(state: ConsoleState, wanted: TransactionFilter, now_ms: int) -> TransactionsPage:
+    """Build the list of transactions."""
+    snapshot = state.snapshot
+    rows = [build_row(each, now_ms) for each in state.joint]
+    matching = [row for row in rows if wanted.matches(row)]
+    page_count = max(1, -(-len(matching) // PAGE_ROWS))
+    page = min(wanted.page, page_count)
+    statuses = (snapshot.transactions.status, *(store.status for store in snapshot.stores))
+    return TransactionsPage(
+        info=describe_page("Transactions", snapshot, statuses, now_ms),
+        filter=wanted,
+        counts=count_by_health(state.joint),
+        states=tuple(sorted({row.state for row in rows})),
+        stores=tuple(sorted({name for row in rows for name in (row.store, row.prefix) if name})),
+        match_count=len(matching),
+        page_count=page_count,
+        rows=tuple(matching[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]),
+    )
+
+
+def count_by_health(joint: Iterable[JointTransaction]) -> Mapping[str, int]:
+    """Return the number of transactions in each health, the worst first; those without any are left out."""
+    counts = Counter(each.health for each in joint)
+    return {health.value: counts[health] for health in Health if counts[health]}
+
+
+def build_row(each: JointTransaction, now_ms: int) -> TransactionRow:
+    """Build the row of one transaction."""
+    views = each.views
+    description = views.description
+    finding, verdict = _describe_finding(each)
+    age_ms = views.compute_age_ms(now_ms)
+    is_described = description is not None and not views.is_stranger
+    return TransactionRow(
+        key=build_key(each),
+        transactional_id=views.transactional_id,
+        state=description.state if description is not None and is_described else NO_STATE,
+        health=each.health.value,
+        stage=each.stage.value,
+        reason=each.judgement.reason,
+        command=each.judgement.command,
+        finding=finding,
+        verdict=verdict,
+        store="" if views.store is None else views.store.store.name,
+        prefix="" if views.spark is None else views.spark.prefix,
+        producer=None if views.writer is None else format_identity(views.writer),
+        age_ms=age_ms,
+        timeout_ms=None if description is None else description.timeout_ms,
+        partition_count=len(views.partitions),
+        held_back_count=each.held_back_count,
+        held_back_ms=age_ms if each.held_back_count else None,
+    )
+
+
+def build_key(each: JointTransaction) -> str:
+    """Return the name of a transaction in a URL."""
+    if each.transactional_id is not None and not each.views.is_stranger:
+        return each.transactional_id
+    writer = each.views.writer
+    return f"producer:{'' if writer is None else format_identity(writer)}"
+
+
+def _describe_finding(each: JointTransaction) -> tuple[str, str]:
+    """Return the finding and the verdict of the rule that judged a transaction."""
+    views = each.views
+    if views.store is not None and not views.is_stranger:
+        return views.store.finding.value, views.store.verdict.name.lower()
+    if views.spark is not None and not views.is_stranger:
+        return views.spark.role.value, "commit" if views.spark.participant is not None else "abort"
+    if views.cases:
+        return views.cases[0].finding.value, views.cases[0].verdict.value
+    return "", ""

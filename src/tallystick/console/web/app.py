@@ -1,0 +1,164 @@
+"""The Starlette application: one route for each page, the stream of new snapshots, and the static files.
+
+A page is rendered from the newest state at once; nothing is read from the cluster for a request. With
+JavaScript an open page asks again when the stream tells of a new snapshot, and what has changed is replaced
+in place, by ids; without, a reload shows the same. `?format=json` returns the view model instead.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tallystick import __version__
+from tallystick.console.feed import StateFeed
+from tallystick.console.views.texts import format_count, format_duration
+from tallystick.console.web.guard import HEADERS, check_request
+from tallystick.console.web.pages import MENU, PAGES, Page, PageRequest
+from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.value import Value
+from tallystick.security.http_auth import HttpCredentials
+
+FOLDER: Final = Path(__file__).parent
+HEARTBEAT_S: Final = 15
+"""Seconds between comments in an idle stream, so that proxies do not close it."""
+
+
+class WebOptions(Value, kw_only=True):
+    """How the pages are served.
+
+    names             host names that requests may come under; empty: any
+    read_credentials  called for each request, so that a changed secret is in force at once
+    """
+
+    names: frozenset[str] = frozenset()
+    read_credentials: Callable[[], HttpCredentials] = HttpCredentials
+
+
+def create_app(feed: StateFeed, options: WebOptions | None = None, clock: Clock | None = None) -> Starlette:
+    """Create the application. It starts and stops nothing: the feed is its caller's."""
+    shell = _Shell(feed, clock or SystemClock())
+    routes = [
+        Route("/events", shell.stream),
+        Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        *(Route(page.path, partial(shell.show, page)) for page in PAGES),
+    ]
+    guard = Middleware(_Guard, options=options or WebOptions())
+    return Starlette(routes=routes, middleware=[guard], exception_handlers={404: shell.show_missing})
+
+
+class _Shell:
+    """Renders pages from the feed's newest state."""
+
+    def __init__(self, feed: StateFeed, clock: Clock) -> None:
+        self._feed, self._clock = feed, clock
+        self._templates = Environment(
+            loader=FileSystemLoader(FOLDER / "templates"),
+            autoescape=select_autoescape(default=True),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "duration": format_duration,
+            "count": format_count,
+            "time": _format_time,
+            "path": partial(quote, safe=""),
+        }
+        self._templates.globals |= {"menu": MENU, "version": __version__}
+
+    async def show(self, page: Page, request: Request) -> Response:
+        """Answer with a page, or with its view model as JSON."""
+        model = page.build(
+            PageRequest(
+                state=self._feed.state,
+                query=dict(request.query_params),
+                key=request.path_params.get("key", ""),
+                now_ms=self._clock.now_ms(),
+            )
+        )
+        if request.query_params.get("format") == "json":
+            return Response(_encode_json(model), media_type="application/json")
+        template = self._templates.get_template(page.template)
+        return HTMLResponse(template.render(page=model, section=page.section, url=_format_url(request)))
+
+    async def show_missing(self, request: Request, exc: Exception) -> Response:
+        """Answer a path that no page has."""
+        template = self._templates.get_template("missing.html")
+        return HTMLResponse(template.render(section="", url="/", path=request.url.path), status_code=404)
+
+    async def stream(self, request: Request) -> Response:
+        """Tell of each new snapshot. A slow reader is told of the newest only."""
+        return EventSourceResponse(self._list_snapshots(), ping=HEARTBEAT_S)
+
+    async def _list_snapshots(self) -> AsyncIterator[ServerSentEvent]:
+        async for state in self._feed.follow():
+            number = state.snapshot.number
+            yield ServerSentEvent(data=str(number), event="snapshot", id=str(number))
+
+
+def _encode_json(model: object) -> bytes:
+    return json.dumps(msgspec.to_builtins(model), indent=2).encode()
+
+
+def _format_url(request: Request) -> str:
+    """Return path and query, as the page asks for itself again."""
+    query = request.url.query
+    return f"{request.url.path}?{query}" if query else request.url.path
+
+
+def _format_time(ms: int | None) -> str:
+    return "-" if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds")
+
+
+class _Guard:
+    """Refuses what may not be answered, and gives every answer the headers of `guard`."""
+
+    def __init__(self, app: ASGIApp, options: WebOptions) -> None:
+        self._app, self._options = app, options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Request(scope).headers
+        refusal = check_request(
+            headers.get("host"),
+            headers.get("authorization"),
+            self._options.names,
+            self._options.read_credentials(),
+        )
+        answer: ASGIApp = self._app
+        if refusal is not None:
+            answer = PlainTextResponse(refusal.text, refusal.status)
+            for challenge in refusal.challenges:
+                answer.headers.append("WWW-Authenticate", challenge)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                known = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *(
+                        (name.lower().encode(), value.encode())
+                        for name, value in HEADERS.items()
+                        if name.lower().encode() not in known
+                    ),
+                ]
+            await send(message)
+
+        await answer(scope, receive, send_with_headers)

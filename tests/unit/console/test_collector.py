@@ -1,0 +1,145 @@
+"""How readings become parts of a snapshot, without a cluster."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tallystick.client.errors import Unreachable
+from tallystick.console.collect.collector import Collector, Part
+from tallystick.console.collect.config import CollectorConfig
+from tallystick.console.collect.pacing import Pace
+from tallystick.console.snapshot import PartStatus, Snapshot, StoreFacts, TopicFacts
+from tallystick.kernel.value import replace
+from tallystick.testing import FakeClock
+
+OLD, NEW = TopicFacts(partition_counts={"old": 1}), TopicFacts(partition_counts={"new": 1})
+
+
+def part(read: Callable[[], Awaitable[TopicFacts]], limit_ms: int = 60_000) -> Part:
+    return Part(
+        name="topics",
+        pace=Pace(interval_ms=1, limit_ms=limit_ms),
+        read=read,
+        find=lambda snapshot: snapshot.topics,
+        place=lambda snapshot, facts: replace(snapshot, topics=facts),
+    )
+
+
+def run(check: Callable[[Collector, FakeClock], Awaitable[None]], *urls: str) -> None:
+    async def on_loop() -> None:
+        clock = FakeClock()
+        collector = Collector(CollectorConfig.check({"bootstrap.servers": "localhost:1"}, urls), clock=clock)
+        await check(collector, clock)
+        await collector.close()
+
+    asyncio.run(on_loop())
+
+
+def test_a_part_has_the_time_at_which_its_reading_began() -> None:
+    async def check(collector: Collector, clock: FakeClock) -> None:
+        began_ms = clock.now_ms()
+
+        async def read() -> TopicFacts:
+            clock.advance(40)
+            return replace(NEW, status=PartStatus(failures=("t-0 has no leader",)))
+
+        await collector._read(part(read))
+        status = PartStatus(read_ms=began_ms, tried_ms=began_ms, took_ms=40, failures=("t-0 has no leader",))
+        assert collector._draft.topics == replace(NEW, status=status)
+
+    run(check)
+
+
+@pytest.mark.parametrize("failure", [Unreachable("localhost:1", "refused"), ValueError("of a driver")])
+def test_a_part_that_cannot_be_read_stays_as_it_was_with_its_age(failure: Exception) -> None:
+    """[CON-3]"""
+
+    async def check(collector: Collector, clock: FakeClock) -> None:
+        async def read() -> TopicFacts:
+            return OLD
+
+        async def fail() -> TopicFacts:
+            clock.advance(7)
+            raise failure
+
+        await collector._read(part(read))
+        read_ms = collector._draft.topics.status.read_ms
+        clock.advance(1_000)
+        await collector._read(part(fail))
+        topics = collector._draft.topics
+        assert topics.partition_counts == OLD.partition_counts
+        assert (topics.status.read_ms, topics.status.tried_ms) == (read_ms, read_ms + 1_000)
+        assert topics.status.took_ms == 7
+        (sentence,) = topics.status.failures
+        assert sentence.startswith("topics: ")
+        await collector._read(part(read))
+        assert collector._draft.topics.status.failures == ()
+
+    run(check)
+
+
+def test_a_reading_without_an_end_is_given_up() -> None:
+    async def check(collector: Collector, clock: FakeClock) -> None:
+        async def hang() -> TopicFacts:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        await collector._read(part(hang, limit_ms=-1_000))
+        assert collector._draft.topics.status.failures == ("topics: not read within -1000 ms",)
+
+    run(check)
+
+
+def test_a_snapshot_that_was_published_stays_what_it_was() -> None:
+    """[CON-3]"""
+
+    async def check(collector: Collector, clock: FakeClock) -> None:
+        async def read() -> TopicFacts:
+            return OLD
+
+        async def read_again() -> TopicFacts:
+            return NEW
+
+        await collector._read(part(read))
+        kept: Snapshot = collector._draft
+        text = repr(kept)
+        await collector._read(part(read_again))
+        assert repr(kept) == text
+        assert collector._draft.topics.partition_counts == NEW.partition_counts
+
+    run(check)
+
+
+def test_every_store_has_a_part_of_its_own() -> None:
+    async def check(collector: Collector, clock: FakeClock) -> None:
+        parts = [each for each in collector._list_parts() if each.name.startswith("store ")]
+        for index, each in enumerate(parts):
+            facts = replace(each.find(collector._draft), engine=f"engine {index}")
+            collector._draft = each.place(collector._draft, facts)
+        stores: tuple[StoreFacts, ...] = collector._draft.stores
+        assert [(store.name, store.engine) for store in stores] == [
+            ("sqlite:///a.db", "engine 0"),
+            ("rocksdb:///b", "engine 1"),
+        ]
+
+    run(check, "sqlite:///a.db", "rocksdb:///b")
+
+
+def test_an_error_of_the_collector_itself_ends_every_reader(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who waited for the next snapshot would wait for ever."""
+
+    async def fail(_: Collector) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(Collector, "_count_ids", fail)
+    monkeypatch.setattr(Collector, "_list_parts", lambda _: [])
+
+    async def on_loop() -> None:
+        async with Collector(CollectorConfig.check({"bootstrap.servers": "localhost:1"})) as collector:
+            assert [snapshot async for snapshot in collector.follow()] == []
+
+    asyncio.run(on_loop())
+    assert "the collector has failed" in caplog.text

@@ -1,0 +1,33 @@
+"""Decisions of topics and databases on one list."""
+
+from tallystick.console.collect.prefixes import join_prefixes
+from tallystick.console.snapshot import PrefixFacts, StoreFacts, StoreKind
+from tallystick.spark.protocol.committable import Decision, DecisionNote
+
+DECISION = Decision(nonce="n", participants=(), transaction_version=2, decided_ms=0)
+NOTE = DecisionNote(number=3, description="batch 3")
+
+
+def facts(
+    prefix: str, source: str, *, decision: Decision | None = DECISION, note: DecisionNote | None = None
+) -> PrefixFacts:
+    return PrefixFacts(prefix=prefix, source=source, decision=decision, is_complete=True, note=note)
+
+
+def store(*prefixes: PrefixFacts) -> StoreFacts:
+    return StoreFacts(name="shop", kind=StoreKind.SQL, prefixes=prefixes)
+
+
+def test_a_decision_in_a_database_has_the_note_that_the_cluster_took_of_it() -> None:
+    noted = facts("p", "topic", decision=None, note=NOTE)
+    assert join_prefixes([noted], [store(facts("p", "shop"))]) == (facts("p", "shop", note=NOTE),)
+
+
+def test_a_note_of_a_database_that_is_not_read_is_shown_by_itself() -> None:
+    noted = facts("p", "topic", decision=None, note=NOTE)
+    assert join_prefixes([noted], [store(facts("q", "shop"))]) == (noted, facts("q", "shop"))
+
+
+def test_one_prefix_in_two_places_is_shown_twice() -> None:
+    joined = join_prefixes([facts("p", "topic")], [store(facts("p", "shop")), store(facts("p", "other"))])
+    assert [each.source for each in joined] == ["other", "shop", "topic"]

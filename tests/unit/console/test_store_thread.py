@@ -1,0 +1,91 @@
+"""A store that hangs is busy, and nothing else is."""
+
+import asyncio
+import threading
+
+import pytest
+
+from tallystick.console.collect.store_reader import NotRead, StoreAddress, StoreReader
+from tallystick.console.collect.store_thread import StillBusy, StoreThread
+from tallystick.console.snapshot import StoreFacts, StoreKind
+from tallystick.testing import FakeClock
+
+URL = "postgresql://me:hush@host/shop"
+NAME = "postgresql://me@host/shop"
+
+
+def test_a_call_that_was_given_up_keeps_the_thread_until_it_returns() -> None:
+    clock, released, over = FakeClock(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        released.wait()
+        over.set()
+
+    async def run() -> None:
+        thread = StoreThread("shop", clock)
+        given_up = asyncio.ensure_future(thread.run(hang))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        clock.advance(34_000)
+        with pytest.raises(StillBusy, match="shop has not answered for 34 s"):
+            await thread.run(int)
+        released.set()
+        await asyncio.to_thread(over.wait)
+        while True:  # until the loop has heard of it
+            try:
+                assert await thread.run(lambda: 7) == 7
+                break
+            except StillBusy:
+                await asyncio.sleep(0)
+        thread.close()
+
+    asyncio.run(run())
+
+
+def test_an_error_reaches_who_waits_for_it() -> None:
+    async def run() -> None:
+        thread = StoreThread("shop", FakeClock())
+        with pytest.raises(ZeroDivisionError):
+            await thread.run(lambda: 1 // 0)
+        assert await thread.run(lambda: 2) == 2
+        thread.close()
+
+    asyncio.run(run())
+
+
+class Source:
+    """A store that fails once."""
+
+    def __init__(self) -> None:
+        self.failures = [RuntimeError(f"login to {URL} with 'hush' failed")]
+        self.closed = 0
+
+    def read(self) -> StoreFacts:
+        if self.failures:
+            raise self.failures.pop()
+        return StoreFacts(name=NAME, kind=StoreKind.SQL)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_connection_is_kept_until_it_fails_and_no_password_is_told() -> None:
+    source, opened = Source(), []
+
+    def open_rows(address: StoreAddress, _: int) -> Source:
+        opened.append(address.url)
+        return source
+
+    async def run() -> None:
+        reader = StoreReader(StoreAddress(URL), 1_000, FakeClock(), open_rows)
+        with pytest.raises(NotRead) as raised:
+            await reader.read()
+        assert str(raised.value) == f"RuntimeError: login to {NAME} with '***' failed"
+        assert (len(opened), source.closed) == (1, 1)
+        await reader.read()
+        await reader.read()
+        assert (len(opened), source.closed) == (2, 1)
+        await reader.close()
+        assert source.closed == 2
+
+    asyncio.run(run())
