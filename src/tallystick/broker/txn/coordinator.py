@@ -101,7 +101,7 @@ class TransactionCoordinator:
         if refusal is not None:
             return refusal
         entry = self._entries.get(transactional_id)
-        return entry and self._logic.view(entry)
+        return entry and self._logic.held_completions.view(entry)
 
     def list_entries(self) -> tuple[TxnEntry, ...] | Reject:
         """Return all entries; refuse with LOADING while some are not known yet."""
@@ -111,7 +111,11 @@ class TransactionCoordinator:
         if is_loading:
             return REFUSALS.loading
         entries = self._entries.by_id.values()
-        return tuple(map(self._logic.view, entries)) if self._logic.held_completions else tuple(entries)
+        return (
+            tuple(map(self._logic.held_completions.view, entries))
+            if self._logic.held_completions
+            else tuple(entries)
+        )
 
     def list_transitions(self, transactional_id: TransactionalId) -> tuple[TransactionTransition, ...]:
         """Return what has happened to an id, oldest first, as far as it is remembered."""
@@ -140,7 +144,7 @@ class TransactionCoordinator:
     def find_by_producer_id(self, producer_id: ProducerId) -> TxnEntry | None:
         """Return the entry whose current or last transaction has this producer id in the partitions."""
         entry = self._entries.find_by_producer_id(producer_id)
-        return entry and self._logic.view(entry)
+        return entry and self._logic.held_completions.view(entry)
 
     def _find_refusal(self, transactional_id: TransactionalId) -> Reject | None:
         if self._loader.loading_task is not None and not self._runtime.is_stopped:
@@ -191,7 +195,7 @@ class TransactionCoordinator:
         For a change of the rules that every decision rests on. One at a time. A Reject means that not all
         writes became durable in time, or that a partition is lost.
         """
-        self._logic.record_completions()
+        self._logic.held_completions.record_all()
         async with self._runtime.pause_commands(self._list_unfinished) as is_settled:
             if is_settled:
                 yield REFUSALS.lost if self._runtime.reloader else None
@@ -215,7 +219,7 @@ class TransactionCoordinator:
         now_ms = self._timer.monotonic_ms()
         deadline_ms = self._runtime.answer_overdue(now_ms)
         self._logic.marker_sender.retry_due(now_ms)
-        self._logic.record_due_completions(now_ms)
+        self._logic.held_completions.record_due(now_ms)
         if self._loader.loading_task is not None:
             return now_ms + LOADING_CHECK_INTERVAL_MS
         self._runtime.reloader.run_due(now_ms)

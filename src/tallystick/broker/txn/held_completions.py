@@ -7,11 +7,12 @@ batch with the next one. What is held here has changed nothing yet [TXN-16]. A c
 sent again then.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Protocol
 
-from tallystick.broker.txn.machine.commands import EntryStored, MarkersWritten, TxnStep
+from tallystick.broker.txn.machine.commands import EntryStored, MarkersWritten, TxnAnswer, TxnStep
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.ids import TransactionalId
@@ -21,6 +22,18 @@ from tallystick.kernel.value import Value, replace
 HELD_MS_MAX: Final = 100
 # Time until the next attempt, where the log did not take the record.
 RETRY_MS: Final = 1_000
+# About a millisecond of work.
+RECORDED_PER_TICK: Final = 32
+
+
+class Timer(Protocol):
+    """The clock of the coordinator's deadlines."""
+
+    def monotonic_ms(self) -> int: ...
+
+    def arm(self, at_ms: int) -> None:
+        """Call the coordinator's `tick` at this time or before."""
+        ...
 
 
 class HeldCompletion(Value):
@@ -49,7 +62,19 @@ def prepend_completion(completion: TxnStep, step: TxnStep) -> TxnStep:
 class HeldCompletions:
     """The completion of each id that has one to record. Lives on the loop."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        timer: Timer,
+        submit: "Callable[[TransactionalId, MarkersWritten], asyncio.Future[TxnAnswer]]",
+    ) -> None:
+        """Create an empty table.
+
+        Args:
+            timer: clock of the coordinator; wakes it for `record_due`.
+            submit: runs a command, also while the broker is stopping.
+        """
+        self._timer = timer
+        self._submit = submit
         self._by_id: dict[TransactionalId, HeldCompletion] = {}
         # Due time, id and completion, in the order of arrival; those that are not held any more stay in it.
         self._due: deque[tuple[int, TransactionalId, HeldCompletion]] = deque()
@@ -60,20 +85,25 @@ class HeldCompletions:
 
     @property
     def next_ms(self) -> int | None:
-        """Monotonic milliseconds at which `pop_due` should be called; None: nothing is held."""
+        """Monotonic milliseconds at which `record_due` should be called; None: nothing is held."""
         due, find = self._due, self._by_id.get
         while due and find(due[0][1]) is not due[0][2]:
             due.popleft()
         return due[0][0] if due else None
 
-    def list_all(self) -> tuple[tuple[TransactionalId, HeldCompletion], ...]:
-        """Return every id with its completion."""
-        return tuple(self._by_id.items())
+    def view(self, entry: TxnEntry) -> TxnEntry:
+        """Return an entry as it is to be seen: complete with its last marker, recorded or not."""
+        held = self._by_id.get(entry.transactional_id)
+        return entry if held is None else held.entry
 
-    def hold(self, transactional_id: TransactionalId, held: HeldCompletion, at_ms: int) -> None:
-        """Hold a completion until a time. Order: all markers are written, and nothing of it is applied."""
+    def hold(
+        self, transactional_id: TransactionalId, held: HeldCompletion, for_ms: int = HELD_MS_MAX
+    ) -> None:
+        """Hold a completion for a time. Order: all markers are written, and nothing of it is applied."""
+        at_ms = self._timer.monotonic_ms() + for_ms
         self._by_id[transactional_id] = held
         self._due.append((at_ms, transactional_id, held))
+        self._timer.arm(at_ms)
 
     def forget(self, transactional_id: TransactionalId) -> None:
         """Drop what is held for an id, whose entry has changed."""
@@ -84,11 +114,27 @@ class HeldCompletions:
         for transactional_id in [name for name in self._by_id if is_lost(name)]:
             del self._by_id[transactional_id]
 
-    def pop_due(self, now_ms: int, count_max: int) -> Iterator[tuple[TransactionalId, HeldCompletion]]:
-        """Return the completions that have waited long enough, a few at a time; they stay until forgotten."""
-        due = self._due
-        while due and count_max and due[0][0] <= now_ms:
+    def record_due(self, now_ms: int) -> None:
+        """Record the completions that no other record followed soon, a few at a time."""
+        due, count = self._due, RECORDED_PER_TICK
+        while due and count and due[0][0] <= now_ms:
             _, transactional_id, held = due.popleft()
             if self._by_id.get(transactional_id) is held:
-                count_max -= 1
-                yield transactional_id, held
+                count -= 1
+                self._record(transactional_id, held)
+
+    def record_all(self) -> None:
+        """Record all completions now."""
+        for transactional_id, held in tuple(self._by_id.items()):
+            self._record(transactional_id, held)
+
+    def _record(self, transactional_id: TransactionalId, held: HeldCompletion) -> None:
+        def done(_: "asyncio.Future[TxnAnswer]") -> None:
+            if self._by_id.get(transactional_id) is held:  # the log did not take the record
+                self.hold(transactional_id, held, RETRY_MS)
+
+        answered = self._submit(transactional_id, replace(held.command, may_wait=False))
+        if answered.done():
+            done(answered)
+        else:
+            answered.add_done_callback(done)

@@ -29,13 +29,7 @@ from tallystick.broker.coordinator.runtime import (
 )
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
-from tallystick.broker.txn.held_completions import (
-    HELD_MS_MAX,
-    RETRY_MS,
-    HeldCompletion,
-    HeldCompletions,
-    prepend_completion,
-)
+from tallystick.broker.txn.held_completions import HeldCompletion, HeldCompletions, prepend_completion
 from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.loader import TransactionLogLoader
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
@@ -70,9 +64,6 @@ REFUSALS: Final = CoordinatorRefusals.for_topic(TRANSACTION_STATE_TOPIC)
 NO_TRANSACTION_STATE_TOPIC: Final = Reject(
     ErrorCode.COORDINATOR_NOT_AVAILABLE, "__transaction_state does not exist yet; retry"
 )
-
-# About a millisecond of work.
-COMPLETIONS_PER_TICK: Final = 32
 
 AnswerFuture = asyncio.Future[TxnAnswer]
 PendingTxnCommand = PendingCommand[TxnCommand, TxnAnswer]
@@ -126,13 +117,13 @@ class TransactionLogic:
         self.unsynced_records = UnsyncedRecords(
             self.partition_for, self._find_partition, self.runtime.fail_partition_once
         )
-        self.held_completions = HeldCompletions()
+        self.held_completions = HeldCompletions(self.runtime.timer, self.submit_markers_written)
         # Commands that arrived while the previous transaction's markers were in flight; decided again after.
         self._waiting_for_completion: dict[TransactionalId, deque[PendingTxnCommand]] = {}
 
     def begin_shutdown(self) -> None:
         """Refuse new commands and those that wait undecided."""
-        self.record_completions()
+        self.held_completions.record_all()
         self.runtime.begin_shutdown()
         self.producer_id_pool.close()
         answer_all(self.producer_id_pool.iter_waiting(), REFUSALS.stopped)
@@ -185,7 +176,9 @@ class TransactionLogic:
             return None
         if step.may_wait and isinstance(command, MarkersWritten) and self.runtime.is_open:
             answer_all(group, step.reply)
-            self._hold_completion(key, HeldCompletion(command, replace(step, may_wait=False)))
+            self.held_completions.hold(key, HeldCompletion(command, replace(step, may_wait=False)))
+            if key in self._waiting_for_completion:
+                self.runtime.decide_queued(key, self._waiting_for_completion.pop(key))
             return None
         if step.uses_spare_id and not self.producer_id_pool.take():
             for pending in group:
@@ -365,44 +358,6 @@ class TransactionLogic:
         pending = make_pending(command)
         self.runtime.submit_internal(transactional_id, pending)
         return pending.future
-
-    def _hold_completion(
-        self, transactional_id: TransactionalId, held: HeldCompletion, for_ms: int = HELD_MS_MAX
-    ) -> None:
-        """Hold a completion for the id's next record, and decide the commands that waited for its end."""
-        at_ms = self.runtime.timer.monotonic_ms() + for_ms
-        self.held_completions.hold(transactional_id, held, at_ms)
-        self.runtime.timer.arm(at_ms)
-        waiting = self._waiting_for_completion.pop(transactional_id, None)
-        if waiting is not None:
-            self.runtime.decide_queued(transactional_id, waiting)
-
-    def record_due_completions(self, now_ms: int) -> None:
-        """Record the completions that no other record followed soon."""
-        for transactional_id, held in self.held_completions.pop_due(now_ms, COMPLETIONS_PER_TICK):
-            self._record_completion(transactional_id, held)
-
-    def record_completions(self) -> None:
-        """Record all completions now."""
-        for transactional_id, held in self.held_completions.list_all():
-            self._record_completion(transactional_id, held)
-
-    def _record_completion(self, transactional_id: TransactionalId, held: HeldCompletion) -> None:
-        def done(_: AnswerFuture) -> None:
-            if self.held_completions.find(transactional_id) is held:  # the log did not take the record
-                self._hold_completion(transactional_id, held, RETRY_MS)
-
-        command = replace(held.command, may_wait=False)
-        answered = self.submit_markers_written(transactional_id, command)
-        if answered.done():
-            done(answered)
-        else:
-            answered.add_done_callback(done)
-
-    def view(self, entry: TxnEntry) -> TxnEntry:
-        """Return an entry as it is to be seen: complete with its last marker, recorded or not."""
-        held = self.held_completions.find(entry.transactional_id)
-        return entry if held is None else held.entry
 
     def is_awaiting_markers(self, transactional_id: TransactionalId, marker: ProducerIdAndEpoch) -> bool:
         """Return whether the id still waits for these markers."""
