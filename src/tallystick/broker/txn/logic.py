@@ -174,7 +174,9 @@ class TransactionLogic:
         if isinstance(step, Reject):
             self._reject_or_queue(key, group, step)
             return None
-        if step.may_wait and isinstance(command, MarkersWritten) and self.runtime.is_open:
+        # Nothing is held while entries are compared or moved to another producer id, which rests on them alone.
+        is_loaded = self.loader.loading_task is None and not self.runtime.reloader
+        if step.may_wait and isinstance(command, MarkersWritten) and is_loaded and self.runtime.is_open:
             answer_all(group, step.reply)
             self.held_completions.hold(key, HeldCompletion(command, replace(step, may_wait=False)))
             if key in self._waiting_for_completion:
