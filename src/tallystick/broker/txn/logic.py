@@ -174,7 +174,7 @@ class TransactionLogic:
         if isinstance(step, Reject):
             self._reject_or_queue(key, group, step)
             return None
-        # Nothing is held while entries are compared or moved to another producer id, which rests on them alone.
+        # Nothing is held while a start or a reload compares entries, and gives some another producer id.
         is_loaded = self.loader.loading_task is None and not self.runtime.reloader
         if step.may_wait and isinstance(command, MarkersWritten) and is_loaded and self.runtime.is_open:
             answer_all(group, step.reply)
