@@ -92,7 +92,7 @@ _BY_CAUSE: Final = MappingProxyType({1: TransitionKind.TERMINATED, 2: Transition
 _MARKER_CAUSE: Final = 3
 
 
-class ForcedEnd(Value):
+class ForcedEnd(Value, gc=False):
     """The last forced outcome that a state tells of; two that are equal are the same one."""
 
     cause: int
@@ -100,7 +100,7 @@ class ForcedEnd(Value):
     producer: ProducerIdAndEpoch
 
 
-class RecordedState(Value):
+class RecordedState(Value, gc=False):
     """A state of a transactional id, as far as its history needs it.
 
     at_ms            when it was recorded
@@ -109,6 +109,8 @@ class RecordedState(Value):
     partition_count  partitions of the transaction; 0 in states without one
     started_ms       None: nothing has begun
     client_id, host, port   of the request that led to it, where there was one and it is known
+
+    Tens of thousands are kept, and none is part of a cycle: the garbage collector need not look at them.
     """
 
     state: int
