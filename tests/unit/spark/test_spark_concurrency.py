@@ -1,8 +1,6 @@
 """Two requests at the same time: what their caller sees of failures and of its own end."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
@@ -14,9 +12,11 @@ class Request:
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.begun = asyncio.Event()
         self.ended = ""
 
     async def send(self) -> str:
+        self.begun.set()
         try:
             text = await self.answer
         except asyncio.CancelledError:
@@ -26,17 +26,18 @@ class Request:
         return text
 
 
-async def started(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    task = asyncio.ensure_future(coroutine)
-    for _ in range(5):
-        await asyncio.sleep(0)
+async def start(first: Request, second: Request) -> asyncio.Task[tuple[str, str]]:
+    """Return the task that runs both, when both are under way."""
+    task = asyncio.create_task(run_both(first.send(), second.send()))
+    await first.begun.wait()
+    await second.begun.wait()
     return task
 
 
 def test_both_are_under_way_at_once_and_both_answers_are_returned() -> None:
     async def run() -> None:
         first, second = Request(), Request()
-        task = await started(run_both(first.send(), second.send()))
+        task = await start(first, second)
         second.answer.set_result("b")
         first.answer.set_result("a")
         assert await task == ("a", "b")
@@ -48,7 +49,7 @@ def test_both_are_under_way_at_once_and_both_answers_are_returned() -> None:
 def test_when_one_fails_the_other_has_ended_too(failing: int) -> None:
     async def run() -> None:
         both = Request(), Request()
-        task = await started(run_both(both[0].send(), both[1].send()))
+        task = await start(*both)
         both[failing].answer.set_exception(ValueError("refused"))
         with pytest.raises(ValueError, match="refused"):
             await task
@@ -60,7 +61,7 @@ def test_when_one_fails_the_other_has_ended_too(failing: int) -> None:
 def test_a_caller_that_is_cancelled_leaves_nothing_under_way() -> None:
     async def run() -> None:
         both = Request(), Request()
-        task = await started(run_both(both[0].send(), both[1].send()))
+        task = await start(*both)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
