@@ -234,7 +234,9 @@ def _find_store_half(
         is_visible=description is not None or name in snapshot.transactions.unknown_ids,
         cluster_id=snapshot.cluster.cluster_id,
     )
-    candidates = sorted(rows, key=lambda each: each[1].state.identity != half.open_transaction)
+    # A settled row whose id was not described expects nothing: only what it is expected to be can be missed.
+    known = [each for each in rows if half.is_visible or each[1].pending]
+    candidates = sorted(known, key=lambda each: each[1].state.identity != half.open_transaction)
     if not candidates:
         return None
     store, row = candidates[0]

@@ -66,6 +66,13 @@ def test_what_is_finished_on_both_sides_is_not_shown() -> None:
     assert join_views(make_snapshot(done, stores=[make_store(make_row(state=WRITER))]), LIMITS) == ()
 
 
+def test_a_settled_row_whose_id_was_not_described_is_not_shown() -> None:
+    settled = make_store(make_row(state=WRITER, settled=True))
+    assert join_views(make_snapshot(stores=[settled]), LIMITS) == ()
+    unsettled = make_store(make_row(state=WRITER))
+    assert join(make_snapshot(stores=[unsettled])).health is Health.UNKNOWN
+
+
 def test_halves_that_differ_are_shown_although_nothing_is_open() -> None:
     aborted = describe(state="CompleteAbort", writer=pair(5, 4), partitions=())
     snapshot = make_snapshot(aborted, stores=[make_store(make_row(state=WRITER))])

@@ -1,0 +1,315 @@
+"""A drill: what goes wrong is injected, the page names it and a command, the command is run, and all is well."""
+
+import asyncio
+import itertools
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import create_engine
+from tests.support.dual_write_lives import Lives, Strike
+from tests.support.dual_write_stores import Place, create, opened
+from tests.support.hanging import hang
+
+from tallystick import Consumer, Producer
+from tallystick import TopicPartition as PublicTopicPartition
+from tallystick.admin.client import Admin
+from tallystick.admin.topics import NewTopic
+from tallystick.cli.main import main
+from tallystick.console.collect.collector import Collector
+from tallystick.console.collect.config import CollectorConfig, Paces
+from tallystick.console.collect.pacing import Pace
+from tallystick.console.feed import StateFeed
+from tallystick.console.health import Limits
+from tallystick.console.state import ConsoleState
+from tallystick.console.web.app import create_app
+from tallystick.dualwrite import DualWriter
+from tallystick.kernel.ids import TopicPartition
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+SECONDS_MAX = 120
+FAST = Pace(interval_ms=100)
+PACES = Paces(
+    cluster=FAST, transactions=FAST, named_ids=FAST, topics=FAST, stores=FAST, decisions=FAST, groups=FAST
+)
+_serial = itertools.count(1)
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    settings = {"flush.policy": "os", "transaction.partition.verification.enable": "false"}
+    with EmbeddedBroker(config=settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    with Lives() as running:
+        yield running
+
+
+class Drill:
+    """A topic, an SQLite store, and the console that watches them, with limits that are short."""
+
+    def __init__(self, broker: EmbeddedBroker, lives: Lives, folder: Path) -> None:
+        self.broker, self.lives, self.folder = broker, lives, folder
+        self.name = f"drill-{next(_serial)}"
+        self.place = Place("sqlite", f"sqlite:///{folder / 'paid.db'}")
+        create(self.place)
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.create_topics([NewTopic(name=self.name, partitions=1)])
+
+    @property
+    def config(self) -> Json:
+        return {"bootstrap.servers": self.broker.bootstrap_servers, "transactional.id": self.name}
+
+    def live(self, strike: Strike | None = None) -> None:
+        """Run a writer's process; it is killed at `strike`."""
+        self.lives.live(self.place, {**self.config, "topic": self.name}, pay=next(_serial), strike=strike)
+
+    def show(
+        self,
+        path: str,
+        until: Callable[[Json], bool],
+        *,
+        stores: Sequence[str] | None = None,
+        limits: Limits | None = None,
+    ) -> Json:
+        """Return a page's JSON as soon as it is as expected."""
+        config = CollectorConfig.check(
+            {"bootstrap.servers": self.broker.bootstrap_servers},
+            [self.place.where] if stores is None else stores,
+            paces=PACES,
+            hanging_limit_ms=0,
+        )
+        return asyncio.run(_show(config, limits or Limits(grace_ms=0, limit_ms=0), path, until))
+
+    def find_row(self, health: str, key: str | None = None, **options: Any) -> Json:
+        """Return the row of a transaction as soon as it has this health."""
+
+        def is_there(page: Json) -> bool:
+            return any(_is(row, health, key or self.name) for row in page["rows"])
+
+        page = self.show("/transactions", is_there, **options)
+        return next(row for row in page["rows"] if _is(row, health, key or self.name))
+
+    def expect_green(self, **options: Any) -> None:
+        """Wait until nothing of this drill is shown."""
+        self.show(
+            "/transactions", lambda page: not any(self.name in str(row) for row in page["rows"]), **options
+        )
+
+
+def _is(row: Json, health: str, key: str) -> bool:
+    return row["health"] == health and row["key"] == key
+
+
+async def _show(config: CollectorConfig, limits: Limits, path: str, until: Callable[[Json], bool]) -> Json:
+    feed = StateFeed(ConsoleState(limits=limits))
+    transport = httpx.ASGITransport(app=create_app(feed))
+    async with (
+        asyncio.timeout(SECONDS_MAX),
+        Collector(config) as collector,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        async for snapshot in collector.follow():
+            feed.publish(snapshot)
+            page: Json = json.loads((await client.get(path, params={"format": "json"})).text)
+            if until(page):
+                return page
+    raise AssertionError("the collector ended")
+
+
+def run(command: str, *more: str) -> int:
+    """Run a command as the page shows it."""
+    name, *words = shlex.split(command)
+    assert name == "tallystick"
+    return main([*words, *more])
+
+
+@pytest.fixture
+def drill(broker: EmbeddedBroker, lives: Lives, tmp_path: Path) -> Drill:
+    return Drill(broker, lives, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("strike", "stage", "verdict"),
+    [
+        (Strike("record", after=True), "open", "abort"),
+        (Strike("commit database", after=True), "decided", "commit"),
+    ],
+    ids=["before the decision", "after the decision"],
+)
+def test_a_writer_that_is_dead(drill: Drill, strike: Strike, stage: str, verdict: str) -> None:
+    drill.live()
+    drill.live(strike)
+    row = drill.find_row("recover")
+    assert (row["stage"], row["verdict"], row["store"]) == (stage, verdict, drill.place.where)
+    assert row["held_back_count"] > 0
+    assert run(row["command"], "--yes") == 0
+    drill.expect_green()
+
+
+def test_a_database_that_is_away(drill: Drill) -> None:
+    lost = drill.folder / "elsewhere.db"
+    (drill.folder / "paid.db").rename(lost)
+    page = drill.show("/", lambda page: page["health"] == "unknown" and page["problems"] != [])
+    assert "paid.db" in page["problems"][0]["reason"]
+    assert not page["stores"][0]["is_reachable"]
+    lost.rename(drill.folder / "paid.db")
+    assert drill.show("/", lambda page: page["stores"][0]["is_reachable"])["info"]["failures"] == []
+
+
+def test_a_hanging_transaction_by_a_raw_request(drill: Drill) -> None:
+    producer_id = 990_000 + next(_serial)
+    hang(drill.broker.bootstrap_servers, TopicPartition(drill.name, 0), producer_id)
+    key = f"producer:{producer_id}:0"
+    row = drill.find_row("hanging", key)
+    assert "nothing will end it" in row["reason"].lower()
+    topic = drill.show(f"/topics/{drill.name}", lambda page: page["partitions"][0]["holder"] == key)
+    assert topic["partitions"][0]["held_back_count"] == 1
+    assert run(row["command"], "--yes") == 0
+    drill.show("/transactions", lambda page: key not in str(page["rows"]))
+
+
+def prepare(drill: Drill, value: bytes = b"v") -> tuple[Producer, str]:
+    """Prepare a transaction that no database knows; return its producer and its state."""
+    producer = Producer({**drill.config, "transaction.two.phase.commit.enable": True})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.send(drill.name, value)
+    return producer, str(producer.prepare_transaction())
+
+
+def test_an_orphan_is_completed_by_its_state(drill: Drill) -> None:
+    producer, state = prepare(drill)
+    row = drill.find_row("orphan")
+    assert row["command"].endswith(" STATE")
+    assert run(row["command"].replace("STATE", state), "--yes") == 0
+    drill.expect_green()
+    producer.close()
+
+
+def test_an_orphan_is_none_where_its_store_is_read(drill: Drill) -> None:
+    drill.live()
+    drill.live(Strike("record", after=True))
+    drill.find_row("orphan", stores=())
+    drill.find_row("recover")
+    drill.live()
+    drill.expect_green()
+
+
+def test_a_zombie_needs_nothing(drill: Drill) -> None:
+    """A second writer has fenced the first: what that had open is aborted, and it cannot go on."""
+    zombie, _ = prepare(drill)
+    with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
+        writer.recover()
+    drill.expect_green()
+    zombie.close()
+
+
+def test_halves_that_differ(drill: Drill, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cluster was made to abort what the database had committed, behind its writer's back."""
+    drill.live()
+    drill.live(Strike("commit database", after=True))
+    with Admin({"bootstrap.servers": drill.broker.bootstrap_servers}) as admin:
+        admin.force_terminate_transaction(drill.name, force=True)
+    row = drill.find_row("broken")
+    assert row["verdict"] == "tear"
+    assert run(row["command"]) == 3
+    assert "TEAR" in capsys.readouterr().out
+    with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
+        writer.recover(accept_torn=True)
+    drill.expect_green()
+
+
+def test_a_database_that_lost_a_commit(drill: Drill) -> None:
+    drill.live()
+    backup = drill.folder / "backup.db"
+    shutil.copy(drill.folder / "paid.db", backup)
+    drill.live()
+    shutil.copy(backup, drill.folder / "paid.db")
+    row = drill.find_row("broken")
+    assert row["verdict"] == "lack"
+    with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
+        writer.recover(accept_torn=True)
+    drill.expect_green()
+
+
+def test_a_group_that_waits_behind_an_open_transaction(drill: Drill) -> None:
+    producer, state = prepare(drill)
+    group = f"{drill.name}-readers"
+    with Consumer({"bootstrap.servers": drill.broker.bootstrap_servers, "group.id": group}) as consumer:
+        at = PublicTopicPartition(drill.name, 0)
+        consumer.assign([at])
+        consumer.commit({at: 0})
+    page = drill.show(
+        "/groups",
+        lambda page: any(row["group_id"] == group and row["held_back_count"] for row in page["groups"]),
+    )
+    row = next(row for row in page["groups"] if row["group_id"] == group)
+    assert (row["data_lag"], row["held_back_count"]) == (0, 1)
+    topic = drill.show(f"/topics/{drill.name}", lambda page: page["partitions"][0]["holder"] == drill.name)
+    assert topic["partitions"][0]["holder_health"] == "orphan"
+    command = drill.find_row("orphan")["command"]
+    assert run(command.replace("STATE", state), "--yes") == 0
+    drill.show(
+        "/groups",
+        lambda page: any(row["group_id"] == group and row["data_lag"] == 1 for row in page["groups"]),
+    )
+    producer.close()
+
+
+def test_a_live_writer_is_never_called_anything_but_well(drill: Drill) -> None:
+    """[CON-1] While payments go on no reading of the views looks broken, whatever is in flight."""
+    seen: set[str] = set()
+    count = 0
+
+    def look(page: Json) -> bool:
+        nonlocal count
+        seen.update(row["health"] for row in page["rows"] if row["key"] == drill.name)
+        count += 1
+        return count >= 40
+
+    with opened(drill.place) as store, DualWriter(store, drill.config) as writer:
+        writer.recover()
+        stop = False
+
+        def pay() -> None:
+            while not stop:
+                with writer.transaction() as txn:
+                    txn.send(drill.name, b"v")
+
+        async def watch() -> None:
+            nonlocal stop
+            paying = asyncio.create_task(asyncio.to_thread(pay))
+            try:
+                config = CollectorConfig.check(
+                    {"bootstrap.servers": drill.broker.bootstrap_servers},
+                    [drill.place.where],
+                    paces=PACES,
+                    publish_ms=20,
+                )
+                await _show(config, Limits(), "/transactions", look)
+            finally:
+                stop = True
+                await paying
+
+        asyncio.run(watch())
+    assert seen <= {"ok", "looking again"}
+    create_engine(drill.place.url).dispose()
+
+
+def test_every_drill_has_a_broker_of_its_kind(broker: EmbeddedBroker) -> None:
+    """A guard: without verification, as hanging transactions need."""
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        assert isinstance(admin.describe_features(), Mapping)
