@@ -1,4 +1,4 @@
-"""A drill: what goes wrong is injected, the page names it and a command, the command is run, and all is well."""
+"""A drill: something goes wrong, the page names it and a command, the command is run, and all is well."""
 
 import asyncio
 import itertools

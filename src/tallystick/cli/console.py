@@ -26,45 +26,42 @@ from tallystick.spark.options.option_table import DECISIONS_TOPIC
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
+Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to serve the pages; port 0: any.")]
+Stores = Annotated[
+    list[str] | None, typer.Option("--store", metavar="URL", help="A database that decides. Repeatable.")
+]
+Decisions = Annotated[
+    list[str] | None, typer.Option(metavar="TOPIC", help="A topic with decisions of Spark. Repeatable.")
+]
+Grace = Annotated[int, typer.Option(min=0, help="Seconds that a decided transaction may stay open.")]
+Limit = Annotated[int, typer.Option(min=1, help="Seconds that a transaction should take at most.")]
+TokenFile = Annotated[Path | None, typer.Option(help="A file with the bearer token that requests need.")]
+User = Annotated[str, typer.Option(help="The user that requests need.")]
+PasswordFile = Annotated[Path | None, typer.Option(help="A file with that user's password.")]
+Certificate = Annotated[Path | None, typer.Option(help="PEM file of the certificate: serve https.")]
+Key = Annotated[Path | None, typer.Option(help="PEM file of its key, if it is not in the same file.")]
+HostNames = Annotated[
+    list[str] | None,
+    typer.Option("--host-name", help="A further name that requests may come under. Repeatable."),
+]
+
+
 @app.command()
 def console(
     *,
     bootstrap_server: Annotated[str | None, BOOTSTRAP_OPTION] = None,
     command_config: Annotated[Path | None, COMMAND_CONFIG_OPTION] = None,
-    listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to serve the pages; port 0: any.")
-    ] = "127.0.0.1:8080",
-    store: Annotated[
-        list[str] | None,
-        typer.Option("--store", metavar="URL", help="A database that decides. Repeatable."),
-    ] = None,
-    decisions: Annotated[
-        list[str] | None,
-        typer.Option("--decisions", metavar="TOPIC", help="A topic with decisions of Spark. Repeatable."),
-    ] = None,
-    grace_s: Annotated[
-        int, typer.Option("--grace-s", min=0, help="Seconds that a decided transaction may stay open.")
-    ] = 60,
-    limit_s: Annotated[
-        int, typer.Option("--limit-s", min=1, help="Seconds that a transaction should take at most.")
-    ] = 900,
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", help="A file with the bearer token that requests need.")
-    ] = None,
-    user: Annotated[str, typer.Option("--user", help="The user that requests need.")] = "",
-    password_file: Annotated[
-        Path | None, typer.Option("--password-file", help="A file with that user's password.")
-    ] = None,
-    certificate: Annotated[
-        Path | None, typer.Option("--certificate", help="PEM file of the certificate: serve https.")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option("--key", help="PEM file of its key, if it is not in the same file.")
-    ] = None,
-    host_name: Annotated[
-        list[str] | None,
-        typer.Option("--host-name", help="A further name that requests may come under. Repeatable."),
-    ] = None,
+    listen: Listen = "127.0.0.1:8080",
+    store: Stores = None,
+    decisions: Decisions = None,
+    grace_s: Grace = 60,
+    limit_s: Limit = 900,
+    token_file: TokenFile = None,
+    user: User = "",
+    password_file: PasswordFile = None,
+    certificate: Certificate = None,
+    key: Key = None,
+    host_name: HostNames = None,
 ) -> None:
     """Show both halves of every transaction in a browser; see docs/console.md. Changes nothing."""
     client = select_role_settings("admin", build_config(bootstrap_server, command_config))

@@ -9,7 +9,7 @@
     terminal/       the same view models in a terminal: `tallystick top`
 
 It works with any Kafka cluster and imports no broker. Verdicts come from `admin.hanging`,
-`dualwrite.recovery` and `spark.protocol`; nothing here decides a second time. docs/adr/0059.
+`dualwrite.recovery` and `spark.protocol`; nothing here decides a second time. docs/adr/0058.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """The newest state, for everything that shows it: pages, streams, scrapes and the terminal.
 
-There is one feed in a process. Whoever follows it is woken for a new state and reads the newest one: a slow
+There is one feed in a process. A follower is woken for a new state and reads the newest one: a slow
 follower skips states, and can hold up neither the collector nor another follower.
 """
 

@@ -9,10 +9,10 @@ sent again then.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from tallystick.broker.txn.machine.commands import EntryStored, MarkersWritten, TxnAnswer, TxnStep
+from tallystick.broker.txn.machine.commands import EntryStored, MarkersWritten, TxnAnswer, TxnRecord, TxnStep
 from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.ids import TransactionalId
@@ -49,6 +49,10 @@ class HeldCompletion(Value):
         if not isinstance(record, EntryStored):
             raise InvariantBroken("a completion stores an entry")
         return record.entry
+
+    def list_later_records(self, step: TxnStep) -> Sequence[TxnRecord]:
+        """Return the records of the id's next step without that of the completion, where it has that one."""
+        return [each for each in step.records if each is not self.step.records[-1]]
 
 
 def prepend_completion(completion: TxnStep, step: TxnStep) -> TxnStep:

@@ -303,7 +303,11 @@ class TransactionLogic:
             for event in step.events:
                 entry = apply_event(entry, event)
             self.entries.put(transactional_id, entry)
-            self._note_history(transactional_id, group[0].requester, step)
+            held = self.held_completions.find(transactional_id)
+            if held is not None:
+                self.history.note(held.entry, None)
+            records = step.records if held is None else held.list_later_records(step)
+            self.history.note_applied(records, group[0].requester, self.runtime.timer.now_ms)
             self.held_completions.forget(transactional_id)
             if entry is None:
                 self.unsynced_records.forget(transactional_id)
@@ -320,17 +324,6 @@ class TransactionLogic:
             )
         elif step.records and transactional_id in self._waiting_for_completion:
             self.runtime.decide_queued(transactional_id, self._waiting_for_completion.pop(transactional_id))
-
-    def _note_history(
-        self, transactional_id: TransactionalId, requester: Requester | None, step: TxnStep
-    ) -> None:
-        """Note the states of a step that was applied, after the completion that it records or replaces."""
-        held = self.held_completions.find(transactional_id)
-        records = step.records
-        if held is not None:
-            self.history.note(held.entry, None)
-            records = tuple(each for each in records if each is not held.step.records[-1])
-        self.history.note_applied(records, requester, self.runtime.timer.now_ms)
 
     async def _replace_producer_id(self, transactional_id: TransactionalId) -> Reject | None:
         """Give the id's client another producer id, at the end of loading."""

@@ -146,15 +146,6 @@ class Producer:
         await self._engine.wait_for_space(topic, deadline)
         return deadline
 
-    async def connect(self, topic: str) -> None:
-        """Learn a topic's partitions and connect to their leaders, so that its first record does not wait.
-
-        Raises: as a `send` of the first record; sending may still succeed later.
-        """
-        await self._engine.connect(
-            topic, self._cluster.start_deadline("max.block.ms", self.config.max_block_ms)
-        )
-
     async def flush(self, timeout_s: float | None = None) -> None:
         """Send everything now, and wait until every record has its outcome."""
         if timeout_s is None:
@@ -352,3 +343,12 @@ def _to_list(column: Column) -> Sequence[bytes | None]:
 
 def _closed_error() -> Closed:
     return Closed("the producer is closed")
+
+
+async def connect(producer: Producer, topic: str) -> None:
+    """Learn a topic's partitions and connect to their leaders, so that its first record does not wait.
+
+    Raises: as a `send` of the first record; sending may still succeed later.
+    """
+    deadline = producer._cluster.start_deadline("max.block.ms", producer.config.max_block_ms)
+    await producer._engine.connect(topic, deadline)

@@ -400,7 +400,7 @@ def connect(producer: Producer, topic: str) -> None:
 
     Raises: as a `send` of the first record; sending may still succeed later.
     """
-    producer._run(producer._async_producer.connect(topic), producer._block_timeout_s, "connect")
+    producer._thread.run(aio.connect(producer._async_producer, topic), producer._block_timeout_s, "connect")
 
 
 def _refuse_after_fork(*_: object, **__: object) -> NoReturn:

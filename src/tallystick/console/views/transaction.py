@@ -16,7 +16,7 @@ from tallystick.dualwrite.model import to_columns
 from tallystick.kernel.value import Value
 
 
-class PartitionView(Value, kw_only=True):
+class TransactionPartition(Value, kw_only=True):
     """What the leader of one partition says.
 
     start_offset     first record of the transaction there; None if the leader knows nothing of it
@@ -92,7 +92,7 @@ class TransactionPage(Value, kw_only=True):
     row: TransactionRow | None
     timeline: Timeline | None
     coordinator: CoordinatorView | None
-    partitions: tuple[PartitionView, ...]
+    partitions: tuple[TransactionPartition, ...]
     database: DatabaseView | None
     decision: DecisionView | None
     commands: tuple[CommandLine, ...]
@@ -173,9 +173,11 @@ def _view_coordinator(description: TransactionDescription) -> CoordinatorView:
     )
 
 
-def _view_partition(name: str, case: HangingCase | None, offsets: PartitionOffsets | None) -> PartitionView:
+def _view_partition(
+    name: str, case: HangingCase | None, offsets: PartitionOffsets | None
+) -> TransactionPartition:
     transaction = None if case is None else case.transaction
-    return PartitionView(
+    return TransactionPartition(
         partition=name,
         start_offset=None if transaction is None else transaction.start_offset,
         producer=None if transaction is None else format_identity(transaction.writer),

@@ -4,7 +4,7 @@
     pages       the table of pages: URL, template, view model
     guard       who may ask: host names, credentials, and the headers of every answer
     templates/  Jinja2; they place what a view model holds, and decide nothing
-    static/     the style sheet, and vendored scripts with their licences (docs/adr/0059)
+    static/     the style sheet, and vendored scripts with their licences (docs/adr/0058)
 
 Needs the extra `console`.
 """

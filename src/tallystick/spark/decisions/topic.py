@@ -209,7 +209,7 @@ class DecisionTopic:
     # ---------------------------------------------------------------------------- writing
 
     def recall(self, nonce: str) -> Decision | None:
-        return self._fold.recall(nonce)
+        return self._reader.fold.recall(nonce)
 
     async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
         value = encode_decision(decision)
