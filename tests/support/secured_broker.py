@@ -18,7 +18,7 @@ from tests.support.secure_kafka import (
     to_pkcs8,
 )
 from tests.support.secure_wire import SecureConnection
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.testing import EmbeddedBroker
@@ -106,7 +106,7 @@ def run_secured_broker(folder: Path) -> Iterator[SecuredBroker]:
         to_pkcs8(folder / f"{name}.pem")
     for user in USERS:
         (folder / f"{user}.jwt").write_text(provider.sign(life_s=7_200, sub=user))
-    made = SecuredBroker(folder, free_port(), free_port())
+    made = SecuredBroker(folder, find_free_port(), find_free_port())
     ports = {"SASL_SSL": made.sasl_port, "SSL": made.mutual_port}
     config = {
         "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),

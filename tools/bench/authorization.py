@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tools.bench.commits import TOPIC, frame
+from tools.bench.commits import TOPIC, make_frame
 
 from tallystick.broker.authorizer.acl_index import AclIndex, AclSettings
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
@@ -69,7 +69,7 @@ def make_request() -> memoryview:
     request = ProduceRequest(
         acks=-1, timeout_ms=30_000, topic_data=(TopicProduceData(name=TOPIC, partition_data=(data,)),)
     )
-    return memoryview(frame(request, PRODUCE_VERSION))
+    return memoryview(make_frame(request, PRODUCE_VERSION))
 
 
 async def produce(dispatcher: RequestDispatcher, peer: Peer, requests: int) -> float:
@@ -80,13 +80,13 @@ async def produce(dispatcher: RequestDispatcher, peer: Peer, requests: int) -> f
         answer = dispatcher.dispatch(request, peer)
         if not isinstance(answer, list):
             answer = await asyncio.ensure_future(answer)
-    spent = time.process_time() - began
+    cpu_s = time.process_time() - began
     # Behind the size, the correlation id and the tags of the header.
     response = decode(ProduceResponse, b"".join(answer or [])[9:], PRODUCE_VERSION)
     code = response.responses[0].partition_responses[0].error_code
     if code:
         raise RuntimeError(f"the last request was answered with error {code}")
-    return spent / requests * 1e6
+    return cpu_s / requests * 1e6
 
 
 async def measure() -> tuple[float, float]:
@@ -102,15 +102,15 @@ async def measure() -> tuple[float, float]:
             peer = Peer("10.0.0.1", 0, 1, principal=Principal("alice"))
             authorizers: tuple[Authorizer, ...] = (ALLOW_ALL, make_authorizer())
             await produce(dispatcher, peer, 2_000)
-            taken: tuple[list[float], ...] = ([], [])
+            costs_us: tuple[list[float], ...] = ([], [])
             for number in range(2 * ROUNDS):
                 # Which is first changes, so that a drift of the clock falls on both.
                 which = (number + number // 2) % 2
                 broker.authorizer = authorizers[which]
-                taken[which].append(await produce(dispatcher, peer, REQUESTS))
+                costs_us[which].append(await produce(dispatcher, peer, REQUESTS))
         finally:
             await broker.stop()
-    return statistics.median(taken[0]), statistics.median(taken[1])
+    return statistics.median(costs_us[0]), statistics.median(costs_us[1])
 
 
 def measure_cost() -> float:

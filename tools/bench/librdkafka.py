@@ -71,10 +71,10 @@ class LoadFailed(Exception):
 
 def _open() -> ctypes.CDLL:
     files = importlib.metadata.files("confluent-kafka") or []
-    shared = [Path(str(f.locate())) for f in files if "librdkafka" in f.name and ".so" in f.name]
-    if not shared:
+    libraries = [Path(str(f.locate())) for f in files if "librdkafka" in f.name and ".so" in f.name]
+    if not libraries:
         raise LoadFailed("the confluent-kafka installed here carries no librdkafka of its own")
-    library = ctypes.CDLL(str(shared[0]))
+    library = ctypes.CDLL(str(libraries[0]))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -86,7 +86,7 @@ LIB: Final = _open()
 NO_OP: Final = ctypes.cast(LIB.rd_kafka_version, c_void_p)
 
 
-def version() -> str:
+def read_version() -> str:
     """Return librdkafka's version."""
     return str(LIB.rd_kafka_version_str().decode())
 

@@ -65,6 +65,6 @@ MEMORY_MESSAGES: Final = 3_000_000
 STARTS: Final = 7
 
 
-def shuffled(items: Sequence[T]) -> list[T]:
+def shuffle(items: Sequence[T]) -> list[T]:
     """Return the items in random order, so that the same one does not always come first."""
     return random.sample(items, len(items))
