@@ -10,7 +10,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tallystick.spark.runtime.user_cache import user_cache_dir
+from tallystick.spark.runtime.user_cache import find_user_cache_dir
 from tallystick.spark.worker_python import worker_python
 
 SHOW = "import os, sys; print(os.environ['PYTHONPATH'], os.environ['a.b'], sys.argv[1:], sys.prefix)"
@@ -60,9 +60,9 @@ def test_a_cache_that_is_of_no_use_is_no_reason_to_stop(
     monkeypatch.setattr("tallystick.spark.runtime.user_cache.os.access", lambda file, mode: False)
     assert worker_python(tmp_path) == sys.executable
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert user_cache_dir().is_absolute()
+    assert find_user_cache_dir().is_absolute()
     monkeypatch.setattr(Path, "home", no_home)
-    assert user_cache_dir() == Path("/nonexistent/.cache/tallystick")
+    assert find_user_cache_dir() == Path("/nonexistent/.cache/tallystick")
 
 
 def no_home() -> Path:

@@ -66,10 +66,10 @@ class TimedParticipants(ClusterParticipants):
             return await super().owns_prefix(owner)
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
         with time_part("complete"):
-            return await super().end(participants, transaction_version, wish)
+            return await super().end(participants, transaction_version, txn_decision)
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
         with time_part("describe"):
@@ -115,7 +115,7 @@ class TimedStation(SinkContext):
         )
 
     def create_producer(self, name: WorkerTransactionalId) -> Producer:
-        return TimedProducer(self.options.producer_settings_for(str(name)))
+        return TimedProducer(self.options.list_producer_settings(str(name)))
 
     def begin(
         self,

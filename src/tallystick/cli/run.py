@@ -32,7 +32,7 @@ from tallystick.pipeline.explanation import Section, explain
 from tallystick.pipeline.failures import describe_failure
 from tallystick.pipeline.mode_probe import probe_mode
 from tallystick.pipeline.progress import Progress
-from tallystick.spark.checkpoint import local_folder_of
+from tallystick.spark.checkpoint import find_local_folder
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _report_failure(running: "Running", log: Path) -> bool:
 
 
 def _choose_log_file(definition: Definition) -> Path:
-    folder = local_folder_of(definition.checkpoint) or Path(tempfile.gettempdir())
+    folder = find_local_folder(definition.checkpoint) or Path(tempfile.gettempdir())
     return folder / _LOG_NAME
 
 

@@ -33,7 +33,7 @@ from tallystick.pipeline.output_query import StartOptions, open_sink_context, re
 from tallystick.pipeline.progress import Progress, parse_progress
 from tallystick.pipeline.status import DecisionWatch
 from tallystick.pipeline.views import declare_views
-from tallystick.spark.checkpoint import local_folder_of, read_decision_location
+from tallystick.spark.checkpoint import find_local_folder, read_decision_location
 from tallystick.spark.data_source import register
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
@@ -212,7 +212,7 @@ def check_checkpoints(definition: Definition) -> None:
         # Notes of earlier versions lack the place of the decisions.
         if noted not in (None, prefix, definition.prefix_of(output)):
             problems.append(
-                f"checkpoint: {local_folder_of(checkpoint)} belongs to {noted!r}, and this pipeline is "
+                f"checkpoint: {find_local_folder(checkpoint)} belongs to {noted!r}, and this pipeline is "
                 f"{prefix!r}: rows that were decided there would be written again here. Nothing was read. "
                 "Use the old name, or another checkpoint; to continue under the new name, add "
                 "--on-new-prefix adopt"
@@ -225,7 +225,7 @@ def _read_prefix(checkpoint: str) -> str | None:
     home = read_decision_location(checkpoint)
     if home is not None:
         return home.prefix
-    folder = local_folder_of(checkpoint)
+    folder = find_local_folder(checkpoint)
     owner = None if folder is None else folder / _PREFIX_FILE
     return None if owner is None or not owner.exists() else owner.read_text().strip()
 

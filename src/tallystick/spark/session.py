@@ -8,7 +8,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from tallystick.spark.class_archive import class_archive_path, jvm_options_for
+from tallystick.spark.class_archive import find_class_archive, list_jvm_options
 from tallystick.spark.data_source import register
 from tallystick.spark.runtime.java import find_java_home
 from tallystick.spark.worker_python import worker_python
@@ -48,17 +48,17 @@ def spark_session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    archive_options = jvm_options_for(class_archive_path()) if is_local else ""
+    archive_options = list_jvm_options(find_class_archive()) if is_local else ""
     java_options = dict.fromkeys(_JAVA_OPTIONS, archive_options) if archive_options else {}
-    ours = {**_default_settings(Path(work_dir).absolute()), **java_options}
-    for key, value in {**ours, **(settings or {})}.items():
+    own_settings = {**_list_default_settings(Path(work_dir).absolute()), **java_options}
+    for key, value in {**own_settings, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
     return spark
 
 
-def _default_settings(work_dir: Path) -> dict[str, str]:
+def _list_default_settings(work_dir: Path) -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tallystick.spark.runtime.user_cache import user_cache_dir, write_script_once
+from tallystick.spark.runtime.user_cache import find_user_cache_dir, write_script_once
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -55,7 +55,7 @@ def worker_python(cache: Path | None = None) -> str:
         return sys.executable
     # Each Python has its own script, since Spark's workers outlive the process that started them.
     name = hashlib.sha256(sys.executable.encode()).hexdigest()[:16]
-    file = (cache or user_cache_dir() / "python") / f"python-{name}"
+    file = (cache or find_user_cache_dir() / "python") / f"python-{name}"
     try:
         write_script_once(file, _SCRIPT.format(python=sys.executable))
     except OSError as exc:

@@ -15,7 +15,7 @@ from tallystick.spark.options.source_options import (
     Matching,
     SourceOptions,
     Subscribed,
-    kafka_client_settings,
+    build_client_settings,
     parse_source_options,
 )
 
@@ -199,7 +199,7 @@ def test_the_settings_of_a_client() -> None:
         "Kafka.Client.Id": "me",
         "kafka.enable.auto.commit": "true",
     }
-    assert kafka_client_settings(given) == {"bootstrap.servers": "localhost:9092", "client.id": "me"}
+    assert build_client_settings(given) == {"bootstrap.servers": "localhost:9092", "client.id": "me"}
 
 
 def test_options_without_a_cluster_or_topics() -> None:

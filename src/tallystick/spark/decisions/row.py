@@ -193,11 +193,11 @@ class DecisionRow:
         moves: StagedMoves,
         in_time: Callable[[], bool],
     ) -> None:
-        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(owner))
+        own_row = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(owner))
         transaction = self._store.begin()
         try:
             # The update comes first, because it takes the lock that a claim waits for.
-            result = transaction.connection.execute(update(_TABLE).where(*mine).values(values))
+            result = transaction.connection.execute(update(_TABLE).where(*own_row).values(values))
             if cast(CursorResult[Any], result).rowcount != 1:
                 raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {owner}'s")
             for each, rows in zip(self._staging_tables, moves.rows, strict=True):
@@ -225,9 +225,9 @@ class DecisionRow:
             ) from exc
 
     def mark_done(self, nonce: str) -> None:
-        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.nonce == nonce)
+        own_row = (_TABLE.c.prefix == self.prefix, _TABLE.c.nonce == nonce)
         with self._engine.begin() as connection:
-            connection.execute(update(_TABLE).where(*mine).values(done=1))
+            connection.execute(update(_TABLE).where(*own_row).values(done=1))
 
     def create_table(self) -> None:
         """Create the table once, if it is missing. Raises: BadStore for a table of another version."""
@@ -384,14 +384,14 @@ class DatabaseParticipants:
         return await self._cluster.describe(transactional_ids)
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
-        return await self._cluster.end(participants, transaction_version, wish)
+        return await self._cluster.end(participants, transaction_version, txn_decision)
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
-        return await self._cluster.recover(participants, transaction_version, wish)
+        return await self._cluster.recover(participants, transaction_version, txn_decision)
 
     async def list_open_ids(self) -> Collection[str]:
         return await self._cluster.list_open_ids()

@@ -127,25 +127,27 @@ class SinkCoordinator:
         Raises: SinkErrors, PrefixTaken, InDoubt, or the client's errors. The caller may call `abort` after
             any of them.
         """
-        ballot = _raise_if_error(summarize_votes(votes))
+        vote_summary = _raise_if_error(summarize_votes(votes))
         last_decision = (await self._decisions.read()).decision
-        if ballot.is_skipped:
-            if (refusal := refuse_changed_replay(last_decision, ballot)) is not None:
+        if vote_summary.is_skipped:
+            if (refusal := refuse_changed_replay(last_decision, vote_summary)) is not None:
                 raise refusal
             return None
         decision = _raise_if_error(
-            build_decision(self.prefix, last_decision, ballot, self._clock.now_ms(), offsets)
+            build_decision(self.prefix, last_decision, vote_summary, self._clock.now_ms(), offsets)
         )
         descriptions = await self._participants.describe(
-            each.transactional_id for each in ballot.participants
+            each.transactional_id for each in vote_summary.participants
         )
-        refusal = find_expired_votes(ballot.participants, descriptions, self._clock.now_ms(), ballot.began_ms)
+        refusal = find_expired_votes(
+            vote_summary.participants, descriptions, self._clock.now_ms(), vote_summary.began_ms
+        )
         if refusal is not None:
             raise refusal
-        await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
+        await self._decisions.append(decision, vote_summary.coordinator, vote_summary.transaction_version)
         # Decided. From here on the transactions are only ever committed [SPK-21].
         await self._complete(decision, decision.participants)
-        await self._abort_stray_attempts(ballot)
+        await self._abort_stray_attempts(vote_summary)
         return decision
 
     async def abort(self, votes: Iterable[Vote | None]) -> None:
@@ -156,32 +158,32 @@ class SinkCoordinator:
         with the votes' own producer id and epoch: that settles a decision in flight, and fails if a newer
         driver has the prefix, which is then left alone.
         """
-        ballot = summarize_votes(votes)
-        if not isinstance(ballot, VoteSummary):
+        vote_summary = summarize_votes(votes)
+        if not isinstance(vote_summary, VoteSummary):
             return
-        owner = await self._participants.reclaim(ballot.coordinator)
+        owner = await self._participants.reclaim(vote_summary.coordinator)
         if owner is None:
             _log.info("%s: a newer driver has the prefix; nothing is aborted here", self.prefix)
             return
         last_decision = (await self._decisions.read()).decision
-        if last_decision is not None and last_decision.nonce == ballot.nonce:
+        if last_decision is not None and last_decision.nonce == vote_summary.nonce:
             await self._complete(last_decision, last_decision.participants)
             return
-        undecided = await self._find_undecided()  # including those of tasks that have not voted
-        if undecided and await self._participants.owns_prefix(owner):
-            await self._abort_all(undecided, ballot.transaction_version)
+        open_attempts = await self._find_undecided()  # including those of tasks that have not voted
+        if open_attempts and await self._participants.owns_prefix(owner):
+            await self._abort_all(open_attempts, vote_summary.transaction_version)
 
     async def inspect(self) -> PrefixStatus:
         """Return the state of the prefix. Changes nothing, and does not see a decision that is in flight."""
         state = await self._decisions.read()
-        fates: Mapping[str, ParticipantOutcome] = {}
+        outcomes: Mapping[str, ParticipantOutcome] = {}
         if state.decision is not None and not state.is_complete:
-            fates = await self._resolve_outcomes(state.decision)
+            outcomes = await self._resolve_outcomes(state.decision)
         open_ids = filter_worker_ids(self.prefix, await self._participants.list_open_ids())
         return PrefixStatus(
             decision=state.decision,
-            outcomes=fates,
-            undecided_ids=tuple(name for name in open_ids if name not in fates),
+            outcomes=outcomes,
+            undecided_ids=tuple(name for name in open_ids if name not in outcomes),
             note=state.note,
         )
 
@@ -201,7 +203,7 @@ class SinkCoordinator:
             ]
             failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
             for each in await self._filter_open(participants) if failures else ():
-                raise _still_open_error(each, failures)
+                raise _build_still_open_error(each, failures)
         await self._abort_undecided(owner, transaction_version)
         if status.decision is not None or status.note is not None:
             await self._decisions.forget(owner, transaction_version)
@@ -220,7 +222,7 @@ class SinkCoordinator:
         failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
         # Transactions that could not be ended may have been committed before.
         for each in await self._find_prepared(decision) if failures else ():
-            raise _still_open_error(each, failures)
+            raise _build_still_open_error(each, failures)
         await self._decisions.mark_done(decision.nonce)
 
     async def _find_prepared(self, decision: Decision) -> list[Participant]:
@@ -229,14 +231,16 @@ class SinkCoordinator:
         Raises: DecisionBroken if any can no longer be committed. PrefixTaken if a newer driver has completed
             this decision and continued from it: its batches reuse the ids.
         """
-        fates = await self._resolve_outcomes(decision)
-        if (report := find_incomplete_decision(self.prefix, decision, fates)) is not None:
+        outcomes = await self._resolve_outcomes(decision)
+        if (report := find_incomplete_decision(self.prefix, decision, outcomes)) is not None:
             last_decision = (await self._decisions.read()).decision
             if last_decision is None or last_decision.nonce != decision.nonce:
                 raise PrefixTaken(self.prefix, f"it has completed {decision} since")
             raise report
         return [
-            each for each in decision.participants if fates[each.transactional_id] is ParticipantOutcome.OPEN
+            each
+            for each in decision.participants
+            if outcomes[each.transactional_id] is ParticipantOutcome.OPEN
         ]
 
     async def _resolve_outcomes(self, decision: Decision) -> Mapping[str, ParticipantOutcome]:
@@ -247,17 +251,17 @@ class SinkCoordinator:
             for name, each in participants.items()
         }
 
-    async def _abort_stray_attempts(self, ballot: VoteSummary) -> None:
+    async def _abort_stray_attempts(self, vote_summary: VoteSummary) -> None:
         """Abort the transactions of attempts that were killed before they voted, or not needed [SPK-26].
 
         The next begin would do so, but there may be none: a batch write has no next one, and a query that
         reads what it writes begins no batch, because the open transaction hides all newer records from it.
         """
         try:
-            undecided = await self._find_undecided()
+            open_attempts = await self._find_undecided()
             # This replaces the epoch that the votes have: late attempts notice. It fences no newer driver.
-            if undecided and await self._participants.reclaim(ballot.coordinator) is not None:
-                await self._abort_all(undecided, ballot.transaction_version)
+            if open_attempts and await self._participants.reclaim(vote_summary.coordinator) is not None:
+                await self._abort_all(open_attempts, vote_summary.transaction_version)
         except TallystickError as exc:
             _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
 
@@ -288,21 +292,21 @@ class SinkCoordinator:
         under the producer ids and epochs it has seen, and only if it held the prefix after it looked: then
         all of it was written under an earlier lease [SPK-28].
         """
-        undecided = await self._find_undecided()
-        if not undecided:
+        open_attempts = await self._find_undecided()
+        if not open_attempts:
             return
         if not await self._participants.owns_prefix(owner):
             raise PrefixTaken(self.prefix, "another driver began while this one looked at what is open")
-        _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(undecided))
-        failures = await self._end_all(undecided, transaction_version, TxnDecision.ABORT)
-        for each in await self._filter_open(undecided) if failures else ():
-            raise _still_open_error(each, failures)
+        _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(open_attempts))
+        failures = await self._end_all(open_attempts, transaction_version, TxnDecision.ABORT)
+        for each in await self._filter_open(open_attempts) if failures else ():
+            raise _build_still_open_error(each, failures)
 
     async def _end_all(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
         """End transactions under exactly their producer ids and epochs; return the failures by id."""
-        failures = await self._participants.end(participants, transaction_version, wish)
+        failures = await self._participants.end(participants, transaction_version, txn_decision)
         fenced_participants = [
             p for p in participants if isinstance(failures.get(p.transactional_id), Fenced)
         ]
@@ -310,7 +314,9 @@ class SinkCoordinator:
         kept_participants = await self._filter_open(fenced_participants) if fenced_participants else []
         if not kept_participants:
             return failures
-        recovery_failures = await self._participants.recover(kept_participants, transaction_version, wish)
+        recovery_failures = await self._participants.recover(
+            kept_participants, transaction_version, txn_decision
+        )
         kept_ids = {each.transactional_id for each in kept_participants}
         return {**{name: why for name, why in failures.items() if name not in kept_ids}, **recovery_failures}
 
@@ -319,7 +325,7 @@ class SinkCoordinator:
         return [each for each in participants if is_open(each, descriptions[each.transactional_id])]
 
 
-def _still_open_error(participant: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
+def _build_still_open_error(participant: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
     return failures.get(participant.transactional_id) or SinkError(
         f"{participant.transactional_id} is open although it was ended"
     )

@@ -44,11 +44,11 @@ _NOTE_SUFFIX: Final = "#noted"
 _DONE_SUFFIX: Final = "#done"  # no prefix has this character
 
 
-def decision_key(prefix: str) -> bytes:
+def build_decision_key(prefix: str) -> bytes:
     return prefix.encode()
 
 
-def done_key(prefix: str) -> bytes:
+def build_done_key(prefix: str) -> bytes:
     return (prefix + _DONE_SUFFIX).encode()
 
 
@@ -72,7 +72,7 @@ class DecisionFold:
 
     def __init__(self, prefix: str, next_offset: int = 0) -> None:
         self.next_offset = next_offset
-        self._key, self._done_key = decision_key(prefix), done_key(prefix)
+        self._key, self._done_key = build_decision_key(prefix), build_done_key(prefix)
         self._pending: dict[int, bytes | None] = {}
         self._decision_bytes: bytes | None = None
         self._decoded_decision: tuple[bytes, Decision] | None = None

@@ -31,7 +31,7 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 
-def run_attempt(station: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
+def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
     """Write or skip the rows of one task.
 
     Args:
@@ -39,68 +39,68 @@ def run_attempt(station: SinkContext, lease: BatchLease, job: Job, batches: Iter
             whose plan did not run to its end, since its state stores did not commit (SPARK-52008).
     Raises: SinkErrors, the client's errors; then this attempt leaves nothing open.
     """
-    way = TaskAction.SKIP if lease.repeats else TaskAction.WRITE
+    action = TaskAction.SKIP if lease.repeats else TaskAction.WRITE
     if isinstance(job, MicroBatch):
         plan = plan_task(
-            lease.last_decision, job, station.options.on_new_checkpoint, station.options.on_new_prefix
+            lease.last_decision, job, context.options.on_new_checkpoint, context.options.on_new_prefix
         )
         if isinstance(plan, SinkError):
             raise plan
-        way = plan
-    pieces = _iter_chunks(batches)
+        action = plan
+    chunks = _iter_chunks(batches)
     total, participant, mode = RowChecksum(), None, ""
-    if way is TaskAction.SKIP:
-        for piece in pieces:
-            total = total.combine(_checksum_chunk(piece, station.options.topic))
-    elif (first_piece := next(pieces, None)) is not None:
-        total, participant, mode = _write_and_prepare(station, lease, first_piece, pieces)
+    if action is TaskAction.SKIP:
+        for chunk in chunks:
+            total = total.combine(_checksum_chunk(chunk, context.options.topic))
+    elif (first_chunk := next(chunks, None)) is not None:
+        total, participant, mode = _write_and_prepare(context, lease, first_chunk, chunks)
     return Vote(
         nonce=lease.nonce,
         coordinator=lease.coordinator,
         transaction_version=lease.transaction_version,
         job=job,
-        tallies=(total,),
+        row_checksums=(total,),
         participant=participant,
-        is_skipped=way is TaskAction.SKIP,
+        is_skipped=action is TaskAction.SKIP,
         mode=mode,
         began_ms=lease.began_ms,
     )
 
 
 def _write_and_prepare(
-    station: SinkContext,
+    context: SinkContext,
     lease: BatchLease,
-    first_piece: pa.RecordBatch,
-    other_pieces: Iterator[pa.RecordBatch],
+    first_chunk: pa.RecordBatch,
+    other_chunks: Iterator[pa.RecordBatch],
 ) -> tuple[RowChecksum, Participant, str]:
-    _check_lease(station, lease)
-    name, topic = station.worker_ids.acquire(lease), station.options.topic
+    _check_lease(context, lease)
+    name, topic = context.worker_ids.acquire(lease), context.options.topic
     total = RowChecksum()
-    with station.create_producer(name) as producer:  # on an exception before the prepare, its exit aborts
+    with context.create_producer(name) as producer:  # on an exception before the prepare, its exit aborts
         producer.init_transactions()
         mode = producer.mode
         check(mode is not None, "the sink prepares, so a mode is in force")
         producer.begin_transaction()
-        piece: pa.RecordBatch | None = first_piece
-        while piece is not None:
+        chunk: pa.RecordBatch | None = first_chunk
+        while chunk is not None:
             try:
-                producer.send_arrow(piece, topic)
+                producer.send_arrow(chunk, topic)
             except ValueError as exc:  # a row has no topic; the types were checked with the schema
                 raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
-            total = total.combine(_checksum_chunk(piece, topic))
-            piece = next(other_pieces, None)
+            total = total.combine(_checksum_chunk(chunk, topic))
+            chunk = next(other_chunks, None)
         state = producer.prepare_transaction()
         try:
-            _check_lease(station, lease)
+            _check_lease(context, lease)
         except BaseException:
             producer.abort_transaction()
             raise
     return total, _to_participant(name, state), "" if mode is None else mode.value
 
 
-def _check_lease(station: SinkContext, lease: BatchLease) -> None:
-    if not station.owns_prefix(lease.coordinator):
-        raise PrefixTaken(station.options.prefix, "this batch was given up, or another query began")
+def _check_lease(context: SinkContext, lease: BatchLease) -> None:
+    if not context.owns_prefix(lease.coordinator):
+        raise PrefixTaken(context.options.prefix, "this batch was given up, or another query began")
 
 
 def _to_participant(name: WorkerTransactionalId, state: PreparedTxnState) -> Participant:
@@ -118,8 +118,8 @@ def _iter_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield columns.slice(at, rows)
 
 
-def _checksum_chunk(piece: pa.RecordBatch, topic: str | None) -> RowChecksum:
-    columns = {name: piece.column(name) for name in piece.schema.names}
+def _checksum_chunk(chunk: pa.RecordBatch, topic: str | None) -> RowChecksum:
+    columns = {name: chunk.column(name) for name in chunk.schema.names}
     return checksum_columns(
         columns["value"],
         columns.get("key"),
