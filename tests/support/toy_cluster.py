@@ -20,7 +20,7 @@ from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.spark.protocol.committable import Decision, Participant, decode_decision, encode_decision
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import PrefixTaken
-from tallystick.spark.protocol.transactional_ids import coordinator_id
+from tallystick.spark.protocol.transactional_ids import format_coordinator_id
 
 
 class Step:
@@ -131,7 +131,7 @@ class ToyParticipants:
     """Implements `ports.ParticipantsPort` on the toy cluster."""
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
-        self._cluster, self._name, self._prefix = cluster, coordinator_id(prefix), prefix
+        self._cluster, self._name, self._prefix = cluster, format_coordinator_id(prefix), prefix
 
     async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
         await self._cluster.effect()
@@ -218,7 +218,7 @@ class ToyLog:
     """
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
-        self._cluster, self._prefix, self._name = cluster, prefix, coordinator_id(prefix)
+        self._cluster, self._prefix, self._name = cluster, prefix, format_coordinator_id(prefix)
 
     async def open(self) -> None:
         pass

@@ -79,7 +79,7 @@ class Producer:
             self._engine.use_transactions(self._txn.send_context)
         self.append_value = self._engine.append_value
         self.append, self.extend = self._engine.append, self._engine.extend
-        self._closed = False
+        self._is_closed = False
 
     # ------------------------------------------------------------------------------ records
 
@@ -209,7 +209,7 @@ class Producer:
 
     def require_transaction_manager(self, call: str) -> TransactionManager:
         """Return the transaction manager. Raises: Closed; IllegalState without `transactional.id`."""
-        if self._closed:
+        if self._is_closed:
             raise Closed(f"{call}: the producer is closed")
         if self._txn is None:
             raise IllegalState(f"{call}: transactional.id is not set")
@@ -226,9 +226,9 @@ class Producer:
 
         With `abort=False` an open transaction is left to the next initialisation of the id.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         deadline = self._cluster.start_deadline("timeout_s", int(timeout_s * 1000))
         self._engine.close_gate(_closed_error)
         try:

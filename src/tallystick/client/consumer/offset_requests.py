@@ -231,7 +231,7 @@ class GroupOffsetRequests:
                 max_version=OFFSET_COMMIT_VERSION_MAX,
                 lane=GROUP_LANE,
             )
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            answer.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     async def commit(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline

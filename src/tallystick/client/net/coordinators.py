@@ -41,7 +41,7 @@ class CoordinatorCache:
         """
         self._send_request = send_request
         self._on_node = on_node
-        self._closed = False
+        self._is_closed = False
         self._cached: dict[tuple[CoordinatorType, str], int] = {}
         self._lookups: dict[tuple[CoordinatorType, str], CoordinatorLookup] = {}
 
@@ -57,7 +57,7 @@ class CoordinatorCache:
         node_id = self.get_cached(kind, key)
         if node_id is not None:
             return node_id
-        if self._closed:
+        if self._is_closed:
             raise Closed("the client was closed")
         answer = await wait_for_shared(self._start_lookup(kind, key), f"FindCoordinator {key!r}")
         if isinstance(answer, ClientError):
@@ -88,7 +88,7 @@ class CoordinatorCache:
 
     def close(self) -> None:
         """Cancel the lookups in flight, and begin no more."""
-        self._closed = True
+        self._is_closed = True
         for lookup in self._lookups.values():
             lookup.cancel()
 

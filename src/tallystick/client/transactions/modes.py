@@ -183,7 +183,7 @@ class DescriptionTime(Enum):
 # The columns: commit wished but not sent; commit sent; abort wished but not sent; abort sent.
 # UNVERIFIED is KIP-939's "no-op when nothing is in doubt". It is not enough for a commit that *this* client
 # sent. An abort is done as soon as the transaction is not open and was not committed.
-_COLUMNS: Final = tuple((wish, when) for wish in TxnDecision for when in DescriptionTime)
+_COLUMNS: Final = tuple((decision, when) for decision in TxnDecision for when in DescriptionTime)
 _ROWS: Final = {
     TxnFinding.OPEN: (
         TxnRecoveryAction.END,
@@ -235,9 +235,9 @@ _ROWS: Final = {
     ),
 }
 ACTION_BY_FINDING: Final = {
-    (finding, wish, when): verdict
+    (finding, decision, when): verdict
     for finding, row in _ROWS.items()
-    for (wish, when), verdict in zip(_COLUMNS, row, strict=True)
+    for (decision, when), verdict in zip(_COLUMNS, row, strict=True)
 }
 
 
