@@ -104,13 +104,13 @@ class TxnMachineHarness:
         self,
         transactional_id: TransactionalId,
         only: Iterable[TopicPartition] | None = None,
-        gone: Iterable[TopicPartition] = (),
+        deleted_partitions: Iterable[TopicPartition] = (),
     ) -> TxnAnswer | None:
         """Let markers reach the partitions, all or `only` these; those in `gone` no longer exist."""
         send = self.pending_markers.get(transactional_id)
         if send is None:
             return None
-        absent = frozenset(gone)
+        absent = frozenset(deleted_partitions)
         offsets: Mapping[TopicPartition, Offset | None] = MappingProxyType(
             {
                 partition: None if partition in absent else Offset(len(self.log))

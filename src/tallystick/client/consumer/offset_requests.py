@@ -208,8 +208,8 @@ class GroupOffsetRequests:
             answer = await self._cluster.send(
                 node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
             )
-            committed, errors = split_offset_fetch_response(answer, self._group_id)
-            answers = {at: committed.get(at) for at in remainder if at not in errors}
+            fetched_offsets, errors = split_offset_fetch_response(answer, self._group_id)
+            answers = {at: fetched_offsets.get(at) for at in remainder if at not in errors}
             offsets.update(answers)
             if tell is not None:
                 tell(answers)

@@ -42,12 +42,12 @@ class CoordinatorCache:
         self._send_request = send_request
         self._on_node = on_node
         self._is_closed = False
-        self._cached: dict[tuple[CoordinatorType, str], int] = {}
+        self._node_ids: dict[tuple[CoordinatorType, str], int] = {}
         self._lookups: dict[tuple[CoordinatorType, str], CoordinatorLookup] = {}
 
     def get_cached(self, kind: CoordinatorType, key: str) -> int | None:
         """Return the broker if it is cached."""
-        return self._cached.get((kind, key))
+        return self._node_ids.get((kind, key))
 
     async def find(self, kind: CoordinatorType, key: str) -> int:
         """Return the broker, from the cache or after a lookup, which callers share.
@@ -78,12 +78,12 @@ class CoordinatorCache:
     def forget(self, *names: tuple[CoordinatorType, str]) -> None:
         """Drop these from the cache."""
         for name in names:
-            self._cached.pop(name, None)
+            self._node_ids.pop(name, None)
 
     def forget_node(self, node_id: int | None = None) -> None:
         """Drop the coordinators on this broker; None: on all."""
-        self._cached = {
-            name: node for name, node in self._cached.items() if node_id is not None and node != node_id
+        self._node_ids = {
+            name: node for name, node in self._node_ids.items() if node_id is not None and node != node_id
         }
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class CoordinatorCache:
                 "FindCoordinator", key, coordinator.error_code, coordinator.error_message
             )
         self._on_node(Node(id=coordinator.node_id, address=Address(coordinator.host, coordinator.port)))
-        self._cached[kind, key] = coordinator.node_id
+        self._node_ids[kind, key] = coordinator.node_id
         return coordinator.node_id
 
 
