@@ -105,7 +105,7 @@ class GroupMachineHarness:
         elif own is not None:
             self.answers.append((own, step.reply))
         for send in step.parked_answers:
-            check(send.ticket in self.parked_tickets, f"{send} answers nobody")
+            check(send.ticket in self.parked_tickets, f"{send} answers no request")
             self.parked_tickets.discard(send.ticket)
             self.answers.append((send.ticket, send.answer))
         return step.reply

@@ -110,6 +110,6 @@ class BrokerReports:
         for context in errors:
             if not isinstance(context.get("exception"), PowerLost):
                 self._history.report(
-                    f"nobody handled: {context.get('message')}: {context.get('exception')!r}"
+                    f"not handled: {context.get('message')}: {context.get('exception')!r}"
                 )
         errors.clear()

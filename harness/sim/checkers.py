@@ -54,7 +54,7 @@ def scan_partition(partition: Partition, *, with_texts: bool = True) -> list[Log
                 )
             commit = None if marker is None else marker.control_type is ControlType.COMMIT
             # Compaction takes the marker out of its batch and keeps the batch for the producer's state: it
-            # ends nothing, and it is nobody's data.
+            # ends nothing and holds no data.
             is_emptied = header.is_control and marker is None
             transactional = header.is_transactional and not is_emptied
             batches.append(

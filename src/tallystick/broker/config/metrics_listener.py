@@ -27,7 +27,7 @@ _SCHEMES: Final = {
     "https": SecurityProtocol.SSL,
 }
 
-# By the names without `metrics.`. Whoever reads metrics has no principal.
+# By the names without `metrics.`. A reader of metrics has no principal.
 _OWN_SETTINGS: Final[Mapping[str, Setting]] = {
     name: made
     for name, made in LISTENER_SETTINGS.items()

@@ -213,7 +213,7 @@ class ProtocolState(Generic[W]):
         Raises: DecodeError; the connection is unusable then.
         """
         if not self._in_flight:
-            raise DecodeError(f"{len(body)} bytes that nobody asked for")
+            raise DecodeError(f"{len(body)} bytes that answer no request")
         flight = self._in_flight[0]
         _check_correlation_id(body, flight.correlation_id)
         at = _CORRELATION_ID.size

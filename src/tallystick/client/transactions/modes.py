@@ -52,8 +52,8 @@ _NOT_PROMISED: Final = {
     Mode.TWO_PHASE: "",
     Mode.KEEP: "the cluster aborts a prepared transaction after transaction.timeout.ms",
     Mode.RESUME: (
-        "the cluster aborts a prepared transaction after transaction.timeout.ms, and whoever initialises the "
-        "id first; an earlier client is fenced only when the transaction has ended"
+        "the cluster aborts a prepared transaction after transaction.timeout.ms, and so does the first client "
+        "that initialises the id; an earlier client is fenced only when the transaction has ended"
     ),
 }
 
