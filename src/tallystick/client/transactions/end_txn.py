@@ -75,8 +75,12 @@ class TxnEnder:
         except asyncio.CancelledError:
             self._holder.current = state.apply_outcome(TxnRecoveryAction.IN_DOUBT, error)
             raise
-        sure = error.effect is Effect.NONE and not state.maybe_sent
-        if action is TxnRecoveryAction.IN_DOUBT and sure and state.decided_from is not State.PREPARED:
+        is_without_effect = error.effect is Effect.NONE and not state.maybe_sent
+        if (
+            action is TxnRecoveryAction.IN_DOUBT
+            and is_without_effect
+            and state.decided_from is not State.PREPARED
+        ):
             # None of our attempts had an effect, and no other system was given the token.
             action = TxnRecoveryAction.FENCED
         if action is TxnRecoveryAction.FENCED:

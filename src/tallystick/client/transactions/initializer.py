@@ -141,6 +141,7 @@ class TxnInitializer:
         keeping = replace(self._build_request(former), enable_2pc=two_phase, keep_prepared_txn=True)
         client, kept_writer = await self._requests.init_producer_id(keeping)
         if kept_writer is not None and not keep:
+            # KIP-98: InitProducerId without keep aborts what is open, and is retried until that is done.
             aborting = replace(self._build_request(client), enable_2pc=two_phase)
             client, kept_writer = await self._requests.init_producer_id(aborting)
         return InitializedTxnId(

@@ -52,8 +52,8 @@ _NOT_PROMISED: Final = {
     Mode.TWO_PHASE: "",
     Mode.KEEP: "the cluster aborts a prepared transaction after transaction.timeout.ms",
     Mode.RESUME: (
-        "the cluster aborts a prepared transaction after transaction.timeout.ms, and so does the first client "
-        "that initialises the id; an earlier client is fenced only when the transaction has ended"
+        "the cluster aborts a prepared transaction after transaction.timeout.ms, and so does the first "
+        "client that initialises the id; an earlier client is fenced only when the transaction has ended"
     ),
 }
 
@@ -286,6 +286,9 @@ def _list_marker_identities(txn: TxnToResolve, *, commit: bool) -> set[ProducerI
     """Return the possible producer ids and epochs of the markers.
 
     Under version 2 the epoch is one above the writer's; an abort by timeout always bumps it.
+
+    Source: KIP-939: markers have "the original ongoing transaction's ProducerId and ProducerEpoch + 1", also
+        after the transaction was kept.
     """
     writer = txn.writer
     above = ProducerIdAndEpoch(writer.producer_id, ProducerEpoch(min(writer.epoch + 1, EPOCH_MAX)))

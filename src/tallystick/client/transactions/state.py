@@ -85,6 +85,8 @@ TRANSITIONS: Final = MappingProxyType(
         (TxnCall.BEGIN, S.READY): S.IN_TRANSACTION,
         (TxnCall.SEND, S.IN_TRANSACTION): S.IN_TRANSACTION,
         (TxnCall.SEND_OFFSETS, S.IN_TRANSACTION): S.IN_TRANSACTION,
+        # KIP-939: from prepareTransaction on, "only .commitTransaction, .abortTransaction, or
+        # .completeTransaction could be called".
         (TxnCall.PREPARE, S.IN_TRANSACTION): S.PREPARING,
         (TxnCall.COMMIT, S.IN_TRANSACTION): S.COMMITTING,
         (TxnCall.COMMIT, S.PREPARED): S.COMMITTING,

@@ -36,7 +36,8 @@ class ClusterParticipants:
         self._transactions = TransactionAdmin(cluster, limit_ms)
 
     async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
-        # InitProducerId fences the earlier driver, and succeeds only when its open transaction has ended.
+        # KIP-98: InitProducerId fences the earlier driver, and succeeds only when its open transaction has
+        # ended.
         owner = await self._init_producer_id(self._coordinator_id, self._options.coordinator_timeout_ms, None)
         return owner, self._open_txn_client(self._coordinator_id).transaction_version
 
@@ -58,6 +59,7 @@ class ClusterParticipants:
         answers = await self._transactions.describe(names)
         for failure in answers.failures.values():
             code = failure.code if isinstance(failure, BrokerRefused) else None
+            # KIP-664: the coordinator has no such id: it expired, or never had a transaction.
             if code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 raise failure
         return {name: answers.found.get(name) for name in names}
@@ -68,6 +70,8 @@ class ClusterParticipants:
         participants_by_id = {each.transactional_id: each for each in participants}
 
         async def end_transaction(name: str) -> None:
+            # EndTxn under this producer id and epoch alone: it may come from any process, and an id that has
+            # been used again refuses it (KIP-890).
             end = DueEndTxn(
                 client=participants_by_id[name].identity, decision=txn_decision, version=transaction_version
             )

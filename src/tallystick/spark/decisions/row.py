@@ -196,7 +196,7 @@ class DecisionRow:
         own_row = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(owner))
         transaction = self._store.begin()
         try:
-            # The update comes first, because it takes the lock that a claim waits for.
+            # The update comes first, because it takes the lock that a claim waits for (ADR 0038).
             result = transaction.connection.execute(update(_TABLE).where(*own_row).values(values))
             if cast(CursorResult[Any], result).rowcount != 1:
                 raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {owner}'s")

@@ -168,6 +168,7 @@ class DecisionTopic:
         if answer.error_code:
             raise build_broker_error("Fetch", self._partition, answer.error_code)
         (data,) = (each for topic in answer.responses for each in topic.partitions)
+        # Kafka's DeleteRecords moved the log start offset past what was read: begin again from there.
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and data.log_start_offset > 0:
             self._fold = DecisionFold(self._options.prefix, data.log_start_offset)
             return

@@ -144,6 +144,8 @@ class SinkCoordinator:
         )
         if refusal is not None:
             raise refusal
+        # KIP-939 "2PC Refresher": if the coordinator's commit, "e.g. by writing a record to its log",
+        # succeeds, "then the transaction becomes committed".
         await self._decisions.append(decision, vote_summary.coordinator, vote_summary.transaction_version)
         # Decided. From here on the transactions are only ever committed [SPK-21].
         await self._complete(decision, decision.participants)
@@ -157,6 +159,8 @@ class SinkCoordinator:
         may still be in flight, so the log alone cannot tell. Therefore P/coordinator is initialised first,
         with the votes' own producer id and epoch: that settles a decision in flight, and fails if a newer
         driver has the prefix, which is then left alone.
+
+        Source: ADR 0036 for Spark's call; KIP-360 for InitProducerId with a producer id and epoch.
         """
         vote_summary = summarize_votes(votes)
         if not isinstance(vote_summary, VoteSummary):
@@ -217,7 +221,10 @@ class SinkCoordinator:
         await self._complete(decision, participants)
 
     async def _complete(self, decision: Decision, participants: Collection[Participant]) -> None:
-        """Commit the transactions of a decision that may be open, and record that all are committed."""
+        """Commit the transactions of a decision that may be open, and record that all are committed.
+
+        Source: KIP-939 "2PC Refresher": the decision "is communicated to all participants eventually".
+        """
         await self._decisions.note(decision)
         failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
         # Transactions that could not be ended may have been committed before.

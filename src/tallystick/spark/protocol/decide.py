@@ -136,6 +136,8 @@ def plan_task(
             return refusal
         return _refuse_missing_decisions(batch, on_new_prefix) or TaskAction.WRITE
     last_batch_id = -1 if last_decision.batch_id is None else last_decision.batch_id
+    # Spark runs a batch again, under its number and with the same offsets, until its own commit log has it:
+    # after an ordinary stop, too (ADR 0037).
     if batch.batch_id <= last_batch_id:
         return TaskAction.SKIP
     if batch.batch_id == last_batch_id + 1:
@@ -150,6 +152,7 @@ def plan_task(
 
 def _refuse_missing_decisions(batch: MicroBatch, on_new: NewPrefix) -> DecisionsMissing | None:
     """Refuse a batch that is not the query's first if none before it is decided, unless adopting."""
+    # Spark numbers the batches of a checkpoint from 0, so any other number has a predecessor (ADR 0037).
     if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
         return None
     return DecisionsMissing(
@@ -290,6 +293,7 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
     Votes of killed attempts, and of attempts that lost to another one, do not arrive here. So their
     transactions are in no decision.
     """
+    # Spark passes one message a partition, and None for a task that has not reported (ADR 0036).
     cast = [vote for vote in votes if vote is not None]
     if not cast:
         return MixedVotes("no task has voted")
@@ -411,6 +415,9 @@ def find_expired_votes(
     A transaction that times out between the decision and its end is lost for good, so one that is near its
     timeout is not decided on. Under two-phase commit (KIP-939) transactions have no timeout.
 
+    Source: KIP-939 "Kafka as a Participant in 2PC": a transaction that runs longer than the limit is aborted,
+        which "would make a decision that may be different from the external transaction coordinator's".
+
     Args:
         began_ms: the time of the claim, by the clock of `now_ms`; 0 if it is not known.
     """
@@ -476,6 +483,7 @@ class ParticipantOutcome(Enum):
 # The hold rule makes this table safe [SPK-23]: between its vote and the next decision only recovery touches
 # an id, and recovery only commits. So if the id has moved on, its state alone tells the outcome: a recovery
 # completed the transaction and crashed before it could record that.
+# KIP-939: "once the PREPARE_COMMIT record is written, the transaction is committed", markers or not.
 _OUTCOME_BY_STATE: Final = {
     "PrepareCommit": ParticipantOutcome.COMMITTED,
     "CompleteCommit": ParticipantOutcome.COMMITTED,
@@ -495,7 +503,11 @@ _OUTCOME_BY_FINDING: Final = {
 
 
 def is_open(participant: Participant, description: TransactionDescription | None) -> bool:
-    """Return whether exactly this transaction is open."""
+    """Return whether exactly this transaction is open.
+
+    Source: KIP-939 "Motivation": a producer id and epoch "uniquely identify the transaction" (KIP-890). Where
+        an end does not bump the epoch, the attempt's InitProducerId does (ADR 0036).
+    """
     return (
         description is not None
         and description.state == "Ongoing"

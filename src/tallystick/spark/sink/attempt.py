@@ -7,6 +7,8 @@
              the task aborts it; otherwise it would stay open for ever under two-phase commit
 
 The attempt does not depend on partition, attempt or stage numbers: Spark repeats them as it likes [SPK-20].
+
+Source: docs/adr/0036.
 """
 
 import logging
@@ -89,6 +91,8 @@ def _write_and_prepare(
                 raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
             total = total.combine(_checksum_chunk(chunk, topic))
             chunk = next(other_chunks, None)
+        # KIP-939: prepared when "all messages successfully got flushed to all partitions"; only then is it
+        # voted for.
         state = producer.prepare_transaction()
         try:
             _check_lease(context, lease)

@@ -137,6 +137,7 @@ class _LeasedWriter:
 
     def _abort(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         lease = find_lease(self.options)
+        # Spark aborts a stopped batch while its tasks still run: none of them has voted (ADR 0036).
         votes = _decode_votes(messages)
         if lease is not None and not any(votes):
             votes = [build_empty_vote(lease)]
@@ -175,6 +176,7 @@ class BatchWriter(_LeasedWriter, DataSourceArrowWriter):
 
 
 def _find_micro_batch() -> MicroBatch:
+    # Spark tells only tasks, as local properties, to which query and batch they belong (ADR 0036).
     context = TaskContext.get()
     query_id = batch_id = None
     if context is not None:
