@@ -75,7 +75,7 @@ def find_mariadb() -> tuple[Path, dict[str, str]]:
     """Return the path of mariadbd, and the environment in which it finds its libraries.
 
     Raises:
-        Unavailable: the packages could not be had.
+        Unavailable: the packages are not available.
     """
     root = fetch()
     program = root / "usr" / "sbin" / "mariadbd"
@@ -91,7 +91,7 @@ def find_zookeeper_class_path() -> str:
     """Return the class path of ZooKeeper's server; jars that the system has are taken from there.
 
     Raises:
-        Unavailable: the packages could not be had.
+        Unavailable: the packages are not available.
     """
     if shutil.which("java") is None:
         raise Unavailable("java is not on the PATH (ZooKeeper needs Java 8 or later)")
@@ -142,7 +142,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as exc:
-        raise Unavailable(f"{' '.join(command[:1])} was not done in {FETCH_SECONDS_MAX} s") from exc
+        raise Unavailable(f"{' '.join(command[:1])} did not finish within {FETCH_SECONDS_MAX} s") from exc
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -124,7 +124,7 @@ def run_mutations(mutations: Sequence[Mutation], copies: Sequence[Path]) -> Iter
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("invariants", nargs="*", metavar="NUMBER", help="TXN-7, ...; without any: all")
+    parser.add_argument("invariants", nargs="*", metavar="NUMBER", help="TXN-7, ...; default: all")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     mutations = [m for m in read_mutations() if not options.invariants or m.invariant in options.invariants]

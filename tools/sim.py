@@ -77,7 +77,7 @@ def _show_one(seed: int, without: Collection[FaultKind], *, trace: bool) -> int:
         print(f"  {wrong}")
     print(
         f"seed {seed}: {len(result.violations)} findings; transactions: {result.committed} committed, "
-        f"{result.aborted} aborted, {result.unknown} untold; {result.boot_count} lives of the broker, "
+        f"{result.aborted} aborted, {result.unknown} unknown; {result.boot_count} lives of the broker, "
         f"{result.requests} answers, digest {result.digest:08x}"
     )
     return 1 if result.violations else 0
@@ -125,7 +125,7 @@ def _run_nightly(count: int, processes: int) -> int:
     failures = _run_many(range(base, base + count), processes, FAULTS_OFF)
     append_seeds(KNOWN, failures)
     if failures:
-        print(f"added to {KNOWN}; say there what each of them was")
+        print(f"added to {KNOWN}; describe each of them there")
     return 1 if failures else 0
 
 

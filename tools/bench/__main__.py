@@ -153,7 +153,7 @@ def measure_spark(say: Console, command: str, repeats: int, *, quick: bool) -> s
     try:
         jars = find_spark_jars()
     except Unavailable as exc:
-        return f"Spark's own connector is not to be had here: {exc}"
+        return f"Spark's own connector is not available here: {exc}"
     results = spark.SparkResults(command)
     for _ in range(repeats):
         spark.measure(results, say, jars, quick=quick)
@@ -205,7 +205,7 @@ def main() -> int:
     try:
         find_class_path()
     except Unavailable as exc:
-        say.print(f"make bench measures beside Apache Kafka, which is not to be had here: {exc}")
+        say.print(f"make bench compares with Apache Kafka, which is not available here: {exc}")
         return 1
     random.seed(options.seed)
     flags = f" --only {options.only}" if options.only else ""

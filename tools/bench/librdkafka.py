@@ -73,7 +73,7 @@ def _open() -> ctypes.CDLL:
     files = importlib.metadata.files("confluent-kafka") or []
     libraries = [Path(str(f.locate())) for f in files if "librdkafka" in f.name and ".so" in f.name]
     if not libraries:
-        raise LoadFailed("the confluent-kafka installed here carries no librdkafka of its own")
+        raise LoadFailed("the installed confluent-kafka does not bundle librdkafka")
     library = ctypes.CDLL(str(libraries[0]))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)

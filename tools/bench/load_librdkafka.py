@@ -71,7 +71,7 @@ def produce(load: Load) -> float:
     for at in range(0, load["messages"], BATCH):
         count = min(BATCH, load["messages"] - at)
         if LIB.rd_kafka_produce_batch(topic, 0, flags, batch, count) != count:
-            raise LoadFailed("librdkafka took only part of a batch")
+            raise LoadFailed("librdkafka accepted only a part of a batch")
     if LIB.rd_kafka_flush(client.handle, int(PATIENCE_S * 1000)):
         raise LoadFailed(f"not everything was acknowledged {PATIENCE_S:g} s after the last message")
     seconds = time.monotonic() - began

@@ -94,7 +94,7 @@ def format_many(results: TxnResults) -> str:
         return [
             what,
             *cells,
-            "" if goal is None else f"<= {goal:g} {unit}{' (is_missed)' if is_missed else ''}",
+            "" if goal is None else f"<= {goal:g} {unit}{' (missed)' if is_missed else ''}",
         ]
 
     lines = [

@@ -80,7 +80,7 @@ def run_command(words: Sequence[str]) -> int:
         text = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
         return print_error(text.replace("\n", "\n  "), ExitCode.USAGE)
     except NotSafe as exc:
-        return print_error(f"refused, {exc.subject}: {exc.why} (--force does it)", ExitCode.REFUSED)
+        return print_error(f"refused, {exc.subject}: {exc.why} (--force does it anyway)", ExitCode.REFUSED)
     except NothingOpen as exc:
         return print_error(exc.what(), ExitCode.NOTHING_OPEN)
     except (TallystickError, OSError) as exc:  # OSError of stdin and stdout: a connection's is a ClientError

@@ -58,10 +58,10 @@ def pipeline(
         OutputFormat, typer.Option("--output", help="json: a line for each batch.")
     ] = OutputFormat.TABLE,
     on_new_checkpoint: Annotated[
-        NewCheckpoint, typer.Option(help="Where the pipeline is known and its checkpoint is not.")
+        NewCheckpoint, typer.Option(help="If the pipeline has decisions and the checkpoint is new.")
     ] = NewCheckpoint.REFUSE,
     on_new_prefix: Annotated[
-        NewPrefix, typer.Option(help="Where a checkpoint goes on and its decisions are not known.")
+        NewPrefix, typer.Option(help="If the checkpoint continues and its decisions are missing.")
     ] = NewPrefix.REFUSE,
     log_file: Annotated[
         Path | None, typer.Option(help="Where Spark's log goes; tallystick.log in the checkpoint's folder.")

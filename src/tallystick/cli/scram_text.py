@@ -32,7 +32,9 @@ def parse_scram_argument(text: str) -> UserScramCredentialUpsertion:
     pieces = _PART.split(match[2])
     names, values = pieces[1::2], pieces[2::2]
     if pieces[0].strip() or len(set(names)) < len(names):
-        raise BadConfig(f"--add-scram: takes {', '.join(_KEYS)} once each, as NAME=VALUE with commas between")
+        raise BadConfig(
+            f"--add-scram: takes {', '.join(_KEYS)} once each, as NAME=VALUE, separated by commas"
+        )
     given = dict(zip(names, values, strict=True))
     if not given.get("name") or ("password" in given) == ("password_file" in given):
         raise BadConfig("--add-scram: needs name, and either password or password_file")

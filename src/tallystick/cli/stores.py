@@ -40,7 +40,7 @@ def open_store(url: str, schema: str | None = None, allowed: Collection[str] = (
             yield sql
         return
     if schema is not None or allowed:
-        raise BadConfig("--schema, --allow-unsafe-durability: for SQL databases alone")
+        raise BadConfig("--schema, --allow-unsafe-durability: only for SQL databases")
     with opener(urlsplit(url)) as store:
         yield store
 
