@@ -103,13 +103,13 @@ async def _describe(asker: AdminCall, name: str) -> GroupDescription:
         if exc.code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
             raise
         return await _describe_classic(asker, name)
-    (found,) = answer.groups
+    (group,) = answer.groups
     return GroupDescription(
         group_id=name,
         coordinator=node,
-        state=found.group_state,
+        state=group.group_state,
         type="consumer",
-        assignor=found.assignor_name,
+        assignor=group.assignor_name,
         members=tuple(
             MemberDescription(
                 member_id=each.member_id,
@@ -122,7 +122,7 @@ async def _describe(asker: AdminCall, name: str) -> GroupDescription:
                     for index in topic.partitions
                 ),
             )
-            for each in found.members
+            for each in group.members
         ),
     )
 
@@ -147,13 +147,13 @@ async def _describe_classic(asker: AdminCall, name: str) -> GroupDescription:
             ]
         ),
     )
-    (found,) = answer.groups
+    (group,) = answer.groups
     return GroupDescription(
         group_id=name,
         coordinator=node,
-        state=found.group_state,
+        state=group.group_state,
         type="classic",
-        assignor=found.protocol_data,
+        assignor=group.protocol_data,
         members=tuple(
             MemberDescription(
                 member_id=each.member_id,
@@ -161,10 +161,10 @@ async def _describe_classic(asker: AdminCall, name: str) -> GroupDescription:
                 client_id=each.client_id,
                 host=each.client_host,
                 partitions=_decode_assigned(each.member_assignment)
-                if found.protocol_type == "consumer"
+                if group.protocol_type == "consumer"
                 else frozenset(),
             )
-            for each in found.members
+            for each in group.members
         ),
     )
 
@@ -208,8 +208,8 @@ async def list_offsets(
         answer = await asker.cluster.send(
             node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
         )
-        told = parse_offset_fetch_response(answer, group_id)
-        return {at: found for at, found in told.items() if found is not None}
+        offsets = parse_offset_fetch_response(answer, group_id)
+        return {at: offset for at, offset in offsets.items() if offset is not None}
 
     return await asker.cluster.run_with_retries("OffsetFetch", group_id, attempt, asker.deadline)
 

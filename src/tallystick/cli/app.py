@@ -72,8 +72,8 @@ def run_command(words: Sequence[str]) -> int:
     """Run a command and return its exit code. An error is one line on stderr."""
     try:
         app(words, prog_name="tallystick")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except _lazy.MissingLibrary as exc:
         return print_error(str(exc), ExitCode.USAGE)
     except BadConfig as exc:

@@ -105,8 +105,8 @@ class Running:
     def progress(self) -> Iterator[Progress]:
         """Yield the batches that have ended since the last call, by output."""
         for name, query in self.queries.items():
-            for said in self._new_reports(name, query):
-                progress = parse_progress(name, said)
+            for report in self._new_reports(name, query):
+                progress = parse_progress(name, report)
                 if progress is not None:
                     yield progress
 
@@ -239,10 +239,10 @@ def ensure_topics(definition: Definition, client: Mapping[str, str], *, make: bo
     Raises: BadConfig with each missing topic, its key's path, and the command that creates it; client
         errors.
     """
-    wanted = {**dict(definition.topics_written()), **dict(definition.topics_read())}
+    topics = {**dict(definition.topics_written()), **dict(definition.topics_read())}
     with Admin(client) as admin:
         there = admin.list_topics(internal=True)
-        missing = {topic: path for topic, path in wanted.items() if topic not in there}
+        missing = {topic: path for topic, path in topics.items() if topic not in there}
         if make and missing:
             admin.create_topics(NewTopic(name=topic) for topic in missing).all()
         elif missing:

@@ -112,8 +112,10 @@ class StandardAuthorizer:
         """Implement Authorizer.remembers_allowed."""
         if _audit_log.isEnabledFor(logging.DEBUG):
             return False
-        known = self._allowed_names.get((context.principal, context.client_host, operation, resource_type))
-        if known is None or not names <= known:
+        allowed_names = self._allowed_names.get(
+            (context.principal, context.client_host, operation, resource_type)
+        )
+        if allowed_names is None or not names <= allowed_names:
             return False
         self.allowed += len(names)
         return True

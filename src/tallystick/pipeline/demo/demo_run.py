@@ -163,8 +163,8 @@ class DemoRun:
 
     def _list_open_transactions(self, admin: Admin) -> list[str]:
         """Return the pipeline's transactions that are neither committed nor aborted."""
-        listed = admin.list_transactions(states=("Ongoing",)).all()
-        names = (each.transactional_id for listings in listed.values() for each in listings)
+        listings_by_broker = admin.list_transactions(states=("Ongoing",)).all()
+        names = (each.transactional_id for listings in listings_by_broker.values() for each in listings)
         return [name for name in names if "/w/" in name]
 
     def _crash(self, admin: Admin, driver: PipelineProcess, crash: Crash, rows: int) -> PipelineProcess:
