@@ -83,7 +83,7 @@ def measure_loads(
             run_loads(process, f"warm-{name.split()[0]}", WARM_UP, WARM_UP_MESSAGES)
         for row in shuffle(rows):
             for name in shuffle(NAMES):
-                messages = row.messages(quick)
+                messages = row.choose_count(quick)
                 loads = run_loads(brokers[name], f"load-{rows.index(row)}", row, messages)
                 for mode, load in loads.items():
                     results.loads.setdefault((durability.name, mode, row, name), []).append((load, messages))

@@ -40,7 +40,7 @@ class ClientRow:
         size = f"{self.size // 2}-{self.size + self.size // 2}" if self.uneven else str(self.size)
         return f"{size} B, {self.codec}"
 
-    def messages(self, client: str, *, quick: bool) -> int:
+    def choose_count(self, client: str, *, quick: bool) -> int:
         full = 2_000_000 if self.size <= 100 else 400_000
         return full // (10 if client in SLOW else 1) // (5 if quick else 1)
 
@@ -95,7 +95,7 @@ def measure(results: ClientResults, say: Console, brokers: Sequence[str], *, qui
         for name, process in running.items():
             run_sender(process, "warm", OURS, ROWS[0], WARM_UP)
             for row, client in shuffle(list(product(ROWS, list_clients()))):
-                messages = row.messages(client, quick=quick)
+                messages = row.choose_count(client, quick=quick)
                 os.sync()
                 timing = run_sender(process, f"load-{ROWS.index(row)}-{len(client)}", client, row, messages)
                 rate = results.sending.add((name, client, row), messages, timing)
@@ -108,11 +108,11 @@ def measure_reading(
     results: ClientResults, say: Console, name: str, process: BrokerProcess, row: ClientRow, *, quick: bool
 ) -> None:
     """Fill a topic, read it with each consumer, and delete it. Slow consumers read a tenth of it."""
-    topic, messages = f"read-{READ_ROWS.index(row)}", row.messages(OURS, quick=quick)
+    topic, messages = f"read-{READ_ROWS.index(row)}", row.choose_count(OURS, quick=quick)
     create_topic(process, topic, 1)
     run_client(_load(process, topic, OURS, row, messages))
     for client in shuffle([client for client in CONSUMERS if client in list_clients()]):
-        count = row.messages(client, quick=quick)
+        count = row.choose_count(client, quick=quick)
         reading = {"client": client, "bootstrap": process.bootstrap, "topic": topic, "messages": count}
         timing = run_consumer(reading)
         rate = results.reading.add((name, client, row), timing["counted"], timing)

@@ -64,7 +64,7 @@ class DualResults:
     command: str
     runs: dict[str, list[DualRun]] = field(default_factory=dict)
 
-    def median(self, way: str, what: str) -> float | None:
+    def compute_median(self, way: str, what: str) -> float | None:
         values = [getattr(each, what) for each in self.runs[way]]
         return None if None in values else statistics.median(values)
 
@@ -279,11 +279,15 @@ def write(results: DualResults) -> str:
     head.append("rows inserted, updated, deleted per message")
     lines = []
     for way in WAYS:
-        numbers = [results.median(way, each) for each in ("p50_ms", "p99_ms", "seen_p50_ms", "seen_p99_ms")]
+        numbers = [
+            results.compute_median(way, each) for each in ("p50_ms", "p99_ms", "seen_p50_ms", "seen_p99_ms")
+        ]
         changes = ", ".join(f"{each:.2f}" for each in results.runs[way][-1].changes)
         times = ["" if each is None else f"{each:.2f} ms" for each in numbers]
-        lines.append([way, f"{results.median(way, 'per_s'):,.0f}", *times, "" if way == ALONE else changes])
-    latencies_ms = {way: results.median(way, "seen_p99_ms") or 0.0 for way in (DUAL, OUTBOX)}
+        lines.append(
+            [way, f"{results.compute_median(way, 'per_s'):,.0f}", *times, "" if way == ALONE else changes]
+        )
+    latencies_ms = {way: results.compute_median(way, "seen_p99_ms") or 0.0 for way in (DUAL, OUTBOX)}
     ratio = latencies_ms[DUAL] / latencies_ms[OUTBOX]
     verdict = "met" if ratio <= VISIBLE_RATIO_MAX else "missed"
     text_ = (

@@ -53,7 +53,7 @@ class CallersResults:
     command: str
     runs: dict[tuple[str, int], list[CallersRun]] = field(default_factory=dict)
 
-    def median(self, way: str, callers: int, what: str) -> float:
+    def compute_median(self, way: str, callers: int, what: str) -> float:
         return statistics.median(getattr(run, what) for run in self.runs[way, callers])
 
 
@@ -175,12 +175,12 @@ def write(results: CallersResults) -> str:
     head = ["callers", "", "units/s", "beside the outbox", "unit p99", "commit to visible p50", "p99"]
     lines, verdicts = [], []
     for callers in CALLERS:
-        per_s = {way: results.median(way, callers, "per_s") for way in WAYS}
-        latencies_ms = {way: results.median(way, callers, "seen_p99_ms") for way in WAYS}
+        per_s = {way: results.compute_median(way, callers, "per_s") for way in WAYS}
+        latencies_ms = {way: results.compute_median(way, callers, "seen_p99_ms") for way in WAYS}
         ratio, seen_ratio = per_s[BATCHED] / per_s[OUTBOX], latencies_ms[BATCHED] / latencies_ms[OUTBOX]
         for way in WAYS:
             numbers = [
-                f"{results.median(way, callers, what):.1f} ms"
+                f"{results.compute_median(way, callers, what):.1f} ms"
                 for what in ("unit_p99_ms", "seen_p50_ms", "seen_p99_ms")
             ]
             beside = f"{ratio:.2f}x" if way == BATCHED else ""

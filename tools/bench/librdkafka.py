@@ -104,11 +104,11 @@ class Client:
         if not self.handle:
             raise LoadFailed(error.value.decode())
 
-    def topic(self, name: str) -> int:
+    def open_topic(self, name: str) -> int:
         """Return a topic handle; destroy it before `close`."""
         return int(LIB.rd_kafka_topic_new(self.handle, name.encode(), None))
 
-    def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+    def read_offsets(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the log start offset and high watermark from the broker; also waits for the connection."""
         low, high = c_int64(), c_int64()
         args = (self.handle, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high), 30_000)

@@ -58,8 +58,8 @@ def produce(load: Load) -> float:
             "queue.buffering.max.kbytes": "262144",
         },
     )
-    topic = client.topic(load["topic"])
-    before = sum(client.offsets(load["topic"], p)[1] for p in range(load["partitions"]))
+    topic = client.open_topic(load["topic"])
+    before = sum(client.read_offsets(load["topic"], p)[1] for p in range(load["partitions"]))
     texts = [ctypes.create_string_buffer(v, len(v)) for v in make_values(load["size"])]
     batch = (Message * BATCH)()
     for i in range(BATCH):
@@ -75,7 +75,7 @@ def produce(load: Load) -> float:
     if LIB.rd_kafka_flush(client.handle, int(PATIENCE_S * 1000)):
         raise LoadFailed(f"not everything was acknowledged {PATIENCE_S:g} s after the last message")
     seconds = time.monotonic() - began
-    after = sum(client.offsets(load["topic"], p)[1] for p in range(load["partitions"]))
+    after = sum(client.read_offsets(load["topic"], p)[1] for p in range(load["partitions"]))
     if after - before != load["messages"]:
         raise LoadFailed(f"{load['messages']} messages sent, the broker shows {after - before}")
     LIB.rd_kafka_topic_destroy(topic)
@@ -95,9 +95,9 @@ def consume(load: Load) -> float:
             "check.crcs": "true",
         },
     )
-    topic = client.topic(load["topic"])
+    topic = client.open_topic(load["topic"])
     queue = LIB.rd_kafka_queue_new(client.handle)
-    client.offsets(load["topic"], 0)
+    client.read_offsets(load["topic"], 0)
     messages, began = 0, time.monotonic()
     for partition in range(load["partitions"]):
         LIB.rd_kafka_consume_start_queue(topic, partition, librdkafka.OFFSET_BEGINNING, queue)

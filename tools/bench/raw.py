@@ -106,11 +106,11 @@ async def run_for_each(bootstrap: str, items: Iterable[T], work: Callable[[Raw, 
     """Do `work` for every item, on a few connections concurrently."""
     remaining = iter(items)
 
-    async def one_connection() -> None:
+    async def work_on_one_connection() -> None:
         async with await Raw.connect(bootstrap) as raw:
             for item in remaining:
                 await work(raw, item)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(CONNECTIONS):
-            group.create_task(one_connection())
+            group.create_task(work_on_one_connection())

@@ -42,15 +42,17 @@ class Results:
     idle_mib: dict[str, list[float]] = field(default_factory=dict)
     loaded_mib: dict[str, list[float]] = field(default_factory=dict)
 
-    def rate(self, key: Key) -> float:
+    def compute_rate(self, key: Key) -> float:
         """Return the median messages per second."""
         return statistics.median(messages / load.seconds for load, messages in self.loads[key])
 
-    def ratio(self, durability: str, mode: str, row: Row) -> float:
+    def compute_ratio(self, durability: str, mode: str, row: Row) -> float:
         """Return the ratio of our median rate to Kafka's."""
-        return self.rate((durability, mode, row, OURS)) / self.rate((durability, mode, row, KAFKA))
+        return self.compute_rate((durability, mode, row, OURS)) / self.compute_rate(
+            (durability, mode, row, KAFKA)
+        )
 
-    def cpu(self, key: Key) -> float:
+    def compute_cpu(self, key: Key) -> float:
         """Return the median share of one core that the broker used."""
         return statistics.median(load.broker_cpu for load, _ in self.loads[key])
 
@@ -78,8 +80,8 @@ def format_throughput(results: Results, durability: Durability, rows: Sequence[R
         for mode in MODES:
             for name in NAMES:
                 key = (durability.name, mode, row, name)
-                line += [f"{results.rate(key) / 1000:,.0f} k/s", f"{results.cpu(key):.0%}"]
-            ratios.append(results.ratio(durability.name, mode, row))
+                line += [f"{results.compute_rate(key) / 1000:,.0f} k/s", f"{results.compute_cpu(key):.0%}"]
+            ratios.append(results.compute_ratio(durability.name, mode, row))
             line.append(format_ratio(ratios[-1], RATIO_ROW_MIN, at_least=True))
         lines.append(line)
     mean = math.exp(statistics.fmean(map(math.log, ratios)))

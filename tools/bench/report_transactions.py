@@ -51,17 +51,17 @@ def _format_commit_line(results: TxnResults, durability: str, row: TxnRow) -> li
     for name in NAMES:
         key = (durability, row, name)
         line += [
-            f"{results.median(key, 'per_s'):,.0f}",
-            f"{results.median(key, 'p50_ms'):.2f} ms",
-            f"{results.median(key, 'p99_ms'):.2f} ms",
-            f"{results.median(key, 'broker_cpu'):.0%}",
+            f"{results.compute_median(key, 'per_s'):,.0f}",
+            f"{results.compute_median(key, 'p50_ms'):.2f} ms",
+            f"{results.compute_median(key, 'p99_ms'):.2f} ms",
+            f"{results.compute_median(key, 'broker_cpu'):.0%}",
         ]
     alone = row.producers == 1
     goal = SEQUENTIAL_RATIO_MIN if alone else CONCURRENT_RATIO_MIN
-    p99 = results.ratio(durability, row, "p99_ms")
+    p99 = results.compute_ratio(durability, row, "p99_ms")
     return [
         *line,
-        format_ratio(results.ratio(durability, row, "per_s"), goal, at_least=True),
+        format_ratio(results.compute_ratio(durability, row, "per_s"), goal, at_least=True),
         format_ratio(p99, SEQUENTIAL_P99_RATIO_MAX, at_least=False) if alone else f"{p99:.2f}x",
     ]
 
@@ -69,7 +69,7 @@ def _format_commit_line(results: TxnResults, durability: str, row: TxnRow) -> li
 def format_python(results: TxnResults) -> str:
     """Return the table of our client beside confluent-kafka, on our broker, one transaction after another."""
     ours, theirs = (
-        results.median((OS.name, TxnRow(client=client, producers=1), OURS), "per_s")
+        results.compute_median((OS.name, TxnRow(client=client, producers=1), OURS), "per_s")
         for client in (PYTHON, LIBRDKAFKA)
     )
     enough = "" if ours >= PYTHON_COMMITS_MIN else ", missed"

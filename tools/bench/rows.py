@@ -45,7 +45,7 @@ class Row:
     def __str__(self) -> str:
         return f"{self.size} B, {self.partitions} partition{'s'[: self.partitions > 1]}, {self.codec}"
 
-    def messages(self, quick: bool) -> int:
+    def choose_count(self, quick: bool) -> int:
         """Return how many messages to send: enough that ramp-up does not dominate."""
         full = 2_000_000 if self.size <= 100 else 500_000
         return full // 5 if quick else full

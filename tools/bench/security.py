@@ -55,7 +55,7 @@ class SecurityResults:
     rates: dict[tuple[SecurityRow, str, str], list[float]] = field(default_factory=dict)
     authorization_costs: list[float] = field(default_factory=list)
 
-    def median(self, row: SecurityRow, broker: str, listener: str) -> float:
+    def compute_median(self, row: SecurityRow, broker: str, listener: str) -> float:
         return statistics.median(self.rates[row, broker, listener])
 
 
@@ -132,11 +132,11 @@ def write(results: SecurityResults) -> str:
 def _format_line(results: SecurityResults, row: SecurityRow) -> list[str]:
     line = [str(row)]
     for name in NAMES:
-        plain, secure = (results.median(row, name, listener) for listener in LISTENERS)
+        plain, secure = (results.compute_median(row, name, listener) for listener in LISTENERS)
         cost = 1 - secure / plain
         text = f"{cost:.0%}"
         if name == OURS and row.mode == "commit" and cost > COMMIT_COST_MAX:
             text = f"**{text} (goal {COMMIT_COST_MAX:.0%})**"
         line += [f"{plain:,.0f}", f"{secure:,.0f}", text]
-    ratio = results.median(row, OURS, "SASL_SSL") / results.median(row, KAFKA, "SASL_SSL")
+    ratio = results.compute_median(row, OURS, "SASL_SSL") / results.compute_median(row, KAFKA, "SASL_SSL")
     return [*line, format_ratio(ratio, RATIO_MIN, at_least=True)]

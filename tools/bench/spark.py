@@ -126,15 +126,15 @@ class SparkResults:
     timings: dict[Case, list[RunTiming]] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
 
-    def rate(self, case: Case) -> float:
+    def compute_rate(self, case: Case) -> float:
         """Return the median rows per second."""
         return statistics.median(case.messages / timing["seconds"] for timing in self.timings[case])
 
-    def cpu_us(self, case: Case) -> float:
+    def compute_cpu_us(self, case: Case) -> float:
         """Return the median microseconds of processor time per row."""
         return statistics.median(timing["cpu_seconds"] / case.messages * 1e6 for timing in self.timings[case])
 
-    def part_ms(self, case: Case, name: str) -> float:
+    def compute_part_ms(self, case: Case, name: str) -> float:
         """Return the median over the rounds of the median over the batches."""
         return statistics.median(timing["parts_ms"][name] for timing in self.timings[case])
 
@@ -161,7 +161,7 @@ def make_cases(master: str, *, quick: bool) -> list[Case]:
                 kind=kind,
                 connector=connector,
                 row=row,
-                messages=row.messages(quick=False) // (10 if quick else 1),
+                messages=row.choose_count(quick=False) // (10 if quick else 1),
                 master=master,
             )
             for row in shuffle(rows)
@@ -257,9 +257,14 @@ def _format_comparison(title: str, results: SparkResults, kind: str) -> str:
     for ours, theirs in zip(cases[::2], cases[1::2], strict=True):
         line = [str(ours.row)]
         for case in (ours, theirs):
-            line += [f"{results.rate(case) / 1000:,.0f} k/s", f"{results.cpu_us(case):.2f} us"]
-        line.append(format_ratio(results.rate(ours) / results.rate(theirs), RATIO_MIN, at_least=True))
-        line.append(f"{results.cpu_us(ours) / results.cpu_us(theirs):.2f}x")
+            line += [
+                f"{results.compute_rate(case) / 1000:,.0f} k/s",
+                f"{results.compute_cpu_us(case):.2f} us",
+            ]
+        line.append(
+            format_ratio(results.compute_rate(ours) / results.compute_rate(theirs), RATIO_MIN, at_least=True)
+        )
+        line.append(f"{results.compute_cpu_us(ours) / results.compute_cpu_us(theirs):.2f}x")
         lines.append(line)
     return f"### {title}\n\n{format_table(head, lines)}"
 
@@ -267,7 +272,7 @@ def _format_comparison(title: str, results: SparkResults, kind: str) -> str:
 def _format_growth(results: SparkResults) -> str:
     lines = []
     for case in [case for kind in ("sink", "source") for case in results.find_cases(kind, CORES[1])]:
-        one, two = results.rate(case), results.rate(replace(case, master=CORES[0]))
+        one, two = results.compute_rate(case), results.compute_rate(replace(case, master=CORES[0]))
         lines.append(
             [f"{case.kind}, {NAMES[case.connector]}", f"{one:,.0f}/s", f"{two:,.0f}/s", f"{two / one:.2f}x"]
         )
@@ -276,9 +281,9 @@ def _format_growth(results: SparkResults) -> str:
 
 def _format_phases(results: SparkResults) -> str:
     ours, theirs = results.find_cases("parts")
-    lines = [[text, f"{results.part_ms(ours, name):.1f} ms"] for text, name in PHASES.items()]
-    phases = sum(results.part_ms(ours, name) for name in SUMMED)
-    whole, plain = results.part_ms(ours, "addBatch"), results.part_ms(theirs, "addBatch")
+    lines = [[text, f"{results.compute_part_ms(ours, name):.1f} ms"] for text, name in PHASES.items()]
+    phases = sum(results.compute_part_ms(ours, name) for name in SUMMED)
+    whole, plain = results.compute_part_ms(ours, "addBatch"), results.compute_part_ms(theirs, "addBatch")
     miss = "" if phases <= ADDED_MS_MAX else " (missed)"
     lines += [
         ["both phases, one after the other", f"{phases:.0f} ms (goal <= {ADDED_MS_MAX:g} ms){miss}"],

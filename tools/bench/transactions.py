@@ -90,13 +90,15 @@ class TxnResults:
     open: dict[str, list[OpenTransactions]] = field(default_factory=dict)
     restarts: dict[str, list[Restart]] = field(default_factory=dict)
 
-    def median(self, key: Key, of: str) -> float:
+    def compute_median(self, key: Key, of: str) -> float:
         """Return the median of one attribute over all rounds."""
         return statistics.median(getattr(commits, of) for commits in self.commits[key])
 
-    def ratio(self, durability: str, row: TxnRow, of: str) -> float:
+    def compute_ratio(self, durability: str, row: TxnRow, of: str) -> float:
         """Return our value over Kafka's."""
-        return self.median((durability, row, OURS), of) / self.median((durability, row, KAFKA), of)
+        return self.compute_median((durability, row, OURS), of) / self.compute_median(
+            (durability, row, KAFKA), of
+        )
 
 
 def measure_commits(results: TxnResults, say: Console, durability: Durability, scale: Scale) -> None:

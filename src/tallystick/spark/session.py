@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from tallystick.spark.class_archive import find_class_archive, list_jvm_options
 from tallystick.spark.data_source import register
 from tallystick.spark.runtime.java import find_java_home
-from tallystick.spark.worker_python import worker_python
+from tallystick.spark.worker_python import find_worker_python
 
 FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for a fast start rather than speed later, for a demo and for tests."""
@@ -43,7 +43,7 @@ def spark_session(
     # Read by the JVM that PySpark starts, and by the workers that the JVM starts.
     os.environ["JAVA_HOME"] = str(find_java_home())
     is_local = master.startswith("local")
-    python = worker_python() if is_local else sys.executable
+    python = find_worker_python() if is_local else sys.executable
     # PYSPARK_DRIVER_PYTHON is for the workers of the driver itself.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -44,7 +44,7 @@ _INSTALLED: Final = ("pyspark", "py4j")
 _SHEBANG_PATH: Final = re.compile(r"[!-~]{1,120}")
 
 
-def worker_python(cache: Path | None = None) -> str:
+def find_worker_python(cache: Path | None = None) -> str:
     """Return the executable to start workers with, on this machine only.
 
     Args:
@@ -79,4 +79,4 @@ def _is_own_pyspark() -> bool:
 
 
 if __name__ == "__main__":
-    print(worker_python())
+    print(find_worker_python())

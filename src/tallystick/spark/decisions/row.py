@@ -163,14 +163,14 @@ class DecisionRow:
         decision: Decision,
         owner: ProducerIdAndEpoch,
         moves: StagedMoves,
-        in_time: Callable[[], bool] = lambda: True,
+        is_in_time: Callable[[], bool] = lambda: True,
     ) -> None:
         """Commit the decision and the moved rows in one transaction, if `owner` still owns the prefix.
 
         This is the commit point.
 
         Args:
-            in_time: called when all rows are moved; returns whether the cluster still keeps the prepared
+            is_in_time: called when all rows are moved; returns whether the cluster still keeps the prepared
                 transactions.
         Raises: PrefixTaken, VoteLost, RowsRejected: nothing is decided. InDoubt.
         """
@@ -179,7 +179,7 @@ class DecisionRow:
             owner,
             {"decision": encode_decision(decision).decode(), "nonce": decision.nonce, "done": 0},
             moves,
-            in_time,
+            is_in_time,
         )
 
     def forget(self, owner: ProducerIdAndEpoch) -> None:
@@ -191,7 +191,7 @@ class DecisionRow:
         owner: ProducerIdAndEpoch,
         values: Mapping[str, object],
         moves: StagedMoves,
-        in_time: Callable[[], bool],
+        is_in_time: Callable[[], bool],
     ) -> None:
         own_row = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(owner))
         transaction = self._store.begin()
@@ -202,7 +202,7 @@ class DecisionRow:
                 raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {owner}'s")
             for each, rows in zip(self._staging_tables, moves.rows, strict=True):
                 each.move(transaction.connection, moves.attempts, rows)
-            if not in_time():
+            if not is_in_time():
                 raise VoteLost(
                     f"{self.prefix}: moving the rows took so long that the cluster may abort the batch's "
                     "transactions before they are decided. Nothing was decided. Make batches smaller, "
@@ -335,11 +335,11 @@ class DatabaseDecisionLog:
         check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")
         began_ms = self._clock.now_ms()
 
-        def in_time() -> bool:
+        def is_in_time() -> bool:
             keeps = decision.mode == Mode.TWO_PHASE.value or not decision.participants
             return keeps or self._clock.now_ms() - began_ms < self._limit_ms
 
-        await asyncio.to_thread(self._row.decide, decision, owner, moves, in_time)
+        await asyncio.to_thread(self._row.decide, decision, owner, moves, is_in_time)
 
     async def mark_done(self, nonce: str) -> None:
         await asyncio.to_thread(self._row.mark_done, nonce)

@@ -84,7 +84,7 @@ class SourcePlanner:
     ) -> None:
         self.close()
 
-    def partitions(self) -> frozenset[TopicPartition]:
+    def list_partitions(self) -> frozenset[TopicPartition]:
         """Return the partitions that the options name and the cluster has now. Raises: UnknownOffsets."""
         match self._options.topics:
             case Matching(pattern=pattern):
@@ -139,7 +139,7 @@ class SourcePlanner:
             positions: the offsets read so far. A query that continues from Spark's own source, or from
                 `read_uncommitted`, may be past the last stable offset: it waits there.
         """
-        partitions = self.partitions()
+        partitions = self.list_partitions()
         ends = self._list_offsets(dict.fromkeys(partitions, LATEST), committed=self._options.read_committed)
         ahead_of_end = [at for at in ends if positions is not None and positions.get(at, 0) > ends[at]]
         if ahead_of_end and positions is not None and self._options.read_committed:
@@ -152,7 +152,7 @@ class SourcePlanner:
 
         Raises: UnknownOffsets if not all partitions are named, or no record is at or after the starting time.
         """
-        partitions = self.partitions()
+        partitions = self.list_partitions()
         match place:
             case Edge():
                 return self._list_offsets(
