@@ -109,7 +109,5 @@ class BrokerReports:
         errors = self._machine.loop.errors
         for context in errors:
             if not isinstance(context.get("exception"), PowerLost):
-                self._history.report(
-                    f"not handled: {context.get('message')}: {context.get('exception')!r}"
-                )
+                self._history.report(f"not handled: {context.get('message')}: {context.get('exception')!r}")
         errors.clear()
