@@ -11,7 +11,7 @@ release; and a weaker mode is used only where the user has listed it [CLI-40].
 | resume | is aborted by transaction.timeout  | is fenced only when the transaction has ended   |
 
 Recovery in doubt is a comparison. The coordinator's description of an id becomes a `TxnFinding`, and
-`ACTION_BY_FINDING` says what follows: one row per finding, one column for each combination of the wish
+`ACTION_BY_FINDING` says what follows: one row per finding, one column for each combination of the decision
 (commit or abort) and the time of the description (before this client sent a decision, or after one with an
 ambiguous answer). Under version 2 every end of a transaction bumps the epoch by one, so the producer id and
 epoch shown tell which transaction ended (KIP-890); InitProducerId bumps it again and leaves the state Empty,
@@ -165,8 +165,8 @@ class TxnRecoveryAction(Enum):
 
     END = auto()  # send the decision
     END_OTHER = auto()  # abort the open transaction: the decision was about another
-    DONE = auto()  # the wish has come true
-    UNVERIFIED = auto()  # nothing is in doubt, and it cannot be told whether the wish came true
+    DONE = auto()  # the decision was carried out
+    UNVERIFIED = auto()  # nothing is in doubt, and it cannot be told whether the decision was carried out
     CONTRADICTED = auto()  # the opposite happened: an error of its own, never a success
     FENCED = auto()  # a newer client keeps it open
     IN_DOUBT = auto()  # it was open, a decision was sent, and its outcome is unknown
@@ -180,7 +180,7 @@ class DescriptionTime(Enum):
     AFTER = auto()
 
 
-# The columns: commit wished but not sent; commit sent; abort wished but not sent; abort sent.
+# The columns: commit not sent yet; commit sent; abort not sent yet; abort sent.
 # UNVERIFIED is KIP-939's "no-op when nothing is in doubt". It is not enough for a commit that *this* client
 # sent. An abort is done as soon as the transaction is not open and was not committed.
 _COLUMNS: Final = tuple((decision, when) for decision in TxnDecision for when in DescriptionTime)
