@@ -409,8 +409,8 @@ def _find_address_problems(
             yield f"listeners: {name_by_endpoint[endpoint]} and {name} are both at {endpoint}"
         if name in advertised_at and advertised_at[name].host in WILDCARD_HOSTS:
             yield (
-                f"advertised.listeners: {name}://{advertised_at[name]} is no address that a client could "
-                "connect to"
+                f"advertised.listeners: {name}://{advertised_at[name]} is "
+                "no address a client could connect to"
             )
         if endpoint.host in WILDCARD_HOSTS and name not in advertised_at:
             yield (
