@@ -14,7 +14,7 @@ class Transaction:
     def __init__(self, path: Path) -> None:
         self.handle = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self.handle.execute("PRAGMA synchronous = FULL")
-        self.handle.execute("BEGIN IMMEDIATE")  # waits for whoever writes
+        self.handle.execute("BEGIN IMMEDIATE")  # waits for another writer
 
     def row_of(self, transactional_id: str) -> StoredState | None:
         found = self.handle.execute(f"SELECT row FROM {TABLE} WHERE id = ?", (transactional_id,)).fetchone()

@@ -105,7 +105,7 @@ class GroupMachineHarness:
         elif own is not None:
             self.answers.append((own, step.reply))
         for send in step.parked_answers:
-            check(send.ticket in self.parked_tickets, f"{send} answers nobody")
+            check(send.ticket in self.parked_tickets, f"{send} answers no request")
             self.parked_tickets.discard(send.ticket)
             self.answers.append((send.ticket, send.answer))
         return step.reply
@@ -123,10 +123,10 @@ class GroupMachineHarness:
             self.table.replay_event(entry)
 
     def _append_at_end(self, batch: bytes) -> Offset:
-        at, placed = Offset(self.log_end_offset), bytearray(batch)
-        patch_offset_and_epoch(placed, 0, at, 0)
-        self.log.append(bytes(placed))
-        self.log_end_offset += read_header(placed).record_count
+        at, data = Offset(self.log_end_offset), bytearray(batch)
+        patch_offset_and_epoch(data, 0, at, 0)
+        self.log.append(bytes(data))
+        self.log_end_offset += read_header(data).record_count
         return at
 
     def pass_time(self, by_ms: int) -> None:
@@ -179,7 +179,7 @@ def durable_view(group: ClassicGroup | None) -> object:
     if group is None:
         return None
     offsets: dict[TopicPartition, object] = dict(group.offsets)
-    settled = group.state in (GroupState.STABLE, GroupState.EMPTY)
+    is_settled = group.state in (GroupState.STABLE, GroupState.EMPTY)
     bare = not group.members and group.protocol_type is None and group.generation == 0
     if bare and not offsets and not group.pending_offsets:
         return None
@@ -199,4 +199,4 @@ def durable_view(group: ClassicGroup | None) -> object:
         group.leader_id,
         members,
     )
-    return (offsets, group.pending_offsets, membership if settled and not bare else None)
+    return (offsets, group.pending_offsets, membership if is_settled and not bare else None)

@@ -48,7 +48,7 @@ class _FileNode:
     """
 
     data: bytearray = field(default_factory=bytearray)
-    synced: bytes = b""
+    synced_data: bytes = b""
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
 
     def write(self, data: bytes) -> None:
@@ -60,21 +60,21 @@ class _FileNode:
         _resize(self.data, size)
 
     def sync(self) -> None:
-        self.synced = bytes(self.data)
+        self.synced_data = bytes(self.data)
         self.pending.clear()
 
     def crash(self, keep: SurvivingChanges, random: Random) -> None:
-        data = bytearray(self.synced)
+        data = bytearray(self.synced_data)
         count = len(self.pending)
-        kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
+        kept_count = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
         for number, (at, change) in enumerate(self.pending):
-            torn = number == kept and keep == "prefix"
-            lost = random.random() < 0.5 if keep in ("subset", "unordered") else number >= kept
+            is_torn = number == kept_count and keep == "prefix"
+            is_lost = random.random() < 0.5 if keep in ("subset", "unordered") else number >= kept_count
             if change is None:
-                if not lost:
+                if not is_lost:
                     _resize(data, at)
-            elif torn or not lost:
-                part = change[: random.randint(0, len(change))] if torn else change
+            elif is_torn or not is_lost:
+                part = change[: random.randint(0, len(change))] if is_torn else change
                 if len(data) < at:
                     _resize(data, at)  # a hole: the size reached the disk, the bytes did not
                 data[at : at + len(part)] = part
@@ -83,13 +83,13 @@ class _FileNode:
 
     def crash_choosing(self, choose: Chooser) -> None:
         """Keep each unsynced change in full or not at all, or only the first half of a write."""
-        data = bytearray(self.synced)
+        data = bytearray(self.synced_data)
         for at, change in self.pending:
             if change is None:
                 if choose(2):
                     _resize(data, at)
-            elif (kept := choose(3)) > 0:
-                part = change if kept == 1 else change[: len(change) // 2]
+            elif (is_kept := choose(3)) > 0:
+                part = change if is_kept == 1 else change[: len(change) // 2]
                 if len(data) < at:
                     _resize(data, at)
                 data[at : at + len(part)] = part
@@ -151,14 +151,14 @@ class DirectoryTree:
         paths = [*self._names, *self._dirs]
         return sorted(each[len(path) + 1 :] for each in paths if each and parent_of(each) == path)
 
-    def change(self, *named: tuple[str, _FileNode | None]) -> None:
+    def change(self, *name_changes: tuple[str, _FileNode | None]) -> None:
         """Let each path name a file, or none, in one step."""
-        for path, node in named:
+        for path, node in name_changes:
             if node is None:
                 self._names.pop(path, None)
             else:
                 self._names[path] = node
-        self._unsynced_changes.setdefault(parent_of(named[0][0]), []).append(named)
+        self._unsynced_changes.setdefault(parent_of(name_changes[0][0]), []).append(name_changes)
 
     def add_dir(self, path: str) -> None:
         self._dirs[path] = False
@@ -171,12 +171,12 @@ class DirectoryTree:
         self._unsynced_changes.pop(old, None)
         self._dirs[new] = self._dirs.pop(old)
 
-    def remove_dir(self, removed: str) -> None:
+    def remove_dir(self, directory: str) -> None:
         """Remove a directory and everything in it, durably."""
         for names in (self._durable_names, self._names):
-            for path in [path for path in names if path.startswith(f"{removed}/")]:
+            for path in [path for path in names if path.startswith(f"{directory}/")]:
                 del names[path]
-        for path in [path for path in self._dirs if path == removed or path.startswith(f"{removed}/")]:
+        for path in [path for path in self._dirs if path == directory or path.startswith(f"{directory}/")]:
             del self._dirs[path]
 
     def sync_dir(self, path: str) -> None:
@@ -190,30 +190,30 @@ class DirectoryTree:
         """Keep of the unsynced changes, to names and to files, what `keep` and the draws decide."""
         for changes in self._unsynced_changes.values():
             count = len(changes)
-            kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
+            kept_count = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
             for number, change in enumerate(changes):
-                if random.random() < 0.5 if keep == "unordered" else number < kept:
+                if random.random() < 0.5 if keep == "unordered" else number < kept_count:
                     self._apply_durably(change)
         self._keep_dirs(lambda: keep != "nothing" and (keep == "everything" or random.random() >= 0.5))
         for node in dict.fromkeys(self._names.values()):
             node.crash(keep, random)
 
-    def crash_choosing(self, choose: Chooser, derived: tuple[str, ...]) -> None:
+    def crash_choosing(self, choose: Chooser, derived_names: tuple[str, ...]) -> None:
         """Ask about each unsynced change whether it is kept; see `MemoryFileSystem.crash_choosing`."""
         names_of_derived: int | None = None
         for change in (each for changes in self._unsynced_changes.values() for each in changes):
-            if all(path.endswith(derived) for path, _ in change):
-                kept = names_of_derived = choose(2) if names_of_derived is None else names_of_derived
+            if all(path.endswith(derived_names) for path, _ in change):
+                is_kept = names_of_derived = choose(2) if names_of_derived is None else names_of_derived
             else:
-                kept = choose(2)
-            if kept:
+                is_kept = choose(2)
+            if is_kept:
                 self._apply_durably(change)
         self._keep_dirs(lambda: bool(choose(2)))
         of_derived: int | None = None
         for path, node in self._names.items():
             if not node.pending:
                 node.sync()
-            elif path.endswith(derived):
+            elif path.endswith(derived_names):
                 of_derived = choose(3) if of_derived is None else of_derived
                 keep: SurvivingChanges = ("nothing", "everything", "prefix")[of_derived]
                 node.crash(keep, Random(0))
@@ -364,7 +364,7 @@ class MemoryFileSystem:
         self._begin_life()
         self._tree.crash(keep, Random(seed))
 
-    def crash_choosing(self, choose: Chooser, derived: Sequence[str] = ()) -> None:
+    def crash_choosing(self, choose: Chooser, derived_names: Sequence[str] = ()) -> None:
         """Lose power, and ask `choose` about each unsynced change on its own whether to keep it.
 
         Args:
@@ -373,7 +373,7 @@ class MemoryFileSystem:
                 their bytes in full, in part or not at all; otherwise there would be too many combinations.
         """
         self._begin_life()
-        self._tree.crash_choosing(choose, tuple(derived))
+        self._tree.crash_choosing(choose, tuple(derived_names))
 
     def _begin_life(self) -> None:
         self.boot_count += 1
@@ -461,8 +461,8 @@ class MemoryFileSystem:
         self.apply_effect("sync_dir", path, lambda: self._tree.sync_dir(path))
 
     def free_bytes(self, path: str = "") -> int:
-        used = sum(len(node.data) for node in self._tree.nodes.values())
-        return max(0, self.capacity - used)
+        used_bytes = sum(len(node.data) for node in self._tree.nodes.values())
+        return max(0, self.capacity - used_bytes)
 
     def preallocate(self, path: str, size: int) -> None:
         file = self.open_append(path)

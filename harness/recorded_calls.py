@@ -53,9 +53,9 @@ class RecordingSyscalls(Syscalls):
         return fd
 
     def _writev(self, fd: int, buffers: Sequence[Buffer]) -> int:
-        written = os.writev(fd, buffers)
-        self.calls.append(SystemCall("write", self._paths[fd], data=b"".join(buffers)[:written]))
-        return written
+        written_bytes = os.writev(fd, buffers)
+        self.calls.append(SystemCall("write", self._paths[fd], data=b"".join(buffers)[:written_bytes]))
+        return written_bytes
 
     def _sync(self, fd: int) -> None:
         os.fsync(fd)

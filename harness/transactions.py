@@ -111,13 +111,13 @@ class TxnMachineHarness:
         self,
         transactional_id: TransactionalId,
         only: Iterable[TopicPartition] | None = None,
-        gone: Iterable[TopicPartition] = (),
+        deleted_partitions: Iterable[TopicPartition] = (),
     ) -> TxnAnswer | None:
         """Let markers reach the partitions, all or `only` these; those in `gone` no longer exist."""
         send = self.pending_markers.get(transactional_id)
         if send is None:
             return None
-        absent = frozenset(gone)
+        absent = frozenset(deleted_partitions)
         offsets: Mapping[TopicPartition, Offset | None] = MappingProxyType(
             {
                 partition: None if partition in absent else Offset(len(self.log))
@@ -159,9 +159,9 @@ class TxnMachineHarness:
         states: dict[str, list[RecordedState]] = {}
         for batch in self.log:
             for record in decode_records(batch):
-                found = decode_recorded_state(record.key or b"", record.value, record.timestamp_ms)
-                if found is not None:
-                    states.setdefault(found[0], []).append(found[1])
+                recorded_state = decode_recorded_state(record.key or b"", record.value, record.timestamp_ms)
+                if recorded_state is not None:
+                    states.setdefault(recorded_state[0], []).append(recorded_state[1])
         for name, some in states.items():
             history.note_recorded(TransactionalId(name), some)
         return history

@@ -76,7 +76,7 @@ def spark_kafka_jars() -> str:
 @cache
 def _spark_kafka_jars() -> str | Unavailable:
     try:
-        return spark_kafka.spark_jars()
+        return spark_kafka.find_spark_jars()
     except Unavailable as exc:
         return exc
 

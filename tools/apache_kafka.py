@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tools.broker_process import BrokerProcess, free_port
+from tools.broker_process import BrokerProcess, find_free_port
 from tools.maven import Jars, Unavailable
 
 VERSION: Final = "4.3.1"
@@ -79,12 +79,12 @@ _LOG4J: Final = """\
 """
 
 
-def missing() -> str | None:
+def find_missing() -> str | None:
     """Return what this machine lacks to run Apache Kafka, or None. Cost: no network."""
-    return JARS.missing()
+    return JARS.find_missing()
 
 
-def class_path() -> str:
+def find_class_path() -> str:
     """Return the class path of Kafka's server, tools and client; Maven takes the jars the first time.
 
     Raises:
@@ -96,10 +96,12 @@ def class_path() -> str:
     return f"{libs}/*"
 
 
-def java(main: str, *arguments: str, heap_mb: int = 256, jvm: Sequence[str] = QUICK_JVM) -> list[str]:
+def make_java_command(
+    main: str, *arguments: str, heap_mb: int = 256, jvm: Sequence[str] = QUICK_JVM
+) -> list[str]:
     """Return the command line that runs a Java class (or a .java source file) with Kafka's class path."""
     options = [*jvm, f"-Xmx{heap_mb}m", f"-Dlog4j2.configurationFile={LOG4J}"]
-    return ["java", *options, "-cp", class_path(), main, *arguments]
+    return ["java", *options, "-cp", find_class_path(), main, *arguments]
 
 
 def run_tool(
@@ -107,7 +109,7 @@ def run_tool(
 ) -> subprocess.CompletedProcess[str]:
     """Run one of Kafka's command-line tools by the name of its script, without `.sh`."""
     return subprocess.run(
-        java(TOOLS[tool], *arguments),
+        make_java_command(TOOLS[tool], *arguments),
         input=stdin,
         capture_output=True,
         text=True,
@@ -132,23 +134,23 @@ class ApacheKafka:
 
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        ports = [(free_port(), free_port()) for _ in range(self.nodes)]
+        ports = [(find_free_port(), find_free_port()) for _ in range(self.nodes)]
         quorum = ",".join(f"{node}@127.0.0.1:{ports[node - 1][1]}" for node in range(1, self.nodes + 1))
         for node, (client_port, controller_port) in enumerate(ports, start=1):
             home = self.directory / f"node-{node}"
             home.mkdir(exist_ok=True)
             config = home / "server.properties"
             values = {
-                **self._settings(node, client_port, controller_port),
+                **self._list_settings(node, client_port, controller_port),
                 "controller.quorum.voters": quorum,
             }
             config.write_text("".join(f"{k}={v}\n" for k, v in {**values, **self.settings}.items()))
-            command = java("kafka.Kafka", str(config), heap_mb=self.heap_mb, jvm=self.jvm)
+            command = make_java_command("kafka.Kafka", str(config), heap_mb=self.heap_mb, jvm=self.jvm)
             self.brokers.append(
                 BrokerProcess("apache-kafka", command, port=client_port, log=home / "broker.log")
             )
 
-    def _settings(self, node: int, client_port: int, controller_port: int) -> dict[str, str]:
+    def _list_settings(self, node: int, client_port: int, controller_port: int) -> dict[str, str]:
         copies = str(self.nodes)
         quorate = str(min(2, self.nodes))
         return {
@@ -179,15 +181,15 @@ class ApacheKafka:
         for node in range(1, self.nodes + 1):
             home = self.directory / f"node-{node}"
             if not (home / "data" / "meta.properties").exists():
-                done = run_tool(
+                result = run_tool(
                     "kafka-storage",
                     "format",
                     f"--cluster-id={cluster_id}",
                     "-c",
                     str(home / "server.properties"),
                 )
-                if done.returncode:
-                    raise Unavailable(f"kafka-storage format failed:\n{done.stdout}{done.stderr}")
+                if result.returncode:
+                    raise Unavailable(f"kafka-storage format failed:\n{result.stdout}{result.stderr}")
 
     def start(self, *, wait_s: float = 120.0) -> float:
         """Format if needed, start every node, wait until all answer; return the seconds of the slowest."""
@@ -220,13 +222,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         match arguments:
             case ["fetch"]:
-                print(f"Apache Kafka {VERSION} is in {Path(class_path()).parent}")
+                print(f"Apache Kafka {VERSION} is in {Path(find_class_path()).parent}")
             case ["classpath"]:
-                print(class_path())
+                print(find_class_path())
             case ["broker", *rest]:
                 _serve(Path(rest[0]) if rest else Path(tempfile.mkdtemp(prefix="apache-kafka-")))
             case [tool, *rest] if tool in TOOLS:
-                command = java(TOOLS[tool], *rest)
+                command = make_java_command(TOOLS[tool], *rest)
                 os.execvp(command[0], command)
             case _:
                 print(f"{__doc__}\nTools: {', '.join(TOOLS)}")

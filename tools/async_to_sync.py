@@ -249,34 +249,36 @@ def generate(twin: Twin) -> str:
         "# change the source and run `make format`.\n"
     )
     name = str(SOURCES / twin.target)
-    fixed = _run_ruff(name, header + translate(source), "check", "--fix", "--quiet", "--select", "I,F401")
-    return _run_ruff(name, fixed, "format")
+    sorted_text = _run_ruff(
+        name, header + translate(source), "check", "--fix", "--quiet", "--select", "I,F401"
+    )
+    return _run_ruff(name, sorted_text, "format")
 
 
 def _run_ruff(name: str, text: str, command: str, *options: str) -> str:
     arguments: list[str] = [str(RUFF), command, "--no-cache", *options, "--stdin-filename", name, "-"]
-    done = subprocess.run(arguments, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
-    if done.returncode:
-        raise ValueError(f"{name}: {done.stderr or done.stdout}")
-    return done.stdout
+    result = subprocess.run(arguments, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
+    if result.returncode:
+        raise ValueError(f"{name}: {result.stderr or result.stdout}")
+    return result.stdout
 
 
 def main() -> int:
     with ThreadPoolExecutor() as pool:
         texts = list(pool.map(generate, TWINS))
-    drifted = False
+    differs = False
     for twin, text in zip(TWINS, texts, strict=True):
         path = SOURCES / twin.target
         before = path.read_text() if path.exists() else ""
         if "--check" not in sys.argv[1:]:
             path.write_text(text)
         elif text != before:
-            drifted = True
+            differs = True
             print(f"{path.relative_to(ROOT)} is not what {twin.source} generates: run `make format`")
             print(
                 "".join(unified_diff(before.splitlines(True), text.splitlines(True), "is", "should be", n=1))
             )
-    return int(drifted)
+    return int(differs)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ _POLL_S = 0.002
 _PORTS = (10_000, 32_768)
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a free loopback port below the ephemeral range.
 
     No outgoing connection takes such a port, so a killed broker finds it free again.
@@ -39,7 +39,7 @@ def free_port() -> int:
             return port
 
 
-def answers(port: int, timeout_s: float = 5.0) -> bool:
+def is_answering(port: int, timeout_s: float = 5.0) -> bool:
     """Return whether a broker on this loopback port answers ApiVersions."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
@@ -49,7 +49,7 @@ def answers(port: int, timeout_s: float = 5.0) -> bool:
         return False
 
 
-def _tied(command: list[str]) -> list[str]:
+def _tie_to_parent(command: list[str]) -> list[str]:
     """Wrap the command so that the kernel kills it when its parent thread ends, for whatever reason.
 
     The parent is the thread that starts it (prctl(2), PR_SET_PDEATHSIG).
@@ -87,7 +87,7 @@ class BrokerProcess:
         return self._process.pid
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
@@ -105,35 +105,35 @@ class BrokerProcess:
 
         Not to be called from a worker thread: the process dies with the thread that starts it.
         """
-        if self.running:
+        if self.is_running:
             raise BrokerFailed(f"{self.name} runs already")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                _tied(self.command),
+                _tie_to_parent(self.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.env,
                 start_new_session=True,  # Ctrl-C goes to the parent program, which then stops the broker
             )
-        self._launched = time.monotonic()
+        self._launched_at_s = time.monotonic()
 
     def wait_ready(self, wait_s: float = 60.0) -> float:
         """Wait until the launched process answers, and return the seconds since its launch."""
-        while not answers(self.port):
-            if not self.running:
-                raise BrokerFailed(f"{self.name} ended while it was starting:\n{self.log_tail()}")
-            if time.monotonic() > self._launched + wait_s:
+        while not is_answering(self.port):
+            if not self.is_running:
+                raise BrokerFailed(f"{self.name} ended while it was starting:\n{self.read_log_tail()}")
+            if time.monotonic() > self._launched_at_s + wait_s:
                 self.kill()
-                raise BrokerFailed(f"{self.name} did not answer in {wait_s:g} s:\n{self.log_tail()}")
+                raise BrokerFailed(f"{self.name} did not answer in {wait_s:g} s:\n{self.read_log_tail()}")
             time.sleep(_POLL_S)
-        return time.monotonic() - self._launched
+        return time.monotonic() - self._launched_at_s
 
     def stop(self, wait_s: float = 30.0) -> int:
         """Terminate the process (SIGTERM), kill it after `wait_s`, and return its exit code."""
         if self._process is None:
             return 0
-        if self.running:
+        if self.is_running:
             self._process.terminate()
         try:
             code = self._process.wait(wait_s)
@@ -151,17 +151,17 @@ class BrokerProcess:
         self._process = None
         return code
 
-    def rss_bytes(self) -> int:
+    def read_rss_bytes(self) -> int:
         """Return the process's resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def cpu_seconds(self) -> float:
+    def read_cpu_seconds(self) -> float:
         """Return the processor time used so far, user and system, in steps of a clock tick."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def log_tail(self, lines: int = 30) -> str:
+    def read_log_tail(self, lines: int = 30) -> str:
         """Return the last lines the process printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
@@ -175,12 +175,12 @@ class BrokerProcess:
         self.stop()
 
 
-def tallystick(
+def make_tallystick_process(
     directory: Path, settings: Mapping[str, str] | None = None, *, port: int | None = None
 ) -> BrokerProcess:
     """Return a `tallystick broker` process with its data, log and settings file in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    port = port or free_port()
+    port = port or find_free_port()
     program = Path(sys.executable).with_name("tallystick")
     command = [str(program), "broker", "--data-dir", str(directory / "data")]
     command += ["--listen", f"127.0.0.1:{port}"]

@@ -40,15 +40,15 @@ A killed process loses nothing acknowledged under any of them.
 
 
 def main() -> None:
-    prefixed = {
+    settings_by_prefix = {
         name: replace(each, name=f"{LISTENER_PREFIX}<name>.{name}")
         for name, each in PREFIXED_SETTINGS.items()
     }
-    parts = [INTRODUCTION, _table(BROKER_SETTINGS, dynamic=True)]
+    parts = [INTRODUCTION, _format_table(BROKER_SETTINGS, dynamic=True)]
     parts.append("\nOnly with the prefix of a listener:\n")
-    parts.append(_table(prefixed, dynamic=True))
+    parts.append(_format_table(settings_by_prefix, dynamic=True))
     parts.append("\n## Topics\n\nEach falls back to the broker settings named, the first that is set.\n")
-    parts.append(_table(TOPIC_SETTINGS, dynamic=False))
+    parts.append(_format_table(TOPIC_SETTINGS, dynamic=False))
     parts.append("\nAccepted with their default only, there being one replica and no tiered storage:\n")
     parts.append(", ".join(f"`{name}`" for name in DEFAULT_ONLY_SETTINGS) + ".\n")
     parts.append("\n## Aliases\n")
@@ -68,7 +68,7 @@ def main() -> None:
     ]
     rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED_SETTINGS.items()]
     parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
-    TARGET.write_text("\n".join(parts + _clients()))
+    TARGET.write_text("\n".join(parts + _describe_clients()))
 
 
 CLIENTS = """
@@ -82,10 +82,10 @@ whose method `token()` returns one, and `ssl_context`, an `ssl.SSLContext` that 
 """
 
 
-def _clients() -> list[str]:
-    parts = [CLIENTS, _table(CLIENT_SETTINGS, dynamic=None)]
+def _describe_clients() -> list[str]:
+    parts = [CLIENTS, _format_table(CLIENT_SETTINGS, dynamic=None)]
     for role, settings in ROLE_SETTINGS.items():
-        parts += [f"\n### {role.capitalize()}\n", _table(settings, dynamic=None)]
+        parts += [f"\n### {role.capitalize()}\n", _format_table(settings, dynamic=None)]
     parts.append("\n### Aliases of client settings\n")
     parts.append(
         ", ".join(f"`{old}` is `{new}`" for old, new in client_names.RENAMED_SETTINGS.items()) + ".\n"
@@ -95,13 +95,13 @@ def _clients() -> list[str]:
     parts.append("\n### Refused by clients\n\nThese need features that the clients do not have.\n")
     parts.append("| name | accepted | why |\n|---|---|---|")
     rows = [(f"{prefix}*", "never", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
-    for name, (accepted, why) in client_names.REFUSED_SETTINGS.items():
-        rows.append((name, ", ".join(f"`{t}`" if t else "empty" for t in accepted) or "never", why))
+    for name, (values, why) in client_names.REFUSED_SETTINGS.items():
+        rows.append((name, ", ".join(f"`{t}`" if t else "empty" for t in values) or "never", why))
     parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
     return parts
 
 
-def _table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:
+def _format_table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:
     """Return a Markdown table of settings.
 
     Args:
@@ -111,13 +111,15 @@ def _table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:
     """
     last = "" if dynamic is None else " dynamic |" if dynamic else " falls back to |"
     rows = [f"| name | default | allowed | meaning |{last}", "|---|---|---|---|" + ("---|" if last else "")]
-    for made in settings.values():
-        default = made.format(made.default)
-        shown = "not set" if default is None else f"`{default}`" if default else "empty"
+    for setting in settings.values():
+        default = setting.format(setting.default)
+        default_text = "not set" if default is None else f"`{default}`" if default else "empty"
         extra = (
-            ("yes" if made.dynamic else "") if dynamic else ", ".join(f"`{s.name}`" for s in made.synonyms)
+            ("yes" if setting.dynamic else "")
+            if dynamic
+            else ", ".join(f"`{s.name}`" for s in setting.synonyms)
         )
-        cells = f"| `{made.name}` | {shown} | {made.describe_allowed()} | {made.doc} |"
+        cells = f"| `{setting.name}` | {default_text} | {setting.describe_allowed()} | {setting.doc} |"
         rows.append(f"{cells} {extra} |" if last else cells)
     return "\n".join(rows) + "\n"
 

@@ -49,14 +49,14 @@ def fetch() -> Path:
     Raises:
         Unavailable: this is no Debian, or apt could not download them.
     """
-    unpacked, mark = CACHE / "root", CACHE / "complete"
-    asked = "\n".join(PACKAGES)
+    root, mark = CACHE / "root", CACHE / "complete"
+    packages = "\n".join(PACKAGES)
 
     def is_complete() -> bool:
-        return mark.exists() and mark.read_text() == asked
+        return mark.exists() and mark.read_text() == packages
 
     if is_complete():
-        return unpacked
+        return root
     if lacking := [program for program in _PROGRAMS if shutil.which(program) is None]:
         raise Unavailable(
             f"{' and '.join(lacking)} not on the PATH (MariaDB and ZooKeeper are Debian's packages)"
@@ -65,46 +65,46 @@ def fetch() -> Path:
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_complete():
-            shutil.rmtree(unpacked, ignore_errors=True)
-            _take(unpacked)
-            mark.write_text(asked)
-    return unpacked
+            shutil.rmtree(root, ignore_errors=True)
+            _take(root)
+            mark.write_text(packages)
+    return root
 
 
-def mariadb() -> tuple[Path, dict[str, str]]:
+def find_mariadb() -> tuple[Path, dict[str, str]]:
     """Return the path of mariadbd, and the environment in which it finds its libraries.
 
     Raises:
-        Unavailable: the packages could not be had.
+        Unavailable: the packages are not available.
     """
-    unpacked = fetch()
-    program = unpacked / "usr" / "sbin" / "mariadbd"
+    root = fetch()
+    program = root / "usr" / "sbin" / "mariadbd"
     if program.exists():
-        libraries = sorted({str(file.parent) for file in unpacked.rglob("*.so*")})
+        libraries = sorted({str(file.parent) for file in root.rglob("*.so*")})
         return program, {"LD_LIBRARY_PATH": os.pathsep.join(libraries)}
-    if (installed := shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
+    if (system_program := shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
         raise Unavailable("mariadbd is neither installed nor in Debian's mariadb-server-core")
-    return Path(installed), {}
+    return Path(system_program), {}
 
 
-def zookeeper_class_path() -> str:
+def find_zookeeper_class_path() -> str:
     """Return the class path of ZooKeeper's server; jars that the system has are taken from there.
 
     Raises:
-        Unavailable: the packages could not be had.
+        Unavailable: the packages are not available.
     """
     if shutil.which("java") is None:
         raise Unavailable("java is not on the PATH (ZooKeeper needs Java 8 or later)")
     folders = [fetch() / "usr" / "share" / "java", Path("/usr/share/java")]
-    found = {
+    paths = {
         jar: next((f / f"{jar}.jar" for f in folders if (f / f"{jar}.jar").exists()), None) for jar in _JARS
     }
-    if lacking := [jar for jar, path in found.items() if path is None]:
+    if lacking := [jar for jar, path in paths.items() if path is None]:
         raise Unavailable(f"Debian's libzookeeper-java came without {', '.join(lacking)}.jar")
-    return os.pathsep.join(str(path) for path in found.values())
+    return os.pathsep.join(str(path) for path in paths.values())
 
 
-def _take(unpacked: Path) -> None:
+def _take(root: Path) -> None:
     apt = CACHE / "apt"
     for folder in ("lists/partial", "archives/partial"):
         (apt / folder).mkdir(parents=True, exist_ok=True)
@@ -120,14 +120,14 @@ def _take(unpacked: Path) -> None:
         command += ["-o", option]
     # Its hooks may complain about these folders: only the downloaded packages matter.
     _run([*command, "update"])
-    taken = _run([*command, "--no-install-recommends", "--download-only", "install", *PACKAGES])
-    if taken.returncode:
-        raise Unavailable(f"apt-get could not download {' and '.join(PACKAGES)}:\n{taken.stderr[-2000:]}")
-    unpacked.mkdir()
+    download = _run([*command, "--no-install-recommends", "--download-only", "install", *PACKAGES])
+    if download.returncode:
+        raise Unavailable(f"apt-get could not download {' and '.join(PACKAGES)}:\n{download.stderr[-2000:]}")
+    root.mkdir()
     for package in sorted((apt / "archives").glob("*.deb")):
-        done = _run(["dpkg", "-x", str(package), str(unpacked)])
-        if done.returncode:
-            raise Unavailable(f"dpkg could not unpack {package.name}:\n{done.stderr[-2000:]}")
+        unpacking = _run(["dpkg", "-x", str(package), str(root)])
+        if unpacking.returncode:
+            raise Unavailable(f"dpkg could not unpack {package.name}:\n{unpacking.stderr[-2000:]}")
     shutil.rmtree(apt)
 
 
@@ -142,7 +142,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as exc:
-        raise Unavailable(f"{' '.join(command[:1])} was not done in {FETCH_SECONDS_MAX} s") from exc
+        raise Unavailable(f"{' '.join(command[:1])} did not finish within {FETCH_SECONDS_MAX} s") from exc
 
 
 def main(arguments: Sequence[str]) -> int:

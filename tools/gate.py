@@ -26,12 +26,14 @@ DOCS = {
 
 def run(name: str) -> tuple[str, float, int, str]:
     """Run one step; return its name, seconds, exit code and output."""
-    started = time.monotonic()
+    began = time.monotonic()
     program, *arguments = (STEPS | DOCS)[name]
     # mkdocs-material announces its successor with every build: docs/adr/0003 covers it.
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False, env=quiet)
-    return name, time.monotonic() - started, done.returncode, done.stdout + done.stderr
+    result = subprocess.run(
+        [BIN / program, *arguments], capture_output=True, text=True, check=False, env=quiet
+    )
+    return name, time.monotonic() - began, result.returncode, result.stdout + result.stderr
 
 
 def main() -> int:

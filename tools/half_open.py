@@ -52,7 +52,7 @@ class Point:
     is_secure: bool = True
 
 
-def _hello() -> bytes:
+def _make_hello() -> bytes:
     out = ssl.MemoryBIO()
     client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost")
     try:
@@ -62,7 +62,7 @@ def _hello() -> bytes:
     return out.read()
 
 
-HELLO: Final = _hello()
+HELLO: Final = _make_hello()
 POINTS: Final = (
     Point("TLS: nothing sent"),
     Point("TLS: half a hello", plain=HELLO[: len(HELLO) // 2]),
@@ -101,7 +101,7 @@ class Victims:
         self._stack = ExitStack()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
-        self.sent = [0] * PRODUCERS
+        self.record_counts = [0] * PRODUCERS
         self.failures: list[BaseException] = []
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class Victims:
         ]
         for thread in self._threads:
             thread.start()
-        wait_until(lambda: self.failures or all(self.sent), 60)
+        wait_until(lambda: self.failures or all(self.record_counts), 60)
         return self
 
     def __exit__(
@@ -148,7 +148,7 @@ class Victims:
             with self.connect() as producer:
                 while not self._over.wait(PAUSE_S):
                     producer.send("worked", b"v").result(60)
-                    self.sent[number] += 1
+                    self.record_counts[number] += 1
         except BaseException as exc:
             self.failures.append(exc)
 
@@ -168,7 +168,7 @@ class Crowd:
 
     victims: Victims
     sockets: list[socket.socket] = field(default_factory=list)
-    refused: int = 0
+    refusals: int = 0
 
     def __post_init__(self) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -181,17 +181,17 @@ class Crowd:
         source = ADDRESSES[next(self._numbers) % len(ADDRESSES)]
         port = self.victims.ports[0 if point.is_secure else 1]
         try:
-            made = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
+            connection = socket.create_connection(("127.0.0.1", port), timeout=60, source_address=(source, 0))
             if point.tls is None:
-                made.sendall(point.plain)
+                connection.sendall(point.plain)
             else:
-                made = self._context.wrap_socket(made)
-                made.sendall(point.tls)
+                connection = self._context.wrap_socket(connection)
+                connection.sendall(point.tls)
         except OSError:
-            self.refused += 1
+            self.refusals += 1
             return
-        made.setblocking(False)
-        self.sockets.append(made)
+        connection.setblocking(False)
+        self.sockets.append(connection)
 
     def drop_ended(self) -> int:
         """Close those that the broker has ended, and return how many are left."""
@@ -223,22 +223,22 @@ class HalfOpenOutcome:
     """What one crowd came to. `sent` counts the producers' acknowledged records while it was there."""
 
     name: str
-    opened: int
-    held: int
+    connections: int
+    survivors: int
     grown_mib: float
     rss_mib: float
-    sent: int
+    records: int
     newcomer_s: float
-    left: int
+    remaining: int
 
 
-def hold(victims: Victims, points: Sequence[Point], connections: int) -> HalfOpenOutcome:
+def run_crowd(victims: Victims, points: Sequence[Point], connections: int) -> HalfOpenOutcome:
     """Open connections that stop at these points in turn, and stay until the broker has ended them.
 
     Raises:
         RuntimeError: a producer failed.
     """
-    before_mib, before_sent = victims.rss_mib, sum(victims.sent)
+    before_mib, before_sent = victims.rss_mib, sum(victims.record_counts)
     rss_mib = before_mib
     crowd = Crowd(victims)
     for number in range(connections):
@@ -249,13 +249,14 @@ def hold(victims: Victims, points: Sequence[Point], connections: int) -> HalfOpe
     with victims.connect() as newcomer:
         newcomer.send("worked", b"v").result(60)
     newcomer_s = time.monotonic() - began
-    held = crowd.drop_ended()
+    survivors = crowd.drop_ended()
     rss_mib = max(rss_mib, victims.rss_mib)
     wait_until(lambda: not crowd.drop_ended(), victims.timeout_s + SLACK_S)
-    sent_then = list(victims.sent)
+    sent_then = list(victims.record_counts)
     wait_until(
         lambda: (
-            victims.failures or all(now > then for now, then in zip(victims.sent, sent_then, strict=True))
+            victims.failures
+            or all(now > then for now, then in zip(victims.record_counts, sent_then, strict=True))
         ),
         60,
     )
@@ -264,11 +265,11 @@ def hold(victims: Victims, points: Sequence[Point], connections: int) -> HalfOpe
     name = points[0].name if len(points) == 1 else "all of them mixed"
     return HalfOpenOutcome(
         name,
-        connections - crowd.refused,
-        held,
+        connections - crowd.refusals,
+        survivors,
         rss_mib - before_mib,
         rss_mib,
-        sum(victims.sent) - before_sent,
+        sum(victims.record_counts) - before_sent,
         newcomer_s,
         len(crowd.sockets),
     )
@@ -277,12 +278,12 @@ def hold(victims: Victims, points: Sequence[Point], connections: int) -> HalfOpe
 def raise_descriptor_limit(connections: int) -> None:
     """Allow this process as many sockets; the broker, its child, gets the same limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + 1_000
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    limit = connections + 1_000
+    if soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, hard), hard))
 
 
-def table(outcomes: Sequence[HalfOpenOutcome]) -> str:
+def format_table(outcomes: Sequence[HalfOpenOutcome]) -> str:
     """Return the outcomes as a Markdown table."""
     rows = [
         "| where they stop | opened | held | RSS grows by, MiB | RSS, MiB | records | another gets in, ms |",
@@ -290,8 +291,8 @@ def table(outcomes: Sequence[HalfOpenOutcome]) -> str:
     ]
     for o in outcomes:
         rows.append(
-            f"| {o.name} | {o.opened} | {o.held} | {o.grown_mib:.0f} | {o.rss_mib:.0f} | {o.sent} "
-            f"| {o.newcomer_s * 1000:.0f} |"
+            f"| {o.name} | {o.connections} | {o.survivors} | {o.grown_mib:.0f} | {o.rss_mib:.0f} "
+            f"| {o.records} | {o.newcomer_s * 1000:.0f} |"
         )
     return "\n".join(rows)
 
@@ -303,24 +304,24 @@ def main() -> None:
     parser.add_argument("--point", type=int, action="append", default=[], help="only this one, from 0")
     parser.add_argument("--mixed", action="store_true", help="one crowd that stops at all points in turn")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
-    chosen = parser.parse_args()
-    if chosen.write and chosen.point:
+    options = parser.parse_args()
+    if options.write and options.point:
         parser.error("the table holds all points: --write goes without --point")
-    crowds = [(point,) for number, point in enumerate(POINTS) if not chosen.point or number in chosen.point]
-    raise_descriptor_limit(chosen.connections)
+    crowds = [(point,) for number, point in enumerate(POINTS) if not options.point or number in options.point]
+    raise_descriptor_limit(options.connections)
     outcomes = []
-    for points in [POINTS] if chosen.mixed else crowds:
+    for points in [POINTS] if options.mixed else crowds:
         # A broker for each: memory that one crowd freed would hide what the next one takes.
         with (
             tempfile.TemporaryDirectory(prefix="half-open-") as folder,
-            Victims(Path(folder), chosen.timeout_ms) as victims,
+            Victims(Path(folder), options.timeout_ms) as victims,
         ):
-            outcomes.append(hold(victims, points, chosen.connections))
-        print(table(outcomes).splitlines()[-1], flush=True)
-    if chosen.write:
+            outcomes.append(run_crowd(victims, points, options.connections))
+        print(format_table(outcomes).splitlines()[-1], flush=True)
+    if options.write:
         before, _, rest = DOCUMENT.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{table(outcomes)}\n{END}{after}")
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{format_table(outcomes)}\n{END}{after}")
     print(f"RSS grows by {max(o.grown_mib for o in outcomes):.0f} MiB at most, goal {RSS_MIB_GOAL}")
 
 

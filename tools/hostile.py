@@ -59,11 +59,11 @@ class Shape:
 SHAPES: Final = tuple(Shape(deep, distinct) for deep in (False, True) for distinct in (False, True))
 
 
-def request_of(spec: ApiSpec, version: int, shape: Shape, entries: int) -> Any:
+def make_request(spec: ApiSpec, version: int, shape: Shape, entries: int) -> Any:
     """Return a legal request whose long lists have `entries` entries; None if the API has no such list."""
     maker = _Maker(version, shape, entries)
-    made = maker.struct(spec.request, 0)
-    return made if maker.long_lists else None
+    request = maker.make_struct(spec.request, 0)
+    return request if maker.long_lists else None
 
 
 class _Maker:
@@ -74,42 +74,44 @@ class _Maker:
         self._serial = 0
         self.long_lists = 0
 
-    def struct(self, cls: type, depth: int) -> Any:
+    def make_struct(self, cls: type, depth: int) -> Any:
         fields = {
-            f.name: self._field(f, depth)
+            f.name: self._make_field(f, depth)
             for f in get_struct_spec(cls).fields
             if self._version in f.wire.versions and f.wire.tag is None
         }
         for f in get_struct_spec(cls).fields:
             if f.required:
-                fields.setdefault(f.name, _zero(f))
+                fields.setdefault(f.name, _find_zero(f))
         return cls(**fields)
 
-    def _field(self, f: FieldSpec, depth: int) -> Any:
+    def _make_field(self, f: FieldSpec, depth: int) -> Any:
         kind = f.wire.kind
         if isinstance(kind, ArrayType):
-            return tuple(self._value(kind.element, depth + 1) for _ in range(self._length(kind, depth)))
-        return self._named(f, kind, depth)
+            return tuple(
+                self._make_value_of(kind.element, depth + 1) for _ in range(self._choose_length(kind, depth))
+            )
+        return self._make_value(f, kind, depth)
 
-    def _length(self, kind: ArrayType, depth: int) -> int:
-        nested = not isinstance(kind.element, ScalarType) and any(
+    def _choose_length(self, kind: ArrayType, depth: int) -> int:
+        has_inner_list = not isinstance(kind.element, ScalarType) and any(
             isinstance(f.wire.kind, ArrayType) and self._version in f.wire.versions
             for f in get_struct_spec(kind.element).fields
         )
-        is_long = not nested if self._shape.deep else depth == 0
+        is_long = not has_inner_list if self._shape.deep else depth == 0
         if not is_long:
             return 1
         self.long_lists += 1
         return self._entries
 
-    def _named(self, f: FieldSpec, kind: Any, depth: int) -> Any:
+    def _make_value(self, f: FieldSpec, kind: Any, depth: int) -> Any:
         if f.name.endswith("timeout_ms") or f.name == "max_wait_ms":
             return 1000
         if f.name == "acks":
             return -1
-        return self._value(kind, depth)
+        return self._make_value_of(kind, depth)
 
-    def _value(self, kind: Any, depth: int) -> Any:
+    def _make_value_of(self, kind: Any, depth: int) -> Any:
         self._serial += 1
         number = self._serial if self._shape.distinct else 0
         if kind == STRING:
@@ -120,10 +122,10 @@ class _Maker:
             return UUID(int=0)
         if isinstance(kind, ScalarType):
             return kind.zero if kind.format in ("?", "d", "b", "h", "B", "H") else number
-        return self.struct(kind, depth)
+        return self.make_struct(kind, depth)
 
 
-def _zero(f: FieldSpec) -> Any:
+def _find_zero(f: FieldSpec) -> Any:
     return (
         ()
         if isinstance(f.wire.kind, ArrayType)
@@ -144,7 +146,7 @@ class Attack:
     body: bytes
 
 
-def attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) -> Iterator[Attack]:
+def make_attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) -> Iterator[Attack]:
     """Yield the largest legal request of each shape, of each API that has a list, without duplicates.
 
     Args:
@@ -157,22 +159,22 @@ def attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) 
             continue
         version, samples = spec.max_version, set()
         for shape in SHAPES:
-            sample = request_of(spec, version, shape, 10)
+            sample = make_request(spec, version, shape, 10)
             if sample is None or encode(sample, version) in samples:
                 continue
             samples.add(encode(sample, version))
-            count = min(entries_max, legal_entries(spec, version, shape))
+            count = min(entries_max, find_legal_entries(spec, version, shape))
             yield Attack(
-                spec, shape, version, count, encode(request_of(spec, version, shape, count), version)
+                spec, shape, version, count, encode(make_request(spec, version, shape, count), version)
             )
 
 
-def legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
+def find_legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
     """Return the number of entries in the largest request of a shape that the broker decodes."""
     # Each entry costs the same: bytes on the wire, except for its number, and memory.
     few, more = 20, 40
-    bodies = [encode(request_of(spec, version, shape, count), version) for count in (few, more)]
-    costs = [_memory_needed(spec, version, body) for body in bodies]
+    bodies = [encode(make_request(spec, version, shape, count), version) for count in (few, more)]
+    costs = [_find_memory_needed(spec, version, body) for body in bodies]
     each = (costs[1] - costs[0]) / (more - few)
     most = min(
         ARRAY_ELEMENTS_MAX,
@@ -180,13 +182,13 @@ def legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
         REQUEST_BYTES_MAX // (len(bodies[1]) // more + 4),
     )
     # max.partitions counts every entry of a Produce or a marker, but each partition of a Fetch once.
-    counted = spec.key in (ApiKey.PRODUCE, ApiKey.WRITE_TXN_MARKERS) or (
+    is_limited = spec.key in (ApiKey.PRODUCE, ApiKey.WRITE_TXN_MARKERS) or (
         spec.key == ApiKey.FETCH and shape.distinct
     )
-    return min(most, int(SETTINGS["max.partitions"])) if counted else most
+    return min(most, int(SETTINGS["max.partitions"])) if is_limited else most
 
 
-def _memory_needed(spec: ApiSpec, version: int, body: bytes) -> int:
+def _find_memory_needed(spec: ApiSpec, version: int, body: bytes) -> int:
     """Return the least `room` in which a request can be decoded."""
     low, high = 0, REQUEST_BYTES_MAX
     while low < high:
@@ -199,7 +201,7 @@ def _memory_needed(spec: ApiSpec, version: int, body: bytes) -> int:
     return low
 
 
-def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> bytes:
+def make_frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> bytes:
     """Return a request's frame."""
     header = RequestHeader(
         request_api_key=spec.key,
@@ -211,7 +213,7 @@ def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> byte
     return struct.pack(">i", len(data)) + data
 
 
-def exchange(connection: socket.socket, data: bytes) -> int:
+def send_and_receive(connection: socket.socket, data: bytes) -> int:
     """Send a request and return the size of its answer.
 
     Raises:
@@ -229,12 +231,12 @@ def receive(connection: socket.socket) -> int:
         EOFError: the broker closed the connection.
         TimeoutError: no answer came in time.
     """
-    size = int.from_bytes(_exactly(connection, 4), "big")
-    _exactly(connection, size)
+    size = int.from_bytes(_receive_exactly(connection, 4), "big")
+    _receive_exactly(connection, size)
     return size
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         more = connection.recv(min(1 << 20, size - len(data)))
@@ -273,26 +275,26 @@ class Victim:
     def _run(self) -> None:
         try:
             with connect(self.address) as connection:
-                frames = [working_produce(), working_commit()]
+                frames = [make_produce(), make_commit()]
                 while not self._over.wait(VICTIM_S):
                     began = time.perf_counter()
-                    exchange(connection, frames[len(self.waits_ms) % 2])
+                    send_and_receive(connection, frames[len(self.waits_ms) % 2])
                     self.waits_ms.append((time.perf_counter() - began) * 1000)
         except (OSError, EOFError) as exc:
             self.failure = exc
 
 
-def working_produce() -> bytes:
+def make_produce() -> bytes:
     """Return the frame that produces one record to the working client's topic."""
     record = Record(offset=0, timestamp_ms=int(time.time() * 1000), key=None, value=b"v", headers=())
     part = PartitionProduceData(index=0, records=encode_batch([record], BatchMeta()))
     request = ProduceRequest(
         acks=-1, timeout_ms=10_000, topic_data=(TopicProduceData(name=WORKED, partition_data=(part,)),)
     )
-    return frame(HANDLERS[ApiKey.PRODUCE].spec, 9, encode(request, 9), 1)
+    return make_frame(HANDLERS[ApiKey.PRODUCE].spec, 9, encode(request, 9), 1)
 
 
-def working_commit() -> bytes:
+def make_commit() -> bytes:
     """Return the frame that commits one offset for a group without members."""
     part = OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
     request = OffsetCommitRequest(
@@ -301,7 +303,7 @@ def working_commit() -> bytes:
         member_id="",
         topics=(OffsetCommitRequestTopic(name=WORKED, partitions=(part,)),),
     )
-    return frame(HANDLERS[ApiKey.OFFSET_COMMIT].spec, 8, encode(request, 8), 1)
+    return make_frame(HANDLERS[ApiKey.OFFSET_COMMIT].spec, 8, encode(request, 8), 1)
 
 
 @dataclass(frozen=True)
@@ -318,11 +320,11 @@ class Outcome:
     rss_mib: float
 
 
-def attack(broker: EmbeddedBroker, made: Iterable[Attack], seconds: float) -> Iterator[Outcome]:
+def attack(broker: EmbeddedBroker, requests: Iterable[Attack], seconds: float) -> Iterator[Outcome]:
     """Send each request for `seconds`; raise RuntimeError if the other client was not served."""
     address, process = broker.bootstrap_servers, psutil.Process(broker.pid)
-    for each in made:
-        spec, shape, data = each.spec, each.shape, frame(each.spec, each.version, each.body, 7)
+    for each in requests:
+        spec, shape, data = each.spec, each.shape, make_frame(each.spec, each.version, each.body, 7)
         victim = Victim(address)
         victim.start()
         answer: int | str = "closed"
@@ -331,7 +333,7 @@ def attack(broker: EmbeddedBroker, made: Iterable[Attack], seconds: float) -> It
         while True:
             try:
                 with connect(address) as connection:
-                    answer = exchange(connection, data)
+                    answer = send_and_receive(connection, data)
             except (EOFError, ConnectionError):
                 answer = "closed"
             except TimeoutError:
@@ -347,7 +349,7 @@ def attack(broker: EmbeddedBroker, made: Iterable[Attack], seconds: float) -> It
         yield Outcome(spec.name, shape, each.entries, len(each.body), answer, p99, waits[-1], rss / (1 << 20))
 
 
-def table(outcomes: list[Outcome]) -> str:
+def format_table(outcomes: list[Outcome]) -> str:
     """Return the outcomes as a Markdown table, the longest waits first."""
     rows = [
         "| API | shape | entries | request, KB | answer, KB | p99 of the other, ms | worst, ms | RSS, MiB |",
@@ -369,12 +371,12 @@ def prepare(broker: EmbeddedBroker) -> None:
     with connect(broker.bootstrap_servers) as connection:
         for name in (ATTACKED, WORKED):
             shape = Shape(deep=False, distinct=False)
-            request = request_of(metadata, 12, shape, 1)
-            named = type(request.topics[0])(name=name)
-            body = encode(type(request)(topics=(named,), allow_auto_topic_creation=True), 12)
-            exchange(connection, frame(metadata, 12, body, 1))
+            request = make_request(metadata, 12, shape, 1)
+            topic = type(request.topics[0])(name=name)
+            body = encode(type(request)(topics=(topic,), allow_auto_topic_creation=True), 12)
+            send_and_receive(connection, make_frame(metadata, 12, body, 1))
         body = encode(find.request(key_type=0, coordinator_keys=("workers",)), 4)
-        exchange(connection, frame(find, 4, body, 1))
+        send_and_receive(connection, make_frame(find, 4, body, 1))
 
 
 def main() -> None:
@@ -383,20 +385,20 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--api", action="append", default=[], help="only this one; may be given again")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
-    chosen = parser.parse_args()
-    if chosen.write and chosen.api:
+    options = parser.parse_args()
+    if options.write and options.api:
         parser.error("the table holds all APIs: --write goes without --api")
     outcomes = []
     with EmbeddedBroker(config=SETTINGS) as broker:
         prepare(broker)
-        for outcome in attack(broker, attacks(chosen.entries, chosen.api), chosen.seconds):
+        for outcome in attack(broker, make_attacks(options.entries, options.api), options.seconds):
             outcomes.append(outcome)
-            print(table([outcome]).splitlines()[-1], flush=True)
-    if chosen.write:
+            print(format_table([outcome]).splitlines()[-1], flush=True)
+    if options.write:
         text = DOCUMENT.read_text()
         before, _, rest = text.partition(BEGIN)
         _, _, after = rest.partition(END)
-        DOCUMENT.write_text(f"{before}{BEGIN}\n{table(outcomes)}\n{END}{after}")
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{format_table(outcomes)}\n{END}{after}")
     worst = max(outcomes, key=lambda o: o.p99_ms)
     print(f"worst p99 {worst.p99_ms:.0f} ms ({worst.api}, {worst.shape}), goal {P99_MS_GOAL}")
     print(f"most memory {max(o.rss_mib for o in outcomes):.0f} MiB, goal {RSS_MIB_GOAL}")

@@ -24,23 +24,23 @@ class Jars:
     """Artifacts and their run-time dependencies.
 
     artifacts   group, name and version of each
-    excluded    groups of which nothing is taken, because the program that runs the jars has them
+    exclusions  groups of which nothing is taken, because the program that runs the jars has them
     """
 
     name: str
     version: str
     artifacts: tuple[tuple[str, str, str], ...]
-    excluded: tuple[str, ...] = ()
+    exclusions: tuple[str, ...] = ()
 
     @property
     def home(self) -> Path:
         return CACHE / self.name / self.version
 
-    def missing(self) -> str | None:
+    def find_missing(self) -> str | None:
         """Return what this machine lacks, or None. Cost: no network."""
         if shutil.which("java") is None:
             return f"java is not on the PATH ({self.name} {self.version} needs Java 17 or later)"
-        if not self._complete() and shutil.which("mvn") is None:
+        if not self._is_complete() and shutil.which("mvn") is None:
             return f"mvn is not on the PATH (it takes the jars of {self.name} from Maven Central)"
         return None
 
@@ -52,25 +52,25 @@ class Jars:
         Raises:
             Unavailable: mvn or java is missing, or Maven failed.
         """
-        if (lack := self.missing()) is not None:
+        if (lack := self.find_missing()) is not None:
             raise Unavailable(lack)
-        if not self._complete():
+        if not self._is_complete():
             self.home.mkdir(parents=True, exist_ok=True)
             with (self.home / ".lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not self._complete():
+                if not self._is_complete():
                     self._copy()
         return self.home / "libs"
 
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         """Return whether an earlier run took every jar: it writes the request to the marker file last."""
         mark = self.home / "complete"
-        return mark.exists() and mark.read_text() == self._pom()
+        return mark.exists() and mark.read_text() == self._make_pom()
 
-    def _pom(self) -> str:
+    def _make_pom(self) -> str:
         dependencies = "".join(
-            f"<dependency>{_element('groupId', group)}{_element('artifactId', artifact)}"
-            f"{_element('version', version)}{_exclusions(self.excluded)}</dependency>\n"
+            f"<dependency>{_make_element('groupId', group)}{_make_element('artifactId', artifact)}"
+            f"{_make_element('version', version)}{_make_exclusions(self.exclusions)}</dependency>\n"
             for group, artifact, version in self.artifacts
         )
         return (
@@ -83,28 +83,29 @@ class Jars:
         libs = self.home / "libs"
         shutil.rmtree(libs, ignore_errors=True)
         pom = self.home / "pom.xml"
-        pom.write_text(self._pom())
+        pom.write_text(self._make_pom())
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={libs}", "-DincludeScope=runtime"]
-        done = subprocess.run(
+        result = subprocess.run(
             ["mvn", "--quiet", "--batch-mode", "--file", str(pom), *goal],
             capture_output=True,
             text=True,
             timeout=SECONDS_MAX,
             check=False,
         )
-        if done.returncode:
+        if result.returncode:
             raise Unavailable(
-                f"Maven could not take {self.name} {self.version}:\n{done.stdout[-2000:]}{done.stderr}"
+                f"Maven could not take {self.name} {self.version}:\n{result.stdout[-2000:]}{result.stderr}"
             )
-        (self.home / "complete").write_text(self._pom())
+        (self.home / "complete").write_text(self._make_pom())
 
 
-def _element(name: str, text: str) -> str:
+def _make_element(name: str, text: str) -> str:
     return f"<{name}>{text}</{name}>"
 
 
-def _exclusions(groups: Iterable[str]) -> str:
+def _make_exclusions(groups: Iterable[str]) -> str:
     each = "".join(
-        f"<exclusion>{_element('groupId', group)}<artifactId>*</artifactId></exclusion>" for group in groups
+        f"<exclusion>{_make_element('groupId', group)}<artifactId>*</artifactId></exclusion>"
+        for group in groups
     )
     return f"<exclusions>{each}</exclusions>" if each else ""

@@ -76,7 +76,7 @@ def read_exemptions() -> dict[str, str]:
 def run_tests(source: Path, tests: Sequence[str]) -> int:
     """Run tests on a copy of src, and return pytest's exit code."""
     options = ["-x", "-q", "-p", "no:randomly", "-p", "no:xdist", "--timeout", "120"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=ROOT,
         env={**os.environ, **REPEATABLE, "PYTHONPATH": str(source)},
@@ -84,12 +84,12 @@ def run_tests(source: Path, tests: Sequence[str]) -> int:
         stderr=subprocess.DEVNULL,
         check=False,
     )
-    return done.returncode
+    return result.returncode
 
 
 def require_copy_in_use(source: Path) -> None:
     """Exit where Python would import another tallystick than the copy."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "import tallystick; print(tallystick.__file__)"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(source)},
@@ -97,8 +97,8 @@ def require_copy_in_use(source: Path) -> None:
         text=True,
         check=True,
     )
-    if not Path(done.stdout.strip()).is_relative_to(source):
-        sys.exit(f"{done.stdout.strip()} is imported, not the copy in {source}")
+    if not Path(result.stdout.strip()).is_relative_to(source):
+        sys.exit(f"{result.stdout.strip()} is imported, not the copy in {source}")
 
 
 def run_mutations(mutations: Sequence[Mutation], copies: Sequence[Path]) -> Iterator[tuple[Mutation, int]]:
@@ -107,7 +107,7 @@ def run_mutations(mutations: Sequence[Mutation], copies: Sequence[Path]) -> Iter
     for source in copies:
         free.put(source)
 
-    def run(mutation: Mutation) -> int:
+    def run_one(mutation: Mutation) -> int:
         source = free.get()
         path = source / "tallystick" / mutation.file
         original = path.read_text()
@@ -119,29 +119,29 @@ def run_mutations(mutations: Sequence[Mutation], copies: Sequence[Path]) -> Iter
             free.put(source)
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        yield from zip(mutations, pool.map(run, mutations), strict=True)
+        yield from zip(mutations, pool.map(run_one, mutations), strict=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("invariants", nargs="*", metavar="NUMBER", help="TXN-7, ...; without any: all")
+    parser.add_argument("invariants", nargs="*", metavar="NUMBER", help="TXN-7, ...; default: all")
     parser.add_argument("--processes", type=int, default=2)
-    chosen = parser.parse_args()
-    mutations = [m for m in read_mutations() if not chosen.invariants or m.invariant in chosen.invariants]
+    options = parser.parse_args()
+    mutations = [m for m in read_mutations() if not options.invariants or m.invariant in options.invariants]
     if not mutations:
         sys.exit("no such invariant in the table")
     began, survivors = time.monotonic(), 0
     with tempfile.TemporaryDirectory() as folder:
-        copies = [Path(folder, str(number), "src") for number in range(chosen.processes)]
+        copies = [Path(folder, str(number), "src") for number in range(options.processes)]
         for copy in copies:
             shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         require_copy_in_use(copies[0])
         if run_tests(copies[0], sorted({m.test for m in mutations})) != PASSED:
             sys.exit("a test of the table fails, or cannot be run, without any change")
         for mutation, code in run_mutations(mutations, copies):
-            caught = code == FAILED
-            survivors += not caught
-            verdict = "caught" if caught else "NOT CAUGHT" if code == PASSED else f"NOT RUN ({code})"
+            is_caught = code == FAILED
+            survivors += not is_caught
+            verdict = "caught" if is_caught else "NOT CAUGHT" if code == PASSED else f"NOT RUN ({code})"
             print(f"{mutation.invariant:8}{verdict:12}{mutation.file}: {mutation.test}", flush=True)
     print(f"{len(mutations)} mutations in {time.monotonic() - began:.0f} s, {survivors} not caught")
     return 1 if survivors else 0

@@ -12,16 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def problems(tag: str, version: str, changelog: str, fragments: list[str]) -> list[str]:
+def find_problems(tag: str, version: str, changelog: str, fragments: list[str]) -> list[str]:
     """Return the reasons that prevent releasing `tag`; empty if there are none."""
     return [
         *([f"the tag is {tag}, the package v{version}"] if tag != f"v{version}" else []),
-        *([] if notes_of(version, changelog) else [f"CHANGELOG.md has no section [{version}]"]),
+        *([] if find_notes(version, changelog) else [f"CHANGELOG.md has no section [{version}]"]),
         *([f"these are in no section yet: {', '.join(fragments)}"] if fragments else []),
     ]
 
 
-def notes_of(version: str, changelog: str) -> str:
+def find_notes(version: str, changelog: str) -> str:
     """Return the changelog's section of a version, without its title."""
     sections = re.split(r"^## ", changelog, flags=re.MULTILINE)[1:]
     texts = [section.partition("\n")[2].strip() for section in sections if section.startswith(f"[{version}]")]
@@ -35,11 +35,11 @@ def main() -> int:
     )
     changelog = (ROOT / "CHANGELOG.md").read_text()
     fragments = sorted(path.name for path in (ROOT / "changes").glob("*.md") if path.name != "README.md")
-    if reasons := problems(tag, version, changelog, fragments):
+    if reasons := find_problems(tag, version, changelog, fragments):
         print(f"{tag} cannot be released: " + "; ".join(reasons))
         return 1
     for file in files:
-        Path(file).write_text(notes_of(version, changelog) + "\n")
+        Path(file).write_text(find_notes(version, changelog) + "\n")
     print(f"{tag} can be released")
     return 0
 

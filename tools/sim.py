@@ -52,23 +52,23 @@ def run_seeds(
     seeds: range, processes: int, without: Collection[FaultKind] = FAULTS_OFF
 ) -> Iterator[SimulationResult]:
     """Run all seeds in several processes and yield their results."""
-    run = partial(_run_seeds, without=without)
+    run_piece = partial(_run_seeds, without=without)
     pieces = [seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE)]
     if processes == 1:
         for piece in pieces:
-            yield from run(piece)
+            yield from run_piece(piece)
         return
     with ProcessPoolExecutor(processes) as pool:
-        for results in pool.map(run, pieces):
+        for results in pool.map(run_piece, pieces):
             yield from results
 
 
-def _seeds(text: str) -> range:
+def _parse_seeds(text: str) -> range:
     first, dots, last = text.partition("..")
     return range(int(first), int(last if dots else first) + 1)
 
 
-def _one(seed: int, without: Collection[FaultKind], *, trace: bool) -> int:
+def _show_one(seed: int, without: Collection[FaultKind], *, trace: bool) -> int:
     print(f"seed {seed}", flush=True)
     if not trace:
         logging.disable(logging.CRITICAL)
@@ -77,68 +77,70 @@ def _one(seed: int, without: Collection[FaultKind], *, trace: bool) -> int:
         print(f"  {wrong}")
     print(
         f"seed {seed}: {len(result.violations)} findings; transactions: {result.committed} committed, "
-        f"{result.aborted} aborted, {result.unknown} untold; {result.boot_count} lives of the broker, "
+        f"{result.aborted} aborted, {result.unknown} unknown; {result.boot_count} lives of the broker, "
         f"{result.requests} answers, digest {result.digest:08x}"
     )
     return 1 if result.violations else 0
 
 
-def _many(seeds: range, processes: int, without: Collection[FaultKind]) -> list[SimulationResult]:
+def _run_many(seeds: range, processes: int, without: Collection[FaultKind]) -> list[SimulationResult]:
     """Run the seeds, print the findings, and return the runs with findings."""
     print(f"seeds {seeds.start}..{seeds.stop - 1}", flush=True)
-    began, done, failed = time.monotonic(), 0, list[SimulationResult]()
-    committed = boot_count = 0
+    began, seeds_run, failures = time.monotonic(), 0, list[SimulationResult]()
+    transactions = boot_count = 0
     batches = BatchCounts()
     for result in run_seeds(seeds, processes, without):
-        done += 1
-        committed += result.committed
+        seeds_run += 1
+        transactions += result.committed
         boot_count += result.boot_count
         batches.update(result.batches)
         if result.violations:
-            failed.append(result)
+            failures.append(result)
             print(f"seed {result.seed}: {result.violations[0]}", flush=True)
-        if done % 1000 == 0:
-            print(f"{done:,} seeds, {len(failed)} failed, {time.monotonic() - began:.0f} s", flush=True)
+        if seeds_run % 1000 == 0:
+            print(
+                f"{seeds_run:,} seeds, {len(failures)} failed, {time.monotonic() - began:.0f} s", flush=True
+            )
     took = time.monotonic() - began
     print(
-        f"{done:,} seeds in {took:.0f} s ({1000 * took / max(done, 1):.1f} ms each): {len(failed)} failed; "
-        f"{committed:,} transactions committed, {boot_count:,} lives of the broker"
+        f"{seeds_run:,} seeds in {took:.0f} s ({1000 * took / max(seeds_run, 1):.1f} ms each): "
+        f"{len(failures)} failed; {transactions:,} transactions committed, {boot_count:,} lives of the broker"
     )
     print("batches:", ", ".join(f"{count:,} {name}" for name, count in sorted(batches.items())) or "none")
-    if failed:
-        print("failed:", *[result.seed for result in failed])
-    return failed
+    if failures:
+        print("failed:", *[result.seed for result in failures])
+    return failures
 
 
-def remember(path: Path, failed: Sequence[SimulationResult]) -> None:
+def append_seeds(path: Path, failures: Sequence[SimulationResult]) -> None:
     """Add seeds, each with its first finding, to the file of those that every test run repeats."""
     with path.open("a") as file:
         file.writelines(
-            f"{result.seed} {' '.join(result.violations[0].split())[:200]}\n" for result in failed
+            f"{result.seed} {' '.join(result.violations[0].split())[:200]}\n" for result in failures
         )
 
 
-def _nightly(count: int, processes: int) -> int:
+def _run_nightly(count: int, processes: int) -> int:
     base = SystemRandom().randrange(NIGHTLY_FROM, NIGHTLY_TO)
-    failed = _many(range(base, base + count), processes, FAULTS_OFF)
-    remember(KNOWN, failed)
-    if failed:
-        print(f"added to {KNOWN}; say there what each of them was")
-    return 1 if failed else 0
+    failures = _run_many(range(base, base + count), processes, FAULTS_OFF)
+    append_seeds(KNOWN, failures)
+    if failures:
+        print(f"added to {KNOWN}; describe each of them there")
+    return 1 if failures else 0
 
 
-def _chosen_off(chosen: argparse.Namespace) -> frozenset[FaultKind]:
-    if chosen.plain:
+def _list_faults_off(options: argparse.Namespace) -> frozenset[FaultKind]:
+    if options.plain:
         return frozenset(FaultKind)
-    if chosen.only:
-        return frozenset(FaultKind) - {FaultKind(name) for name in chosen.only.split(",")}
-    return FAULTS_OFF | {FaultKind(name) for name in chosen.without.split(",") if name}
+    if options.only:
+        return frozenset(FaultKind) - {FaultKind(name) for name in options.only.split(",")}
+    return FAULTS_OFF | {FaultKind(name) for name in options.without.split(",") if name}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--seeds", type=_seeds, default=_seeds("0..9999"))
+    parser.add_argument("--seeds", type=_parse_seeds, default=_parse_seeds("0..9999"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--nightly", type=int, metavar="N", help="run N new seeds; keep those that fail")
     names = ", ".join(kind.value for kind in FaultKind)
@@ -147,18 +149,18 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="switch all of these off")
     parser.add_argument("--trace", action="store_true", help="show everything that happens; with --seed")
     parser.add_argument("--digest", action="store_true", help="print a number for each run, and nothing else")
-    chosen = parser.parse_args()
-    without = _chosen_off(chosen)
-    if chosen.nightly is not None:
-        return _nightly(chosen.nightly, chosen.processes)
-    if chosen.digest:
+    options = parser.parse_args()
+    without = _list_faults_off(options)
+    if options.nightly is not None:
+        return _run_nightly(options.nightly, options.processes)
+    if options.digest:
         logging.disable(logging.CRITICAL)
-        for seed in chosen.seeds:
+        for seed in options.seeds:
             print(f"seed {seed}: digest {run_seed(seed, without=without).digest:08x}")
         return 0
-    if chosen.seed is not None:
-        return _one(chosen.seed, without, trace=chosen.trace)
-    return 1 if _many(chosen.seeds, chosen.processes, without) else 0
+    if options.seed is not None:
+        return _show_one(options.seed, without, trace=options.trace)
+    return 1 if _run_many(options.seeds, options.processes, without) else 0
 
 
 if __name__ == "__main__":

@@ -50,16 +50,16 @@ def check_extension(codec: str) -> None:
     """Check that the compiled codec is loaded, or that it is absent and everything works without it."""
     from tallystick.protocol.records import native  # noqa: PLC0415
 
-    loaded = "pure" if native.codec is None else "native"
-    check(loaded == codec, f"record codec: {loaded}")
+    codec_name = "pure" if native.codec is None else "native"
+    check(codec_name == codec, f"record codec: {codec_name}")
 
 
 def check_extras() -> None:
     """Check that each extra imports what it names, or that the error is the sentence that names the extra."""
     from tallystick import _lazy  # noqa: PLC0415
 
-    provided = set(metadata.metadata("tallystick").get_all("Provides-Extra") or ())
-    check(EXTRAS.keys() <= provided, f"extras in the metadata: {', '.join(EXTRAS)}")
+    extras = set(metadata.metadata("tallystick").get_all("Provides-Extra") or ())
+    check(EXTRAS.keys() <= extras, f"extras in the metadata: {', '.join(EXTRAS)}")
     for extra, names in EXTRAS.items():
         for name in names:
             module, _, attribute = name.partition(":")

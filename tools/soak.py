@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import create_engine
 from tests.support.servers import PostgreSQL, Unavailable, quick_place
 from tools import soak_writer
-from tools.broker_process import BrokerProcess, tallystick
+from tools.broker_process import BrokerProcess, make_tallystick_process
 from tools.soak_writer import PARTITIONS, TOPIC
 
 from tallystick.dualwrite import DualWriter, SqlStore
@@ -64,8 +64,8 @@ class Soak:
     kills: Counter[str] = field(default_factory=Counter)
 
     def start_writer(self, number: int) -> ForkServerProcess:
-        told = (number, self.broker.bootstrap, self.url)
-        process = _FORKING.Process(target=soak_writer.write, args=told, daemon=True)
+        arguments = (number, self.broker.bootstrap, self.url)
+        process = _FORKING.Process(target=soak_writer.write, args=arguments, daemon=True)
         process.start()
         return process
 
@@ -74,13 +74,13 @@ class Soak:
 
     def kill_one(self, chance: random.Random) -> None:
         """Kill one process (SIGKILL) and start it again."""
-        drawn = chance.randrange(len(self.writers) + 4)
-        if drawn < len(self.writers):
+        number = chance.randrange(len(self.writers) + 4)
+        if number < len(self.writers):
             self.kills["writers"] += 1
-            self.writers[drawn].kill()
-            self.writers[drawn].join()
-            self.writers[drawn] = self.start_writer(drawn)
-        elif drawn % 2:
+            self.writers[number].kill()
+            self.writers[number].join()
+            self.writers[number] = self.start_writer(number)
+        elif number % 2:
             self.kills["broker"] += 1
             self.broker.kill()
             self.broker.start()
@@ -102,20 +102,20 @@ class Soak:
                 writer.recover()
             engine.dispose()
 
-    def rows(self) -> int:
+    def count_rows(self) -> int:
         with psycopg.connect(self._dsn, connect_timeout=10) as connection:
-            found = connection.execute("SELECT count(*) FROM soak").fetchone()
-            return 0 if found is None else int(found[0])
+            row = connection.execute("SELECT count(*) FROM soak").fetchone()
+            return 0 if row is None else int(row[0])
 
     @property
     def _dsn(self) -> str:
         return self.url.replace("postgresql+psycopg", "postgresql")
 
-    def table(self) -> list[tuple[int, int]]:
+    def read_rows(self) -> list[tuple[int, int]]:
         with psycopg.connect(self._dsn) as connection:
             return [(int(w), int(n)) for w, n in connection.execute("SELECT * FROM soak ORDER BY writer, n")]
 
-    def shown(self) -> list[tuple[int, int]]:
+    def read_records(self) -> list[tuple[int, int]]:
         """Return every committed record, partition after partition, in log order."""
         consumer = Consumer(
             {
@@ -128,31 +128,31 @@ class Soak:
             }
         )
         consumer.assign([TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)])
-        found, ended = list[tuple[int, int]](), set[int]()
-        while len(ended) < PARTITIONS:
+        records, ended_partitions = list[tuple[int, int]](), set[int]()
+        while len(ended_partitions) < PARTITIONS:
             for message in consumer.consume(10_000, 1.0):
                 error = message.error()
                 if error is None:
                     writer, _, n = (message.value() or b"").decode().partition(":")
-                    found.append((int(writer), int(n)))
+                    records.append((int(writer), int(n)))
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    ended.add(message.partition() or 0)
+                    ended_partitions.add(message.partition() or 0)
         consumer.close()
-        return found
+        return records
 
 
-def compare(table: Sequence[tuple[int, int]], shown: Sequence[tuple[int, int]]) -> list[str]:
+def compare(table: Sequence[tuple[int, int]], records: Sequence[tuple[int, int]]) -> list[str]:
     """Return the violations: a row or record missing, duplicated, or out of its writer's order."""
     wrong = []
-    twice = [each for each, times in Counter(shown).items() if times > 1]
+    twice = [each for each, times in Counter(records).items() if times > 1]
     if twice:
         wrong.append(f"{len(twice)} records are there twice: {twice[:5]}")
-    if lost := sorted(set(table) - set(shown)):
-        wrong.append(f"{len(lost)} rows have no record: {lost[:5]}")
-    if extra := sorted(set(shown) - set(table)):
+    if missing := sorted(set(table) - set(records)):
+        wrong.append(f"{len(missing)} rows have no record: {missing[:5]}")
+    if extra := sorted(set(records) - set(table)):
         wrong.append(f"{len(extra)} records have no row: {extra[:5]}")
-    for writer in sorted({each for each, _ in shown}):
-        order = [n for each, n in shown if each == writer]
+    for writer in sorted({each for each, _ in records}):
+        order = [n for each, n in records if each == writer]
         if order != sorted(order):
             wrong.append(f"the records of writer {writer} are out of order")
     return wrong
@@ -169,34 +169,36 @@ def run(*, seconds: float, transactions: int, writers: int, seed: int) -> list[s
         engine = create_engine(url)
         SqlStore(engine).create()
         engine.dispose()
-        with tallystick(Path(folder), SETTINGS) as broker:
+        with make_tallystick_process(Path(folder), SETTINGS) as broker:
             admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
             admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
             soak = Soak(broker, database, url)
             soak.start_writers(writers)
             began = time.monotonic()
             try:
-                _disturb(soak, chance, began + seconds, began + PATIENCE * seconds, transactions)
+                _kill_at_random(soak, chance, began + seconds, began + PATIENCE * seconds, transactions)
                 took = time.monotonic() - began
                 soak.stop_writers()
             finally:
                 for process in soak.writers:
                     process.kill()
                     process.join()
-            table, shown = soak.table(), soak.shown()
-    wrong = compare(table, shown)
+            table, records = soak.read_rows(), soak.read_records()
+    wrong = compare(table, records)
     if len(table) < transactions:
         wrong.append(f"only {len(table)} of {transactions} transactions")
     kills = ", ".join(f"{soak.kills[who]} of {who}" for who in ("broker", "database", "writers"))
-    print(f"{len(table):,} transactions in {took:.0f} s, {len(shown):,} records; kill -9: {kills}")
+    print(f"{len(table):,} transactions in {took:.0f} s, {len(records):,} records; kill -9: {kills}")
     return wrong
 
 
-def _disturb(soak: Soak, chance: random.Random, until: float, latest: float, transactions: int) -> None:
+def _kill_at_random(
+    soak: Soak, chance: random.Random, until: float, latest: float, transactions: int
+) -> None:
     while True:
         time.sleep(chance.uniform(*PAUSE_S))
         now = time.monotonic()
-        if now > latest or (now > until and soak.rows() >= transactions):
+        if now > latest or (now > until and soak.count_rows() >= transactions):
             return
         soak.kill_one(chance)
 
@@ -207,14 +209,14 @@ def main() -> int:
     parser.add_argument("--transactions", type=int, default=50_000)
     parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    chosen = parser.parse_args()
-    print(f"seed {chosen.seed}", flush=True)
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
     try:
         wrong = run(
-            seconds=chosen.seconds,
-            transactions=chosen.transactions,
-            writers=chosen.writers,
-            seed=chosen.seed,
+            seconds=options.seconds,
+            transactions=options.transactions,
+            writers=options.writers,
+            seed=options.seed,
         )
     except Unavailable as exc:
         print(exc, file=sys.stderr)

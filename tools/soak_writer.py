@@ -34,12 +34,12 @@ def write(number: int, bootstrap: str, url: str) -> None:
         while not stopping.is_set():
             try:
                 writer.recover()
-                _pay(number, writer, stopping)
+                _write_until_stopped(number, writer, stopping)
             except (TallystickError, InDoubt, DBAPIError):
                 stopping.wait(RETRY_S)
 
 
-def _pay(number: int, writer: "DualWriter[object]", stopping: threading.Event) -> None:
+def _write_until_stopped(number: int, writer: "DualWriter[object]", stopping: threading.Event) -> None:
     """Write one row and one record per transaction; the row's number is the next one missing in the table."""
     n = None
     while not stopping.is_set():

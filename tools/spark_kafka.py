@@ -24,11 +24,11 @@ JARS: Final = Jars(
         ("org.apache.commons", "commons-pool2", "2.12.0"),
     ),
     # PySpark provides their other dependencies.
-    excluded=("*",),
+    exclusions=("*",),
 )
 
 
-def spark_jars() -> str:
+def find_spark_jars() -> str:
     """Return the value of `spark.jars`.
 
     Raises:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             case ["fetch"]:
                 print(f"Spark's Kafka connector {VERSION} is in {JARS.take()}")
             case ["classpath"]:
-                print(spark_jars())
+                print(find_spark_jars())
             case _:
                 print(__doc__)
                 return 2

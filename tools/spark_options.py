@@ -12,12 +12,12 @@ _BEGIN: Final = "<!-- options: python -m tools.spark_options -->\n"
 _END: Final = "<!-- end of options -->\n"
 
 
-def block() -> str:
+def make_block() -> str:
     """Return the tables, from mark to mark."""
-    return _BEGIN + "\n".join(_tables()) + "\n" + _END
+    return _BEGIN + "\n".join(_format_tables()) + "\n" + _END
 
 
-def shown(text: str) -> str:
+def find_block(text: str) -> str:
     """Return the part of `text` between the marks, marks included.
 
     Raises:
@@ -27,38 +27,43 @@ def shown(text: str) -> str:
     return text[begin : text.index(_END) + len(_END)]
 
 
-def _tables() -> Iterator[str]:
+def _format_tables() -> Iterator[str]:
     for side, title in ((ConnectorSide.SOURCE, "Reading"), (ConnectorSide.SINK, "Writing")):
         yield f"\n### {title}\n"
         yield "| option | values | default | meaning |"
         yield "|---|---|---|---|"
         for option in OPTIONS:
             if side in option.sides:
-                cells = (f"`{option.name}`", _cell(option.values), _cell(option.default), _what(option))
+                cells = (
+                    f"`{option.name}`",
+                    _escape_cell(option.values),
+                    _escape_cell(option.default),
+                    _describe(option),
+                )
                 yield f"| {' | '.join(cells)} |"
 
 
-def _what(option: Option) -> str:
+def _describe(option: Option) -> str:
     query = ""
     if len(option.queries) == 1:
         otherwise = "; ignored otherwise" if option.ignored_elsewhere else ""
         query = f" {option.queries[0].value.capitalize()} only{otherwise}."
     match option.support:
         case OptionSupport.SUPPORTED:
-            return _cell(option.doc) + query
+            return _escape_cell(option.doc) + query
         case OptionSupport.NO_EFFECT:
-            return f"*Accepted without effect.* {_cell(option.doc)}"
+            return f"*Accepted without effect.* {_escape_cell(option.doc)}"
         case OptionSupport.REFUSED:
-            return f"*Refused*: {_cell(option.doc)}."
+            return f"*Refused*: {_escape_cell(option.doc)}."
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return re.sub(r"\|", r"\\|", text)
 
 
 def main() -> None:
     text = GUIDE.read_text()
-    GUIDE.write_text(text.replace(shown(text), block()))
+    GUIDE.write_text(text.replace(find_block(text), make_block()))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ _BEGIN: Final = "<!-- diagram: python -m tools.state_diagrams -->\n"
 _END: Final = "<!-- end of diagram -->\n"
 
 
-def coordinator() -> Iterator[str]:
+def draw_coordinator() -> Iterator[str]:
     """Yield an arrow for each transition that the transaction coordinator accepts."""
     yield "stateDiagram-v2"
     in_the_log = [state for state in TxnState if PREVIOUS_STATES.get(state)]
@@ -26,7 +26,7 @@ def fill(text: str) -> str:
     """Return the page with the diagram between its marks drawn anew."""
     head, rest = text.split(_BEGIN)
     _, tail = rest.split(_END)
-    return head + _BEGIN + "```mermaid\n" + "\n".join(coordinator()) + "\n```\n" + _END + tail
+    return head + _BEGIN + "```mermaid\n" + "\n".join(draw_coordinator()) + "\n```\n" + _END + tail
 
 
 if __name__ == "__main__":

@@ -58,14 +58,14 @@ class SimAdministrator:
         *,
         look: Callable[[Collection[TopicPartition]], list[Partition]],
         scan: Callable[[Partition], list[LogBatch]],
-        deleted: Callable[[str], None],
+        on_delete: Callable[[str], None],
     ) -> None:
         self._network = network
         self._history = history
         self._random = random
         self._find_partitions = look
         self._scan = scan
-        self._on_topic_replaced = deleted
+        self._on_topic_replaced = on_delete
         # Topics being deleted and recreated: until the answer comes, a name may stand for either topic.
         self.topics_in_replacement: set[str] = set()
 
@@ -81,7 +81,7 @@ class SimAdministrator:
     async def _replace_topic(self, topic: str, partitions: Collection[TopicPartition]) -> None:
         """Delete a topic and create it again; give up if the deletion keeps being refused."""
         history = self._history
-        before = self._texts_not_in_flight(history.texts_of(partitions, acknowledged=True))
+        before = self._texts_not_in_flight(history.texts_of(partitions, acknowledged_only=True))
         history.may_be_deleted |= history.texts_of(partitions)
         self.topics_in_replacement.add(topic)
         was_deleted = await self._delete(topic)

@@ -65,7 +65,7 @@ class CallerProcess:
         self.is_over = False  # the whole run
         self.is_in_batch = False  # a batch of several units has been open
         self.begun_units: set[int] = set()  # whose callers have not been told
-        self.died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._kill = kill
         self._effect_count = 0
 
@@ -90,8 +90,8 @@ class CallerProcess:
     def die(self) -> None:
         """End the process, as `kill -9` does."""
         self.is_dead = True
-        if not self.died.done():
-            self.died.set_result(None)
+        if not self.death.done():
+            self.death.set_result(None)
 
     def note_unit(self, unit: SimUnit, count: int) -> None:
         """Note that a unit begins, as the `count`th of its batch: from the first second one effects count."""
@@ -129,14 +129,14 @@ class ProcessNetwork:
 class UnitProducer(ProductProducer):
     """A producer that gathers records, and sends them at times or at the latest when it prepares."""
 
-    def __init__(self, inner: SimProducer, around: "SharedWriters") -> None:
-        super().__init__(inner, around.history)
-        self._around = around
-        self._gathered: list[tuple[TopicPartition, bytes]] = []
+    def __init__(self, inner: SimProducer, shared_writers: "SharedWriters") -> None:
+        super().__init__(inner, shared_writers.history)
+        self._shared_writers = shared_writers
+        self._buffered_records: list[tuple[TopicPartition, bytes]] = []
         self._failure: AbortRequired | None = None  # of the transaction, until it is aborted
 
     async def begin_transaction(self) -> None:
-        self._gathered.clear()
+        self._buffered_records.clear()
         self._failure = None
         await super().begin_transaction()
 
@@ -148,8 +148,8 @@ class UnitProducer(ProductProducer):
             raise self._failure
         if key == _BAD_RECORD:
             raise TooLarge("Produce", topic, ErrorCode.MESSAGE_TOO_LARGE)
-        self._gathered.append((TopicPartition(topic, partition), value))
-        if self._around.random.random() < 0.3:
+        self._buffered_records.append((TopicPartition(topic, partition), value))
+        if self._shared_writers.random.random() < 0.3:
             with suppress(AbortRequired):  # a record that is not delivered fails the transaction, not `send`
                 await self.flush()
 
@@ -157,13 +157,13 @@ class UnitProducer(ProductProducer):
         """Send what was gathered, in order. Raises: AbortRequired, Fenced."""
         if self._failure is not None:
             raise self._failure
-        while self._gathered:
-            partition, value = self._gathered.pop(0)
+        while self._buffered_records:
+            partition, value = self._buffered_records.pop(0)
             txn = self.require_txn()
             number, attempt, count = map(int, value.split(b":"))
             # The name that the simulated client gives to its next record.
             text = f"{self.inner.name}:{txn.number}:{len(txn.records)}"
-            self._around.units[number].texts[text] = attempt, count
+            self._shared_writers.units[number].texts[text] = attempt, count
             try:
                 await self._call("Produce", self.inner.send([partition], 1))
             except AbortRequired as exc:
@@ -293,7 +293,7 @@ class SharedWriters:
         process = self._begin_process(kill)
         store = BatchStore(self.server, process)
         life = asyncio.get_running_loop().create_task(self._live(name, process, store))
-        await asyncio.wait([life, process.died], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([life, process.death], return_when=asyncio.FIRST_COMPLETED)
         if not process.is_dead:
             life.result()
             process.die()  # it ends by itself, with its pool closed or not
@@ -400,10 +400,10 @@ class SharedWriters:
 class UnitWork:
     """The work of one unit: rows, a count and records, and the faults that its caller makes."""
 
-    def __init__(self, unit: SimUnit, around: SharedWriters, process: CallerProcess) -> None:
-        random, plan = around.random, around.plan
+    def __init__(self, unit: SimUnit, shared_writers: SharedWriters, process: CallerProcess) -> None:
+        random, plan = shared_writers.random, shared_writers.plan
         self._unit = unit
-        self._around = around
+        self._shared_writers = shared_writers
         self._process = process
         self._is_late_error = random.random() < plan.late_constraint
         is_bad = bool(unit.partitions) and random.random() < plan.bad_record
@@ -411,7 +411,7 @@ class UnitWork:
 
     async def run(self, txn: UnitTransaction[BatchTransaction]) -> int:
         """Do the work once more; return the count."""
-        unit, random, plan = self._unit, self._around.random, self._around.plan
+        unit, random, plan = self._unit, self._shared_writers.random, self._shared_writers.plan
         unit.attempts += 1
         attempt = unit.attempts
         self._process.note_unit(unit, txn.handle.unit_count + 1)
@@ -428,6 +428,6 @@ class UnitWork:
             if random.random() < plan.unit_raises:
                 raise UnitRefused(str(unit))
         except (UnitRefused, StatementFailed):
-            unit.raised.add(attempt)
+            unit.raised_attempts.add(attempt)
             raise
         return count

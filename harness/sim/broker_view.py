@@ -31,7 +31,7 @@ class BrokerView:
 
     def scan(self, partition: Partition) -> list[checkers.LogBatch]:
         """Return the batches of a partition."""
-        with self._disk.suspended():
+        with self._disk.suspend():
             return checkers.scan_partition(partition)
 
     def log_start_offset(self, name: TopicPartition) -> int:
@@ -42,7 +42,7 @@ class BrokerView:
     def check_stable_offsets(self, names: Collection[TopicPartition]) -> None:
         """Report each last stable offset that is past an open transaction."""
         for partition in self.find_partitions(names):
-            with self._disk.suspended():
+            with self._disk.suspend():
                 for wrong in checkers.check_stable_offset(partition):
                     self._history.report(wrong)
 
@@ -88,7 +88,7 @@ class BrokerReports:
 
     def __init__(self, machine: BrokerMachine, history: History, *, may_lose: bool) -> None:
         self.hanging: set[tuple[TopicPartition, ProducerId]] = set()
-        self.forced: dict[ProducerIdAndEpoch, ForcedCause] = {}
+        self.forced_causes: dict[ProducerIdAndEpoch, ForcedCause] = {}
         self._machine = machine
         self._history = history
         self._may_lose = may_lose
@@ -100,7 +100,7 @@ class BrokerReports:
             return
         entries = broker.transactions.list_entries()
         for entry in () if isinstance(entries, Reject) else entries:
-            self.forced.update((outcome.writer, outcome.cause) for outcome in entry.forced_outcomes)
+            self.forced_causes.update((outcome.writer, outcome.cause) for outcome in entry.forced_outcomes)
         comparison = broker.startup_comparison
         for open_ in () if comparison is None else comparison.hanging_transactions:
             if not self._may_lose:
@@ -112,7 +112,5 @@ class BrokerReports:
         errors = self._machine.loop.errors
         for context in errors:
             if not isinstance(context.get("exception"), PowerLost):
-                self._history.report(
-                    f"nobody handled: {context.get('message')}: {context.get('exception')!r}"
-                )
+                self._history.report(f"not handled: {context.get('message')}: {context.get('exception')!r}")
         errors.clear()

@@ -54,7 +54,7 @@ def scan_partition(partition: Partition, *, with_texts: bool = True) -> list[Log
                 )
             commit = None if marker is None else marker.control_type is ControlType.COMMIT
             # Compaction takes the marker out of its batch and keeps the batch for the producer's state: it
-            # ends nothing, and it is nobody's data.
+            # ends nothing and holds no data.
             is_emptied = header.is_control and marker is None
             transactional = header.is_transactional and not is_emptied
             batches.append(
@@ -142,14 +142,16 @@ def check_producer_id(history: History, exchange: RequestExchange, *, forgets: b
         return
     owner = request.transactional_id or ""
     pair = ProducerIdAndEpoch(ProducerId(response.producer_id), ProducerEpoch(response.producer_epoch))
-    issued = history.issued_identities.setdefault(owner, IssuedIdentities())
+    identities = history.issued_identities.setdefault(owner, IssuedIdentities())
     requester = ProducerIdAndEpoch(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
     claims_anew = request.producer_id < 0
-    newest = issued.newest
+    newest = identities.newest
     exchange_text = f"{owner}: {exchange.api.name} by {requester} is answered {pair}"
-    is_stranger = pair.producer_id not in issued.producer_ids and forgets
-    if issued.before is not None and not (claims_anew or is_stranger or requester in (newest, issued.before)):
-        history.report(f"{exchange_text}, though {newest} came after {issued.before} and it")  # I5
+    is_stranger = pair.producer_id not in identities.producer_ids and forgets
+    if identities.before is not None and not (
+        claims_anew or is_stranger or requester in (newest, identities.before)
+    ):
+        history.report(f"{exchange_text}, though {newest} came after {identities.before} and it")  # I5
     if newest == pair:
         if claims_anew or requester == newest:
             history.report(f"{exchange_text}, which was handed out before")
@@ -157,10 +159,10 @@ def check_producer_id(history: History, exchange: RequestExchange, *, forgets: b
     if newest is not None and pair.producer_id == newest.producer_id:
         if pair.epoch < newest.epoch:
             history.report(f"{exchange_text} after {newest}")
-    elif pair.producer_id in issued.producer_ids:
+    elif pair.producer_id in identities.producer_ids:
         history.report(f"{exchange_text}, a producer id from before {newest}")
-    issued.before, issued.newest = requester if is_stranger and not claims_anew else newest, pair
-    issued.producer_ids.add(pair.producer_id)
+    identities.before, identities.newest = requester if is_stranger and not claims_anew else newest, pair
+    identities.producer_ids.add(pair.producer_id)
 
 
 def check_answer(history: History, exchange: RequestExchange) -> None:
@@ -224,7 +226,7 @@ def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[st
             visible_texts
             and not txn.commit_requested
             and txn.version >= 2
-            and txn.writer not in history.reused
+            and txn.writer not in history.reused_identities
         ):
             yield f"{txn} was never committed, yet visible: {visible_texts}"
 
@@ -268,7 +270,7 @@ def check_markers(
     for partition, transactions in decisions.items():
         for signer, commit, writer in transactions.markers:
             txn = None if writer is None else history.by_writer.get(writer)
-            if txn is None or writer is None or writer in history.reused:
+            if txn is None or writer is None or writer in history.reused_identities:
                 continue
             if (partition, writer.producer_id) in hanging or writer in history.partly_aborted:
                 continue
@@ -291,7 +293,7 @@ def check_database(
     history: History,
     database: SimDatabase,
     visible: Mapping[TopicPartition, Sequence[str]],
-    forced: Mapping[ProducerIdAndEpoch, ForcedCause],
+    forced_causes: Mapping[ProducerIdAndEpoch, ForcedCause],
 ) -> Iterator[str]:
     """Yield each difference between the database's transactions and the log's (2).
 
@@ -308,13 +310,18 @@ def check_database(
         row = database.rows.get(txn.owner)
         if row is None or not txn.records:
             continue
-        in_log, in_row = not txn.records.keys().isdisjoint(texts), txn.number in row.committed
+        in_log, in_row = not txn.records.keys().isdisjoint(texts), txn.number in row.committed_numbers
         if in_log and not in_row:
             yield f"{txn} is in the log, and its database never decided it"
         must_be_in_log = history.required_texts(txn) or not (history.may_be_deleted or txn.aborted_partitions)
-        if in_row and not in_log and must_be_in_log and (txn.writer is None or txn.writer not in forced):
+        if (
+            in_row
+            and not in_log
+            and must_be_in_log
+            and (txn.writer is None or txn.writer not in forced_causes)
+        ):
             yield f"{txn} is in the database and not in the log, and no forced outcome says why"
-    for writer, cause in forced.items():
+    for writer, cause in forced_causes.items():
         txn_of_writer = history.by_writer.get(writer)
         if txn_of_writer is not None and txn_of_writer.two_phase and cause is ForcedCause.TIMED_OUT:
             yield f"I6: {txn_of_writer} never times out, yet it did"
@@ -344,7 +351,7 @@ def check_entries(
             yield f"{partition}: producer {producer_id} is open since {first_offset} when everything is over"
 
 
-def check_offset(history: History, owner: str, committed: int | None) -> Iterator[str]:
+def check_offset(history: History, owner: str, committed_number: int | None) -> Iterator[str]:
     """Check that a group's offset is that of its owner's last committed transaction with an offset (1).
 
     Args:
@@ -363,9 +370,10 @@ def check_offset(history: History, owner: str, committed: int | None) -> Iterato
         elif txn.commit_requested and txn.reported_outcome is None:
             possible.add(txn.number)
     last_number = certain[-1].number if certain else None
-    if committed != last_number and committed not in possible:
+    if committed_number != last_number and committed_number not in possible:
         alternatives = f", or one of {sorted(possible)}" if possible else ""
-        yield f"{owner}: its group has the offset of transaction {committed}, not {last_number}{alternatives}"
+        expectation = f"{last_number}{alternatives}"
+        yield f"{owner}: its group has the offset of transaction {committed_number}, not {expectation}"
 
 
 TRANSACTION_END_APIS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})

@@ -126,7 +126,7 @@ class SimProducer:
         self._on_step = step
         self._gives_up = gives_up
         self._sequences: dict[TopicPartition, int] = {}
-        self._acknowledged: dict[TopicPartition, int] = {}  # the number after the last acknowledged
+        self._acknowledged_ends: dict[TopicPartition, int] = {}  # the number after the last acknowledged
         self._out_of_order = False
         self._added_partitions: set[TopicPartition | str] = set()
         self._has_unanswered = False
@@ -171,7 +171,7 @@ class SimProducer:
         return "any time" if self.profile.version >= 2 else "none"
 
     async def init(
-        self, *, keep: bool = False, expected: ProducerIdAndEpoch | None = None
+        self, *, keep: bool = False, current: ProducerIdAndEpoch | None = None
     ) -> ProducerIdAndEpoch | None:
         """Send InitProducerId.
 
@@ -188,8 +188,8 @@ class SimProducer:
         request = InitProducerIdRequest(
             transactional_id=self.name,
             transaction_timeout_ms=self.profile.timeout_ms,
-            producer_id=-1 if expected is None else expected.producer_id,
-            producer_epoch=-1 if expected is None else expected.epoch,
+            producer_id=-1 if current is None else current.producer_id,
+            producer_epoch=-1 if current is None else current.epoch,
             enable_2pc=self.profile.two_phase,
             keep_prepared_txn=keep,
         )
@@ -208,7 +208,7 @@ class SimProducer:
         # KIP-360: sequence numbers begin at 0 under a new epoch.
         if pair != self.identity:
             self._sequences.clear()
-            self._acknowledged.clear()
+            self._acknowledged_ends.clear()
         self.identity = pair
 
     # -- a transaction ---------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class SimProducer:
             # Under an epoch that goes on, a late batch could join the next transaction.
             repeats: Repeats = "at once" if self.profile.reuses_sequences else "any time"
             response = await self._send_until_answered(
-                request, version, ProduceResponse, lambda found: (), repeats=repeats
+                request, version, ProduceResponse, lambda response: (), repeats=repeats
             )
             for _, texts in batches.values():
                 self._history.answered_ms.update(dict.fromkeys(texts, now_ms()))
@@ -286,8 +286,8 @@ class SimProducer:
                 partition = TopicPartition(topic.name, result.index)
                 code = ErrorCode(result.error_code)
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                    txn.acknowledged.update(batches[partition][1])
-                    self._acknowledged[partition] = self._sequences[partition]
+                    txn.acknowledged_texts.update(batches[partition][1])
+                    self._acknowledged_ends[partition] = self._sequences[partition]
                 elif code in RETRIABLE:
                     retries.append(partition)
                 else:
@@ -383,11 +383,11 @@ class SimProducer:
         if self.profile.version >= 2:
             self._set_identity(_identity(response.producer_id, response.producer_epoch))
         elif not commit and self.profile.reuses_sequences and not self._out_of_order:
-            self._sequences = dict(self._acknowledged)
+            self._sequences = dict(self._acknowledged_ends)
         elif not commit and (self._has_unanswered or self._out_of_order):
             self._out_of_order = False
             # A request without a reply may still arrive; under the next epoch it is refused (KIP-360).
-            await self.init(expected=self.identity)
+            await self.init(current=self.identity)
 
     def _current_txn(self) -> SimTxn:
         if self.txn is None:
@@ -433,8 +433,8 @@ def _offset_codes(response: TxnOffsetCommitResponse) -> tuple[int, ...]:
 
 def pick_partitions(random: Random, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
     """Pick some of the partitions, at least one, in order."""
-    chosen = random.sample(range(len(partitions)), random.randint(1, len(partitions)))
-    return [partitions[i] for i in sorted(chosen)]
+    indexes = random.sample(range(len(partitions)), random.randint(1, len(partitions)))
+    return [partitions[i] for i in sorted(indexes)]
 
 
 def draw_profiles(random: Random, level: int) -> dict[str, ClientProfile]:
@@ -445,7 +445,7 @@ def draw_profiles(random: Random, level: int) -> dict[str, ClientProfile]:
         level: the transaction.version that the run begins with.
     """
     profiles = dict[str, ClientProfile]()
-    owners = ["plain-a", "plain-b", *(f"spent-{left}" for left in EPOCHS_REMAINING)]
+    owners = ["plain-a", "plain-b", *(f"spent-{epochs}" for epochs in EPOCHS_REMAINING)]
     for owner in random.sample(owners, random.randint(1, 3)):
         version = random.choice((2, 2, 2, 1))
         keeps = version == 2 == level and random.random() < 0.5

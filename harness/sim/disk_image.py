@@ -55,10 +55,10 @@ def build_disk_image(level: int) -> DiskImage:
         for name, partitions in TOPICS.items():
             await broker.topic_controller.create(TopicSpec(name, partitions))
         await broker.transactions.ensure_topic()
-        for left in EPOCHS_REMAINING:
-            owner = TransactionalId(f"spent-{left}")
+        for epochs in EPOCHS_REMAINING:
+            owner = TransactionalId(f"spent-{epochs}")
             client = ProducerIdAndEpoch(
-                await broker.generate_producer_id(), ProducerEpoch(INT16_MAX - 1 - left)
+                await broker.generate_producer_id(), ProducerEpoch(INT16_MAX - 1 - epochs)
             )
             entry = TxnEntry(
                 transactional_id=owner,
@@ -69,11 +69,11 @@ def build_disk_image(level: int) -> DiskImage:
                 transaction_version=level,
                 updated_ms=TimestampMs(START_MS),
             )
-            found = broker.topics.find_partition(TRANSACTION_STATE_TOPIC, partition_for(owner, 2))
-            if found is None:
+            partition = broker.topics.find_partition(TRANSACTION_STATE_TOPIC, partition_for(owner, 2))
+            if partition is None:
                 raise RuntimeError("there is no __transaction_state")
             batch = encode_batch_of([EntryStored(entry=entry)], TimestampMs(START_MS), level)
-            await found.append_durably(batch, AppendOrigin.COORDINATOR)
+            await partition.append_durably(batch, AppendOrigin.COORDINATOR)
         await broker.stop()
 
     task = machine.loop.create_task(furnish())

@@ -24,7 +24,7 @@ class DatabaseRow:
 
     token: ProducerIdAndEpoch | None = None
     generation: int = 0
-    committed: set[int] = field(default_factory=set)
+    committed_numbers: set[int] = field(default_factory=set)
 
 
 class SimDatabase:
@@ -49,7 +49,7 @@ class SimDatabase:
         if row.generation != generation:
             raise GenerationFenced
         row.token = txn.writer
-        row.committed.add(txn.number)
+        row.committed_numbers.add(txn.number)
 
 
 async def recover_dual_write(producer: SimProducer, database: SimDatabase, history: History) -> int:

@@ -28,31 +28,31 @@ class FailingDisk:
         plan: Sequence[FailingCalls],
         now_s: Callable[[], float],
         random: Random,
-        met: Callable[[], None],
+        on_failure: Callable[[], None],
     ) -> None:
-        self._suspended = False
+        self._is_suspended = False
         self.is_quiet = False
         self._plan = plan
         self._now_s = now_s
         self._random = random
-        self._on_failure = met
+        self._on_failure = on_failure
 
     @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspend(self) -> Iterator[None]:
         """Let every call succeed while a checker reads the broker's own files."""
-        self._suspended = True
+        self._is_suspended = True
         try:
             yield
         finally:
-            self._suspended = False
+            self._is_suspended = False
 
     def __call__(self, name: str, path: str) -> OSError | None:
-        if self._suspended or self.is_quiet:
+        if self._is_suspended or self.is_quiet:
             return None
         now_s = self._now_s()
         for each in self._plan:
-            concerned = each.begins_s <= now_s < each.ends_s and name in CALLS_BY_ERRNO[each.error]
-            if concerned and self._random.random() < each.chance:
+            is_concerned = each.begins_s <= now_s < each.ends_s and name in CALLS_BY_ERRNO[each.error]
+            if is_concerned and self._random.random() < each.chance:
                 self._on_failure()
                 return OSError(each.error, os.strerror(each.error), path)
         return None

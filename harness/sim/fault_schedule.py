@@ -44,8 +44,10 @@ class FaultSchedule:
 
     def _fill_disk(self, room: int | None) -> None:
         fs = self._machine.fs
-        used = UNLIMITED - fs.free_bytes() if fs.capacity == UNLIMITED else fs.capacity - fs.free_bytes()
-        fs.capacity = UNLIMITED if room is None or self._is_stopped else used + room
+        used_bytes = (
+            UNLIMITED - fs.free_bytes() if fs.capacity == UNLIMITED else fs.capacity - fs.free_bytes()
+        )
+        fs.capacity = UNLIMITED if room is None or self._is_stopped else used_bytes + room
 
     def _break_disk(self) -> None:
         if not self._is_stopped:

@@ -98,9 +98,9 @@ class FaultPlan(Value, kw_only=True):
     @property
     def may_lose_acknowledged(self) -> bool:
         """Whether acknowledged records can be lost, because they were not synced before the disk failed."""
-        unkept = any(loss.keep != "everything" for loss in self.power_losses)
-        broken = bool(self.disk_breaks_at_s or self.failing_calls)
-        return self.flush_policy != "ack" and (unkept or broken)
+        loses_changes = any(loss.keep != "everything" for loss in self.power_losses)
+        disk_fails = bool(self.disk_breaks_at_s or self.failing_calls)
+        return self.flush_policy != "ack" and (loses_changes or disk_fails)
 
     @property
     def may_confuse_topics(self) -> bool:
@@ -162,10 +162,10 @@ def draw_faults(random: Random) -> FaultPlan:
 
 def add_faults(seed: int, plan: FaultPlan, kinds: Iterable[FaultKind]) -> FaultPlan:
     """Return the plan with faults of these kinds added, each in some of the runs."""
-    chosen = set(kinds)
+    chosen_kinds = set(kinds)
     for kind in FaultKind:
         random = Random(f"{kind.value} {seed}")
-        if kind in chosen and random.random() < 0.25:
+        if kind in chosen_kinds and random.random() < 0.25:
             plan = _add_fault(random, plan, kind)
     return plan
 

@@ -59,14 +59,14 @@ class FinalChecks:
         """
         self.reports.collect()
         for owner in sorted(before.keys() | after.keys()):
-            live, replayed = before.get(owner), after.get(owner)
-            if transaction_version == 0 and live is not None and replayed is not None:
+            live, replayed_entry = before.get(owner), after.get(owner)
+            if transaction_version == 0 and live is not None and replayed_entry is not None:
                 live = replace(live, forced_outcomes=(), previous_identity=None, transaction_version=0)
-                replayed = replace(replayed, previous_identity=None)
-            if replayed is None and live is not None and self._is_expired(live, now_ms):
+                replayed_entry = replace(replayed_entry, previous_identity=None)
+            if replayed_entry is None and live is not None and self._is_expired(live, now_ms):
                 continue
-            if live != replayed and not self.reports.hanging:
-                self.history.report(f"replayed {replayed}, live it was {live}")
+            if live != replayed_entry and not self.reports.hanging:
+                self.history.report(f"replayed {replayed_entry}, live it was {live}")
 
     def _is_expired(self, entry: TxnEntry, now_ms: TimestampMs) -> bool:
         limit = self.faults.settings.get("transactional.id.expiration.ms")
@@ -102,7 +102,7 @@ class FinalChecks:
             violations += checkers.check_aborted(history, visible)
         else:
             violations += checkers.check_atomic(history, visible)
-            violations += checkers.check_database(history, self.database, visible, self.reports.forced)
+            violations += checkers.check_database(history, self.database, visible, self.reports.forced_causes)
             violations += self._check_units(visible)
             await self._check_offsets()
         for violation in violations:
@@ -114,8 +114,8 @@ class FinalChecks:
         """Check the units of callers that share dual writes [DW-14]."""
         if self.batches is None:
             return
-        excused = self.history.may_be_deleted | self.history.texts_in_aborted_partitions()
-        evidence = UnitEvidence(visible, count_rows(self.batches.server.unit_rows), excused)
+        excused_texts = self.history.may_be_deleted | self.history.texts_in_aborted_partitions()
+        evidence = UnitEvidence(visible, count_rows(self.batches.server.unit_rows), excused_texts)
         yield from check_units(self.batches.units, evidence)
 
     async def _compare_readers(self, visible: Mapping[TopicPartition, list[str]]) -> None:

@@ -25,7 +25,7 @@ class SimTxn:
     two_phase: bool
     writer: ProducerIdAndEpoch | None = None
     records: dict[str, TopicPartition] = field(default_factory=dict)
-    acknowledged: set[str] = field(default_factory=set)
+    acknowledged_texts: set[str] = field(default_factory=set)
     offset: int | None = None
     offset_acknowledged: bool = False
     commit_requested: bool = False
@@ -65,7 +65,7 @@ class History:
     txns: list[SimTxn] = field(default_factory=list)
     by_writer: dict[ProducerIdAndEpoch, SimTxn] = field(default_factory=dict)
     issued_identities: dict[str, IssuedIdentities] = field(default_factory=dict)
-    reused: set[ProducerIdAndEpoch] = field(default_factory=set)
+    reused_identities: set[ProducerIdAndEpoch] = field(default_factory=set)
     partly_aborted: set[ProducerIdAndEpoch] = field(default_factory=set)
     may_be_deleted: set[str] = field(default_factory=set)
     deleted_texts: set[str] = field(default_factory=set)
@@ -83,19 +83,19 @@ class History:
         """Set the writer of a transaction at its first record."""
         txn.writer = writer
         if txn.version >= 2 and self.by_writer.setdefault(writer, txn) is not txn:
-            self.reused.add(writer)
+            self.reused_identities.add(writer)
 
     def guaranteed_txns(self) -> Iterator[SimTxn]:
         """Yield the transactions whose outcome the broker guarantees in this run."""
         return (txn for txn in self.txns if txn.version >= 2 or not self.version_1_unproven)
 
-    def texts_of(self, partitions: Container[TopicPartition], *, acknowledged: bool = False) -> set[str]:
+    def texts_of(self, partitions: Container[TopicPartition], *, acknowledged_only: bool = False) -> set[str]:
         """Return the texts sent to some partitions, or only those the broker has acknowledged."""
         return {
             text
             for txn in self.txns
             for text, partition in txn.records.items()
-            if partition in partitions and (not acknowledged or text in txn.acknowledged)
+            if partition in partitions and (not acknowledged_only or text in txn.acknowledged_texts)
         }
 
     def texts_in_aborted_partitions(self) -> set[str]:
@@ -111,7 +111,7 @@ class History:
         """Return the acknowledged texts that an administrator has neither deleted nor ended apart."""
         return {
             text
-            for text in txn.acknowledged
+            for text in txn.acknowledged_texts
             if text not in self.may_be_deleted and txn.records[text] not in txn.aborted_partitions
         }
 

@@ -98,9 +98,9 @@ class LoopCleaner:
         await asyncio.sleep(0.001)
 
     def close(self) -> None:
-        said = StringIO()
-        self.returncode = 0 if run_request(self._fs, self._request.decode(), said) else 1
-        self._response_lines = said.getvalue().encode().splitlines(keepends=True)
+        output = StringIO()
+        self.returncode = 0 if run_request(self._fs, self._request.decode(), output) else 1
+        self._response_lines = output.getvalue().encode().splitlines(keepends=True)
 
     async def readline(self) -> bytes:
         await asyncio.sleep(0.001)
@@ -235,8 +235,8 @@ class BrokerMachine:
     @property
     def is_broken(self) -> bool:
         """Whether the disk fails, known to the broker or not: a request may then end in any way."""
-        known = self.broker is not None and self.broker.failure is not None
-        return known or self.fs.sync_failure is not None or self.has_disk_failure
+        is_failure_known = self.broker is not None and self.broker.failure is not None
+        return is_failure_known or self.fs.sync_failure is not None or self.has_disk_failure
 
     @property
     def has_died(self) -> bool:

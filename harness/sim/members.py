@@ -74,7 +74,7 @@ class SimGroup:
         self.network = network
         self.random = random
         self.partitions = tuple(partitions)
-        self.committed: dict[TopicPartition, int] = {}  # the highest acknowledged offset
+        self.committed_offsets: dict[TopicPartition, int] = {}  # the highest acknowledged offset
         self._history = history
         self._offsets_must_persist = binds
         self._generation = 0
@@ -138,12 +138,12 @@ class SimMember:
         rounds = random.randint(1, 12)
         while rounds > 0 and asyncio.get_running_loop().time() < until_s:
             try:
-                owned = await self.join()
-                positions = await self.fetch(owned)
+                assignment = await self.join()
+                positions = await self.fetch(assignment)
                 while rounds > 0:
                     rounds -= 1
                     await asyncio.sleep(random.choice((0.01, 0.05, 0.1)))
-                    for partition in owned:
+                    for partition in assignment:
                         positions[partition] += 1
                         await self._commit(partition, positions[partition])
                     await self._send_heartbeat()
@@ -234,7 +234,7 @@ class SimMember:
         """Return the offsets at which the partitions' last owners left them."""
         positions = {}
         for partition in partitions:
-            least = self._group.committed.get(partition, 0)
+            least = self._group.committed_offsets.get(partition, 0)
             topic = OffsetFetchRequestTopic(name=partition.topic, partition_indexes=(partition.partition,))
             # KIP-447: `require_stable` turns offsets of open transactions into a retriable error.
             request = OffsetFetchRequest(group_id=GROUP, topics=(topic,), require_stable=True)
@@ -256,7 +256,7 @@ class SimMember:
         )
         response = await self._send_until_answered(request, 7, OffsetCommitResponse, _commit_codes)
         if not any(_commit_codes(response)):
-            group_offsets = self._group.committed
+            group_offsets = self._group.committed_offsets
             group_offsets[partition] = max(offset, group_offsets.get(partition, 0))
 
     async def _send_heartbeat(self) -> None:
@@ -286,5 +286,5 @@ def _commit_codes(response: OffsetCommitResponse) -> tuple[int, ...]:
 
 
 def _fetch_codes(response: OffsetFetchResponse) -> tuple[int, ...]:
-    found = (result.error_code for topic in response.topics for result in topic.partitions)
-    return (response.error_code, *found)
+    results = (result.error_code for topic in response.topics for result in topic.partitions)
+    return (response.error_code, *results)

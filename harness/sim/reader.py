@@ -114,7 +114,7 @@ class ReadCommittedReader:
             )
         view.last_stable_offset = data.last_stable_offset
         records, before = bytes(data.records or b""), view.position
-        aborted = deque(
+        aborted_transactions = deque(
             sorted((txn.first_offset, txn.producer_id) for txn in data.aborted_transactions or ())
         )
         # KIP-98: an aborted transaction is skipped from its first offset up to its ABORT marker.
@@ -125,8 +125,8 @@ class ReadCommittedReader:
                     f"{self.name}: {partition} showed offset {header.last_offset}, "
                     f"stable up to {data.last_stable_offset}"
                 )
-            while aborted and aborted[0][0] <= header.last_offset:
-                aborting.add(aborted.popleft()[1])
+            while aborted_transactions and aborted_transactions[0][0] <= header.last_offset:
+                aborting.add(aborted_transactions.popleft()[1])
             if header.is_control:
                 marker = read_marker(records, at)
                 if marker is not None and marker.control_type is ControlType.ABORT:

@@ -31,17 +31,17 @@ class Scheduler:
         self.run_until(task.done)
         task.result()
 
-    def run_until(self, done: Callable[[], bool]) -> None:
+    def run_until(self, is_done: Callable[[], bool]) -> None:
         """Run both processes until `done` returns true.
 
         Raises:
             TimeoutError: nothing is left to do before, or not within any sensible time.
         """
-        while not done():
+        while not is_done():
             self._clients.run_ready()
             self._machine.loop.run_ready()
             self._supervise()
-            if done():
+            if is_done():
                 return
             loops = (self._clients, self._machine.loop)
             due = [at for loop in loops if (at := loop.next_callback_s()) is not None]

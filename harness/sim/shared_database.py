@@ -119,7 +119,7 @@ class BatchDatabase:
         book = self._decisions.rows.setdefault(row.transactional_id, DatabaseRow())
         book.token = row.state.identity
         if book.token is not None and (before is None or before.state != row.state):
-            book.committed.add(self._history.by_writer[book.token].number)
+            book.committed_numbers.add(self._history.by_writer[book.token].number)
 
 
 class BatchStore:

@@ -82,8 +82,8 @@ class Simulation:
         self._scenario = scenario
         self.random = Random(seed)
         if faults is None:
-            drawn = draw_faults(Random(seed + (1 << 32)))
-            faults = add_faults(seed, drawn, [kind for kind in FaultKind if kind not in without])
+            drawn_faults = draw_faults(Random(seed + (1 << 32)))
+            faults = add_faults(seed, drawn_faults, [kind for kind in FaultKind if kind not in without])
         self.faults = faults
         self.time = VirtualTime()
         self.clients = new_loop(self.time)
@@ -95,7 +95,7 @@ class Simulation:
         self.machine = self._create_machine(level)
         self.network = self._create_network(Random(seed + 2))
         self._setup = ClusterSetup(self.machine, self.network, self.history, level)
-        around = SharedState(
+        shared_state = SharedState(
             network=self.network,
             history=self.history,
             database=self.database,
@@ -104,7 +104,7 @@ class Simulation:
             level=lambda: self._setup.transaction_version,
         )
         self.workers = [
-            TransactionWorker(owner, kind, self.random.randint(1, 4), PARTITIONS, around)
+            TransactionWorker(owner, kind, self.random.randint(1, 4), PARTITIONS, shared_state)
             for owner, kind in (draw_profiles(self.random, level) if kinds is None else kinds).items()
         ]
         self.batches = self._create_batches()
@@ -117,7 +117,7 @@ class Simulation:
             Random(seed + 3),
             look=self._view.find_partitions,
             scan=self._view.scan,
-            deleted=self._start_over_topic,
+            on_delete=self._start_over_topic,
         )
         self._reader = self._create_reader("reader")
         self._reader.is_replaced = self._administrator.topics_in_replacement.__contains__
@@ -210,10 +210,13 @@ class Simulation:
             self._finish()
         except TimeoutError as exc:
             self.history.report(f"did not come to rest: {exc}")
-        reported = [txn.reported_outcome for txn in self.history.txns]
+        reported_outcomes = [txn.reported_outcome for txn in self.history.txns]
         self.result.boot_count = self.machine.boot_count
-        self.result.committed, self.result.aborted = reported.count(True), reported.count(False)
-        self.result.unknown = reported.count(None)
+        self.result.committed, self.result.aborted = (
+            reported_outcomes.count(True),
+            reported_outcomes.count(False),
+        )
+        self.result.unknown = reported_outcomes.count(None)
         self.result.violations = self.history.violations
         self.result.digest = self.network.digest
         if self.batches is not None:

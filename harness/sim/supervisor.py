@@ -59,8 +59,8 @@ class BrokerSupervisor:
     def boot(self) -> None:
         """Begin a life, and arrange its end."""
         machine = self._machine
-        planned = bool(self._remaining_losses) and not self._is_calm
-        loss = self._next_loss = self._remaining_losses.pop(0) if planned else None
+        has_plan = bool(self._remaining_losses) and not self._is_calm
+        loss = self._next_loss = self._remaining_losses.pop(0) if has_plan else None
         if loss is not None:
             if loss.after_effects is not None:
                 machine.fs.crash_after = len(machine.fs.effects) + loss.after_effects

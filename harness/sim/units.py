@@ -36,7 +36,7 @@ class SimUnit:
     was_told: bool | None = None
     was_left: bool = False
     attempts: int = 0
-    raised: set[int] = field(default_factory=set)
+    raised_attempts: set[int] = field(default_factory=set)
     texts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class UnitEvidence:
 
     visible: Mapping[TopicPartition, Sequence[str]]
     rows: CommittedRows
-    excused: AbstractSet[str] = frozenset()
+    excused_texts: AbstractSet[str] = frozenset()
 
     def visible_texts(self) -> set[str]:
         return {text for texts in self.visible.values() for text in texts}
@@ -81,7 +81,7 @@ def check_both_halves(units: Iterable[SimUnit], evidence: UnitEvidence) -> Itera
     for unit in units:
         rows = len(evidence.rows.get(unit.number, ()))
         texts = [text for text in unit.texts if text in visible]
-        missing_at_most = sum(text in evidence.excused and text not in visible for text in unit.texts)
+        missing_at_most = sum(text in evidence.excused_texts and text not in visible for text in unit.texts)
         if not rows and texts:
             yield f"{unit} is in the log, with {texts}, and not in the database"
         elif rows and not len(texts) <= len(unit.partitions) <= len(texts) + missing_at_most:
@@ -112,12 +112,14 @@ def check_raised_attempts(units: Iterable[SimUnit], evidence: UnitEvidence) -> I
     """Yield each unit of which something stayed that was done by work that raised."""
     visible = evidence.visible_texts()
     for unit in units:
-        rows = [attempt for attempt in evidence.rows.get(unit.number, ()) if attempt in unit.raised]
+        rows = [attempt for attempt in evidence.rows.get(unit.number, ()) if attempt in unit.raised_attempts]
         texts = [
-            text for text, (attempt, _) in unit.texts.items() if text in visible and attempt in unit.raised
+            text
+            for text, (attempt, _) in unit.texts.items()
+            if text in visible and attempt in unit.raised_attempts
         ]
         if rows or texts:
-            attempts = sorted(unit.raised)
+            attempts = sorted(unit.raised_attempts)
             yield f"{unit} raised in the attempts {attempts}, and {len(rows)} rows and {texts} stay"
 
 
@@ -146,10 +148,10 @@ def check_unit_order(units: Iterable[SimUnit], evidence: UnitEvidence) -> Iterat
 
 def count_rows(rows: Iterable[tuple[int, int]]) -> CommittedRows:
     """Group rows, each a unit's number and its attempt."""
-    grouped: dict[int, list[int]] = defaultdict(list)
+    texts_by_key: dict[int, list[int]] = defaultdict(list)
     for number, attempt in rows:
-        grouped[number].append(attempt)
-    return grouped
+        texts_by_key[number].append(attempt)
+    return texts_by_key
 
 
 class BatchCounts(Counter[str]):

@@ -43,15 +43,15 @@ class TransactionWorker:
         kind: ClientProfile,
         transactions: int,
         partitions: Sequence[TopicPartition],
-        around: "SharedState",
+        shared_state: "SharedState",
     ) -> None:
         self.owner = owner
         self.profile = kind
         self.transactions_remaining = transactions
         self.is_calm = False  # clients no longer die
         self._partitions = partitions
-        self._shared = around
-        self._random = around.random
+        self._shared_state = shared_state
+        self._random = shared_state.random
         self._offset = 0
 
     @property
@@ -64,7 +64,7 @@ class TransactionWorker:
         while self.transactions_remaining > 0:
             task = asyncio.get_running_loop().create_task(self._run_incarnation())
             running.add(task)
-            if self._random.random() < self._shared.faults.client_lives_on:
+            if self._random.random() < self._shared_state.faults.client_lives_on:
                 await asyncio.sleep(self._random.uniform(0, 0.3))
             else:
                 await task
@@ -76,24 +76,29 @@ class TransactionWorker:
         self.is_calm = True
         producer = self._create_producer()
         if self.profile.keeps_prepared:
-            await recover_dual_write(producer, self._shared.database, self._shared.history)
+            await recover_dual_write(producer, self._shared_state.database, self._shared_state.history)
         else:
             await producer.init()
 
     def _create_producer(self) -> SimProducer:
-        around = self._shared
-        reuses = around.faults.reuses_numbers and not self.profile.keeps_prepared
-        version = min(self.profile.version, around.transaction_version(), 1 if reuses else 2)
+        shared_state = self._shared_state
+        reuses = shared_state.faults.reuses_numbers and not self.profile.keeps_prepared
+        version = min(self.profile.version, shared_state.transaction_version(), 1 if reuses else 2)
         kind = replace(self.profile, version=version, reuses_sequences=reuses)
         return SimProducer(
-            self.owner, kind, around.network, around.history, self._maybe_die, gives_up=self._should_give_up
+            self.owner,
+            kind,
+            shared_state.network,
+            shared_state.history,
+            self._maybe_die,
+            gives_up=self._should_give_up,
         )
 
     def _should_give_up(self) -> bool:
-        return not self.is_calm and self._random.random() < self._shared.faults.client_gives_up
+        return not self.is_calm and self._random.random() < self._shared_state.faults.client_gives_up
 
     def _maybe_die(self) -> None:
-        if not self.is_calm and self._random.random() < self._shared.faults.client_dies:
+        if not self.is_calm and self._random.random() < self._shared_state.faults.client_dies:
             raise ClientDied
 
     async def _run_incarnation(self) -> None:
@@ -101,7 +106,9 @@ class TransactionWorker:
             producer = self._create_producer()
             generation = 0
             if self.profile.keeps_prepared:
-                generation = await recover_dual_write(producer, self._shared.database, self._shared.history)
+                generation = await recover_dual_write(
+                    producer, self._shared_state.database, self._shared_state.history
+                )
             else:
                 await producer.init()
             while self.transactions_remaining > 0:
@@ -111,7 +118,7 @@ class TransactionWorker:
         except (SimClientFenced, ClientDied, GenerationFenced):
             return
         except NoFinalAnswer as exc:
-            self._shared.history.report(str(exc))
+            self._shared_state.history.report(str(exc))
             self.transactions_remaining = 0
 
     async def _run_transaction(self, producer: SimProducer, generation: int) -> None:
@@ -145,13 +152,13 @@ class TransactionWorker:
 
     def _commit_in_database(self, txn: SimTxn, generation: int) -> None:
         """Commit in the database; if its answer is lost, only recovery knows the outcome."""
-        around = self._shared
-        if self.is_calm or self._random.random() >= around.faults.database_unknown:
-            around.database.commit(self.owner, generation, txn)
+        shared_state = self._shared_state
+        if self.is_calm or self._random.random() >= shared_state.faults.database_unknown:
+            shared_state.database.commit(self.owner, generation, txn)
             self._maybe_die()
             return
         if self._random.random() < 0.5:
-            around.database.commit(self.owner, generation, txn)
+            shared_state.database.commit(self.owner, generation, txn)
         raise ClientDied
 
 

@@ -69,10 +69,10 @@ def attributes(module: str, names: Mapping[str, str]) -> Callable[[str], object]
         if name not in names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         where, _, attribute = names[name].partition(":")
-        found: object = load(where)
+        value: object = load(where)
         if attribute:
-            found = getattr(found, attribute)
-        setattr(sys.modules[module], name, found)
-        return found
+            value = getattr(value, attribute)
+        setattr(sys.modules[module], name, value)
+        return value
 
     return find

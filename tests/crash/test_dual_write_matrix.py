@@ -53,7 +53,7 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache_kafka.ApacheKafka]:
-    if (lack := apache_kafka.missing()) is not None:
+    if (lack := apache_kafka.find_missing()) is not None:
         pytest.skip(lack)
     settings = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
     with apache_kafka.ApacheKafka(directory=tmp_path_factory.mktemp("kafka"), settings=settings) as node:

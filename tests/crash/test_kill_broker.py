@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.effort import LONG
-from tools.broker_process import BrokerProcess, tallystick
+from tools.broker_process import BrokerProcess, make_tallystick_process
 
 from tallystick.testing import eventually
 
@@ -122,7 +122,7 @@ def test_every_acknowledged_message_is_there_once_and_in_order(tmp_path: Path, p
     """A dead process loses what it had not handed to the operating system: under neither policy is that
     anything it acknowledged."""
     when = random.Random(policy)
-    broker = tallystick(tmp_path, {"flush.policy": policy, "log.segment.bytes": "1048576"})
+    broker = make_tallystick_process(tmp_path, {"flush.policy": policy, "log.segment.bytes": "1048576"})
     with broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.effort import LONG
-from tools.broker_process import BrokerProcess, tallystick
+from tools.broker_process import BrokerProcess, make_tallystick_process
 
 from tallystick.testing import eventually
 
@@ -203,7 +203,7 @@ def test_every_committed_transaction_is_whole(tmp_path: Path, policy: str) -> No
         "log.segment.bytes": "1048576",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     }
-    broker = tallystick(tmp_path, settings)
+    broker = make_tallystick_process(tmp_path, settings)
     with broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.kafka,
     pytest.mark.timeout(1200),
     long_form,
-    pytest.mark.skipif(apache_kafka.missing() is not None, reason=str(apache_kafka.missing())),
+    pytest.mark.skipif(apache_kafka.find_missing() is not None, reason=str(apache_kafka.find_missing())),
 ]
 
 

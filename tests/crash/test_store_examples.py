@@ -16,7 +16,7 @@ from rocksdict import Rdict
 from tests.support.reading import committed_records
 from tests.support.servers import PostgreSQL
 from tests.support.services import EXAMPLES, service
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -63,7 +63,7 @@ def customers(broker: EmbeddedBroker) -> list[str]:
 
 def test_fastapi_and_postgresql(broker: EmbeddedBroker, postgresql: PostgreSQL, tmp_path: Path) -> None:
     """[DW-1] [DW-2] What was acknowledged is in both; what is in one is in the other, once."""
-    port, name = free_port(), postgresql.new_database()
+    port, name = find_free_port(), postgresql.new_database()
     command = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_payments:app", "--port", str(port)]
     plain = postgresql.url(name)
     env = {"KAFKA": broker.bootstrap_servers, "DATABASE": plain.replace("://", "+asyncpg://")}
@@ -88,7 +88,7 @@ def test_fastapi_and_orders_that_are_sent_again(
     broker: EmbeddedBroker, postgresql: PostgreSQL, tmp_path: Path
 ) -> None:
     """[DW-16] Clients send every order once more after the service was killed: each is paid once."""
-    port, name = free_port(), postgresql.new_database()
+    port, name = find_free_port(), postgresql.new_database()
     command = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_payments:app", "--port", str(port)]
     plain = postgresql.url(name)
     env = {"KAFKA": broker.bootstrap_servers, "DATABASE": plain.replace("://", "+asyncpg://")}
@@ -120,7 +120,7 @@ def test_fastapi_and_orders_that_are_sent_again(
 
 def test_a_django_view(broker: EmbeddedBroker, tmp_path: Path) -> None:
     """[DW-1] [DW-2] The same with Django's threads on SQLite."""
-    port, database = free_port(), tmp_path / "shop.db"
+    port, database = find_free_port(), tmp_path / "shop.db"
     command = ["-W", "error", str(EXAMPLES / "django_view.py"), f"127.0.0.1:{port}"]
     env = {"KAFKA": broker.bootstrap_servers, "DATABASE": str(database)}
     url = f"http://127.0.0.1:{port}/payments"

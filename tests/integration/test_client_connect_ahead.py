@@ -7,6 +7,7 @@ import pytest
 
 from tallystick import Admin, Producer, aio
 from tallystick.admin.topics import NewTopic
+from tallystick.client.aio.producer import connect as connect_async
 from tallystick.client.blocking.producer import connect
 from tallystick.client.errors import ClientError
 from tallystick.testing import EmbeddedBroker
@@ -41,7 +42,7 @@ def test_the_first_record_does_not_wait_for_metadata(settings: dict[str, object]
 def test_the_asynchronous_producer_does_the_same(settings: dict[str, object]) -> None:
     async def run() -> None:
         async with aio.Producer(settings) as producer:
-            await producer.connect("t")
+            await connect_async(producer, "t")
             waited = producer.metrics()[WAITED]
             await (await producer.send("t", value=b"v"))
             assert producer.metrics()[WAITED] == waited

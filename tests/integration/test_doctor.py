@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.cli.main import main
 from tallystick.client.blocking.producer import Producer
@@ -48,7 +48,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     (folder / "ca.pem").write_bytes(authority.cert_pem.bytes())
     (folder / "stranger.pem").write_bytes(trustme.CA().cert_pem.bytes())
     (folder / "key.pem").write_bytes(authority.issue_cert("localhost").private_key_and_cert_chain_pem.bytes())
-    plain, secure = free_port(), free_port()
+    plain, secure = find_free_port(), find_free_port()
     config = {
         "listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL_SSL://127.0.0.1:{secure}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},SASL_SSL://localhost:{secure}",
@@ -137,7 +137,7 @@ def test_a_refused_connection_is_a_row_by_name(
 
 
 def test_a_dead_broker_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    code, rows = run(capsys, "--bootstrap-server", f"127.0.0.1:{free_port()}")
+    code, rows = run(capsys, "--bootstrap-server", f"127.0.0.1:{find_free_port()}")
     assert code == 1
     assert "Connect call failed" in next(iter(rows.values()))["detail"]
 

@@ -16,9 +16,9 @@ CONNECTIONS = 300
 def test_producers_go_on_beside_hundreds_of_half_open_connections(tmp_path: Path) -> None:
     half_open.raise_descriptor_limit(CONNECTIONS)
     with half_open.Victims(tmp_path, timeout_ms=3_000) as victims:
-        outcome = half_open.hold(victims, half_open.POINTS, CONNECTIONS)
+        outcome = half_open.run_crowd(victims, half_open.POINTS, CONNECTIONS)
     assert not victims.failures
-    assert outcome.opened == CONNECTIONS
-    assert outcome.left == 0, "the broker ends every one of them"
-    assert outcome.sent > half_open.PRODUCERS
+    assert outcome.connections == CONNECTIONS
+    assert outcome.remaining == 0, "the broker ends every one of them"
+    assert outcome.records > half_open.PRODUCERS
     assert outcome.grown_mib < half_open.RSS_MIB_GOAL

@@ -28,7 +28,7 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-ATTACKS = list(hostile.attacks(ENTRIES))
+ATTACKS = list(hostile.make_attacks(ENTRIES))
 
 
 def test_every_api_is_attacked_but_those_without_a_list() -> None:
@@ -41,8 +41,8 @@ def test_every_api_is_attacked_but_those_without_a_list() -> None:
 def served(broker: EmbeddedBroker) -> None:
     """The other client's requests are answered."""
     with hostile.connect(broker.bootstrap_servers) as connection:
-        for data in (hostile.working_produce(), hostile.working_commit()):
-            assert hostile.exchange(connection, data) > 0
+        for data in (hostile.make_produce(), hostile.make_commit()):
+            assert hostile.send_and_receive(connection, data) > 0
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_another_client_is_served_beside_the_request_and_after_it(
 ) -> None:
     attack = ATTACKS[number]
     with hostile.connect(broker.bootstrap_servers) as connection:
-        connection.sendall(hostile.frame(attack.spec, attack.version, attack.body, 7))
+        connection.sendall(hostile.make_frame(attack.spec, attack.version, attack.body, 7))
         served(broker)
         try:
             answer = hostile.receive(connection)

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer as RdConsumer
 from confluent_kafka import Producer as RdProducer
 from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, TimedOut, TooLarge
@@ -274,7 +274,7 @@ class Proxy:
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_connections_lose_nothing_and_repeat_nothing(seed: int) -> None:
     """[CLI-21] [CLI-22] Requests cut off and answers lost, five under way: each record once and in order."""
-    real, port = free_port(), free_port()
+    real, port = find_free_port(), find_free_port()
     listeners = {
         "listeners": f"PLAINTEXT://127.0.0.1:{real}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",

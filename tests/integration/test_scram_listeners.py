@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from tests.support.raw_wire import RawConnection
 from tests.support.secure_wire import TlsConnection
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick import Admin
 from tallystick.admin import ScramCredentialInfo, UserScramCredentialDeletion, UserScramCredentialUpsertion
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.server
 
 MECHANISMS = tuple(SCRAM_MECHANISMS)
 PASSWORD = 'pa,ss=wörd;"'
-CLEAR, SECURE = free_port(), free_port()
+CLEAR, SECURE = find_free_port(), find_free_port()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick import Admin, Producer, TopicPartition
 from tallystick.admin.topics import NewTopic
@@ -76,7 +76,7 @@ def test_no_prefix(query: Query) -> None:
 
 def test_the_brokers_are_away_when_a_batch_begins(query: Query) -> None:
     """Not that something could not be pickled, though that is when it is found out."""
-    away = {"kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.max.block.ms": "2000"}
+    away = {"kafka.bootstrap.servers": f"127.0.0.1:{find_free_port()}", "kafka.max.block.ms": "2000"}
     said = query.says(query.rows("value"), **away)
     assert "NotBegun: the batch has not begun, and nothing of it is written. TimedOut: " in said
     assert "Connection refused" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.spark.class_archive import NoArchive, class_archive_path, jvm_options_for, make_class_archive
+from tallystick.spark.class_archive import NoArchive, find_class_archive, list_jvm_options, make_class_archive
 from tallystick.spark.runtime.java import find_java_home
 
 SPARK = """
@@ -37,7 +37,7 @@ def started(folder: Path, cache: Path) -> tuple[str, int]:
 def test_classes_come_from_the_archive(tmp_path: Path) -> None:
     """Made once; the second time it is there."""
     archive = make_class_archive()
-    assert archive == make_class_archive() == class_archive_path()
+    assert archive == make_class_archive() == find_class_archive()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     said, from_archive = started(tmp_path, cache)
     assert "counted 499500" in said
@@ -48,11 +48,11 @@ def test_classes_come_from_the_archive(tmp_path: Path) -> None:
 def test_one_that_does_not_fit_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(find_java_home()))
-    archive = class_archive_path()
+    archive = find_class_archive()
     assert tmp_path in archive.parents
     archive.parent.mkdir(parents=True)
     archive.write_bytes(b"of another Java")
-    assert str(archive) in jvm_options_for(archive)
+    assert str(archive) in list_jvm_options(archive)
     said, from_archive = started(tmp_path, tmp_path)
     assert "counted 499500" in said
     assert from_archive == 0
@@ -65,14 +65,14 @@ def test_another_installation_has_another(tmp_path: Path, monkeypatch: pytest.Mo
     jar.parent.mkdir()
     jar.write_bytes(b"")
     monkeypatch.setattr("pyspark.__file__", str(tmp_path / "__init__.py"))
-    before = class_archive_path()
-    assert class_archive_path() == before
+    before = find_class_archive()
+    assert find_class_archive() == before
     os.utime(jar, (1, 1))
-    assert class_archive_path() != before
+    assert find_class_archive() != before
 
 
 def test_none_is_asked_for_where_there_is_none(tmp_path: Path) -> None:
-    assert jvm_options_for(tmp_path / "none.jsa") == ""
+    assert list_jvm_options(tmp_path / "none.jsa") == ""
 
 
 def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.kernel.ids import TopicPartition
-from tallystick.spark.data_source import spark_schema
+from tallystick.spark.data_source import build_spark_schema
 from tallystick.spark.protocol.offsets import OffsetRange
 from tallystick.spark.source.planner import OffsetRangePartition, SourceDataLoss, UnknownOffsets
 from tallystick.spark.source.stream_reader import StreamReader
-from tallystick.spark.source.task_reader import arrow_schema
+from tallystick.spark.source.task_reader import build_arrow_schema
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -82,8 +82,8 @@ def ranges(tasks: list[OffsetRangePartition]) -> list[OffsetRange]:
 @pytest.mark.parametrize("headers", [False, True])
 def test_the_arrow_schema_is_what_spark_compares_with(headers: bool) -> None:
     """plan_data_source_read: `pa_schema.equals(first_element.schema)`."""
-    assert to_arrow_schema(spark_schema(headers=headers), timezone="UTC").equals(
-        arrow_schema(headers=headers)
+    assert to_arrow_schema(build_spark_schema(headers=headers), timezone="UTC").equals(
+        build_arrow_schema(headers=headers)
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tools import apache_kafka
-from tools.broker_process import tallystick
+from tools.broker_process import make_tallystick_process
 
 from tallystick.testing import eventually
 
@@ -46,7 +46,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.name == OURS:
-            self.broker = tallystick(self.directory, {**SETTINGS, "flush.policy": "os"})
+            self.broker = make_tallystick_process(self.directory, {**SETTINGS, "flush.policy": "os"})
         else:
             self.broker = apache_kafka.ApacheKafka(directory=self.directory, settings=SETTINGS)
 
@@ -90,7 +90,7 @@ class Driver:
     def __init__(self) -> None:
         source = HERE / "java" / "Driver.java"
         self._process = subprocess.Popen(
-            apache_kafka.java(str(source), heap_mb=384),
+            apache_kafka.make_java_command(str(source), heap_mb=384),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -155,7 +155,7 @@ def cluster(
 ) -> Cluster:
     name = request.param
     if name not in clusters:
-        if name == KAFKA and (lack := apache_kafka.missing()):
+        if name == KAFKA and (lack := apache_kafka.find_missing()):
             pytest.skip(lack)
         made = Cluster(name, tmp_path_factory.mktemp(name))
         made.start()
@@ -166,7 +166,7 @@ def cluster(
 @pytest.fixture(scope="session")
 def java() -> Iterator[Driver]:
     """Apache's Java client and tools."""
-    if lack := apache_kafka.missing():
+    if lack := apache_kafka.find_missing():
         pytest.skip(lack)
     try:
         driver = Driver()

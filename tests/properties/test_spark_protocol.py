@@ -201,7 +201,7 @@ class Query:
             coordinator=lease.coordinator,
             transaction_version=lease.transaction_version,
             job=job,
-            tallies=(tally_of(rows),),
+            row_checksums=(tally_of(rows),),
             participant=participant,
             is_skipped=way is TaskAction.SKIP,
             last_nonce=lease.last_nonce,

@@ -162,7 +162,7 @@ class Driver:
             coordinator=lease.coordinator,
             transaction_version=lease.transaction_version,
             job=job,
-            tallies=(RowChecksum(len(rows), sum(rows)),),
+            row_checksums=(RowChecksum(len(rows), sum(rows)),),
             participant=participant,
             is_skipped=way is TaskAction.SKIP,
         )

@@ -31,12 +31,12 @@ from tallystick.spark.protocol.committable import (
     Participant,
     RowChecksum,
     Vote,
-    empty_vote,
+    build_empty_vote,
 )
 from tallystick.spark.protocol.coordinator import SinkCoordinator
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix, TaskAction, plan_task
 from tallystick.spark.protocol.errors import SinkError
-from tallystick.spark.protocol.transactional_ids import coordinator_id
+from tallystick.spark.protocol.transactional_ids import format_coordinator_id
 from tallystick.testing import FakeClock
 
 PREFIX: Final = "p"
@@ -107,7 +107,7 @@ class World:
             coordinator=lease.coordinator,
             transaction_version=lease.transaction_version,
             job=job,
-            tallies=(RowChecksum(len(rows), sum(rows)),),
+            row_checksums=(RowChecksum(len(rows), sum(rows)),),
             participant=participant,
             is_skipped=way is TaskAction.SKIP,
             last_nonce=lease.last_nonce,
@@ -115,7 +115,7 @@ class World:
 
     @property
     def owner(self) -> object:
-        found = self.cluster.ids.get(coordinator_id(PREFIX))
+        found = self.cluster.ids.get(format_coordinator_id(PREFIX))
         return None if found is None else found.pair
 
 
@@ -190,7 +190,7 @@ def settles(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
     driver = world.driver()
     lease = run_alone(driver.begin())
     run_alone(world.tasks(lease, 0))
-    return 0, driver.abort([empty_vote(lease)])
+    return 0, driver.abort([build_empty_vote(lease)])
 
 
 STALLING: Final[dict[str, Stalling]] = {

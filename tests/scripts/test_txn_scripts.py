@@ -160,7 +160,7 @@ class Script:
     def mark(self, reached: frozenset[TopicPartition], gone: frozenset[TopicPartition]) -> None:
         for name, send in list(self.world.pending_markers.items()):
             if reached & send.partitions:
-                self.world.write_markers(name, only=reached & send.partitions, gone=gone)
+                self.world.write_markers(name, only=reached & send.partitions, deleted_partitions=gone)
 
     def do_forced_marker(self, names: list[str], options: dict[str, str]) -> None:
         name, at = names

@@ -30,7 +30,7 @@ def transaction(history: History, *, told: bool | None, commit_asked: bool = Tru
     txn = history.begin("t", 2, two_phase=True)
     history.set_writer(txn, pair(1, txn.number))
     txn.records = {f"t:{txn.number}:0": A, f"t:{txn.number}:1": B}
-    txn.acknowledged = set(txn.records)
+    txn.acknowledged_texts = set(txn.records)
     txn.reported_outcome, txn.commit_requested = told, commit_asked
     return txn
 

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from tests.support.effort import LONG
-from tools.sim import remember, run_seed
+from tools.sim import append_seeds, run_seed
 
 from harness.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, add_faults, draw_faults
 from harness.sim.simulation import SimulationResult
@@ -55,7 +55,7 @@ def faults_of(seed: int, without: frozenset[FaultKind]) -> FaultPlan:
 def test_seeds_of_a_night_that_fail_are_kept(tmp_path: Path) -> None:
     known = tmp_path / "seeds.txt"
     known.write_text("# before\n")
-    remember(known, [SimulationResult(7, violations=["two lines,\n  one finding", "another"])])
+    append_seeds(known, [SimulationResult(7, violations=["two lines,\n  one finding", "another"])])
     assert known.read_text() == "# before\n7 two lines, one finding\n"
 
 

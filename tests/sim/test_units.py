@@ -104,7 +104,7 @@ def test_a_caller_that_was_told_what_is_not_true_is_found(told: bool) -> None:
 
 def test_what_work_that_raised_has_left_is_found() -> None:
     unit = make_unit(1)
-    unit.raised = {1}
+    unit.raised_attempts = {1}
     assert find(check_raised_attempts, [unit], [], ["1:1:0"], [])
     assert find(check_raised_attempts, [unit], [(1, 1)], [], [])
     send(unit, 2, 1)

@@ -116,7 +116,7 @@ def test_what_each_state_has_in_the_log() -> None:
 def test_a_partition_that_is_gone_needs_no_marker() -> None:
     """A deleted topic holds back no transaction; there is nothing in it to end."""
     txn = Txn.in_state("PrepareCommit")
-    txn.world.write_markers(T, gone=[P0])
+    txn.world.write_markers(T, deleted_partitions=[P0])
     assert txn.state == "CompleteCommit"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import trustme
-from tools.broker_process import BrokerProcess, free_port
+from tools.broker_process import BrokerProcess, find_free_port
 
 from tallystick import Admin
 from tallystick.admin import Acl, AclOperation, AclPattern, AclResource
@@ -32,11 +32,11 @@ class SecureBroker(BrokerProcess):
         """Write the broker's settings and its first certificate into `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
-        self.app_port = free_port()
+        self.app_port = find_free_port()
         self.rotation_count = 0
         self._ca = trustme.CA()
         self._ca.cert_pem.write_to_path(str(directory / "ca.pem"))
-        port = free_port()
+        port = find_free_port()
         config = directory / "server.properties"
         config.write_text("".join(self._format_settings(port, settings or {})))
         program = Path(sys.executable).with_name("tallystick")

@@ -8,7 +8,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from tests.support.raw_wire import RawConnection
 from tools import apache_kafka
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
@@ -62,7 +62,7 @@ class SecureKafka:
         ):
             leaf.private_key_and_cert_chain_pem.write_to_path(str(self.folder / f"{name}.pem"))
             to_pkcs8(self.folder / f"{name}.pem")
-        self.ports = {name: free_port() for name in LISTENERS}
+        self.ports = {name: find_free_port() for name in LISTENERS}
         config = self.folder / "node-1" / "server.properties"
         text = config.read_text()
         before = dict(line.partition("=")[::2] for line in text.splitlines())

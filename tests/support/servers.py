@@ -20,7 +20,7 @@ from typing import ClassVar, Self, TypeVar
 import psutil
 import pytest
 from tools import debian_servers
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.pipeline.demo import postgres
 from tallystick.testing import eventually
@@ -48,7 +48,7 @@ class Server:
         Raises:
             Unavailable: the server is not available on this machine.
         """
-        self.port = free_port()
+        self.port = find_free_port()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name.lower()}-", dir=parent or quick_place()))
         self.log = self.folder / "server.log"
         self.env = dict(os.environ)
@@ -222,7 +222,7 @@ class MariaDB(Server):
     name = "MariaDB"
 
     def prepare(self) -> None:
-        self.program, libraries = debian_servers.mariadb()
+        self.program, libraries = debian_servers.find_mariadb()
         self.env |= libraries
         (self.folder / "data").mkdir()
         # InnoDB creates its files without a log: they survive a SIGKILL only after one orderly end.
@@ -278,7 +278,7 @@ class ZooKeeper(Server):
     name = "ZooKeeper"
 
     def prepare(self) -> None:
-        self.class_path = debian_servers.zookeeper_class_path()
+        self.class_path = debian_servers.find_zookeeper_class_path()
         settings = {
             "tickTime": 200,
             "maxSessionTimeout": 60_000,

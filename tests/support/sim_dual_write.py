@@ -60,7 +60,7 @@ class Server:
         book = self.world.database.rows.setdefault(row.transactional_id, DatabaseRow())
         book.token = row.state.identity
         if book.token is not None and (before is None or before.state != row.state):
-            book.committed.add(history.by_writer[book.token].number)
+            book.committed_numbers.add(history.by_writer[book.token].number)
 
 
 class SimStore:

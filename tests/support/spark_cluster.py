@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import psutil
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.pipeline.demo.postgres import kill_with_parent
 from tallystick.spark.runtime.java import find_java_home
@@ -36,7 +36,7 @@ class Cluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port, self._page = free_port(), free_port()
+        self.port, self._page = find_free_port(), find_free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property

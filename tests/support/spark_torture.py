@@ -288,7 +288,7 @@ class TorturedStation(SinkContext):
         return participants, decisions
 
     def create_producer(self, name: WorkerTransactionalId) -> Producer:
-        return TorturedProducer(self.options.producer_settings_for(str(name)))
+        return TorturedProducer(self.options.list_producer_settings(str(name)))
 
 
 def connect(options: SinkOptions) -> SinkContext:

@@ -34,9 +34,9 @@ from tallystick.spark.protocol.committable import (
     BatchLease,
     MicroBatch,
     Vote,
+    build_empty_vote,
     decode_lease,
     decode_vote,
-    empty_vote,
     encode_lease,
     encode_vote,
 )
@@ -205,12 +205,14 @@ class BareQuery:
             told = list(self.tasks(lease, batch_id, range(start, end)))
             votes = [decode_vote(vote) for vote, _ in told]
             if self.table is not None:
-                rows = sum(vote.tallies[1].rows for vote in votes if vote is not None)
+                rows = sum(vote.row_checksums[1].rows for vote in votes if vote is not None)
                 moves = StagedMoves(attempts=tuple(name for _, name in told), rows=(rows,))
                 self.table.decision_log.set_staged_moves(lease.nonce, moves)
             self.commits.commit(votes, str(end))
         except (TallystickError, SQLAlchemyError, TaskFailed):
-            self.commits.try_abort([v for v in votes if self.random.random() < 0.7] or [empty_vote(lease)])
+            self.commits.try_abort(
+                [v for v in votes if self.random.random() < 0.7] or [build_empty_vote(lease)]
+            )
             raise
 
     def tasks(self, lease: BatchLease, batch_id: int, ids: range) -> Iterator[Told]:

@@ -30,7 +30,7 @@ from tests.support.spark_cluster import Cluster
 from tests.support.spark_torture import FOLDER, Fault, Folder
 from tests.support.spark_torture_database import DATABASE_POINTS, STAGING_POINTS, TARGET
 from tests.support.spark_torture_queries import END_MS, SHAPES
-from tools.broker_process import tallystick
+from tools.broker_process import make_tallystick_process
 
 from tallystick import Admin
 from tallystick.spark.decisions.database import get_engine, resolve_database
@@ -139,7 +139,7 @@ class Torture:
         self.surface = ("sink", "foreach")[seed // len(shapes) % 2]
         self.mode = self.random.choice(("2pc", "2pc", "keep", "resume"))
         self.told = Told()
-        self.broker: Any = tallystick(folder / "broker", BROKER)
+        self.broker: Any = make_tallystick_process(folder / "broker", BROKER)
         self.prefix = f"torture/{seed}"
         self.topics = [f"in-{n}" for n in range(SHAPES[self.shape].topics)]
         self.expected: Counter[str] = Counter()

@@ -76,7 +76,7 @@ class ThreeBrokers:
 
     def bring_back(self) -> None:
         """Start the brokers that are down, and wait until all replicas are in sync again."""
-        down = [broker for broker in self.kafka.brokers if not broker.running]
+        down = [broker for broker in self.kafka.brokers if not broker.is_running]
         for broker in down:
             broker.launch()
         for broker in down:

@@ -26,7 +26,7 @@ from tallystick.spark.protocol.committable import (
 )
 from tallystick.spark.protocol.decision_fold import DecisionState
 from tallystick.spark.protocol.errors import PrefixTaken
-from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId, coordinator_id
+from tallystick.spark.protocol.transactional_ids import WorkerTransactionalId, format_coordinator_id
 from tallystick.spark.sink.worker_ids import WorkerIdPool
 
 
@@ -138,7 +138,7 @@ class ToyParticipants:
     """Implements `ports.ParticipantsPort` on the toy cluster."""
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
-        self._cluster, self._name, self._prefix = cluster, coordinator_id(prefix), prefix
+        self._cluster, self._name, self._prefix = cluster, format_coordinator_id(prefix), prefix
 
     async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
         await self._cluster.effect()
@@ -225,7 +225,7 @@ class ToyLog:
     """
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
-        self._cluster, self._prefix, self._name = cluster, prefix, coordinator_id(prefix)
+        self._cluster, self._prefix, self._name = cluster, prefix, format_coordinator_id(prefix)
         self._own: Decision | None = None
 
     async def open(self) -> None:

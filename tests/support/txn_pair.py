@@ -62,7 +62,7 @@ class PureClient:
         if reply.ongoing_identity is not None and not keep:
             reply = self._init(keep=False)
         self.machine = self.machine.apply_init(
-            reply.client, kept=reply.ongoing_identity, version=2, mode=self.mode, keep=keep
+            reply.client, kept_identity=reply.ongoing_identity, version=2, mode=self.mode, keep=keep
         )
 
     def _init(self, *, keep: bool) -> InitProducerIdResult:

@@ -13,7 +13,15 @@ def test_the_state_diagram_is_current() -> None:
     assert state_diagrams.fill(page) == page, "run: python -m tools.state_diagrams"
 
 
-@pytest.mark.parametrize(("page", "source"), [("django", "django_view"), ("fastapi", "fastapi_payments")])
+@pytest.mark.parametrize(
+    ("page", "source"),
+    [
+        ("celery", "celery_payments"),
+        ("django", "django_view"),
+        ("fastapi", "fastapi_payments"),
+        ("faststream", "faststream_payments"),
+    ],
+)
 def test_a_guide_includes_its_example(page: str, source: str) -> None:
     """A formatter of Python code in Markdown takes the mark for an expression, and would write it apart."""
     assert f'--8<-- "examples/{source}.py"' in (DOCS / "how-to" / f"{page}.md").read_text()

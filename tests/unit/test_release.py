@@ -1,7 +1,7 @@
 """What keeps a tag from being released."""
 
 import pytest
-from tools.release import notes_of, problems
+from tools.release import find_notes, find_problems
 
 CHANGELOG = (
     "# Changelog\n\n## [0.2.0] - 2027-01-02\n\n### Added\n\n- New.\n\n## [0.1.0] - 2026-11-22\n\n- First.\n"
@@ -9,12 +9,12 @@ CHANGELOG = (
 
 
 def test_the_notes_are_the_section_of_the_version_alone() -> None:
-    assert notes_of("0.2.0", CHANGELOG) == "### Added\n\n- New."
-    assert notes_of("0.1.0", CHANGELOG) == "- First."
+    assert find_notes("0.2.0", CHANGELOG) == "### Added\n\n- New."
+    assert find_notes("0.1.0", CHANGELOG) == "- First."
 
 
 def test_a_version_that_is_written_up_can_be_released() -> None:
-    assert problems("v0.2.0", "0.2.0", CHANGELOG, []) == []
+    assert find_problems("v0.2.0", "0.2.0", CHANGELOG, []) == []
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ def test_a_version_that_is_written_up_can_be_released() -> None:
 def test_a_version_that_is_not_ready_is_refused(
     tag: str, version: str, fragments: list[str], problem: str
 ) -> None:
-    assert problems(tag, version, CHANGELOG, fragments) == [problem]
+    assert find_problems(tag, version, CHANGELOG, fragments) == [problem]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from tools.apache_kafka import Unavailable, class_path
+from tools.apache_kafka import Unavailable, find_class_path
 from tools.bench import (
     clients,
     dual_write,
@@ -24,7 +24,7 @@ from tools.bench import (
     spark,
     transactions,
 )
-from tools.bench.brokers import NAMES, create_topic, delete_topic, fresh, prepare, run_latency, run_load
+from tools.bench.brokers import NAMES, create_topic, delete_topic, prepare, run_fresh, run_latency, run_load
 from tools.bench.report import Results
 from tools.bench.rows import (
     DURABILITIES,
@@ -35,10 +35,10 @@ from tools.bench.rows import (
     STARTS,
     Durability,
     Row,
-    shuffled,
+    shuffle,
 )
 from tools.broker_process import BrokerProcess
-from tools.spark_kafka import spark_jars
+from tools.spark_kafka import find_spark_jars
 
 SETTLE_S = 3.0
 WARM_UP = Row(size=100, partitions=6, codec="lz4")
@@ -49,12 +49,12 @@ MIB = 2**20
 def measure_start(results: Results, say: Console, starts: int) -> None:
     """Measure the time to the first answer, and idle memory, with fresh directories formatted beforehand."""
     for _ in range(starts):
-        for name in shuffled(NAMES):
+        for name in shuffle(NAMES):
             with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory:
                 process = prepare(name, OS, Path(directory))
                 results.start_s.setdefault(name, []).append(process.start())
                 time.sleep(SETTLE_S)
-                results.idle_mib.setdefault(name, []).append(process.rss_bytes() / MIB)
+                results.idle_mib.setdefault(name, []).append(process.read_rss_bytes() / MIB)
                 process.stop()
             say.print(f"start  {name:14}{results.start_s[name][-1] * 1000:8.0f} ms", style="dim")
 
@@ -63,12 +63,12 @@ def measure_memory(results: Results, say: Console, repeats: int) -> None:
     """Measure a fresh broker's resident memory after millions of messages went in and out."""
     row = Row(size=100, partitions=1, codec="none")
     for _ in range(repeats):
-        for name in shuffled(NAMES):
-            with fresh(name, OS) as process:
+        for name in shuffle(NAMES):
+            with run_fresh(name, OS) as process:
                 create_topic(process, "memory", 1)
                 for mode in report.MODES:
                     run_load(process, mode, "memory", row, MEMORY_MESSAGES)
-                results.loaded_mib.setdefault(name, []).append(process.rss_bytes() / MIB)
+                results.loaded_mib.setdefault(name, []).append(process.read_rss_bytes() / MIB)
             say.print(f"memory {name:14}{results.loaded_mib[name][-1]:8.0f} MiB", style="dim")
 
 
@@ -77,21 +77,21 @@ def measure_loads(
 ) -> None:
     """Measure one round: both brokers running and warm, every row on each, in shuffled order."""
     with ExitStack() as stack:
-        brokers = {name: stack.enter_context(fresh(name, durability)) for name in shuffled(NAMES)}
+        brokers = {name: stack.enter_context(run_fresh(name, durability)) for name in shuffle(NAMES)}
         for name, process in brokers.items():
             # A cold JVM, with its hot paths not compiled yet, is not what a user of Kafka has.
-            one_load(process, f"warm-{name.split()[0]}", WARM_UP, WARM_UP_MESSAGES)
-        for row in shuffled(rows):
-            for name in shuffled(NAMES):
-                messages = row.messages(quick)
-                loads = one_load(brokers[name], f"load-{rows.index(row)}", row, messages)
+            run_loads(process, f"warm-{name.split()[0]}", WARM_UP, WARM_UP_MESSAGES)
+        for row in shuffle(rows):
+            for name in shuffle(NAMES):
+                messages = row.choose_count(quick)
+                loads = run_loads(brokers[name], f"load-{rows.index(row)}", row, messages)
                 for mode, load in loads.items():
                     results.loads.setdefault((durability.name, mode, row, name), []).append((load, messages))
                     rate = messages / load.seconds / 1000
                     say.print(f"{durability.name:5}{mode:8}{name:14}{rate:8,.0f} k/s  {row}", style="dim")
 
 
-def one_load(process: BrokerProcess, topic: str, row: Row, messages: int) -> dict[str, report.Load]:
+def run_loads(process: BrokerProcess, topic: str, row: Row, messages: int) -> dict[str, report.Load]:
     """Produce to a new topic, read it back, and delete it."""
     os.sync()  # so that writing back the previous run's data does not count for this one
     create_topic(process, topic, row.partitions)
@@ -102,16 +102,16 @@ def one_load(process: BrokerProcess, topic: str, row: Row, messages: int) -> dic
 
 def measure_latency(results: Results, say: Console, durability: Durability) -> None:
     """Measure latency once on each broker, fresh and warmed up."""
-    for name in shuffled(NAMES):
-        with fresh(name, durability) as process:
-            one_load(process, "warm", WARM_UP, WARM_UP_MESSAGES // 5)
+    for name in shuffle(NAMES):
+        with run_fresh(name, durability) as process:
+            run_loads(process, "warm", WARM_UP, WARM_UP_MESSAGES // 5)
             os.sync()
-            taken = run_latency(process)
-        results.latency.setdefault((durability.name, name), []).append(taken)
-        say.print(f"{durability.name:5}p99     {name:14}{taken['p99']:8.2f} ms", style="dim")
+            latencies_ms = run_latency(process)
+        results.latency.setdefault((durability.name, name), []).append(latencies_ms)
+        say.print(f"{durability.name:5}p99     {name:14}{latencies_ms['p99']:8.2f} ms", style="dim")
 
 
-def interrupted(_signal: int, _frame: FrameType | None) -> None:
+def raise_interrupt(_signal: int, _frame: FrameType | None) -> None:
     """Exit as after Ctrl-C, so that every broker is stopped."""
     raise KeyboardInterrupt
 
@@ -123,7 +123,7 @@ def measure_messages(say: Console, command: str, repeats: int, *, quick: bool) -
     measure_start(results, say, 3 if quick else STARTS)
     measure_memory(results, say, repeats)
     for _ in range(repeats):
-        for durability in shuffled(DURABILITIES):
+        for durability in shuffle(DURABILITIES):
             measure_loads(results, say, durability, rows, quick=quick)
             measure_latency(results, say, durability)
     return report.write(results, DURABILITIES, rows)
@@ -134,7 +134,7 @@ def measure_transactions(say: Console, command: str, repeats: int, *, quick: boo
     results = transactions.TxnResults(command)
     scale = transactions.QUICK if quick else transactions.FULL
     for _ in range(repeats):
-        for durability in shuffled(DURABILITIES):
+        for durability in shuffle(DURABILITIES):
             transactions.measure_commits(results, say, durability, scale)
         transactions.measure_ids(results, say, scale)
     return report_transactions.write(results, DURABILITIES)
@@ -151,9 +151,9 @@ def measure_clients(say: Console, command: str, repeats: int, *, quick: bool) ->
 def measure_spark(say: Console, command: str, repeats: int, *, quick: bool) -> str:
     """Measure our Spark source and sink beside Spark's own, and return the page's new section."""
     try:
-        jars = spark_jars()
+        jars = find_spark_jars()
     except Unavailable as exc:
-        return f"Spark's own connector is not to be had here: {exc}"
+        return f"Spark's own connector is not available here: {exc}"
     results = spark.SparkResults(command)
     for _ in range(repeats):
         spark.measure(results, say, jars, quick=quick)
@@ -191,7 +191,7 @@ PARTS = {
 
 def main() -> int:
     """Parse the options, measure, and write the page."""
-    signal.signal(signal.SIGTERM, interrupted)
+    signal.signal(signal.SIGTERM, raise_interrupt)
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of fewer, shorter rows")
     parser.add_argument("--only", choices=PARTS, help="one part; the others' tables stay as they are")
@@ -203,14 +203,14 @@ def main() -> int:
     repeats = options.repeats or (1 if options.quick else 3)
     say = Console(stderr=True, highlight=False)
     try:
-        class_path()
+        find_class_path()
     except Unavailable as exc:
-        say.print(f"make bench measures beside Apache Kafka, which is not to be had here: {exc}")
+        say.print(f"make bench compares with Apache Kafka, which is not available here: {exc}")
         return 1
     random.seed(options.seed)
-    chosen = f" --only {options.only}" if options.only else ""
-    chosen += " --quick" if options.quick else ""
-    command = f"python -m tools.bench{chosen} --repeats {repeats} --seed {options.seed}"
+    flags = f" --only {options.only}" if options.only else ""
+    flags += " --quick" if options.quick else ""
+    command = f"python -m tools.bench{flags} --repeats {repeats} --seed {options.seed}"
     say.print(command)
     for part, measure in PARTS.items():
         if options.only in (None, part):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
-from tools.bench.commits import NAME, TOPIC, end, frame, produce, version_1
+from tools.bench.commits import NAME, TOPIC, make_end, make_frame, make_produce, make_version_1
 
 from tallystick.broker.authorizer.acl_index import AclIndex, AclSettings
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL, Authorizer
@@ -116,10 +116,10 @@ class Bench:
             answer = dispatch(request, peer)
             if not isinstance(answer, list):
                 answer = await asyncio.ensure_future(answer)
-        spent = time.process_time() - began
+        cpu_s = time.process_time() - began
         if code := check(b"".join(answer or [])[9:]):
             raise RuntimeError(f"{row}: the last request was answered with error {code}")
-        return {row: spent / REQUESTS * 1e6}
+        return {row: cpu_s / REQUESTS * 1e6}
 
     def make_produce(self, version: int) -> Round:
         """Return what produces one record of 100 bytes a request."""
@@ -130,7 +130,7 @@ class Bench:
             if version >= PRODUCE_BY_ID
             else TopicProduceData(name=TOPIC, partition_data=(data,))
         )
-        request = frame(ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=(topic,)), version)
+        request = make_frame(ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=(topic,)), version)
 
         def check(answer: bytes) -> int:
             return decode(ProduceResponse, answer, version).responses[0].partition_responses[0].error_code
@@ -145,7 +145,7 @@ class Bench:
             if version >= FETCH_BY_ID
             else FetchTopic(topic=TOPIC, partitions=(part,))
         )
-        request = frame(
+        request = make_frame(
             FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1, session_epoch=-1, topics=(topic,)), version
         )
 
@@ -163,7 +163,7 @@ class Bench:
 
     async def commit(self, frames: Callable[[ProducerIdAndEpoch, int], Mapping[str, bytes]]) -> Times:
         """Commit many transactions, and return the times of each of their requests."""
-        spent: dict[str, float] = {}
+        cpu_s: dict[str, float] = {}
         identity, sequence = await self.begin(), 0
         for _ in range(REQUESTS):
             for row, request in frames(identity, sequence).items():
@@ -172,7 +172,7 @@ class Bench:
                 answer = self.dispatcher.dispatch(view, self.peer)
                 if not isinstance(answer, list):
                     await asyncio.ensure_future(answer)
-                spent[row] = spent.get(row, 0.0) + time.process_time() - began
+                cpu_s[row] = cpu_s.get(row, 0.0) + time.process_time() - began
             for _ in range(TURNS_MAX):
                 await asyncio.sleep(0)
                 entry = self.broker.transactions.find_by_producer_id(identity.producer_id)
@@ -182,12 +182,12 @@ class Bench:
                 raise RuntimeError(f"{entry} is not committed")
             sequence = sequence + 1 if entry.client == identity else 0
             identity = entry.client
-        return {row: each / REQUESTS * 1e6 for row, each in spent.items()}
+        return {row: each / REQUESTS * 1e6 for row, each in cpu_s.items()}
 
 
 def _frames_of_version_1(identity: ProducerIdAndEpoch, sequence: int) -> Mapping[str, bytes]:
     rows = ("AddPartitionsToTxn 0", "Produce 7 in a transaction", "EndTxn 1")
-    return dict(zip(rows, version_1(identity, sequence), strict=True))
+    return dict(zip(rows, make_version_1(identity, sequence), strict=True))
 
 
 def _frames_of_version_2(identity: ProducerIdAndEpoch, sequence: int) -> Mapping[str, bytes]:
@@ -204,9 +204,9 @@ def _frames_of_version_2(identity: ProducerIdAndEpoch, sequence: int) -> Mapping
         ),
     )
     return {
-        "Produce 12 in a transaction": frame(produce(identity, sequence), 12),
-        "TxnOffsetCommit 5": frame(offsets, 5),
-        "EndTxn 5": frame(end(identity), 5),
+        "Produce 12 in a transaction": make_frame(make_produce(identity, sequence), 12),
+        "TxnOffsetCommit 5": make_frame(offsets, 5),
+        "EndTxn 5": make_frame(make_end(identity), 5),
     }
 
 
@@ -270,9 +270,9 @@ async def measure(row: str, rounds: int = ROUNDS) -> Mapping[str, Samples]:
             which = (number + number // 2) % 2
             bench.broker.authorizer = authorizers[which]
             times = await run()
-            for kind, spent in times.items() if number >= 0 else ():
+            for kind, cpu_s in times.items() if number >= 0 else ():
                 each = samples.setdefault(kind, Samples())
-                (each.with_rights if which else each.without).append(spent)
+                (each.with_rights if which else each.without).append(cpu_s)
     return samples
 
 

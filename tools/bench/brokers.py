@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka.admin import AdminClient, NewTopic
 from tools.apache_kafka import ApacheKafka
 from tools.bench.rows import LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S, Durability, Row
-from tools.broker_process import BrokerProcess, tallystick
+from tools.broker_process import BrokerProcess, make_tallystick_process
 
 from tallystick.testing import eventually
 
@@ -32,7 +32,7 @@ class Load:
 
 
 @contextmanager
-def fresh(name: str, durability: Durability) -> Iterator[BrokerProcess]:
+def run_fresh(name: str, durability: Durability) -> Iterator[BrokerProcess]:
     """Run a broker with empty directories, and remove them afterwards."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory:
         process = prepare(name, durability, Path(directory))
@@ -43,7 +43,7 @@ def fresh(name: str, durability: Durability) -> Iterator[BrokerProcess]:
 def prepare(name: str, durability: Durability, directory: Path) -> BrokerProcess:
     """Return a broker ready to be started, with its directories formatted if it needs that."""
     if name == OURS:
-        return tallystick(directory, durability.ours)
+        return make_tallystick_process(directory, durability.ours)
     # Kafka's own start script gives a broker 1 GiB.
     kafka = ApacheKafka(directory=directory, settings=durability.kafka, heap_mb=1024)
     kafka.format()
@@ -55,11 +55,14 @@ def create_topic(process: BrokerProcess, topic: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": process.bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
-    def led() -> bool:
-        known = admin.list_topics(timeout=10).topics.get(topic)
-        return known is not None and [p.leader >= 0 for p in known.partitions.values()] == [True] * partitions
+    def has_leaders() -> bool:
+        metadata = admin.list_topics(timeout=10).topics.get(topic)
+        return (
+            metadata is not None
+            and [p.leader >= 0 for p in metadata.partitions.values()] == [True] * partitions
+        )
 
-    eventually(led)
+    eventually(has_leaders)
 
 
 def delete_topic(process: BrokerProcess, topic: str) -> None:
@@ -79,9 +82,9 @@ def run_load(process: BrokerProcess, mode: str, topic: str, row: Row, messages: 
         "size": row.size,
         "codec": row.codec,
     }
-    cpu = process.cpu_seconds()
-    taken = run_child("load_librdkafka", json.dumps(load))
-    return Load(taken["seconds"], (process.cpu_seconds() - cpu) / taken["all_seconds"])
+    cpu = process.read_cpu_seconds()
+    figures = run_child("load_librdkafka", json.dumps(load))
+    return Load(figures["seconds"], (process.read_cpu_seconds() - cpu) / figures["all_seconds"])
 
 
 def run_latency(process: BrokerProcess) -> dict[str, float]:
@@ -103,14 +106,14 @@ def run_consumer(reading: Mapping[str, object]) -> dict[str, float]:
 
 def run_child(module: str, *arguments: str) -> dict[str, float]:
     """Run a module of this package in a separate process, and return the JSON that it prints."""
-    done = subprocess.run(
+    child = subprocess.run(
         [sys.executable, "-m", f"tools.bench.{module}", *arguments],
         capture_output=True,
         text=True,
         timeout=RUN_SECONDS_MAX,
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(f"{module} failed:\n{done.stderr[-3000:]}")
-    result: dict[str, float] = json.loads(done.stdout)
+    if child.returncode:
+        raise RuntimeError(f"{module} failed:\n{child.stderr[-3000:]}")
+    result: dict[str, float] = json.loads(child.stdout)
     return result

@@ -11,11 +11,11 @@ from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
-from tools.bench.brokers import create_topic, delete_topic, fresh, run_client, run_consumer
+from tools.bench.brokers import create_topic, delete_topic, run_client, run_consumer, run_fresh
 from tools.bench.load_client import CLIENTS, NEEDS, Load
 from tools.bench.load_consumer import CONSUMERS
-from tools.bench.report import machine, mark, put, table
-from tools.bench.rows import OS, shuffled
+from tools.bench.report import describe_machine, format_ratio, format_table, replace_section
+from tools.bench.rows import OS, shuffle
 from tools.broker_process import BrokerProcess
 
 BEGIN: Final = "<!-- clients: begin (written by `make bench`) -->"
@@ -40,7 +40,7 @@ class ClientRow:
         size = f"{self.size // 2}-{self.size + self.size // 2}" if self.uneven else str(self.size)
         return f"{size} B, {self.codec}"
 
-    def messages(self, client: str, *, quick: bool) -> int:
+    def choose_count(self, client: str, *, quick: bool) -> int:
         full = 2_000_000 if self.size <= 100 else 400_000
         return full // (10 if client in SLOW else 1) // (5 if quick else 1)
 
@@ -67,10 +67,10 @@ class Figures:
     rates: dict[tuple[str, str, ClientRow], list[float]] = field(default_factory=dict)
     cpu_ns: dict[tuple[str, str, ClientRow], list[float]] = field(default_factory=dict)
 
-    def add(self, key: tuple[str, str, ClientRow], messages: float, taken: dict[str, float]) -> float:
+    def add(self, key: tuple[str, str, ClientRow], messages: float, timing: dict[str, float]) -> float:
         """Add one run and return its rate."""
-        self.rates.setdefault(key, []).append(messages / taken["seconds"])
-        self.cpu_ns.setdefault(key, []).append(taken["cpu_seconds"] / messages * 1e9)
+        self.rates.setdefault(key, []).append(messages / timing["seconds"])
+        self.cpu_ns.setdefault(key, []).append(timing["cpu_seconds"] / messages * 1e9)
         return self.rates[key][-1]
 
 
@@ -79,11 +79,11 @@ class ClientResults:
     """The figures of sending and of reading."""
 
     command: str
-    sent: Figures = field(default_factory=Figures)
-    read: Figures = field(default_factory=Figures)
+    sending: Figures = field(default_factory=Figures)
+    reading: Figures = field(default_factory=Figures)
 
 
-def available() -> list[str]:
+def list_clients() -> list[str]:
     """Return the clients that are installed."""
     return [client for client in CLIENTS if client not in NEEDS or find_spec(NEEDS[client])]
 
@@ -91,39 +91,41 @@ def available() -> list[str]:
 def measure(results: ClientResults, say: Console, brokers: Sequence[str], *, quick: bool) -> None:
     """Measure one round: every row by every client on each broker, in shuffled order."""
     with ExitStack() as stack:
-        running = {name: stack.enter_context(fresh(name, OS)) for name in shuffled(brokers)}
+        running = {name: stack.enter_context(run_fresh(name, OS)) for name in shuffle(brokers)}
         for name, process in running.items():
-            one(process, "warm", OURS, ROWS[0], WARM_UP)
-            for row, client in shuffled(list(product(ROWS, available()))):
-                messages = row.messages(client, quick=quick)
+            run_sender(process, "warm", OURS, ROWS[0], WARM_UP)
+            for row, client in shuffle(list(product(ROWS, list_clients()))):
+                messages = row.choose_count(client, quick=quick)
                 os.sync()
-                taken = one(process, f"load-{ROWS.index(row)}-{len(client)}", client, row, messages)
-                rate = results.sent.add((name, client, row), messages, taken)
+                timing = run_sender(process, f"load-{ROWS.index(row)}-{len(client)}", client, row, messages)
+                rate = results.sending.add((name, client, row), messages, timing)
                 say.print(f"{name:14}{client:18}{rate / 1000:8,.0f} k/s  {row}", style="dim")
-            for row in shuffled(READ_ROWS):
-                read(results, say, name, process, row, quick=quick)
+            for row in shuffle(READ_ROWS):
+                measure_reading(results, say, name, process, row, quick=quick)
 
 
-def read(
+def measure_reading(
     results: ClientResults, say: Console, name: str, process: BrokerProcess, row: ClientRow, *, quick: bool
 ) -> None:
     """Fill a topic, read it with each consumer, and delete it. Slow consumers read a tenth of it."""
-    topic, messages = f"read-{READ_ROWS.index(row)}", row.messages(OURS, quick=quick)
+    topic, messages = f"read-{READ_ROWS.index(row)}", row.choose_count(OURS, quick=quick)
     create_topic(process, topic, 1)
     run_client(_load(process, topic, OURS, row, messages))
-    for client in shuffled([client for client in CONSUMERS if client in available()]):
-        wanted = row.messages(client, quick=quick)
-        reading = {"client": client, "bootstrap": process.bootstrap, "topic": topic, "messages": wanted}
-        taken = run_consumer(reading)
-        rate = results.read.add((name, client, row), taken["counted"], taken)
+    for client in shuffle([client for client in CONSUMERS if client in list_clients()]):
+        count = row.choose_count(client, quick=quick)
+        reading = {"client": client, "bootstrap": process.bootstrap, "topic": topic, "messages": count}
+        timing = run_consumer(reading)
+        rate = results.reading.add((name, client, row), timing["counted"], timing)
         say.print(f"{name:14}{client:18}{rate / 1000:8,.0f} k/s  read {row}", style="dim")
     delete_topic(process, topic)
 
 
-def one(process: BrokerProcess, topic: str, client: str, row: ClientRow, messages: int) -> dict[str, float]:
+def run_sender(
+    process: BrokerProcess, topic: str, client: str, row: ClientRow, messages: int
+) -> dict[str, float]:
     """Send to a new topic, check that every message is there, and delete it."""
     create_topic(process, topic, 1)
-    taken = run_client(_load(process, topic, client, row, messages))
+    timing = run_client(_load(process, topic, client, row, messages))
     consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": "bench"})
     try:
         _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
@@ -132,7 +134,7 @@ def one(process: BrokerProcess, topic: str, client: str, row: ClientRow, message
     if end != messages + 1:
         raise RuntimeError(f"{client}: {messages} messages and a first one sent, the broker shows {end}")
     delete_topic(process, topic)
-    return taken
+    return timing
 
 
 def _load(process: BrokerProcess, topic: str, client: str, row: ClientRow, messages: int) -> Load:
@@ -149,14 +151,16 @@ def _load(process: BrokerProcess, topic: str, client: str, row: ClientRow, messa
 
 def write(results: ClientResults) -> str:
     """Write the tables into the page, and return them."""
-    parts = [f"{machine()}\n\nCommand: `{results.command}`"]
-    for broker in dict.fromkeys(name for name, _, _ in results.sent.rates):
-        parts.append(_table(f"Produce from Python to {broker}", results.sent, broker, ROWS, GOALS))
-        parts.append(_table(f"Consume in Python from {broker}", results.read, broker, READ_ROWS, {}))
-    return put("\n\n".join(parts), BEGIN, END)
+    parts = [f"{describe_machine()}\n\nCommand: `{results.command}`"]
+    for broker in dict.fromkeys(name for name, _, _ in results.sending.rates):
+        parts.append(_format_table(f"Produce from Python to {broker}", results.sending, broker, ROWS, GOALS))
+        parts.append(
+            _format_table(f"Consume in Python from {broker}", results.reading, broker, READ_ROWS, {})
+        )
+    return replace_section("\n\n".join(parts), BEGIN, END)
 
 
-def _table(
+def _format_table(
     title: str,
     figures: Figures,
     broker: str,
@@ -175,14 +179,14 @@ def _table(
             cpu_ns = statistics.median(figures.cpu_ns[broker, client, row])
             line += [f"{rate / 1000:,.0f} k/s", f"{cpu_ns:,.0f} ns"]
             theirs = figures.rates.get((broker, THEIRS, row))
-            line.append(_ratio(client, rate, theirs, goals.get((client, row))))
+            line.append(_format_ratio(client, rate, theirs, goals.get((client, row))))
         lines.append(line)
-    repeats = min(len(taken) for key, taken in figures.rates.items() if key[0] == broker)
-    return f"### {title}\n\nMedians of {repeats}.\n\n{table(head, lines)}"
+    repeats = min(len(rates) for key, rates in figures.rates.items() if key[0] == broker)
+    return f"### {title}\n\nMedians of {repeats}.\n\n{format_table(head, lines)}"
 
 
-def _ratio(client: str, rate: float, theirs: list[float] | None, goal: float | None) -> str:
+def _format_ratio(client: str, rate: float, theirs: list[float] | None, goal: float | None) -> str:
     if theirs is None or client == THEIRS:
         return ""
     ratio = rate / statistics.median(theirs)
-    return f"{ratio:.2f}x" if goal is None else mark(ratio, goal, at_least=True)
+    return f"{ratio:.2f}x" if goal is None else format_ratio(ratio, goal, at_least=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import create_engine, insert
-from tools.bench.brokers import OURS, create_topic, fresh
-from tools.bench.raw import Raw, for_each, until_done
+from tools.bench.brokers import OURS, create_topic, run_fresh
+from tools.bench.raw import Raw, ask_until_done, run_for_each
 from tools.bench.rows import OS
 from tools.bench.transactional_ids import TOPIC, open_transactions
 from tools.broker_process import BrokerProcess
@@ -46,12 +46,12 @@ def fill_groups(bootstrap: str, count: int) -> None:
     async def one(raw: Raw, number: int) -> None:
         offsets = {TopicPartition(TOPIC, index): OffsetAndMetadata(1) for index in range(PARTITIONS)}
         request = build_offset_commit_request(GroupMetadata(group_id=f"group-{number}"), offsets)
-        await until_done(
+        await ask_until_done(
             lambda: raw.ask(request, OffsetCommitResponse, COMMIT_VERSION),
             lambda answer: answer.topics[0].partitions[0].error_code,
         )
 
-    asyncio.run(for_each(bootstrap, range(count), one))
+    asyncio.run(run_for_each(bootstrap, range(count), one))
 
 
 def fill_store(folder: Path, count: int) -> str:
@@ -75,9 +75,9 @@ async def measure(name: str, read: Callable[[], Awaitable[Any]]) -> None:
     times = []
     for _ in range(REPEATS):
         gc.collect()
-        began, used = time.perf_counter(), time.process_time()
+        began, cpu_s = time.perf_counter(), time.process_time()
         await read()
-        times.append((time.perf_counter() - began, time.process_time() - used))
+        times.append((time.perf_counter() - began, time.process_time() - cpu_s))
     first, least = times[0], min(times[1:], key=lambda each: each[1])
     print(
         f"{name:24} first {first[0] * 1000:7.0f} ms, {first[1] * 1000:7.0f} ms of processor; "
@@ -108,9 +108,9 @@ async def measure_share(config: CollectorConfig, seconds: float) -> float:
         async for snapshot in collector.follow():
             if snapshot.groups.status.read_ms:
                 break
-        used, began = time.process_time(), time.perf_counter()
+        cpu_s, began = time.process_time(), time.perf_counter()
         await asyncio.sleep(seconds)
-        share = (time.process_time() - used) / (time.perf_counter() - began)
+        share = (time.process_time() - cpu_s) / (time.perf_counter() - began)
         last = collector.snapshot
         print(f"{last.number} snapshots, {len(last.transactions.descriptions)} open in the last")
         return share
@@ -137,21 +137,21 @@ def main() -> None:
     options.add_argument("--transactions", type=int, default=10_000)
     options.add_argument("--groups", type=int, default=1_000)
     options.add_argument("--seconds", type=float, default=30.0)
-    given = options.parse_args()
-    with tempfile.TemporaryDirectory() as folder, fresh(OURS, OS) as process:
+    arguments = options.parse_args()
+    with tempfile.TemporaryDirectory() as folder, run_fresh(OURS, OS) as process:
         client = {"bootstrap.servers": process.bootstrap}
-        if given.transactions:
-            open_transactions(process, given.transactions, PARTITIONS)
-            fill_groups(process.bootstrap, given.groups)
-            url = fill_store(Path(folder), given.transactions)
+        if arguments.transactions:
+            open_transactions(process, arguments.transactions, PARTITIONS)
+            fill_groups(process.bootstrap, arguments.groups)
+            url = fill_store(Path(folder), arguments.transactions)
             asyncio.run(measure_parts(CollectorConfig.check(client, [url])))
-    with fresh(OURS, OS) as process:
+    with run_fresh(OURS, OS) as process:
         create_topic(process, LOAD_TOPIC, PARTITIONS)
         config = CollectorConfig.check({"bootstrap.servers": process.bootstrap})
-        load = run_load(process, given.seconds + 5)
-        share = asyncio.run(measure_share(config, given.seconds))
-        told = json.loads(load.communicate()[0])
-        rate = told["committed"] / given.seconds
+        load = run_load(process, arguments.seconds + 5)
+        share = asyncio.run(measure_share(config, arguments.seconds))
+        load_report = json.loads(load.communicate()[0])
+        rate = load_report["committed"] / arguments.seconds
         print(f"share of a core beside the load: {share * 100:.1f} %; {rate:.0f} transactions/s")
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tools.bench.raw import spec_of
+from tools.bench.raw import find_spec
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.config.broker_config import BrokerConfig
@@ -45,16 +45,16 @@ TURNS: Final = 1
 Frames = Callable[[ProducerIdAndEpoch, int], list[bytes]]
 
 
-def frame(request: object, version: int) -> bytes:
+def make_frame(request: object, version: int) -> bytes:
     """Return a request's frame without its length prefix."""
-    spec = spec_of(request)
+    spec = find_spec(request)
     header = RequestHeader(
         request_api_key=spec.key, request_api_version=version, correlation_id=1, client_id="bench"
     )
     return encode(header, spec.get_request_header_version(version)) + encode(request, version)
 
 
-def produce(identity: ProducerIdAndEpoch, sequence: int) -> ProduceRequest:
+def make_produce(identity: ProducerIdAndEpoch, sequence: int) -> ProduceRequest:
     """Return a request that produces one record of 100 bytes."""
     record = Record(0, int(time.time() * 1000), None, bytes(100), ())
     meta = BatchMeta(
@@ -72,7 +72,7 @@ def produce(identity: ProducerIdAndEpoch, sequence: int) -> ProduceRequest:
     )
 
 
-def end(identity: ProducerIdAndEpoch) -> EndTxnRequest:
+def make_end(identity: ProducerIdAndEpoch) -> EndTxnRequest:
     """Return a request that commits."""
     return EndTxnRequest(
         transactional_id=NAME,
@@ -82,7 +82,7 @@ def end(identity: ProducerIdAndEpoch) -> EndTxnRequest:
     )
 
 
-def version_1(identity: ProducerIdAndEpoch, sequence: int) -> list[bytes]:
+def make_version_1(identity: ProducerIdAndEpoch, sequence: int) -> list[bytes]:
     """Return a transaction's frames: the epoch stays, and sequence numbers go on."""
     add = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=NAME,
@@ -90,12 +90,16 @@ def version_1(identity: ProducerIdAndEpoch, sequence: int) -> list[bytes]:
         v3_and_below_producer_epoch=identity.epoch,
         v3_and_below_topics=(AddPartitionsToTxnTopic(name=TOPIC, partitions=(0,)),),
     )
-    return [frame(add, 0), frame(produce(identity, sequence), 7), frame(end(identity), 1)]
+    return [
+        make_frame(add, 0),
+        make_frame(make_produce(identity, sequence), 7),
+        make_frame(make_end(identity), 1),
+    ]
 
 
-def version_2(identity: ProducerIdAndEpoch, _sequence: int) -> list[bytes]:
+def make_version_2(identity: ProducerIdAndEpoch, _sequence: int) -> list[bytes]:
     """Return a transaction's frames: each has an epoch of its own, and sequence numbers begin at 0."""
-    return [frame(produce(identity, 0), 12), frame(end(identity), 5)]
+    return [make_frame(make_produce(identity, 0), 12), make_frame(make_end(identity), 5)]
 
 
 async def measure(frames: Frames, profile: cProfile.Profile | None) -> float:
@@ -119,32 +123,32 @@ async def commit(broker: Broker, frames: Frames, profile: cProfile.Profile | Non
     answer = await broker.transactions.execute(NAME, InitProducerId(timeout_ms=60_000))
     if not isinstance(answer, InitProducerIdResult):
         raise RuntimeError(str(answer))
-    identity, spent = answer.client, 0.0
+    identity, cpu_s = answer.client, 0.0
     for number in range(WARM_UP + COMMITS):
-        requests = [memoryview(made) for made in frames(identity, number)]
+        requests = [memoryview(request) for request in frames(identity, number)]
         began = time.process_time()
         if profile is not None and number >= WARM_UP:
             profile.enable()
         for request in requests:
-            answered = dispatcher.dispatch(request, peer)
-            if not isinstance(answered, list):
-                await asyncio.ensure_future(answered)
+            answer_or_future = dispatcher.dispatch(request, peer)
+            if not isinstance(answer_or_future, list):
+                await asyncio.ensure_future(answer_or_future)
         for _ in range(TURNS):
             await asyncio.sleep(0)
         if profile is not None:
             profile.disable()
         if number >= WARM_UP:
-            spent += time.process_time() - began
+            cpu_s += time.process_time() - began
         entry = broker.transactions.find_by_producer_id(identity.producer_id)
         if entry is None or entry.state.label != "CompleteCommit":
             raise RuntimeError(f"{entry} is not committed")
         identity = entry.client
-    return spent / COMMITS * 1e6
+    return cpu_s / COMMITS * 1e6
 
 
 def main() -> None:
     """Measure both protocols; with `--profile` print where they spend their time."""
-    for frames in (version_2, version_1):
+    for frames in (make_version_2, make_version_1):
         profile = cProfile.Profile() if "--profile" in sys.argv else None
         print(f"{frames.__name__}: {asyncio.run(measure(frames, profile)):.0f} us a commit")
         if profile is not None:

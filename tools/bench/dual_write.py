@@ -21,8 +21,8 @@ from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 from sqlalchemy import Engine, create_engine, text
 from tests.support.servers import PostgreSQL
-from tools.bench.brokers import OURS, create_topic, fresh
-from tools.bench.report import put, table
+from tools.bench.brokers import OURS, create_topic, run_fresh
+from tools.bench.report import format_table, replace_section
 from tools.bench.rows import SYNC, Durability
 from tools.broker_process import BrokerProcess
 
@@ -50,7 +50,7 @@ PLACE: Final = Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class DualRun:
     """One run of one way; times in ms. `changed`: our own rows inserted, updated, deleted per message."""
 
     per_s: float
@@ -58,17 +58,17 @@ class Taken:
     p99_ms: float
     seen_p50_ms: float | None = None
     seen_p99_ms: float | None = None
-    changed: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    changes: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass
 class DualResults:
     command: str
-    taken: dict[str, list[Taken]] = field(default_factory=dict)
+    runs: dict[str, list[DualRun]] = field(default_factory=dict)
 
-    def median(self, way: str, what: str) -> float | None:
-        found = [getattr(each, what) for each in self.taken[way]]
-        return None if None in found else statistics.median(found)
+    def compute_median(self, way: str, what: str) -> float | None:
+        values = [getattr(each, what) for each in self.runs[way]]
+        return None if None in values else statistics.median(values)
 
 
 class Reader(threading.Thread):
@@ -76,7 +76,7 @@ class Reader(threading.Thread):
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
-        self.seen: dict[int, int] = {}
+        self.arrived_at_ns: dict[int, int] = {}
         self.enough = threading.Event()
         self._consumer = Consumer(
             {
@@ -94,14 +94,14 @@ class Reader(threading.Thread):
         while not self.enough.is_set():
             message = self._consumer.poll(0.1)
             if message is not None and message.error() is None:
-                self.seen.setdefault(int(message.value() or b""), time.monotonic_ns())
+                self.arrived_at_ns.setdefault(int(message.value() or b""), time.monotonic_ns())
         self._consumer.close()
 
-    def wait(self, wanted: int) -> None:
+    def wait(self, count: int) -> None:
         give_up_at = time.monotonic() + SECONDS_MAX
-        while len(self.seen) < wanted:
+        while len(self.arrived_at_ns) < count:
             if time.monotonic() > give_up_at:
-                raise RuntimeError(f"{len(self.seen)} of {wanted} messages were seen")
+                raise RuntimeError(f"{len(self.arrived_at_ns)} of {count} messages were seen")
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -114,7 +114,7 @@ Pay = Callable[[int], int]
 
 
 @contextmanager
-def alone(engine: Engine, _bootstrap: str) -> Iterator[Pay]:
+def pay_alone(engine: Engine, _bootstrap: str) -> Iterator[Pay]:
     def pay(n: int) -> int:
         with engine.begin() as connection:
             connection.execute(PAYMENT, {"what": str(n)})
@@ -124,13 +124,13 @@ def alone(engine: Engine, _bootstrap: str) -> Iterator[Pay]:
 
 
 @contextmanager
-def dual(engine: Engine, bootstrap: str, way: str = DUAL) -> Iterator[Pay]:
-    committed = 0
+def pay_dual(engine: Engine, bootstrap: str, way: str = DUAL) -> Iterator[Pay]:
+    committed_at_ns = 0
 
-    def watch(_: int, step: RecipeStep, done: bool) -> None:
-        nonlocal committed
-        if done and step.name == "commit database":
-            committed = time.monotonic_ns()
+    def watch(_: int, step: RecipeStep, is_done: bool) -> None:
+        nonlocal committed_at_ns
+        if is_done and step.name == "commit database":
+            committed_at_ns = time.monotonic_ns()
 
     config = {"bootstrap.servers": bootstrap, "transactional.id": TOPICS[way], "linger.ms": 0}
     wait: Wait = "decided" if way == DECIDED else "committed"
@@ -141,13 +141,13 @@ def dual(engine: Engine, bootstrap: str, way: str = DUAL) -> Iterator[Pay]:
             with writer.transaction() as txn:
                 txn.connection.execute(PAYMENT, {"what": str(n)})
                 txn.send(TOPICS[way], str(n).encode())
-            return committed
+            return committed_at_ns
 
         yield pay
 
 
 @contextmanager
-def outbox(engine: Engine, bootstrap: str) -> Iterator[Pay]:
+def pay_outbox(engine: Engine, bootstrap: str) -> Iterator[Pay]:
     stopping = threading.Event()
     arguments = (engine, bootstrap, TOPICS[OUTBOX], stopping)
     relay = threading.Thread(target=relay_outbox, args=arguments, daemon=True)
@@ -169,24 +169,29 @@ def relay_outbox(engine: Engine, bootstrap: str, topic: str, stopping: threading
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 0}) as producer:
         while not stopping.wait(RELAY_S):
             with engine.begin() as connection:
-                found = connection.execute(text("SELECT id, value FROM outbox ORDER BY id")).all()
-                for each in found:
+                rows = connection.execute(text("SELECT id, value FROM outbox ORDER BY id")).all()
+                for each in rows:
                     producer.send(topic, each.value.encode())
                 producer.flush()
-                if found:
+                if rows:
                     # Not all up to the last id: a row with a smaller one may be committed by now, unsent.
-                    sent = {"sent": [each.id for each in found]}
-                    connection.execute(text("DELETE FROM outbox WHERE id = ANY(:sent)"), sent)
+                    parameters = {"sent": [each.id for each in rows]}
+                    connection.execute(text("DELETE FROM outbox WHERE id = ANY(:sent)"), parameters)
 
 
-MAKE: Final = {ALONE: alone, DUAL: dual, DECIDED: partial(dual, way=DECIDED), OUTBOX: outbox}
+MAKE: Final = {
+    ALONE: pay_alone,
+    DUAL: pay_dual,
+    DECIDED: partial(pay_dual, way=DECIDED),
+    OUTBOX: pay_outbox,
+}
 TOPICS: Final = {DUAL: "dual", DECIDED: "decided", OUTBOX: "outbox"}
 
 
 @contextmanager
 def start_servers() -> Iterator[tuple[PostgreSQL, BrokerProcess]]:
     """Start a database and a broker, both on the disk: a database in memory would not be comparable."""
-    with fresh(OURS, TWO_PHASE) as broker, PostgreSQL(PLACE) as server:
+    with run_fresh(OURS, TWO_PHASE) as broker, PostgreSQL(PLACE) as server:
         yield server, broker
 
 
@@ -196,12 +201,12 @@ def measure(
     """Measure one round: every way on the same servers, one after the other."""
     count, seconds = (300, 5) if quick else (3000, 20)
     for way in WAYS:
-        taken = _measure(server, broker, way, count, seconds)
-        results.taken.setdefault(way, []).append(taken)
-        say.print(f"dual   {way:30}{taken.per_s:8,.0f} /s  p99 {taken.p99_ms:.2f} ms", style="dim")
+        run = _measure(server, broker, way, count, seconds)
+        results.runs.setdefault(way, []).append(run)
+        say.print(f"dual   {way:30}{run.per_s:8,.0f} /s  p99 {run.p99_ms:.2f} ms", style="dim")
 
 
-def _measure(server: PostgreSQL, broker: BrokerProcess, way: str, count: int, seconds: int) -> Taken:
+def _measure(server: PostgreSQL, broker: BrokerProcess, way: str, count: int, seconds: int) -> DualRun:
     name = server.new_database()
     engine = create_engine(server.url(name).replace("postgresql:", "postgresql+psycopg:"))
     create_tables(engine)
@@ -219,21 +224,21 @@ def _measure(server: PostgreSQL, broker: BrokerProcess, way: str, count: int, se
             pay(n)
             times.append(1000 * (time.perf_counter() - before))
         took = time.monotonic() - began
-        committed = _at_a_rate(pay, range(count, total)) if reader else {}
+        commit_times_ns = _pay_at_rate(pay, range(count, total)) if reader else {}
         if reader is not None:
             reader.wait(total + 20)
     engine.dispose()
-    seen: list[float] = []
+    latencies_ms: list[float] = []
     if reader is not None:
         reader.stop()
-        seen = [(reader.seen[n] - at) / 1e6 for n, at in committed.items()]
-    return Taken(
+        latencies_ms = [(reader.arrived_at_ns[n] - at) / 1e6 for n, at in commit_times_ns.items()]
+    return DualRun(
         per_s=count / took,
-        p50_ms=quantile(times, 0.5),
-        p99_ms=quantile(times, 0.99),
-        seen_p50_ms=quantile(seen, 0.5) if seen else None,
-        seen_p99_ms=quantile(seen, 0.99) if seen else None,
-        changed=_changed(server.url(name), total + 20),
+        p50_ms=find_quantile(times, 0.5),
+        p99_ms=find_quantile(times, 0.99),
+        seen_p50_ms=find_quantile(latencies_ms, 0.5) if latencies_ms else None,
+        seen_p99_ms=find_quantile(latencies_ms, 0.99) if latencies_ms else None,
+        changes=_count_changes(server.url(name), total + 20),
     )
 
 
@@ -245,35 +250,35 @@ def create_tables(engine: Engine) -> None:
     SqlStore(engine).create()
 
 
-def _at_a_rate(pay: Pay, numbers: range) -> dict[int, int]:
-    committed, began = {}, time.monotonic()
+def _pay_at_rate(pay: Pay, numbers: range) -> dict[int, int]:
+    commit_times_ns, began = {}, time.monotonic()
     for at, n in enumerate(numbers):
         time.sleep(max(0.0, began + at / RATE - time.monotonic()))
-        committed[n] = pay(n)
-    return committed
+        commit_times_ns[n] = pay(n)
+    return commit_times_ns
 
 
-def quantile(taken: list[float], part: float) -> float:
-    return sorted(taken)[min(len(taken) - 1, int(part * len(taken)))]
+def find_quantile(values: list[float], part: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-def _changed(url: str, messages: int) -> tuple[float, float, float]:
+def _count_changes(url: str, messages: int) -> tuple[float, float, float]:
     """Return our rows inserted, updated and deleted per message.
 
     PostgreSQL counts them only when the sessions that wrote them have ended.
     """
-    asked = "SELECT sum(n_tup_ins), sum(n_tup_upd), sum(n_tup_del) FROM pg_stat_user_tables"
-    asked += " WHERE relname <> 'payments'"
-    found = (0, 0, 0)
+    query = "SELECT sum(n_tup_ins), sum(n_tup_upd), sum(n_tup_del) FROM pg_stat_user_tables"
+    query += " WHERE relname <> 'payments'"
+    counts = (0, 0, 0)
     for _ in range(20):
         time.sleep(0.1)
         with psycopg.connect(url) as connection:
-            now = connection.execute(asked).fetchone()
-        if now == found and any(found):
+            fresh_counts = connection.execute(query).fetchone()
+        if fresh_counts == counts and any(counts):
             break
-        found = now or found
-    inserted, updated, deleted = (float(each or 0) / messages for each in found)
-    return inserted, updated, deleted
+        counts = fresh_counts or counts
+    inserts, updates, deletes = (float(each or 0) / messages for each in counts)
+    return inserts, updates, deletes
 
 
 def write(results: DualResults) -> str:
@@ -282,19 +287,24 @@ def write(results: DualResults) -> str:
     head.append("rows inserted, updated, deleted per message")
     lines = []
     for way in WAYS:
-        numbers = [results.median(way, each) for each in ("p50_ms", "p99_ms", "seen_p50_ms", "seen_p99_ms")]
-        changed = ", ".join(f"{each:.2f}" for each in results.taken[way][-1].changed)
+        numbers = [
+            results.compute_median(way, each) for each in ("p50_ms", "p99_ms", "seen_p50_ms", "seen_p99_ms")
+        ]
+        changes = ", ".join(f"{each:.2f}" for each in results.runs[way][-1].changes)
         times = ["" if each is None else f"{each:.2f} ms" for each in numbers]
-        lines.append([way, f"{results.median(way, 'per_s'):,.0f}", *times, "" if way == ALONE else changed])
-    seen = {way: results.median(way, "seen_p99_ms") or 0.0 for way in (DUAL, OUTBOX)}
-    ratio = seen[DUAL] / seen[OUTBOX]
-    said = "met" if ratio <= VISIBLE_RATIO_MAX else "missed"
+        lines.append(
+            [way, f"{results.compute_median(way, 'per_s'):,.0f}", *times, "" if way == ALONE else changes]
+        )
+    latencies_ms = {way: results.compute_median(way, "seen_p99_ms") or 0.0 for way in (DUAL, OUTBOX)}
+    ratio = latencies_ms[DUAL] / latencies_ms[OUTBOX]
+    verdict = "met" if ratio <= VISIBLE_RATIO_MAX else "missed"
     text_ = (
         "### Dual writes\n\n"
         f"PostgreSQL and tallystick, both on the disk before they acknowledge; one writer, one row and one "
         f"record a transaction; at {RATE} a second for the time until it is seen. "
-        f"Medians of {len(results.taken[DUAL])} (`{results.command}`).\n\n"
-        f"{table(head, lines)}\n\n"
-        f"Commit to visible, p99: {ratio:.2f} of the outbox's; the target of {VISIBLE_RATIO_MAX} is {said}.\n"
+        f"Medians of {len(results.runs[DUAL])} (`{results.command}`).\n\n"
+        f"{format_table(head, lines)}\n\n"
+        f"Commit to visible, p99: {ratio:.2f} of the outbox's; "
+        f"the target of {VISIBLE_RATIO_MAX} is {verdict}.\n"
     )
-    return put(text_, BEGIN, END)
+    return replace_section(text_, BEGIN, END)

@@ -18,8 +18,8 @@ from rich.console import Console
 from sqlalchemy import Engine, create_engine, text
 from tests.support.servers import PostgreSQL
 from tools.bench.brokers import create_topic
-from tools.bench.dual_write import PAYMENT, RELAY_S, Reader, create_tables, quantile, relay_outbox
-from tools.bench.report import put, table
+from tools.bench.dual_write import PAYMENT, RELAY_S, Reader, create_tables, find_quantile, relay_outbox
+from tools.bench.report import format_table, replace_section
 from tools.broker_process import BrokerProcess
 
 from tallystick.dualwrite import SqlStore, WriterPool
@@ -53,7 +53,7 @@ class CallersResults:
     command: str
     runs: dict[tuple[str, int], list[CallersRun]] = field(default_factory=dict)
 
-    def median(self, way: str, callers: int, what: str) -> float:
+    def compute_median(self, way: str, callers: int, what: str) -> float:
         return statistics.median(getattr(run, what) for run in self.runs[way, callers])
 
 
@@ -68,9 +68,9 @@ class CommitTimes:
         """Note a unit of the transaction that is open."""
         self._pending.append(n)
 
-    def watch(self, _: int, step: RecipeStep, done: bool) -> None:
+    def watch(self, _: int, step: RecipeStep, is_done: bool) -> None:
         """Note when the units of the open transaction are committed: the pool has one writer."""
-        if done and step.name == "commit database":
+        if is_done and step.name == "commit database":
             units, self._pending = self._pending, []
             self.at_ns.update(dict.fromkeys(units, time.monotonic_ns()))
 
@@ -145,12 +145,12 @@ def measure_run(server: PostgreSQL, broker: BrokerProcess, way: str, callers: in
         reader.wait(units + WARM_UP * callers)
     engine.dispose()
     reader.stop()
-    seen = [(reader.seen[n] - times.at_ns[n]) / 1e6 for n in range(units)]
+    latencies_ms = [(reader.arrived_at_ns[n] - times.at_ns[n]) / 1e6 for n in range(units)]
     return CallersRun(
         per_s=units / took,
-        unit_p99_ms=quantile(took_ms, 0.99),
-        seen_p50_ms=quantile(seen, 0.5),
-        seen_p99_ms=quantile(seen, 0.99),
+        unit_p99_ms=find_quantile(took_ms, 0.99),
+        seen_p50_ms=find_quantile(latencies_ms, 0.5),
+        seen_p99_ms=find_quantile(latencies_ms, 0.99),
     )
 
 
@@ -175,32 +175,32 @@ def write(results: CallersResults) -> str:
     head = ["callers", "", "units/s", "beside the outbox", "unit p99", "commit to visible p50", "p99"]
     lines, verdicts = [], []
     for callers in CALLERS:
-        per_s = {way: results.median(way, callers, "per_s") for way in WAYS}
-        seen = {way: results.median(way, callers, "seen_p99_ms") for way in WAYS}
-        ratio, seen_ratio = per_s[BATCHED] / per_s[OUTBOX], seen[BATCHED] / seen[OUTBOX]
+        per_s = {way: results.compute_median(way, callers, "per_s") for way in WAYS}
+        latencies_ms = {way: results.compute_median(way, callers, "seen_p99_ms") for way in WAYS}
+        ratio, seen_ratio = per_s[BATCHED] / per_s[OUTBOX], latencies_ms[BATCHED] / latencies_ms[OUTBOX]
         for way in WAYS:
             numbers = [
-                f"{results.median(way, callers, what):.1f} ms"
+                f"{results.compute_median(way, callers, what):.1f} ms"
                 for what in ("unit_p99_ms", "seen_p50_ms", "seen_p99_ms")
             ]
             beside = f"{ratio:.2f}x" if way == BATCHED else ""
             lines.append([str(callers), way, f"{per_s[way]:,.0f}", beside, *numbers])
         if callers in RATIO_MIN:
-            said = "met" if ratio >= RATIO_MIN[callers] else "missed"
-            seen_said = "met" if seen_ratio <= VISIBLE_RATIO_MAX else "missed"
+            verdict = "met" if ratio >= RATIO_MIN[callers] else "missed"
+            visible_verdict = "met" if seen_ratio <= VISIBLE_RATIO_MAX else "missed"
             verdicts.append(
                 f"{callers} callers: {ratio:.2f}x of the outbox's units, the target of "
-                f"{RATIO_MIN[callers]}x is {said}; commit to visible p99 {seen_ratio:.2f} of the outbox's, "
-                f"the target of {VISIBLE_RATIO_MAX} is {seen_said}."
+                f"{RATIO_MIN[callers]}x is {verdict}; commit to visible p99 {seen_ratio:.2f} of the "
+                f"outbox's, the target of {VISIBLE_RATIO_MAX} is {visible_verdict}."
             )
     rounds = len(results.runs[BATCHED, CALLERS[0]])
-    return put(
+    return replace_section(
         "### Dual writes of concurrent callers\n\n"
         "The same servers; every caller is a thread that pays one unit after the other, as fast as it can. "
         "In batches: `WriterPool.run_batched` with one writer. The reader is librdkafka, of committed "
         "records. "
         f"Medians of {rounds} (`{results.command}`).\n\n"
-        f"{table(head, lines)}\n\n" + "\n".join(verdicts) + "\n",
+        f"{format_table(head, lines)}\n\n" + "\n".join(verdicts) + "\n",
         BEGIN,
         END,
     )

@@ -23,18 +23,18 @@ def send(bootstrap: str, topic: str, rate: int, seconds: int) -> None:
         {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0}
     )
     padding = bytes(SIZE - STAMP.size)
-    started = time.monotonic_ns()
+    began_ns = time.monotonic_ns()
     for i in range(rate * seconds):
-        due = started + i * 1_000_000_000 // rate
-        while (left := due - time.monotonic_ns()) > 0:
+        due = began_ns + i * 1_000_000_000 // rate
+        while (wait_ns := due - time.monotonic_ns()) > 0:
             producer.poll(0)
-            time.sleep(left / 1e9)
+            time.sleep(wait_ns / 1e9)
         # Stamped with the due time, so that a sender that falls behind does not hide the delay.
         producer.produce(topic, STAMP.pack(due) + padding, partition=0)
     producer.flush(30)
 
 
-def receive(bootstrap: str, topic: str, wanted: int, sender: subprocess.Popen[bytes]) -> list[float]:
+def measure_latencies(bootstrap: str, topic: str, count: int, sender: subprocess.Popen[bytes]) -> list[float]:
     """Return the latency of every message in milliseconds, in order of arrival."""
     consumer = Consumer(
         {
@@ -45,17 +45,17 @@ def receive(bootstrap: str, topic: str, wanted: int, sender: subprocess.Popen[by
         }
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
-    taken: list[float] = []
+    latencies_ms: list[float] = []
     give_up_at = time.monotonic() + 120
-    while len(taken) < wanted:
+    while len(latencies_ms) < count:
         message = consumer.poll(1.0)
         now = time.monotonic_ns()
         if message is not None and message.error() is None:
-            taken.append((now - STAMP.unpack_from(message.value() or b"")[0]) / 1e6)
+            latencies_ms.append((now - STAMP.unpack_from(message.value() or b"")[0]) / 1e6)
         elif sender.poll() not in (None, 0) or time.monotonic() > give_up_at:
-            raise RuntimeError(f"{len(taken)} of {wanted} messages arrived")
+            raise RuntimeError(f"{len(latencies_ms)} of {count} messages arrived")
     consumer.close()
-    return taken
+    return latencies_ms
 
 
 def main(arguments: list[str]) -> None:
@@ -66,8 +66,11 @@ def main(arguments: list[str]) -> None:
     bootstrap, topic, rate, seconds, warm_up = arguments[0], arguments[1], *map(int, arguments[2:])
     command = [sys.executable, "-m", "tools.bench.latency", "send", bootstrap, topic, str(rate), str(seconds)]
     with subprocess.Popen(command) as sender:
-        taken = sorted(receive(bootstrap, topic, rate * seconds, sender)[rate * warm_up :])
-    at = {name: taken[min(len(taken) - 1, int(len(taken) * q))] for name, q in QUANTILES.items()}
+        latencies_ms = sorted(measure_latencies(bootstrap, topic, rate * seconds, sender)[rate * warm_up :])
+    at = {
+        name: latencies_ms[min(len(latencies_ms) - 1, int(len(latencies_ms) * q))]
+        for name, q in QUANTILES.items()
+    }
     print(json.dumps(at))
 
 

@@ -71,10 +71,10 @@ class LoadFailed(Exception):
 
 def _open() -> ctypes.CDLL:
     files = importlib.metadata.files("confluent-kafka") or []
-    shared = [Path(str(f.locate())) for f in files if "librdkafka" in f.name and ".so" in f.name]
-    if not shared:
-        raise LoadFailed("the confluent-kafka installed here carries no librdkafka of its own")
-    library = ctypes.CDLL(str(shared[0]))
+    libraries = [Path(str(f.locate())) for f in files if "librdkafka" in f.name and ".so" in f.name]
+    if not libraries:
+        raise LoadFailed("the installed confluent-kafka does not bundle librdkafka")
+    library = ctypes.CDLL(str(libraries[0]))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -86,7 +86,7 @@ LIB: Final = _open()
 NO_OP: Final = ctypes.cast(LIB.rd_kafka_version, c_void_p)
 
 
-def version() -> str:
+def read_version() -> str:
     """Return librdkafka's version."""
     return str(LIB.rd_kafka_version_str().decode())
 
@@ -104,11 +104,11 @@ class Client:
         if not self.handle:
             raise LoadFailed(error.value.decode())
 
-    def topic(self, name: str) -> int:
+    def open_topic(self, name: str) -> int:
         """Return a topic handle; destroy it before `close`."""
         return int(LIB.rd_kafka_topic_new(self.handle, name.encode(), None))
 
-    def offsets(self, topic: str, partition: int) -> tuple[int, int]:
+    def read_offsets(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the log start offset and high watermark from the broker; also waits for the connection."""
         low, high = c_int64(), c_int64()
         args = (self.handle, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high), 30_000)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Final, TypedDict
 
-from tools.bench.load_librdkafka import values
+from tools.bench.load_librdkafka import make_values
 
 BATCH_BYTES: Final = 1_000_000
 CHUNK: Final = 100_000
@@ -32,31 +32,33 @@ class Load(TypedDict):
     uneven: bool
 
 
-Taken = tuple[float, float]
+Timing = tuple[float, float]
 """Elapsed seconds, and seconds of this process's CPU time."""
 
 
-def texts(load: Load) -> list[bytes]:
+def make_messages(load: Load) -> list[bytes]:
     """Return all messages, made beforehand; uneven ones have half to one and a half times the size."""
     size = load["size"]
     if load["uneven"]:
-        some = [text[: size // 2 + 7 * i % (size + 1)] for i, text in enumerate(values(size + size // 2))]
+        some = [
+            text[: size // 2 + 7 * i % (size + 1)] for i, text in enumerate(make_values(size + size // 2))
+        ]
     else:
-        some = values(size)
+        some = make_values(size)
     return [some[i % len(some)] for i in range(load["messages"])]
 
 
-def measured(send_all: Callable[[], object]) -> Taken:
+def measure(send_all: Callable[[], object]) -> Timing:
     """Return how long sending takes."""
-    started, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.perf_counter(), time.process_time()
     send_all()
-    return time.perf_counter() - started, time.process_time() - cpu
+    return time.perf_counter() - began, time.process_time() - cpu
 
 
-def tallystick(load: Load) -> Taken:
+def send_tallystick(load: Load) -> Timing:
     """Send with our Producer, a call per message."""
-    producer = _ours(load)
-    messages, send, topic = texts(load), producer.send, load["topic"]
+    producer = _open_producer(load)
+    messages, send, topic = make_messages(load), producer.send, load["topic"]
 
     def send_all() -> None:
         for message in messages:
@@ -64,37 +66,37 @@ def tallystick(load: Load) -> Taken:
         producer.flush(PATIENCE_S)
 
     with producer:
-        return measured(send_all)
+        return measure(send_all)
 
 
-def tallystick_lists(load: Load) -> Taken:
+def send_tallystick_lists(load: Load) -> Timing:
     """Send with our Producer, a list of 100,000 per call."""
-    messages = texts(load)
-    return _in_chunks(load, [messages[at : at + CHUNK] for at in range(0, len(messages), CHUNK)])
+    messages = make_messages(load)
+    return _split_chunks(load, [messages[at : at + CHUNK] for at in range(0, len(messages), CHUNK)])
 
 
-def tallystick_arrow(load: Load) -> Taken:
+def send_tallystick_arrow(load: Load) -> Timing:
     """Send with our Producer, an Arrow array of 100,000 per call."""
     pyarrow = import_module("pyarrow")
-    messages = texts(load)
-    return _in_chunks(
+    messages = make_messages(load)
+    return _split_chunks(
         load, [pyarrow.array(messages[at : at + CHUNK]) for at in range(0, len(messages), CHUNK)]
     )
 
 
-def _in_chunks(load: Load, chunks: list[list[bytes]]) -> Taken:
-    producer = _ours(load)
+def _split_chunks(load: Load, chunks: list[list[bytes]]) -> Timing:
+    producer = _open_producer(load)
 
     def send_all() -> None:
-        sent = [producer.send_batch(load["topic"], chunk) for chunk in chunks]
-        for delivery in sent:
+        futures = [producer.send_batch(load["topic"], chunk) for chunk in chunks]
+        for delivery in futures:
             delivery.result(PATIENCE_S)
 
     with producer:
-        return measured(send_all)
+        return measure(send_all)
 
 
-def _ours(load: Load):  # type: ignore[no-untyped-def]
+def _open_producer(load: Load):  # type: ignore[no-untyped-def]
     producer = import_module("tallystick").Producer(
         {
             "bootstrap.servers": load["bootstrap"],
@@ -106,7 +108,7 @@ def _ours(load: Load):  # type: ignore[no-untyped-def]
     return producer
 
 
-def confluent_kafka(load: Load) -> Taken:
+def send_confluent_kafka(load: Load) -> Timing:
     """Send with librdkafka's Python binding."""
     producer = import_module("confluent_kafka").Producer(
         {
@@ -119,7 +121,7 @@ def confluent_kafka(load: Load) -> Taken:
             "queue.buffering.max.kbytes": 262_144,
         }
     )
-    messages, produce, topic = texts(load), producer.produce, load["topic"]
+    messages, produce, topic = make_messages(load), producer.produce, load["topic"]
     produce(topic, b"first")
     producer.flush(PATIENCE_S)
 
@@ -134,10 +136,10 @@ def confluent_kafka(load: Load) -> Taken:
         if producer.flush(PATIENCE_S):
             raise RuntimeError("not everything was acknowledged")
 
-    return measured(send_all)
+    return measure(send_all)
 
 
-def kafka_python(load: Load) -> Taken:
+def send_kafka_python(load: Load) -> Timing:
     """Send with the pure Python client kafka-python."""
     producer = import_module("kafka").KafkaProducer(
         bootstrap_servers=load["bootstrap"],
@@ -146,7 +148,7 @@ def kafka_python(load: Load) -> Taken:
         batch_size=BATCH_BYTES,
         compression_type=None if load["codec"] == "none" else load["codec"],
     )
-    messages, send, topic = texts(load), producer.send, load["topic"]
+    messages, send, topic = make_messages(load), producer.send, load["topic"]
     send(topic, b"first").get(PATIENCE_S)
 
     def send_all() -> None:
@@ -154,13 +156,13 @@ def kafka_python(load: Load) -> Taken:
             send(topic, message)
         producer.flush(PATIENCE_S)
 
-    return measured(send_all)
+    return measure(send_all)
 
 
-def aiokafka(load: Load) -> Taken:
+def send_aiokafka(load: Load) -> Timing:
     """Send with the asyncio client as its documentation shows: a future per message, awaited later."""
 
-    async def main() -> Taken:
+    async def main() -> Timing:
         producer = import_module("aiokafka").AIOKafkaProducer(
             bootstrap_servers=load["bootstrap"],
             acks="all",
@@ -170,13 +172,13 @@ def aiokafka(load: Load) -> Taken:
         )
         await producer.start()
         try:
-            messages, topic = texts(load), load["topic"]
+            messages, topic = make_messages(load), load["topic"]
             await producer.send_and_wait(topic, b"first")
-            started, cpu = time.perf_counter(), time.process_time()
+            began, cpu = time.perf_counter(), time.process_time()
             for message in messages:
                 await producer.send(topic, message)
             await producer.flush()
-            return time.perf_counter() - started, time.process_time() - cpu
+            return time.perf_counter() - began, time.process_time() - cpu
         finally:
             await producer.stop()
 
@@ -184,12 +186,12 @@ def aiokafka(load: Load) -> Taken:
 
 
 CLIENTS: Final = {
-    "tallystick": tallystick,
-    "tallystick, lists": tallystick_lists,
-    "tallystick, Arrow": tallystick_arrow,
-    "confluent-kafka": confluent_kafka,
-    "kafka-python": kafka_python,
-    "aiokafka": aiokafka,
+    "tallystick": send_tallystick,
+    "tallystick, lists": send_tallystick_lists,
+    "tallystick, Arrow": send_tallystick_arrow,
+    "confluent-kafka": send_confluent_kafka,
+    "kafka-python": send_kafka_python,
+    "aiokafka": send_aiokafka,
 }
 NEEDS: Final = {
     "tallystick, Arrow": "pyarrow",

@@ -28,46 +28,46 @@ class Clock:
     """Counts messages, and measures the time from the first answer to the last message."""
 
     def __init__(self, reading: Reading) -> None:
-        self.left, self.counted = reading["messages"], 0
+        self.remaining, self.count = reading["messages"], 0
         self.until = time.perf_counter() + PATIENCE_S
-        self.started = self.cpu = self.seconds = self.cpu_seconds = 0.0
+        self.began = self.cpu = self.seconds = self.cpu_seconds = 0.0
 
-    def saw(self, messages: int) -> None:
+    def add(self, messages: int) -> None:
         """Count the messages of one answer. The first is left out: it includes the connection."""
         now, cpu = time.perf_counter(), time.process_time()
-        self.left -= messages
-        if not self.started:
+        self.remaining -= messages
+        if not self.began:
             if messages:
-                self.started, self.cpu = now, cpu
+                self.began, self.cpu = now, cpu
         else:
-            self.counted += messages
-        self.seconds, self.cpu_seconds = now - self.started, cpu - self.cpu
+            self.count += messages
+        self.seconds, self.cpu_seconds = now - self.began, cpu - self.cpu
         if now > self.until:
-            raise RuntimeError(f"{self.left} messages were not read in {PATIENCE_S:g} s")
+            raise RuntimeError(f"{self.remaining} messages were not read in {PATIENCE_S:g} s")
 
 
-def tallystick(reading: Reading, clock: Clock) -> None:
+def read_tallystick(reading: Reading, clock: Clock) -> None:
     """Read with our Consumer, records as objects."""
     package = import_module("tallystick")
     settings = {"bootstrap.servers": reading["bootstrap"], "max.poll.records": MANY}
     with package.Consumer(settings) as consumer:
         consumer.assign([package.TopicPartition(reading["topic"], 0)])
         consumer.seek_to_beginning()
-        while clock.left > 0:
-            clock.saw(len(consumer.poll(1.0)))
+        while clock.remaining > 0:
+            clock.add(len(consumer.poll(1.0)))
 
 
-def tallystick_arrow(reading: Reading, clock: Clock) -> None:
+def read_tallystick_arrow(reading: Reading, clock: Clock) -> None:
     """Read with our Consumer, Arrow batches."""
     package = import_module("tallystick")
     with package.Consumer({"bootstrap.servers": reading["bootstrap"]}) as consumer:
         consumer.assign([package.TopicPartition(reading["topic"], 0)])
         consumer.seek_to_beginning()
-        while clock.left > 0:
-            clock.saw(consumer.poll_arrow(1.0).num_rows)
+        while clock.remaining > 0:
+            clock.add(consumer.poll_arrow(1.0).num_rows)
 
 
-def confluent_kafka(reading: Reading, clock: Clock) -> None:
+def read_confluent_kafka(reading: Reading, clock: Clock) -> None:
     """Read with librdkafka's Python binding."""
     package = import_module("confluent_kafka")
     consumer = package.Consumer(
@@ -81,24 +81,24 @@ def confluent_kafka(reading: Reading, clock: Clock) -> None:
         }
     )
     consumer.assign([package.TopicPartition(reading["topic"], 0, 0)])
-    while clock.left > 0:
-        clock.saw(len(consumer.consume(MANY, 1.0)))
+    while clock.remaining > 0:
+        clock.add(len(consumer.consume(MANY, 1.0)))
     consumer.close()
 
 
-def kafka_python(reading: Reading, clock: Clock) -> None:
+def read_kafka_python(reading: Reading, clock: Clock) -> None:
     """Read with the pure Python client kafka-python."""
     package = import_module("kafka")
     consumer = package.KafkaConsumer(bootstrap_servers=reading["bootstrap"], max_poll_records=MANY)
     at = package.TopicPartition(reading["topic"], 0)
     consumer.assign([at])
     consumer.seek_to_beginning(at)
-    while clock.left > 0:
-        clock.saw(sum(map(len, consumer.poll(1000).values())))
+    while clock.remaining > 0:
+        clock.add(sum(map(len, consumer.poll(1000).values())))
     consumer.close()
 
 
-def aiokafka(reading: Reading, clock: Clock) -> None:
+def read_aiokafka(reading: Reading, clock: Clock) -> None:
     """Read with the asyncio client."""
 
     async def main() -> None:
@@ -109,9 +109,9 @@ def aiokafka(reading: Reading, clock: Clock) -> None:
             at = package.TopicPartition(reading["topic"], 0)
             consumer.assign([at])
             await consumer.seek_to_beginning(at)
-            while clock.left > 0:
-                found = await consumer.getmany(timeout_ms=1000, max_records=MANY)
-                clock.saw(sum(map(len, found.values())))
+            while clock.remaining > 0:
+                records = await consumer.getmany(timeout_ms=1000, max_records=MANY)
+                clock.add(sum(map(len, records.values())))
         finally:
             await consumer.stop()
 
@@ -119,11 +119,11 @@ def aiokafka(reading: Reading, clock: Clock) -> None:
 
 
 CONSUMERS: Final = {
-    "tallystick": tallystick,
-    "tallystick, Arrow": tallystick_arrow,
-    "confluent-kafka": confluent_kafka,
-    "kafka-python": kafka_python,
-    "aiokafka": aiokafka,
+    "tallystick": read_tallystick,
+    "tallystick, Arrow": read_tallystick_arrow,
+    "confluent-kafka": read_confluent_kafka,
+    "kafka-python": read_kafka_python,
+    "aiokafka": read_aiokafka,
 }
 
 
@@ -132,7 +132,7 @@ def main() -> None:
     reading: Reading = json.loads(sys.argv[1])
     clock = Clock(reading)
     CONSUMERS[reading["client"]](reading, clock)
-    print(json.dumps({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "counted": clock.counted}))
+    print(json.dumps({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "counted": clock.count}))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ class Load(TypedDict):
     codec: str
 
 
-def values(size: int) -> list[bytes]:
+def make_values(size: int) -> list[bytes]:
     """Return JSON-like texts of one size that compress about as well as real ones (lz4: 2x)."""
-    made = []
+    texts = []
     for i in range(VARIANTS):
         fields = []
         seed = i + 1
@@ -39,8 +39,8 @@ def values(size: int) -> list[bytes]:
             fields.append(
                 f'{{"id":{seed},"carrier":"{seed % 16:02d}","delay":{seed % 997},"tail":"N{seed:x}"}},'
             )
-        made.append("".join(fields)[:size].encode())
-    return made
+        texts.append("".join(fields)[:size].encode())
+    return texts
 
 
 def produce(load: Load) -> float:
@@ -58,24 +58,24 @@ def produce(load: Load) -> float:
             "queue.buffering.max.kbytes": "262144",
         },
     )
-    topic = client.topic(load["topic"])
-    before = sum(client.offsets(load["topic"], p)[1] for p in range(load["partitions"]))
-    texts = [ctypes.create_string_buffer(v, len(v)) for v in values(load["size"])]
+    topic = client.open_topic(load["topic"])
+    before = sum(client.read_offsets(load["topic"], p)[1] for p in range(load["partitions"]))
+    texts = [ctypes.create_string_buffer(v, len(v)) for v in make_values(load["size"])]
     batch = (Message * BATCH)()
     for i in range(BATCH):
         text = texts[i % VARIANTS]
         batch[i].payload, batch[i].len = ctypes.addressof(text), len(text)
         batch[i].partition = i % load["partitions"]
     flags = librdkafka.FLAG_COPY | librdkafka.FLAG_BLOCK | librdkafka.FLAG_PARTITION
-    started = time.monotonic()
+    began = time.monotonic()
     for at in range(0, load["messages"], BATCH):
-        wanted = min(BATCH, load["messages"] - at)
-        if LIB.rd_kafka_produce_batch(topic, 0, flags, batch, wanted) != wanted:
-            raise LoadFailed("librdkafka took only part of a batch")
+        count = min(BATCH, load["messages"] - at)
+        if LIB.rd_kafka_produce_batch(topic, 0, flags, batch, count) != count:
+            raise LoadFailed("librdkafka accepted only a part of a batch")
     if LIB.rd_kafka_flush(client.handle, int(PATIENCE_S * 1000)):
         raise LoadFailed(f"not everything was acknowledged {PATIENCE_S:g} s after the last message")
-    seconds = time.monotonic() - started
-    after = sum(client.offsets(load["topic"], p)[1] for p in range(load["partitions"]))
+    seconds = time.monotonic() - began
+    after = sum(client.read_offsets(load["topic"], p)[1] for p in range(load["partitions"]))
     if after - before != load["messages"]:
         raise LoadFailed(f"{load['messages']} messages sent, the broker shows {after - before}")
     LIB.rd_kafka_topic_destroy(topic)
@@ -95,18 +95,18 @@ def consume(load: Load) -> float:
             "check.crcs": "true",
         },
     )
-    topic = client.topic(load["topic"])
+    topic = client.open_topic(load["topic"])
     queue = LIB.rd_kafka_queue_new(client.handle)
-    client.offsets(load["topic"], 0)
-    seen, started = 0, time.monotonic()
+    client.read_offsets(load["topic"], 0)
+    messages, began = 0, time.monotonic()
     for partition in range(load["partitions"]):
         LIB.rd_kafka_consume_start_queue(topic, partition, librdkafka.OFFSET_BEGINNING, queue)
-    while seen < load["messages"]:
-        got = LIB.rd_kafka_consume_callback_queue(queue, 1000, librdkafka.NO_OP, None)
-        if got < 0 or time.monotonic() > started + PATIENCE_S:
-            raise LoadFailed(f"read {seen} of {load['messages']} messages in {PATIENCE_S:g} s")
-        seen += got
-    seconds = time.monotonic() - started
+    while messages < load["messages"]:
+        count = LIB.rd_kafka_consume_callback_queue(queue, 1000, librdkafka.NO_OP, None)
+        if count < 0 or time.monotonic() > began + PATIENCE_S:
+            raise LoadFailed(f"read {messages} of {load['messages']} messages in {PATIENCE_S:g} s")
+        messages += count
+    seconds = time.monotonic() - began
     for partition in range(load["partitions"]):
         LIB.rd_kafka_consume_stop(topic, partition)
     LIB.rd_kafka_queue_destroy(queue)
@@ -119,8 +119,8 @@ def main() -> None:
     """Read the load from the only argument, run it, and print the time it took."""
     load: Load = json.loads(sys.argv[1])
     # A topic is read in a fraction of a second, and can be read again; it cannot be written again.
-    taken = [produce(load)] if load["mode"] == "produce" else [consume(load) for _ in range(CONSUME_PASSES)]
-    print(json.dumps({"seconds": statistics.median(taken), "all_seconds": sum(taken)}))
+    seconds = [produce(load)] if load["mode"] == "produce" else [consume(load) for _ in range(CONSUME_PASSES)]
+    print(json.dumps({"seconds": statistics.median(seconds), "all_seconds": sum(seconds)}))
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ def produce(load: dict[str, Any]) -> tuple[float, int]:
             while len(producer) > QUEUE:
                 producer.poll(0.01)
         producer.produce(load["topic"], MESSAGE)
-    left = producer.flush(120)
-    if left:
-        raise RuntimeError(f"{left} messages were not acknowledged")
+    remaining = producer.flush(120)
+    if remaining:
+        raise RuntimeError(f"{remaining} messages were not acknowledged")
     return time.monotonic() - start, count
 
 
@@ -47,18 +47,18 @@ def consume(load: dict[str, Any]) -> tuple[float, int]:
         }
     )
     consumer.assign([TopicPartition(load["topic"], 0, 0)])
-    read, start = 0, 0.0
-    while read < load["messages"]:
+    messages_read, start = 0, 0.0
+    while messages_read < load["messages"]:
         messages = consumer.consume(10_000, 1.0)
         if not start and messages:
-            start, read = time.monotonic(), -len(messages)  # the first ones waited for the login
-        failed = next((each.error() for each in messages if each.error()), None)
-        if failed is not None:
-            raise RuntimeError(str(failed))
-        read += len(messages)
+            start, messages_read = time.monotonic(), -len(messages)  # the first ones waited for the login
+        error = next((each.error() for each in messages if each.error()), None)
+        if error is not None:
+            raise RuntimeError(str(error))
+        messages_read += len(messages)
     seconds = time.monotonic() - start
     consumer.close()
-    return seconds, read
+    return seconds, messages_read
 
 
 def commit(load: dict[str, Any]) -> tuple[float, int]:
@@ -66,7 +66,7 @@ def commit(load: dict[str, Any]) -> tuple[float, int]:
     counts = [0] * load["producers"]
     barrier = threading.Barrier(load["producers"] + 1)
 
-    def run(number: int) -> None:
+    def commit_until_end(number: int) -> None:
         settings = {"transactional.id": f"bench-{load['topic']}-{number}", "linger.ms": 0}
         producer = Producer({**load["config"], **settings})
         producer.init_transactions(60)
@@ -78,7 +78,10 @@ def commit(load: dict[str, Any]) -> tuple[float, int]:
             producer.commit_transaction(60)
             counts[number] += 1
 
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(counts))]
+    threads = [
+        threading.Thread(target=commit_until_end, args=(number,), daemon=True)
+        for number in range(len(counts))
+    ]
     for thread in threads:
         thread.start()
     barrier.wait()

@@ -17,7 +17,7 @@ from typing import Final, NotRequired, TypedDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from tools.bench.load_librdkafka import values
+from tools.bench.load_librdkafka import make_values
 from tools.bench.spark_parts import NAME, PARTS_FILE, TimedSource, read_parts
 
 from tallystick.spark.session import spark_session
@@ -55,7 +55,7 @@ class Plan(TypedDict):
     runs: list[Run]
 
 
-class Taken(TypedDict):
+class RunTiming(TypedDict):
     """Elapsed seconds and processor time; for `parts`, medians in ms."""
 
     seconds: float
@@ -63,30 +63,30 @@ class Taken(TypedDict):
     parts_ms: NotRequired[dict[str, float]]
 
 
-def cpu_ticks() -> dict[int, int]:
+def read_cpu_ticks() -> dict[int, int]:
     """Return the processor time by process: this one and its descendants, with their waited-for children."""
-    used: dict[int, tuple[int, int]] = {}
+    parent_and_ticks: dict[int, tuple[int, int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # the process has ended meanwhile
-        used[int(stat.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+        parent_and_ticks[int(stat.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
 
-    def ours(pid: int) -> bool:
-        while pid in used and pid != os.getpid():
-            pid = used[pid][0]
+    def is_own(pid: int) -> bool:
+        while pid in parent_and_ticks and pid != os.getpid():
+            pid = parent_and_ticks[pid][0]
         return pid == os.getpid()
 
-    return {pid: ticks for pid, (_, ticks) in used.items() if ours(pid)}
+    return {pid: ticks for pid, (_, ticks) in parent_and_ticks.items() if is_own(pid)}
 
 
-def cpu_seconds_since(before: dict[int, int]) -> float:
+def compute_cpu_seconds(before: dict[int, int]) -> float:
     """Return the processor seconds of the processes running now, since `before`.
 
     PySpark ends idle workers without waiting for them, so their time is not counted.
     """
-    ticks = sum(now - before.get(pid, 0) for pid, now in cpu_ticks().items())
+    ticks = sum(now - before.get(pid, 0) for pid, now in read_cpu_ticks().items())
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -97,53 +97,54 @@ class Driver:
         self._spark, self._bootstrap, self._folder = spark, bootstrap, folder
         self._queries = 0
 
-    def measure(self, run: Run) -> Taken:
+    def measure(self, run: Run) -> RunTiming:
         """Do one run and check that every row is there once."""
         self._queries += 1
-        work = self._work(run)
+        work = self._plan_work(run)
         os.sync()
-        started, cpu = time.perf_counter(), cpu_ticks()
+        began, ticks_before = time.perf_counter(), read_cpu_ticks()
         work()
-        taken: Taken = {"seconds": time.perf_counter() - started, "cpu_seconds": cpu_seconds_since(cpu)}
+        timing: RunTiming = {
+            "seconds": time.perf_counter() - began,
+            "cpu_seconds": compute_cpu_seconds(ticks_before),
+        }
         if run["kind"] != "source":
             # Read with Spark's own source, whichever connector wrote.
-            committed = {**self._client(run), "kafka.isolation.level": "read_committed"}
-            count = (
-                self._spark.read.format("kafka").options(**committed, subscribe=run["topic"]).load().count()
-            )
+            options = {**self._list_client_options(run), "kafka.isolation.level": "read_committed"}
+            count = self._spark.read.format("kafka").options(**options, subscribe=run["topic"]).load().count()
             if count != run["messages"]:
                 raise RuntimeError(f"{run}: {count} rows are there")
         if run["kind"] == "parts":
-            taken["parts_ms"] = self._parts_ms(run)
-        return taken
+            timing["parts_ms"] = self._read_parts_ms(run)
+        return timing
 
-    def _work(self, run: Run) -> Callable[[], object]:
+    def _plan_work(self, run: Run) -> Callable[[], object]:
         match run["kind"]:
             case "sink":
-                writer = self._rows(run).write.format(run["connector"]).mode("append")
-                return writer.options(**self._sink(run)).save
+                writer = self._load_rows(run).write.format(run["connector"]).mode("append")
+                return writer.options(**self._list_sink_options(run)).save
             case "source":
-                reader = self._spark.read.format(run["connector"]).options(**self._client(run))
+                reader = self._spark.read.format(run["connector"]).options(**self._list_client_options(run))
                 rows = reader.option("subscribe", run["source"]).load()
                 return rows.write.format("noop").mode("overwrite").save
-        return lambda: self._query(run)
+        return lambda: self._run_query(run)
 
-    def _rows(self, run: Run) -> DataFrame:
+    def _load_rows(self, run: Run) -> DataFrame:
         folder = self._folder / f"rows-{run['size']}-{run['messages']}"
         if not folder.exists():
             folder.mkdir()
-            texts = values(run["size"])
+            texts = make_values(run["size"])
             count = run["messages"] // TASKS
             table = pa.table({"value": pa.array([texts[i % len(texts)] for i in range(count)])})
             for task in range(TASKS):
                 pq.write_table(table, folder / f"{task}.parquet")
         return self._spark.read.parquet(str(folder))
 
-    def _query(self, run: Run) -> None:
+    def _run_query(self, run: Run) -> None:
         parts = run["kind"] == "parts"
         rows = (
             self._spark.readStream.format("kafka" if parts else run["connector"])
-            .options(**self._client(run), subscribe=run["source"], startingOffsets="earliest")
+            .options(**self._list_client_options(run), subscribe=run["source"], startingOffsets="earliest")
             .option("maxOffsetsPerTrigger", BATCH_ROWS if parts else run["messages"] // BATCHES)
             .load()
             .select("key", "value")
@@ -151,7 +152,7 @@ class Driver:
         connector = NAME if parts and run["connector"] == "tallystick" else run["connector"]
         query = (
             rows.writeStream.format(connector)
-            .options(**self._sink(run))
+            .options(**self._list_sink_options(run))
             .option("checkpointLocation", str(self._folder / f"checkpoint-{self._queries}"))
             .trigger(availableNow=True)
             .start()
@@ -163,23 +164,25 @@ class Driver:
             if "addBatch" in progress["durationMs"]
         ]
 
-    def _parts_ms(self, run: Run) -> dict[str, float]:
-        found = {"addBatch": list(map(float, self._add_batch_ms))}
+    def _read_parts_ms(self, run: Run) -> dict[str, float]:
+        times_ms = {"addBatch": list(map(float, self._add_batch_ms))}
         if run["connector"] == "tallystick":
-            found |= read_parts(Path(os.environ[PARTS_FILE]))
-        return {name: statistics.median(taken) for name, taken in found.items()}
+            times_ms |= read_parts(Path(os.environ[PARTS_FILE]))
+        return {name: statistics.median(values_ms) for name, values_ms in times_ms.items()}
 
-    def _client(self, run: Run) -> dict[str, str]:
+    def _list_client_options(self, run: Run) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self._bootstrap}
 
-    def _sink(self, run: Run) -> dict[str, str]:
+    def _list_sink_options(self, run: Run) -> dict[str, str]:
         # The built-in sink gets our default batch size; its own is 16 KiB.
-        tuned = {"kafka.batch.size": "262144", "kafka.linger.ms": "5"}
-        own = {"transactional.id.prefix": f"bench/{run['topic']}"} if run["connector"] == "tallystick" else {}
+        batching = {"kafka.batch.size": "262144", "kafka.linger.ms": "5"}
+        naming = (
+            {"transactional.id.prefix": f"bench/{run['topic']}"} if run["connector"] == "tallystick" else {}
+        )
         return {
-            **self._client(run),
-            **tuned,
-            **own,
+            **self._list_client_options(run),
+            **batching,
+            **naming,
             "kafka.compression.type": run["codec"],
             "topic": run["topic"],
         }

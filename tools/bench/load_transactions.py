@@ -38,13 +38,13 @@ class Worker(threading.Thread):
         self._load = load
         self._number = number
         self._together = together
-        self.committed = 0
-        self.taken_ms: list[float] = []
+        self.commits = 0
+        self.times_ms: list[float] = []
         self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
-            commit = ours if self._load["client"] == "tallystick" else librdkafkas
+            commit = prepare_ours if self._load["client"] == "tallystick" else prepare_librdkafka
             self._commit_until_time_is_up(commit(self._load, self._number))
         except BaseException as exc:
             self.failure = exc
@@ -54,17 +54,17 @@ class Worker(threading.Thread):
         load, clock = self._load, time.perf_counter
         self._together.wait(START_SECONDS_MAX)
         counted_from = clock() + load["warm_up_s"]
-        ends = counted_from + load["seconds"]
-        while (begun := clock()) < ends:
+        deadline = counted_from + load["seconds"]
+        while (began := clock()) < deadline:
             commit()
-            self.committed += 1
-            if begun >= counted_from and (done := clock()) < ends:
-                self.taken_ms.append((done - begun) * 1000)
+            self.commits += 1
+            if began >= counted_from and (end := clock()) < deadline:
+                self.times_ms.append((end - began) * 1000)
 
 
-def librdkafkas(load: TransactionLoad, number: int) -> Callable[[], None]:
+def prepare_librdkafka(load: TransactionLoad, number: int) -> Callable[[], None]:
     """Return a call that does one transaction with confluent-kafka."""
-    producer = ConfluentProducer(settings(load, number))
+    producer = ConfluentProducer(list_settings(load, number))
     producer.init_transactions(START_SECONDS_MAX)
     topic, partition, value = load["topic"], number % load["partitions"], bytes(load["size"])
 
@@ -76,9 +76,9 @@ def librdkafkas(load: TransactionLoad, number: int) -> Callable[[], None]:
     return commit
 
 
-def ours(load: TransactionLoad, number: int) -> Callable[[], None]:
+def prepare_ours(load: TransactionLoad, number: int) -> Callable[[], None]:
     """Return a call that does one transaction with our client."""
-    producer = Producer(settings(load, number))
+    producer = Producer(list_settings(load, number))
     producer.init_transactions()
     topic, partition, value = load["topic"], number % load["partitions"], bytes(load["size"])
 
@@ -90,7 +90,7 @@ def ours(load: TransactionLoad, number: int) -> Callable[[], None]:
     return commit
 
 
-def settings(load: TransactionLoad, number: int) -> dict[str, str | int]:
+def list_settings(load: TransactionLoad, number: int) -> dict[str, str | int]:
     """Return the settings that both clients share."""
     return {
         "bootstrap.servers": load["bootstrap"],
@@ -112,8 +112,8 @@ def main() -> None:
     real = [f for f in failures if not isinstance(f, threading.BrokenBarrierError)] or failures
     if real:
         raise real[0]
-    taken = [ms for worker in workers for ms in worker.taken_ms]
-    print(json.dumps({"committed": sum(w.committed for w in workers), "taken_ms": taken}))
+    times_ms = [ms for worker in workers for ms in worker.times_ms]
+    print(json.dumps({"committed": sum(w.commits for w in workers), "taken_ms": times_ms}))
 
 
 if __name__ == "__main__":

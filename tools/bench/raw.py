@@ -40,7 +40,7 @@ class Raw:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._sent = 0
+        self._correlation_id = 0
 
     @classmethod
     async def connect(cls, bootstrap: str) -> Self:
@@ -56,16 +56,16 @@ class Raw:
 
     async def ask(self, request: object, answer: type[R], version: int) -> R:
         """Send one request and wait for its answer."""
-        return self.read(await self.exchange(request, version), request, answer, version)
+        return self.decode_answer(await self.exchange(request, version), request, answer, version)
 
     async def exchange(self, request: object, version: int) -> bytes:
         """Send one request and wait for its answer, which `read` decodes."""
-        spec = spec_of(request)
-        self._sent += 1
+        spec = find_spec(request)
+        self._correlation_id += 1
         header = RequestHeader(
             request_api_key=spec.key,
             request_api_version=version,
-            correlation_id=self._sent,
+            correlation_id=self._correlation_id,
             client_id="bench",
         )
         body = encode(header, spec.get_request_header_version(version)) + encode(request, version)
@@ -74,21 +74,21 @@ class Raw:
         return await self._reader.readexactly(size)
 
     @staticmethod
-    def read(frame: bytes, request: object, answer: type[R], version: int) -> R:
+    def decode_answer(frame: bytes, request: object, answer: type[R], version: int) -> R:
         """Decode the answer to `request` from a frame.
 
         Our decoder takes longer than some brokers, so measure time without it.
         """
-        _, at = decode_prefix(ResponseHeader, frame, spec_of(request).get_response_header_version(version))
+        _, at = decode_prefix(ResponseHeader, frame, find_spec(request).get_response_header_version(version))
         return decode(answer, memoryview(frame)[at:], version)
 
 
-def spec_of(request: object) -> ApiSpec:
+def find_spec(request: object) -> ApiSpec:
     """Return the registry's entry for a request."""
     return next(spec for spec in API_SPECS.values() if spec.request is type(request))
 
 
-async def until_done(ask: Callable[[], Awaitable[R]], code_of: Callable[[R], int]) -> R:
+async def ask_until_done(ask: Callable[[], Awaitable[R]], code_of: Callable[[R], int]) -> R:
     """Ask until the answer's error code is 0.
 
     Raises:
@@ -102,15 +102,15 @@ async def until_done(ask: Callable[[], Awaitable[R]], code_of: Callable[[R], int
     return answer
 
 
-async def for_each(bootstrap: str, items: Iterable[T], work: Callable[[Raw, T], Awaitable[None]]) -> None:
+async def run_for_each(bootstrap: str, items: Iterable[T], work: Callable[[Raw, T], Awaitable[None]]) -> None:
     """Do `work` for every item, on a few connections concurrently."""
     remaining = iter(items)
 
-    async def one_connection() -> None:
+    async def work_on_one_connection() -> None:
         async with await Raw.connect(bootstrap) as raw:
             for item in remaining:
                 await work(raw, item)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(CONNECTIONS):
-            group.create_task(one_connection())
+            group.create_task(work_on_one_connection())

@@ -42,32 +42,34 @@ class Results:
     idle_mib: dict[str, list[float]] = field(default_factory=dict)
     loaded_mib: dict[str, list[float]] = field(default_factory=dict)
 
-    def rate(self, key: Key) -> float:
+    def compute_rate(self, key: Key) -> float:
         """Return the median messages per second."""
         return statistics.median(messages / load.seconds for load, messages in self.loads[key])
 
-    def ratio(self, durability: str, mode: str, row: Row) -> float:
+    def compute_ratio(self, durability: str, mode: str, row: Row) -> float:
         """Return the ratio of our median rate to Kafka's."""
-        return self.rate((durability, mode, row, OURS)) / self.rate((durability, mode, row, KAFKA))
+        return self.compute_rate((durability, mode, row, OURS)) / self.compute_rate(
+            (durability, mode, row, KAFKA)
+        )
 
-    def cpu(self, key: Key) -> float:
+    def compute_cpu(self, key: Key) -> float:
         """Return the median share of one core that the broker used."""
         return statistics.median(load.broker_cpu for load, _ in self.loads[key])
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table with numbers aligned right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def mark(ratio: float, bound: float, *, at_least: bool) -> str:
+def format_ratio(ratio: float, goal: float, *, at_least: bool) -> str:
     """Format a ratio, with a mark when it misses its goal."""
-    met = ratio >= bound if at_least else ratio <= bound
-    return f"{ratio:.2f}x" if met else f"**{ratio:.2f}x (goal {bound:g}x)**"
+    is_met = ratio >= goal if at_least else ratio <= goal
+    return f"{ratio:.2f}x" if is_met else f"**{ratio:.2f}x (goal {goal:g}x)**"
 
 
-def throughput(results: Results, durability: Durability, rows: Sequence[Row]) -> str:
+def format_throughput(results: Results, durability: Durability, rows: Sequence[Row]) -> str:
     """Return the table of one durability, with its geometric mean."""
     head = ["load"]
     for mode in MODES:
@@ -78,26 +80,26 @@ def throughput(results: Results, durability: Durability, rows: Sequence[Row]) ->
         for mode in MODES:
             for name in NAMES:
                 key = (durability.name, mode, row, name)
-                line += [f"{results.rate(key) / 1000:,.0f} k/s", f"{results.cpu(key):.0%}"]
-            ratios.append(results.ratio(durability.name, mode, row))
-            line.append(mark(ratios[-1], RATIO_ROW_MIN, at_least=True))
+                line += [f"{results.compute_rate(key) / 1000:,.0f} k/s", f"{results.compute_cpu(key):.0%}"]
+            ratios.append(results.compute_ratio(durability.name, mode, row))
+            line.append(format_ratio(ratios[-1], RATIO_ROW_MIN, at_least=True))
         lines.append(line)
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    repeats = min(len(taken) for key, taken in results.loads.items() if key[0] == durability.name)
+    repeats = min(len(runs) for key, runs in results.loads.items() if key[0] == durability.name)
     return (
         f"### Durability `{durability.name}`: {durability.promise}\n\n"
-        f"tallystick `{settings(durability.ours)}`; Kafka `{settings(durability.kafka)}`. "
-        f"Medians of {repeats}.\n\n{table(head, lines)}\n\n"
-        f"Geometric mean of the ratios: {mark(mean, RATIO_MEAN_MIN, at_least=True)}."
+        f"tallystick `{format_settings(durability.ours)}`; Kafka `{format_settings(durability.kafka)}`. "
+        f"Medians of {repeats}.\n\n{format_table(head, lines)}\n\n"
+        f"Geometric mean of the ratios: {format_ratio(mean, RATIO_MEAN_MIN, at_least=True)}."
     )
 
 
-def settings(of: Mapping[str, str]) -> str:
+def format_settings(of: Mapping[str, str]) -> str:
     """Format settings as name=value, separated by commas."""
     return ", ".join(f"{k}={v}" for k, v in of.items()) or "defaults"
 
 
-def latency(results: Results) -> str:
+def format_latency(results: Results) -> str:
     """Return the table of end-to-end latency by durability."""
     lines = []
     for durability in dict.fromkeys(key[0] for key in results.latency):
@@ -107,15 +109,16 @@ def latency(results: Results) -> str:
         }
         cells = [f"{medians[name][q]:.2f} ms" for q in QUANTILES for name in NAMES]
         ratio = medians[OURS]["p99"] / medians[KAFKA]["p99"]
-        lines.append([f"`{durability}`", *cells, mark(ratio, LATENCY_RATIO_MAX, at_least=False)])
+        lines.append([f"`{durability}`", *cells, format_ratio(ratio, LATENCY_RATIO_MAX, at_least=False)])
     head = ["durability", *(f"{q}: {name}" for q in QUANTILES for name in NAMES), "p99 ratio"]
-    return f"### End-to-end latency at {LATENCY_RATE:,} messages/s (100 B, acks=all)\n\n{table(head, lines)}"
+    title = f"End-to-end latency at {LATENCY_RATE:,} messages/s (100 B, acks=all)"
+    return f"### {title}\n\n{format_table(head, lines)}"
 
 
 QUANTILES: Final = ("p50", "p99", "p999")
 
 
-def footprint(results: Results) -> str:
+def format_footprint(results: Results) -> str:
     """Return the table of start-up time and memory, against their goals."""
     facts = (
         ("start until ApiVersions is answered", results.start_s, "ms", 1000.0, START_MS_MAX),
@@ -129,14 +132,14 @@ def footprint(results: Results) -> str:
         ),
     )
     lines = []
-    for name, taken, unit, factor, goal in facts:
-        ours, kafka = (statistics.median(taken[broker]) * factor for broker in NAMES)
-        met = "" if ours <= goal else " (missed)"
-        lines.append([name, f"{ours:,.0f} {unit}", f"{kafka:,.0f} {unit}", f"<= {goal} {unit}{met}"])
-    return f"### Start and memory\n\n{table(['', *NAMES, 'our goal'], lines)}"
+    for name, values, unit, factor, goal in facts:
+        ours, kafka = (statistics.median(values[broker]) * factor for broker in NAMES)
+        miss = "" if ours <= goal else " (missed)"
+        lines.append([name, f"{ours:,.0f} {unit}", f"{kafka:,.0f} {unit}", f"<= {goal} {unit}{miss}"])
+    return f"### Start and memory\n\n{format_table(['', *NAMES, 'our goal'], lines)}"
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Describe the machine and the versions of the software."""
     cpu = next(
         line.partition(":")[2].strip()
@@ -147,20 +150,20 @@ def machine() -> str:
     return (
         f"{datetime.now(UTC):%Y-%m-%d}; {os.cpu_count()} CPUs ({cpu}), {memory_gib:.0f} GiB, "
         f"{platform.system()} {platform.release()}; CPython {platform.python_version()}, "
-        f"tallystick {version('tallystick')}, Apache Kafka {VERSION}, librdkafka {librdkafka.version()}. "
-        "Clients and broker share the machine over loopback."
+        f"tallystick {version('tallystick')}, Apache Kafka {VERSION}, "
+        f"librdkafka {librdkafka.read_version()}. Clients and broker share the machine over loopback."
     )
 
 
 def write(results: Results, durabilities: Sequence[Durability], rows: Sequence[Row]) -> str:
     """Write the tables into the page, and return them."""
-    parts = [f"{machine()}\n\nCommand: `{results.command}`", footprint(results)]
-    parts += [throughput(results, durability, rows) for durability in durabilities]
-    parts.append(latency(results))
-    return put("\n\n".join(parts), BEGIN, END)
+    parts = [f"{describe_machine()}\n\nCommand: `{results.command}`", format_footprint(results)]
+    parts += [format_throughput(results, durability, rows) for durability in durabilities]
+    parts.append(format_latency(results))
+    return replace_section("\n\n".join(parts), BEGIN, END)
 
 
-def put(body: str, begin: str, end: str) -> str:
+def replace_section(body: str, begin: str, end: str) -> str:
     """Replace the text between two marks of the page, and return the new text."""
     before, rest = PAGE.read_text().split(begin)
     after = rest.split(end)[1]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tools.bench.brokers import KAFKA, NAMES, OURS
-from tools.bench.report import machine, mark, put, settings, table
+from tools.bench.report import describe_machine, format_ratio, format_settings, format_table, replace_section
 from tools.bench.rows import OS, Durability
 from tools.bench.transactions import (
     LIBRDKAFKA,
@@ -30,78 +30,88 @@ CONCURRENT_RATIO_MIN: Final = 1.5
 RESTART_S_MAX: Final = 3.0
 
 
-def commits(results: TxnResults, durability: Durability) -> str:
+def format_commits(results: TxnResults, durability: Durability) -> str:
     """Return the table of commits per second and their latency under one durability."""
     head = ["producers"]
     for name in NAMES:
         head += [f"{name}: commits/s", "p50", "p99", "broker CPU"]
     head += ["commits ratio", "p99 ratio"]
-    lines = [_line(results, durability.name, row) for row in ROWS]
-    repeats = min(len(taken) for key, taken in results.commits.items() if key[0] == durability.name)
+    lines = [_format_commit_line(results, durability.name, row) for row in ROWS]
+    repeats = min(len(runs) for key, runs in results.commits.items() if key[0] == durability.name)
     return (
         f"### Transactions, durability `{durability.name}`: {durability.promise}\n\n"
-        f"tallystick `{settings(durability.ours)}`; Kafka `{settings(durability.kafka)}`. "
+        f"tallystick `{format_settings(durability.ours)}`; Kafka `{format_settings(durability.kafka)}`. "
         f"One message of {MESSAGE_BYTES} B a transaction, {PARTITIONS} partitions. Medians of {repeats}.\n\n"
-        f"{table(head, lines)}"
+        f"{format_table(head, lines)}"
     )
 
 
-def _line(results: TxnResults, durability: str, row: TxnRow) -> list[str]:
+def _format_commit_line(results: TxnResults, durability: str, row: TxnRow) -> list[str]:
     line = [str(row)]
     for name in NAMES:
         key = (durability, row, name)
         line += [
-            f"{results.median(key, 'per_s'):,.0f}",
-            f"{results.median(key, 'p50_ms'):.2f} ms",
-            f"{results.median(key, 'p99_ms'):.2f} ms",
-            f"{results.median(key, 'broker_cpu'):.0%}",
+            f"{results.compute_median(key, 'per_s'):,.0f}",
+            f"{results.compute_median(key, 'p50_ms'):.2f} ms",
+            f"{results.compute_median(key, 'p99_ms'):.2f} ms",
+            f"{results.compute_median(key, 'broker_cpu'):.0%}",
         ]
     alone = row.producers == 1
-    bound = SEQUENTIAL_RATIO_MIN if alone else CONCURRENT_RATIO_MIN
-    p99 = results.ratio(durability, row, "p99_ms")
+    goal = SEQUENTIAL_RATIO_MIN if alone else CONCURRENT_RATIO_MIN
+    p99 = results.compute_ratio(durability, row, "p99_ms")
     return [
         *line,
-        mark(results.ratio(durability, row, "per_s"), bound, at_least=True),
-        mark(p99, SEQUENTIAL_P99_RATIO_MAX, at_least=False) if alone else f"{p99:.2f}x",
+        format_ratio(results.compute_ratio(durability, row, "per_s"), goal, at_least=True),
+        format_ratio(p99, SEQUENTIAL_P99_RATIO_MAX, at_least=False) if alone else f"{p99:.2f}x",
     ]
 
 
-def from_python(results: TxnResults) -> str:
+def format_python(results: TxnResults) -> str:
     """Return the table of our client beside confluent-kafka, on our broker, one transaction after another."""
     ours, theirs = (
-        results.median((OS.name, TxnRow(client=client, producers=1), OURS), "per_s")
+        results.compute_median((OS.name, TxnRow(client=client, producers=1), OURS), "per_s")
         for client in (PYTHON, LIBRDKAFKA)
     )
     enough = "" if ours >= PYTHON_COMMITS_MIN else ", missed"
     return (
         f"From Python, one after another, on tallystick under `{OS.name}`: our client {ours:,.0f}/s "
         f"(goal {PYTHON_COMMITS_MIN:,}/s{enough}), confluent-kafka {theirs:,.0f}/s: "
-        f"{mark(ours / theirs, PYTHON_RATIO_MIN, at_least=True)}."
+        f"{format_ratio(ours / theirs, PYTHON_RATIO_MIN, at_least=True)}."
     )
 
 
-def many(results: TxnResults) -> str:
+def format_many(results: TxnResults) -> str:
     """Return the tables of many open transactions and many transactional ids."""
-    held, restarts = results.open, results.restarts
-    count, ids = held[OURS][0].count, restarts[OURS][0].count
+    loads, restarts = results.open, results.restarts
+    count, ids = loads[OURS][0].count, restarts[OURS][0].count
 
-    def line(what: str, unit: str, taken: dict[str, list[float]], goal: float | None = None) -> list[str]:
-        medians = {name: statistics.median(taken[name]) for name in NAMES}
+    def format_line(
+        what: str, unit: str, values: dict[str, list[float]], goal: float | None = None
+    ) -> list[str]:
+        medians = {name: statistics.median(values[name]) for name in NAMES}
         cells = [f"{medians[name]:,.{0 if medians[name] >= 100 else 2}f} {unit}" for name in NAMES]
-        missed = goal is not None and medians[OURS] > goal
-        return [what, *cells, "" if goal is None else f"<= {goal:g} {unit}{' (missed)' if missed else ''}"]
+        is_missed = goal is not None and medians[OURS] > goal
+        return [
+            what,
+            *cells,
+            "" if goal is None else f"<= {goal:g} {unit}{' (missed)' if is_missed else ''}",
+        ]
 
     lines = [
-        line("memory (RSS) per open transaction", "B", {n: [h.bytes_each for h in held[n]] for n in NAMES}),
-        line("ListTransactions, median of 7", "ms", {n: [h.list_ms for h in held[n]] for n in NAMES}),
-        line("opened (InitProducerId, Produce)", "/s", {n: [h.opened_per_s for h in held[n]] for n in NAMES}),
-        line(
+        format_line(
+            "memory (RSS) per open transaction", "B", {n: [h.bytes_each for h in loads[n]] for n in NAMES}
+        ),
+        format_line("ListTransactions, median of 7", "ms", {n: [h.list_ms for h in loads[n]] for n in NAMES}),
+        format_line(
+            "opened (InitProducerId, Produce)", "/s", {n: [h.opened_per_s for h in loads[n]] for n in NAMES}
+        ),
+        format_line(
             f"restart until {ids:,} ids are listed, clean stop",
             "s",
             {n: [r.clean_s for r in restarts[n]] for n in NAMES},
             RESTART_S_MAX,
         ),
-        line(
+        format_line(
             "the same after `kill -9`",
             "s",
             {n: [r.killed_s for r in restarts[n]] for n in NAMES},
@@ -111,13 +121,13 @@ def many(results: TxnResults) -> str:
     return (
         f"### {count:,} open transactions on {OPEN_PARTITIONS} partitions; {ids:,} transactional ids\n\n"
         f"Durability `os`. {KAFKA}'s memory is a heap that the JVM had taken before.\n\n"
-        f"{table(['', *NAMES, 'our goal'], lines)}"
+        f"{format_table(['', *NAMES, 'our goal'], lines)}"
     )
 
 
 def write(results: TxnResults, durabilities: Sequence[Durability]) -> str:
     """Write the tables into the page, and return them."""
-    parts = [f"{machine()}\n\nCommand: `{results.command}`"]
-    parts += [commits(results, durability) for durability in durabilities]
-    parts += [from_python(results), many(results)]
-    return put("\n\n".join(parts), BEGIN, END)
+    parts = [f"{describe_machine()}\n\nCommand: `{results.command}`"]
+    parts += [format_commits(results, durability) for durability in durabilities]
+    parts += [format_python(results), format_many(results)]
+    return replace_section("\n\n".join(parts), BEGIN, END)

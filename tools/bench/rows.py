@@ -45,7 +45,7 @@ class Row:
     def __str__(self) -> str:
         return f"{self.size} B, {self.partitions} partition{'s'[: self.partitions > 1]}, {self.codec}"
 
-    def messages(self, quick: bool) -> int:
+    def choose_count(self, quick: bool) -> int:
         """Return how many messages to send: enough that ramp-up does not dominate."""
         full = 2_000_000 if self.size <= 100 else 500_000
         return full // 5 if quick else full
@@ -65,6 +65,6 @@ MEMORY_MESSAGES: Final = 3_000_000
 STARTS: Final = 7
 
 
-def shuffled(items: Sequence[T]) -> list[T]:
+def shuffle(items: Sequence[T]) -> list[T]:
     """Return the items in random order, so that the same one does not always come first."""
     return random.sample(items, len(items))

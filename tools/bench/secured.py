@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 from tools.apache_kafka import ApacheKafka
 from tools.bench.brokers import OURS
 from tools.bench.rows import OS
-from tools.broker_process import BrokerProcess, free_port, tallystick
+from tools.broker_process import BrokerProcess, find_free_port, make_tallystick_process
 
 USER, PASSWORD = "bench", "bench-secret"
 _MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -46,7 +46,7 @@ def run_secured(name: str) -> Iterator[SecuredBroker]:
     with TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as text:
         folder = Path(text)
         _write_keys(folder)
-        plain, secure = free_port(), free_port()
+        plain, secure = find_free_port(), find_free_port()
         settings = {**_list_settings(folder, plain, secure), **(OS.ours if name == OURS else OS.kafka)}
         process = _prepare_ours(folder, plain, settings) if name == OURS else _prepare_kafka(folder, settings)
         with process:
@@ -64,7 +64,7 @@ def run_secured(name: str) -> Iterator[SecuredBroker]:
 
 
 def _prepare_ours(folder: Path, port: int, settings: Mapping[str, str]) -> BrokerProcess:
-    process = tallystick(folder / "broker", settings, port=port)
+    process = make_tallystick_process(folder / "broker", settings, port=port)
     at = process.command.index("--listen")  # The settings name the listeners.
     del process.command[at : at + 2]
     return process
@@ -77,14 +77,14 @@ def _prepare_kafka(folder: Path, settings: Mapping[str, str]) -> BrokerProcess:
     own = dict(line.partition("=")[::2] for line in config.read_text().splitlines())
     # The plain listener and the controller's keep their ports.
     secure = settings["listeners"].partition(",")[2]
-    merged = {
+    properties = {
         **own,
         **settings,
         "listeners": f"{own['listeners']},{secure}",
         "advertised.listeners": f"{own['advertised.listeners']},{secure.replace('127.0.0.1', 'localhost')}",
         "listener.security.protocol.map": f"{own['listener.security.protocol.map']},SECURE:SASL_SSL",
     }
-    config.write_text("".join(f"{key}={value}\n" for key, value in merged.items()))
+    config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     kafka.format()
     return process
 
@@ -135,5 +135,5 @@ def _grant(admin: AdminClient) -> None:
             (ResourceType.TRANSACTIONAL_ID, AclOperation.WRITE),
         )
     ]
-    for made in admin.create_acls(acls).values():
-        made.result(30)
+    for future in admin.create_acls(acls).values():
+        future.result(30)

@@ -14,8 +14,8 @@ from typing import Final
 from rich.console import Console
 from tools.bench.authorization import measure_cost
 from tools.bench.brokers import KAFKA, NAMES, OURS, create_topic, delete_topic, run_child
-from tools.bench.report import machine, mark, put, table
-from tools.bench.rows import shuffled
+from tools.bench.report import describe_machine, format_ratio, format_table, replace_section
+from tools.bench.rows import shuffle
 from tools.bench.secured import SecuredBroker, run_secured
 
 BEGIN: Final = "<!-- security: begin (written by `make bench`) -->"
@@ -55,7 +55,7 @@ class SecurityResults:
     rates: dict[tuple[SecurityRow, str, str], list[float]] = field(default_factory=dict)
     authorization_costs: list[float] = field(default_factory=list)
 
-    def median(self, row: SecurityRow, broker: str, listener: str) -> float:
+    def compute_median(self, row: SecurityRow, broker: str, listener: str) -> float:
         return statistics.median(self.rates[row, broker, listener])
 
 
@@ -64,15 +64,15 @@ def measure(results: SecurityResults, say: Console, *, quick: bool) -> None:
     messages, seconds = (200_000, 3) if quick else (1_000_000, 10)
     results.authorization_costs.append(measure_cost())
     with ExitStack() as stack:
-        brokers = {name: stack.enter_context(run_secured(name)) for name in shuffled(NAMES)}
+        brokers = {name: stack.enter_context(run_secured(name)) for name in shuffle(NAMES)}
         for name, broker in brokers.items():
             for listener in LISTENERS:
                 for mode in ("produce", "commit"):
                     run_row(broker, listener, SecurityRow(mode), f"bench-warm-{mode}", messages // 4, 2)
             say.print(f"warm   {name}", style="dim")
-        for row in shuffled(ROWS):
-            for listener in shuffled(LISTENERS):
-                for name in shuffled(NAMES):
+        for row in shuffle(ROWS):
+            for listener in shuffle(LISTENERS):
+                for name in shuffle(NAMES):
                     os.sync()  # so that writing back the previous run's data does not count for this one
                     topic = f"bench-{ROWS.index(row)}-{listener.lower()}"
                     rate = run_row(brokers[name], listener, row, topic, messages, seconds)
@@ -95,9 +95,9 @@ def run_row(
     }
     if row.mode == "consume":
         run_child("load_secured", json.dumps({**load, "mode": "produce", "messages": 2 * messages}))
-    taken = run_child("load_secured", json.dumps(load))
+    figures = run_child("load_secured", json.dumps(load))
     delete_topic(broker.process, topic)
-    return taken["count"] / taken["seconds"]
+    return figures["count"] / figures["seconds"]
 
 
 def write(results: SecurityResults) -> str:
@@ -113,7 +113,7 @@ def write(results: SecurityResults) -> str:
     ]
     lines = [_format_line(results, row) for row in ROWS]
     cost = statistics.median(results.authorization_costs)
-    missed = "" if cost <= AUTHORIZATION_COST_MAX else f" (goal {AUTHORIZATION_COST_MAX:.0%}: missed)"
+    miss = "" if cost <= AUTHORIZATION_COST_MAX else f" (goal {AUTHORIZATION_COST_MAX:.0%}: missed)"
     repeats = min(len(rates) for rates in results.rates.values())
     setting = (
         "librdkafka over loopback; TLS 1.3, a P-256 key, SASL PLAIN, StandardAuthorizer with four prefixed "
@@ -121,22 +121,22 @@ def write(results: SecurityResults) -> str:
         f"Medians of {repeats}."
     )
     parts = (
-        f"{machine()}\n\nCommand: `{results.command}`",
+        f"{describe_machine()}\n\nCommand: `{results.command}`",
         setting,
-        table([*head, "over SASL_SSL, ours to Kafka's"], lines),
-        f"An authorizer with 1,000 ACLs adds {cost:.0%} to the processor time of a Produce request{missed}.",
+        format_table([*head, "over SASL_SSL, ours to Kafka's"], lines),
+        f"An authorizer with 1,000 ACLs adds {cost:.0%} to the processor time of a Produce request{miss}.",
     )
-    return put("\n\n".join(parts), BEGIN, END)
+    return replace_section("\n\n".join(parts), BEGIN, END)
 
 
 def _format_line(results: SecurityResults, row: SecurityRow) -> list[str]:
     line = [str(row)]
     for name in NAMES:
-        plain, secure = (results.median(row, name, listener) for listener in LISTENERS)
+        plain, secure = (results.compute_median(row, name, listener) for listener in LISTENERS)
         cost = 1 - secure / plain
         text = f"{cost:.0%}"
         if name == OURS and row.mode == "commit" and cost > COMMIT_COST_MAX:
             text = f"**{text} (goal {COMMIT_COST_MAX:.0%})**"
         line += [f"{plain:,.0f}", f"{secure:,.0f}", text]
-    ratio = results.median(row, OURS, "SASL_SSL") / results.median(row, KAFKA, "SASL_SSL")
-    return [*line, mark(ratio, RATIO_MIN, at_least=True)]
+    ratio = results.compute_median(row, OURS, "SASL_SSL") / results.compute_median(row, KAFKA, "SASL_SSL")
+    return [*line, format_ratio(ratio, RATIO_MIN, at_least=True)]

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from tools.bench.brokers import OURS, create_topic, fresh
+from tools.bench.brokers import OURS, create_topic, run_fresh
 from tools.bench.spark import BATCH_ROWS, BROKER
-from tools.bench.spark_parts import PARTS_FILE, connect, part, read_parts
+from tools.bench.spark_parts import PARTS_FILE, connect, read_parts, time_part
 
 from tallystick.admin import Admin
 from tallystick.spark.options.option_table import QueryType
@@ -51,20 +51,20 @@ def work(role: str, raw_options: dict[str, str], pipe: Connection) -> None:
     options = parse_sink_options(raw_options, QueryType.STREAM)
     rows = pa.record_batch({"value": pa.array([VALUE] * (BATCH_ROWS // TASKS), pa.binary())})
     while (message := pipe.recv()) is not None:
-        number, given = message
-        started = time.perf_counter()
+        number, argument = message
+        start_s = time.perf_counter()
         context = connect(options)
         if role == "begin":
             result = encode_lease(context.begin(query_id=QUERY))
         elif role == "commit":
-            context.commit([decode_vote(vote) for vote in given])
+            context.commit([decode_vote(vote) for vote in argument])
             result = b""
         else:
-            lease = decode_lease(given)
-            with part("task"):
+            lease = decode_lease(argument)
+            with time_part("task"):
                 vote = run_attempt(context, lease, MicroBatch(QUERY, number), [rows])
             result = encode_vote(vote)
-        pipe.send((result, (time.perf_counter() - started) * 1000))
+        pipe.send((result, (time.perf_counter() - start_s) * 1000))
 
 
 class Roles:
@@ -88,7 +88,7 @@ class Roles:
             self._pipes[name].send((number, lease))
         votes = [self._pipes[name].recv() for name in tasks]
         _, commit_ms = self._ask("commit", number, [vote for vote, _ in votes])
-        tasks_ms = max(taken for _, taken in votes)
+        tasks_ms = max(duration_ms for _, duration_ms in votes)
         return {
             "begin": begin_ms,
             "slower task": tasks_ms,
@@ -96,8 +96,8 @@ class Roles:
             "ours": begin_ms + tasks_ms + commit_ms,
         }
 
-    def _ask(self, role: str, number: int, given: object) -> tuple[bytes, float]:
-        self._pipes[role].send((number, given))
+    def _ask(self, role: str, number: int, argument: object) -> tuple[bytes, float]:
+        self._pipes[role].send((number, argument))
         result: tuple[bytes, float] = self._pipes[role].recv()
         return result
 
@@ -128,12 +128,14 @@ def run(bootstrap: str, batches: int, pause_ms: int, folder: Path) -> dict[str, 
         phases.append(roles.batch(number))
         time.sleep(pause_ms / 1000)
     roles.close()
-    parts = {name: statistics.median(taken) for name, taken in read_parts(folder / "parts").items()}
-    measured = phases[WARM_UP:]
-    p50 = {name: statistics.median(each[name] for each in measured) for name in measured[0]}
+    parts = {
+        name: statistics.median(duration_ms) for name, duration_ms in read_parts(folder / "parts").items()
+    }
+    phases_counted = phases[WARM_UP:]
+    p50 = {name: statistics.median(each[name] for each in phases_counted) for name in phases_counted[0]}
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        listed = admin.list_transactions(transactional_id_pattern=f"alone-{os.getpid()}/.*").all()
-    return {**parts, **p50, "transactional ids": sum(map(len, listed.values()))}
+        listings = admin.list_transactions(transactional_id_pattern=f"alone-{os.getpid()}/.*").all()
+    return {**parts, **p50, "transactional ids": sum(map(len, listings.values()))}
 
 
 def main() -> None:
@@ -142,15 +144,15 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=200)
     parser.add_argument("--bootstrap", help="a broker that runs already; without it, one is started")
     parser.add_argument("--pause-ms", type=int, default=PAUSE_MS)
-    chosen = parser.parse_args()
+    arguments = parser.parse_args()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-alone-")))
-        bootstrap = chosen.bootstrap
+        bootstrap = arguments.bootstrap
         if bootstrap is None:
-            process = stack.enter_context(fresh(OURS, BROKER))
+            process = stack.enter_context(run_fresh(OURS, BROKER))
             create_topic(process, "alone", TASKS)
             bootstrap = process.bootstrap
-        p50 = run(bootstrap, chosen.batches, chosen.pause_ms, folder)
+        p50 = run(bootstrap, arguments.batches, arguments.pause_ms, folder)
     print(json.dumps({name: round(value, 2) for name, value in sorted(p50.items())}))
     sys.stdout.flush()
 

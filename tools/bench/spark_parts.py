@@ -37,50 +37,50 @@ NAME: Final = "timed"
 
 
 @contextmanager
-def part(name: str) -> Iterator[None]:
+def time_part(name: str) -> Iterator[None]:
     """Record how long the block took, in milliseconds.
 
     A short append is a single write, so that lines of different processes do not mix.
     """
-    started = time.perf_counter()
+    began = time.perf_counter()
     yield
-    taken_ms = (time.perf_counter() - started) * 1000
+    taken_ms = (time.perf_counter() - began) * 1000
     with Path(os.environ[PARTS_FILE]).open("a") as file:
         file.write(f"{name}\t{taken_ms}\n")
 
 
 def read_parts(file: Path) -> dict[str, list[float]]:
     """Return the milliseconds of each part."""
-    found: dict[str, list[float]] = {}
+    times_ms: dict[str, list[float]] = {}
     for line in file.read_text().splitlines():
         name, taken_ms = line.split("\t")
-        found.setdefault(name, []).append(float(taken_ms))
-    return found
+        times_ms.setdefault(name, []).append(float(taken_ms))
+    return times_ms
 
 
 class TimedParticipants(ClusterParticipants):
     """Times the tasks' checks of the lease, and the driver's requests on transactions."""
 
     async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
-        with part("claim"):
+        with time_part("claim"):
             return await super().claim()
 
     async def list_open_ids(self) -> Collection[str]:
-        with part("list"):
+        with time_part("list"):
             return await super().list_open_ids()
 
-    async def owns_prefix(self, held: ProducerIdAndEpoch) -> bool:
-        with part("look at the lease"):
-            return await super().owns_prefix(held)
+    async def owns_prefix(self, owner: ProducerIdAndEpoch) -> bool:
+        with time_part("look at the lease"):
+            return await super().owns_prefix(owner)
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
-        with part("complete"):
-            return await super().end(participants, transaction_version, wish)
+        with time_part("complete"):
+            return await super().end(participants, transaction_version, txn_decision)
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
-        with part("describe"):
+        with time_part("describe"):
             return await super().describe(transactional_ids)
 
 
@@ -88,15 +88,15 @@ class TimedDecisions(DecisionTopic):
     """Times the commit point, the read before it, and the note after it."""
 
     async def read(self) -> DecisionState:
-        with part("read decisions"):
+        with time_part("read decisions"):
             return await super().read()
 
-    async def append(self, decision: Decision, held: ProducerIdAndEpoch, transaction_version: int) -> None:
-        with part("decision"):
-            await super().append(decision, held, transaction_version)
+    async def append(self, decision: Decision, owner: ProducerIdAndEpoch, transaction_version: int) -> None:
+        with time_part("decision"):
+            await super().append(decision, owner, transaction_version)
 
     async def mark_done(self, nonce: str) -> None:
-        with part("note"):
+        with time_part("note"):
             await super().mark_done(nonce)
 
 
@@ -104,11 +104,11 @@ class TimedProducer(Producer):
     """Times a task's transaction."""
 
     def init_transactions(self, *args: Any, **kwargs: Any) -> Any:
-        with part("initialise"):
+        with time_part("initialise"):
             return super().init_transactions(*args, **kwargs)
 
     def prepare_transaction(self) -> PreparedTxnState:
-        with part("prepare"):
+        with time_part("prepare"):
             return super().prepare_transaction()
 
 
@@ -123,7 +123,7 @@ class TimedStation(SinkContext):
         )
 
     def create_producer(self, name: WorkerTransactionalId) -> Producer:
-        return TimedProducer(self.options.producer_settings_for(str(name)))
+        return TimedProducer(self.options.list_producer_settings(str(name)))
 
     def begin(
         self,
@@ -132,11 +132,11 @@ class TimedStation(SinkContext):
         query_id: str | None = None,
         resuming: QueryStart | None = None,
     ) -> BatchLease:
-        with part("begin"):
+        with time_part("begin"):
             return super().begin(write_id=write_id, query_id=query_id, resuming=resuming)
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
-        with part("commit"):
+        with time_part("commit"):
             return super().commit(votes, offsets)
 
 

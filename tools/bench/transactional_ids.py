@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tools.bench.brokers import create_topic
-from tools.bench.raw import PATIENCE_S, Raw, for_each, until_done
+from tools.bench.raw import PATIENCE_S, Raw, ask_until_done, run_for_each
 from tools.broker_process import BrokerProcess
 
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -48,10 +48,10 @@ class Restart:
     killed_s: float
 
 
-async def init(raw: Raw, transactional_id: str) -> InitProducerIdResponse:
+async def init_producer_id(raw: Raw, transactional_id: str) -> InitProducerIdResponse:
     """Return a producer id for a transactional id."""
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=TIMEOUT_MS)
-    return await until_done(
+    return await ask_until_done(
         lambda: raw.ask(request, InitProducerIdResponse, INIT_VERSION), lambda answer: answer.error_code
     )
 
@@ -60,16 +60,16 @@ async def find_coordinator(bootstrap: str) -> None:
     """Ask for a coordinator, which creates the internal topic, and wait until there is one."""
     request = FindCoordinatorRequest(key_type=1, coordinator_keys=("first",))
     async with await Raw.connect(bootstrap) as raw:
-        await until_done(
+        await ask_until_done(
             lambda: raw.ask(request, FindCoordinatorResponse, FIND_VERSION),
             lambda answer: answer.coordinators[0].error_code,
         )
-        await init(raw, "first")
+        await init_producer_id(raw, "first")
 
 
 async def open_one(raw: Raw, transactional_id: str, partition: int) -> None:
     """Begin a transaction with a first record."""
-    pair = await init(raw, transactional_id)
+    pair = await init_producer_id(raw, transactional_id)
     record = Record(0, int(time.time() * 1000), None, bytes(100), ())
     meta = BatchMeta(
         producer_id=pair.producer_id,
@@ -84,36 +84,36 @@ async def open_one(raw: Raw, transactional_id: str, partition: int) -> None:
         timeout_ms=30_000,
         topic_data=(TopicProduceData(name=TOPIC, partition_data=(data,)),),
     )
-    await until_done(
+    await ask_until_done(
         lambda: raw.ask(request, ProduceResponse, PRODUCE_VERSION),
         lambda answer: answer.responses[0].partition_responses[0].error_code,
     )
 
 
-async def time_listing(raw: Raw, request: ListTransactionsRequest, wanted: int) -> float:
+async def time_listing(raw: Raw, request: ListTransactionsRequest, expected_count: int) -> float:
     """Return the milliseconds until the answer, which must list `wanted` ids, is here."""
     began = time.perf_counter()
     frame = await raw.exchange(request, LIST_VERSION)
-    taken = (time.perf_counter() - began) * 1000
-    listed = len(raw.read(frame, request, ListTransactionsResponse, LIST_VERSION).transaction_states)
-    if listed != wanted:
-        raise RuntimeError(f"{wanted} transactions were opened, {listed} are listed")
-    return taken
+    elapsed_ms = (time.perf_counter() - began) * 1000
+    count = len(raw.decode_answer(frame, request, ListTransactionsResponse, LIST_VERSION).transaction_states)
+    if count != expected_count:
+        raise RuntimeError(f"{expected_count} transactions were opened, {count} are listed")
+    return elapsed_ms
 
 
-async def time_loading(raw: Raw, wanted: int) -> float:
+async def time_loading(raw: Raw, expected_count: int) -> float:
     """Wait for an answer that lists `wanted` ids, and return the time of its arrival."""
     request = ListTransactionsRequest()
     give_up_at = time.monotonic() + PATIENCE_S
     while True:
         frame = await raw.exchange(request, LIST_VERSION)
-        arrived = time.monotonic()
-        answer = raw.read(frame, request, ListTransactionsResponse, LIST_VERSION)
+        arrival = time.monotonic()
+        answer = raw.decode_answer(frame, request, ListTransactionsResponse, LIST_VERSION)
         # Before it begins to load, Kafka lists what it has so far without an error.
-        if not answer.error_code and len(answer.transaction_states) == wanted:
-            return arrived
-        if arrived > give_up_at:
-            raise RuntimeError(f"{len(answer.transaction_states)} of {wanted} ids are listed")
+        if not answer.error_code and len(answer.transaction_states) == expected_count:
+            return arrival
+        if arrival > give_up_at:
+            raise RuntimeError(f"{len(answer.transaction_states)} of {expected_count} ids are listed")
         await asyncio.sleep(0.02)
 
 
@@ -121,47 +121,47 @@ def open_transactions(process: BrokerProcess, count: int, partitions: int) -> Op
     """Open many transactions and measure what they cost."""
     create_topic(process, TOPIC, partitions)
 
-    async def run() -> OpenTransactions:
+    async def measure() -> OpenTransactions:
         bootstrap = process.bootstrap
         await find_coordinator(bootstrap)
         # The first ones allocate what any number of them needs: partitions' files, code, pools.
-        await for_each(bootstrap, range(partitions), lambda raw, n: open_one(raw, f"warm-{n}", n))
-        before, started = process.rss_bytes(), time.monotonic()
-        await for_each(bootstrap, range(count), lambda raw, n: open_one(raw, f"open-{n}", n % partitions))
-        seconds = time.monotonic() - started
-        grown = process.rss_bytes() - before
+        await run_for_each(bootstrap, range(partitions), lambda raw, n: open_one(raw, f"warm-{n}", n))
+        before, began = process.read_rss_bytes(), time.monotonic()
+        await run_for_each(bootstrap, range(count), lambda raw, n: open_one(raw, f"open-{n}", n % partitions))
+        seconds = time.monotonic() - began
+        growth = process.read_rss_bytes() - before
         ongoing = ListTransactionsRequest(state_filters=("Ongoing",))
         async with await Raw.connect(bootstrap) as raw:
-            taken = [await time_listing(raw, ongoing, count + partitions) for _ in range(LISTINGS)]
+            times_ms = [await time_listing(raw, ongoing, count + partitions) for _ in range(LISTINGS)]
         return OpenTransactions(
             count=count,
-            bytes_each=grown / count,
-            list_ms=statistics.median(taken),
+            bytes_each=growth / count,
+            list_ms=statistics.median(times_ms),
             opened_per_s=count / seconds,
         )
 
-    return asyncio.run(run())
+    return asyncio.run(measure())
 
 
-def restart(process: BrokerProcess, count: int) -> Restart:
+def measure_restart(process: BrokerProcess, count: int) -> Restart:
     """Write `count` ids to the log, then start the broker on it twice."""
 
     async def fill() -> None:
         await find_coordinator(process.bootstrap)
 
-        async def one(raw: Raw, number: int) -> None:
-            await init(raw, f"id-{number}")
+        async def init_one(raw: Raw, number: int) -> None:
+            await init_producer_id(raw, f"id-{number}")
 
-        await for_each(process.bootstrap, range(count), one)
+        await run_for_each(process.bootstrap, range(count), init_one)
 
-    async def loaded() -> float:
+    async def wait_until_listed() -> float:
         async with await Raw.connect(process.bootstrap) as raw:
             return await time_loading(raw, count + 1)
 
     def start() -> float:
         began = time.monotonic()
         process.start()
-        return asyncio.run(loaded()) - began
+        return asyncio.run(wait_until_listed()) - began
 
     asyncio.run(fill())
     process.stop()

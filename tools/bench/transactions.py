@@ -12,11 +12,11 @@ from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
-from tools.apache_kafka import java
-from tools.bench.brokers import KAFKA, NAMES, OURS, RUN_SECONDS_MAX, create_topic, delete_topic, fresh
+from tools.apache_kafka import make_java_command
+from tools.bench.brokers import KAFKA, NAMES, OURS, RUN_SECONDS_MAX, create_topic, delete_topic, run_fresh
 from tools.bench.load_transactions import TransactionLoad
-from tools.bench.rows import OS, Durability, shuffled
-from tools.bench.transactional_ids import OpenTransactions, Restart, open_transactions, restart
+from tools.bench.rows import OS, Durability, shuffle
+from tools.bench.transactional_ids import OpenTransactions, Restart, measure_restart, open_transactions
 from tools.broker_process import BrokerProcess
 
 from tallystick.testing import eventually
@@ -90,25 +90,27 @@ class TxnResults:
     open: dict[str, list[OpenTransactions]] = field(default_factory=dict)
     restarts: dict[str, list[Restart]] = field(default_factory=dict)
 
-    def median(self, key: Key, of: str) -> float:
+    def compute_median(self, key: Key, of: str) -> float:
         """Return the median of one attribute over all rounds."""
         return statistics.median(getattr(commits, of) for commits in self.commits[key])
 
-    def ratio(self, durability: str, row: TxnRow, of: str) -> float:
+    def compute_ratio(self, durability: str, row: TxnRow, of: str) -> float:
         """Return our value over Kafka's."""
-        return self.median((durability, row, OURS), of) / self.median((durability, row, KAFKA), of)
+        return self.compute_median((durability, row, OURS), of) / self.compute_median(
+            (durability, row, KAFKA), of
+        )
 
 
 def measure_commits(results: TxnResults, say: Console, durability: Durability, scale: Scale) -> None:
     """Measure one round: both brokers running and warm, every row on each, in shuffled order."""
     with ExitStack() as stack:
-        brokers = {name: stack.enter_context(fresh(name, durability)) for name in shuffled(NAMES)}
+        brokers = {name: stack.enter_context(run_fresh(name, durability)) for name in shuffle(NAMES)}
         for name, process in brokers.items():
             for client in CLIENTS:
                 warm = TxnRow(client=client, producers=PARTITIONS)
                 run_commits(process, f"warm-{CLIENTS.index(client)}-{NAMES.index(name)}", warm, scale)
-        for row in shuffled(ROWS):
-            for name in shuffled(NAMES):
+        for row in shuffle(ROWS):
+            for name in shuffle(NAMES):
                 os.sync()  # so that writing back the previous run's data does not count for this one
                 commits = run_commits(brokers[name], f"txn-{ROWS.index(row)}", row, scale)
                 results.commits.setdefault((durability.name, row, name), []).append(commits)
@@ -122,31 +124,31 @@ def measure_commits(results: TxnResults, say: Console, durability: Durability, s
 def run_commits(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> Commits:
     """Commit to a new topic with clients in a separate process, and check that every commit is in it."""
     create_topic(process, topic, PARTITIONS)
-    cpu = process.cpu_seconds()
-    done = subprocess.run(
-        command(process, topic, row, scale),
+    cpu = process.read_cpu_seconds()
+    child = subprocess.run(
+        make_command(process, topic, row, scale),
         capture_output=True,
         text=True,
         timeout=RUN_SECONDS_MAX,
         check=False,
     )
-    cpu = process.cpu_seconds() - cpu
-    if done.returncode:
-        raise RuntimeError(f"{row} failed at {process.name}:\n{done.stderr[-3000:]}")
-    answer = json.loads(done.stdout)
+    cpu = process.read_cpu_seconds() - cpu
+    if child.returncode:
+        raise RuntimeError(f"{row} failed at {process.name}:\n{child.stderr[-3000:]}")
+    answer = json.loads(child.stdout)
     # A message and a marker each; markers may be written after the answer.
-    eventually(lambda: end_offsets(process, topic) == 2 * answer["committed"], deadline_s=10)
+    eventually(lambda: sum_end_offsets(process, topic) == 2 * answer["committed"], deadline_s=10)
     delete_topic(process, topic)
-    taken = sorted(answer["taken_ms"])
+    times_ms = sorted(answer["taken_ms"])
     return Commits(
-        per_s=len(taken) / scale.seconds,
-        p50_ms=statistics.median(taken),
-        p99_ms=taken[min(len(taken) - 1, int(len(taken) * 0.99))],
+        per_s=len(times_ms) / scale.seconds,
+        p50_ms=statistics.median(times_ms),
+        p99_ms=times_ms[min(len(times_ms) - 1, int(len(times_ms) * 0.99))],
         broker_cpu=cpu / (scale.warm_up_s + scale.seconds),
     )
 
 
-def end_offsets(process: BrokerProcess, topic: str) -> int:
+def sum_end_offsets(process: BrokerProcess, topic: str) -> int:
     """Return the sum of the end offsets of all partitions."""
     consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": "bench"})
     try:
@@ -156,11 +158,13 @@ def end_offsets(process: BrokerProcess, topic: str) -> int:
         consumer.close()
 
 
-def command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> list[str]:
+def make_command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> list[str]:
     """Return the command line of the client."""
     if row.client == JAVA:
         arguments = map(str, (PARTITIONS, row.producers, scale.warm_up_s, scale.seconds, MESSAGE_BYTES))
-        return java(str(_SOURCE), process.bootstrap, topic, *arguments, heap_mb=512, jvm=_CLIENT_JVM)
+        return make_java_command(
+            str(_SOURCE), process.bootstrap, topic, *arguments, heap_mb=512, jvm=_CLIENT_JVM
+        )
     load: TransactionLoad = {
         "client": row.client,
         "bootstrap": process.bootstrap,
@@ -176,14 +180,14 @@ def command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> li
 
 def measure_ids(results: TxnResults, say: Console, scale: Scale) -> None:
     """Measure many open transactions and a restart with many ids, on a fresh broker each."""
-    for name in shuffled(NAMES):
-        with fresh(name, OS) as process:
-            held = open_transactions(process, scale.open, OPEN_PARTITIONS)
-        results.open.setdefault(name, []).append(held)
+    for name in shuffle(NAMES):
+        with run_fresh(name, OS) as process:
+            load = open_transactions(process, scale.open, OPEN_PARTITIONS)
+        results.open.setdefault(name, []).append(load)
         say.print(
-            f"open    {name:14}{held.bytes_each:8,.0f} B each, {held.list_ms:.0f} ms to list", style="dim"
+            f"open    {name:14}{load.bytes_each:8,.0f} B each, {load.list_ms:.0f} ms to list", style="dim"
         )
-        with fresh(name, OS) as process:
-            took = restart(process, scale.ids)
-        results.restarts.setdefault(name, []).append(took)
-        say.print(f"restart {name:14}{took.clean_s:8.2f} s, killed {took.killed_s:.2f} s", style="dim")
+        with run_fresh(name, OS) as process:
+            times = measure_restart(process, scale.ids)
+        results.restarts.setdefault(name, []).append(times)
+        say.print(f"restart {name:14}{times.clean_s:8.2f} s, killed {times.killed_s:.2f} s", style="dim")

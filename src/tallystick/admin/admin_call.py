@@ -105,8 +105,8 @@ class AdminCall:
         image = await self.cluster.run_with_retries("Metadata", "", self.cluster.refresh, self.deadline)
         for node_id in node_ids or ():
             if node_id not in image.nodes:
-                known = ", ".join(map(str, sorted(image.nodes)))
-                raise NotSupported(f"broker {node_id}", f"the cluster lists {known}")
+                known_nodes = ", ".join(map(str, sorted(image.nodes)))
+                raise NotSupported(f"broker {node_id}", f"the cluster lists {known_nodes}")
         return tuple(sorted(image.nodes)) if node_ids is None else tuple(node_ids)
 
     async def send_to_broker(

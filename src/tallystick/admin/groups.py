@@ -93,13 +93,13 @@ async def _describe_consumer_groups(
     }
 
 
-def _to_consumer_group(node_id: int, found: cgd.DescribedGroup) -> GroupDescription:
+def _to_consumer_group(node_id: int, group: cgd.DescribedGroup) -> GroupDescription:
     return GroupDescription(
-        group_id=found.group_id,
+        group_id=group.group_id,
         coordinator=node_id,
-        state=found.group_state,
+        state=group.group_state,
         type="consumer",
-        assignor=found.assignor_name,
+        assignor=group.assignor_name,
         members=tuple(
             MemberDescription(
                 member_id=each.member_id,
@@ -112,7 +112,7 @@ def _to_consumer_group(node_id: int, found: cgd.DescribedGroup) -> GroupDescript
                     for index in topic.partitions
                 ),
             )
-            for each in found.members
+            for each in group.members
         ),
     )
 
@@ -138,13 +138,13 @@ async def _describe_classic_groups(
     return answers
 
 
-def _to_classic_group(node_id: int, found: dg.DescribedGroup) -> GroupDescription:
+def _to_classic_group(node_id: int, group: dg.DescribedGroup) -> GroupDescription:
     return GroupDescription(
-        group_id=found.group_id,
+        group_id=group.group_id,
         coordinator=node_id,
-        state=found.group_state,
+        state=group.group_state,
         type="classic",
-        assignor=found.protocol_data,
+        assignor=group.protocol_data,
         members=tuple(
             MemberDescription(
                 member_id=each.member_id,
@@ -152,10 +152,10 @@ def _to_classic_group(node_id: int, found: dg.DescribedGroup) -> GroupDescriptio
                 client_id=each.client_id,
                 host=each.client_host,
                 partitions=_decode_assigned(each.member_assignment)
-                if found.protocol_type == "consumer"
+                if group.protocol_type == "consumer"
                 else frozenset(),
             )
-            for each in found.members
+            for each in group.members
         ),
     )
 
@@ -199,8 +199,8 @@ async def list_offsets(
         answer = await asker.cluster.send(
             node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
         )
-        told = parse_offset_fetch_response(answer, group_id)
-        return {at: found for at, found in told.items() if found is not None}
+        offsets = parse_offset_fetch_response(answer, group_id)
+        return {at: offset for at, offset in offsets.items() if offset is not None}
 
     return await asker.cluster.run_with_retries("OffsetFetch", group_id, attempt, asker.deadline)
 
@@ -212,12 +212,12 @@ async def describe_offsets(asker: AdminCall, group_ids: Iterable[str]) -> Answer
     if not waiting:
         return stable
     present = await _fetch_offsets(asker, waiting, require_stable=False)
-    found = {
+    descriptions = {
         name: each if name not in present.found else replace(present.found[name], pending=each.pending)
         for name, each in stable.found.items()
         if name not in present.failures
     }
-    return Answers(found, {**stable.failures, **present.failures})
+    return Answers(descriptions, {**stable.failures, **present.failures})
 
 
 async def _fetch_offsets(

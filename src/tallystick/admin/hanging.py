@@ -245,7 +245,7 @@ def is_late(case: HangingCase, limit_ms: int) -> bool:
 class AbortHarm(Enum):
     """Harm done by a marker that does not come from the coordinator."""
 
-    NOTHING = "nobody else will end this transaction"
+    NOTHING = "no coordinator will end this transaction"
     IN_DOUBT = "it is in doubt: the other half may be committed, and this one would be lost for ever"
     OTHERS = "its coordinator will end it: this partition would then tell another outcome than the others"
     UNKNOWN = "its coordinator could not be asked: it may be in doubt"

@@ -100,7 +100,7 @@ async def alter(asker: AdminCall, alterations: Iterable[UserScramCredentialAlter
     async def ask(some: Sequence[str]) -> dict[str, ClientError | None]:
         request = au.AlterUserScramCredentialsRequest(
             deletions=tuple(each for each in deletions if each.name in some),
-            upsertions=tuple(made for each, made in upsertions if each.user in some),
+            upsertions=tuple(upsertion for each, upsertion in upsertions if each.user in some),
         )
         controller = await asker.find_controller()
         answer = await asker.cluster.send(controller, request, au.AlterUserScramCredentialsResponse)

@@ -131,19 +131,19 @@ class TransactionLogFollower:
             return ()
         limit_ms = min(self.config.default_api_timeout_ms, _POLL_LIMIT_MS)
         asker = AdminCall(self._cluster, self._cluster.start_deadline("a poll's limit", limit_ms))
-        told: list[TransactionTransition] = []
+        transitions: list[TransactionTransition] = []
         self._has_failed = self._is_behind = False
         try:
             await self._find_positions(asker)
             for _ in range(_ROUNDS_PER_POLL):
-                self._is_behind = await self._read_round(told)
-                if not self._is_behind or len(told) >= TRANSITIONS_PER_POLL:
+                self._is_behind = await self._read_round(transitions)
+                if not self._is_behind or len(transitions) >= TRANSITIONS_PER_POLL:
                     break
         except ClientError as exc:
             self._report(exc)
         if not self._has_failed:
             self._reported.clear()
-        return tuple(told)
+        return tuple(transitions)
 
     def _report(self, failure: ClientError) -> None:
         self._has_failed = True
@@ -200,7 +200,7 @@ class TransactionLogFollower:
 
     # -------------------------------------------------------------------------------- reading
 
-    async def _read_round(self, told: list[TransactionTransition]) -> bool:
+    async def _read_round(self, transitions: list[TransactionTransition]) -> bool:
         """Send one Fetch to each leader. Returns whether it was worth while, and there is more to read."""
         by_node: dict[int, list[TopicPartition]] = {}
         for at in self._next_offsets:
@@ -211,7 +211,7 @@ class TransactionLogFollower:
         answers = await gather_answers(by_node, lambda node: self._fetch(node, by_node[node]))
         for failure in answers.failures.values():
             self._report(failure)
-        taken = [self._take(at, data, told) for parts in answers.found.values() for at, data in parts]
+        taken = [self._take(at, data, transitions) for parts in answers.found.values() for at, data in parts]
         return any(moved for moved, _ in taken) and any(behind for _, behind in taken)
 
     async def _fetch(
@@ -241,7 +241,7 @@ class TransactionLogFollower:
         ]
 
     def _take(
-        self, at: TopicPartition, data: PartitionData, told: list[TransactionTransition]
+        self, at: TopicPartition, data: PartitionData, transitions: list[TransactionTransition]
     ) -> tuple[bool, bool]:
         """Take a partition's answer in. Returns whether the position moved, and whether there is more."""
         position = self._next_offsets.get(at)
@@ -262,7 +262,7 @@ class TransactionLogFollower:
         # Read once, and last in the next request: a busy partition does not keep the others waiting.
         del self._next_offsets[at]
         self._next_offsets[at] = after
-        told += transitions
+        transitions += transitions
         return after > position, after < data.high_watermark
 
     def _note_error(self, at: TopicPartition, code: int) -> None:

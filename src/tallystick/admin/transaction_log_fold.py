@@ -35,29 +35,29 @@ class TransactionLogFold:
 
         Raises: RecordsError for bytes that are no record batch.
         """
-        at, told = 0, list[TransactionTransition]()
+        at, transitions = 0, list[TransactionTransition]()
         while (header := _read_complete_header(data, at)) is not None:
             check_batch(data, at)
             if header.next_offset > next_offset:
                 if not header.is_control:
-                    self._apply_batch(data, at, next_offset, told)
+                    self._apply_batch(data, at, next_offset, transitions)
                 next_offset = header.next_offset
             at += header.size_bytes
-        return next_offset, told
+        return next_offset, transitions
 
     def _apply_batch(
-        self, data: Buffer, at: int, next_offset: int, told: list[TransactionTransition]
+        self, data: Buffer, at: int, next_offset: int, transitions: list[TransactionTransition]
     ) -> None:
         for record in decode_records(data, at):
             if record.offset < next_offset:
                 continue
             try:
-                found = decode_recorded_state(bytes(record.key or b""), record.value, record.timestamp_ms)
+                recorded = decode_recorded_state(bytes(record.key or b""), record.value, record.timestamp_ms)
             except DecodeError:
                 self.unreadable_count += 1
                 continue
-            if found is not None:
-                told += self._apply(*found)
+            if recorded is not None:
+                transitions += self._apply(*recorded)
 
     def _apply(self, name: str, after: RecordedState) -> tuple[TransactionTransition, ...]:
         states = self._states

@@ -255,8 +255,8 @@ def _resolve_addresses(
     addresses = {}
     for listener in listeners:
         host, port = bound[listener.name]
-        shown = listener.advertised or Endpoint(listener.endpoint.host or host, 0)
-        addresses[listener.name] = Endpoint(shown.host, shown.port or port)
+        endpoint = listener.advertised or Endpoint(listener.endpoint.host or host, 0)
+        addresses[listener.name] = Endpoint(endpoint.host, endpoint.port or port)
     return addresses
 
 

@@ -32,7 +32,7 @@ Group = Annotated[list[str] | None, typer.Option("--group", help="A group; repea
 Id = Annotated[list[str] | None, typer.Option("--transactional-id", help="A transactional id; repeatable.")]
 Cluster = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
 Pattern = Annotated[
-    str, typer.Option("--resource-pattern-type", help="literal or prefixed; to look for, also match and any.")
+    str, typer.Option("--resource-pattern-type", help="literal or prefixed; in a search, also match and any.")
 ]
 Operations = Annotated[
     list[str] | None,
@@ -74,7 +74,7 @@ def create(
     operation: Operations = None,
     allow_principal: Allowed = None,
     deny_principal: Denied = None,
-    host: Annotated[str, typer.Option(help="From where; an address or *.")] = "*",
+    host: Annotated[str, typer.Option(help="Address of the client, or * for any.")] = "*",
     topic: Topic = None,
     group: Group = None,
     transactional_id: Id = None,
@@ -181,7 +181,7 @@ def _parse_enum(cls: type[E], text: str) -> E:
     members = {each.name.replace("_", ""): each for each in cls}
     member = members.get(text.upper().replace("_", "").replace("-", ""))
     if member is None:
-        raise typer.BadParameter(f"{text}: is none of {', '.join(_format_enum(each) for each in cls)}")
+        raise typer.BadParameter(f"{text}: must be one of {', '.join(_format_enum(each) for each in cls)}")
     return member
 
 

@@ -73,15 +73,15 @@ def run_command(words: Sequence[str]) -> int:
     """Run a command and return its exit code. An error is one line on stderr."""
     try:
         app(words, prog_name="tallystick")
-    except SystemExit as done:
-        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except _lazy.MissingLibrary as exc:
         return print_error(str(exc), ExitCode.USAGE)
     except BadConfig as exc:
         text = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
         return print_error(text.replace("\n", "\n  "), ExitCode.USAGE)
     except NotSafe as exc:
-        return print_error(f"refused, {exc.subject}: {exc.why} (--force does it)", ExitCode.REFUSED)
+        return print_error(f"refused, {exc.subject}: {exc.why} (--force does it anyway)", ExitCode.REFUSED)
     except NothingOpen as exc:
         return print_error(exc.what(), ExitCode.NOTHING_OPEN)
     except (TallystickError, OSError) as exc:  # OSError of stdin and stdout: a connection's is a ClientError

@@ -101,7 +101,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data-dir", metavar="DIR", help="where records and metadata are kept (log.dirs)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on; port 0 takes a free one")
-    parser.add_argument("--advertise", metavar="HOST:PORT", help="address clients are told, if it is another")
+    parser.add_argument("--advertise", metavar="HOST:PORT", help="address given to clients, if it is another")
     parser.add_argument("--config", metavar="FILE", help="settings, as in Kafka's server.properties")
     parser.add_argument(
         "-o", "--option", metavar="NAME=VALUE", action="append", default=[], help="one setting; repeatable"

@@ -129,7 +129,7 @@ def confirm(question: str, *, yes: bool, ask: Callable[[str], bool] = typer.conf
     if yes:
         return
     if not sys.stdin.isatty():
-        print_error("not confirmed: there is no terminal to ask; --yes does it", ExitCode.REFUSED)
+        print_error("not confirmed: there is no terminal to ask on; use --yes to confirm", ExitCode.REFUSED)
         raise typer.Exit(ExitCode.REFUSED)
     if not ask(question):
         raise typer.Exit(print_error("not confirmed", ExitCode.REFUSED))

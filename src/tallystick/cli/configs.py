@@ -20,7 +20,7 @@ _RESOURCE_TYPES: Final = {
 }
 
 EntityType = Annotated[str, typer.Option("--entity-type", help="topics, brokers or groups.")]
-EntityName = Annotated[str, typer.Option("--entity-name", help="Of brokers: the id; empty for all of them.")]
+EntityName = Annotated[str, typer.Option("--entity-name", help="Of a broker: its id; empty for all brokers.")]
 
 
 @app.command()
@@ -28,7 +28,7 @@ def describe(
     context: typer.Context,
     entity_type: EntityType,
     entity_name: EntityName,
-    all_: Annotated[bool, typer.Option("--all", help="Also what has its default.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also settings at their defaults.")] = False,
 ) -> None:
     """Show the settings in force; without --all no defaults."""
     at: ClusterTarget = context.obj
@@ -70,5 +70,5 @@ def alter(
 
 def _parse_resource(kind: str, name: str) -> ConfigResource:
     if kind not in _RESOURCE_TYPES:
-        raise typer.BadParameter(f"--entity-type {kind}: is none of {', '.join(_RESOURCE_TYPES)}")
+        raise typer.BadParameter(f"--entity-type {kind}: must be one of {', '.join(_RESOURCE_TYPES)}")
     return ConfigResource(_RESOURCE_TYPES[kind], name)

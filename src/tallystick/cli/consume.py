@@ -96,7 +96,7 @@ def consume(
     ] = None,
     max_messages: Annotated[int | None, typer.Option(min=1, help="End after so many.")] = None,
     timeout_ms: Annotated[
-        int | None, typer.Option(min=1, help="End when nothing has come for so long.")
+        int | None, typer.Option(min=1, help="End when nothing has arrived for this long.")
     ] = None,
     output: Annotated[RecordFormat, typer.Option("--output", help="json shows and keeps everything.")] =
     RecordFormat.TEXT, show: FormatterProperties = None,

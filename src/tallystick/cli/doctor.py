@@ -116,12 +116,12 @@ def _read_plan(config: dict[str, object]) -> ClientPlan:
     modes = str(config.pop("tallystick.modes", Mode.TWO_PHASE.value))
     timeout = str(config.get("transaction.timeout.ms", config.get("transaction_timeout_ms", 60_000)))
     try:
-        listed = tuple(Mode(name.strip()) for name in modes.split(","))
+        mode_list = tuple(Mode(name.strip()) for name in modes.split(","))
     except ValueError:
         raise BadConfig(f"tallystick.modes: {modes}: is not 2pc, keep or resume") from None
     if not (timeout.isascii() and timeout.isdecimal()):
         raise BadConfig(f"transaction.timeout.ms: {timeout}: is not a number")
-    return ClientPlan(modes=listed, transaction_timeout_ms=int(timeout))
+    return ClientPlan(modes=mode_list, transaction_timeout_ms=int(timeout))
 
 
 def print_findings(findings: Sequence[DoctorRow], output: OutputFormat) -> None:

@@ -64,7 +64,7 @@ def ignore_interrupts() -> None:
 
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    # A signal may come between the making of a call's coroutine and its start, and nobody needs to be told.
+    # A signal may come between the making of a call's coroutine and its start, which is no defect to warn of.
     warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
     raise KeyboardInterrupt
 

@@ -114,8 +114,8 @@ def reset_offsets(
     to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last one.")] = False,
     to_offset: Annotated[int | None, typer.Option(min=0, help="To this one, within the log.")] = None,
     to_datetime: Annotated[str | None, typer.Option(metavar="TIME", help="As 2026-11-21T12:00:00Z.")] = None,
-    shift_by: Annotated[int | None, typer.Option(help="So many records on, or back.")] = None,
-    execute: Annotated[bool, typer.Option("--execute", help="Do it; without, it is only shown.")] = False,
+    shift_by: Annotated[int | None, typer.Option(help="By this many records; back if negative.")] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it; by default it is only shown.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it: the default.")] = False,
 ) -> None:
     """Show the new offsets of a group; --execute commits them.
@@ -156,7 +156,7 @@ def reset_offsets(
     ]
     at.print_rows(("Group", "Topic", "Partition", "CurrentOffset", "NewOffset"), rows)
     if not execute:
-        print_error("nothing was changed: --execute does it", ExitCode.DONE)
+        print_error("nothing was changed; use --execute to change it", ExitCode.DONE)
     raise typer.Exit(report_failures(failures) and ExitCode.FAILED)
 
 

@@ -32,7 +32,7 @@ from tallystick.pipeline.explanation import Section, explain
 from tallystick.pipeline.failures import describe_failure
 from tallystick.pipeline.mode_probe import probe_mode
 from tallystick.pipeline.progress import Progress
-from tallystick.spark.checkpoint import local_folder_of
+from tallystick.spark.checkpoint import find_local_folder
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 
 if TYPE_CHECKING:
@@ -58,10 +58,10 @@ def pipeline(
         OutputFormat, typer.Option("--output", help="json: a line for each batch.")
     ] = OutputFormat.TABLE,
     on_new_checkpoint: Annotated[
-        NewCheckpoint, typer.Option(help="Where the pipeline is known and its checkpoint is not.")
+        NewCheckpoint, typer.Option(help="If the pipeline has decisions and the checkpoint is new.")
     ] = NewCheckpoint.REFUSE,
     on_new_prefix: Annotated[
-        NewPrefix, typer.Option(help="Where a checkpoint goes on and its decisions are not known.")
+        NewPrefix, typer.Option(help="If the checkpoint continues and its decisions are missing.")
     ] = NewPrefix.REFUSE,
     log_file: Annotated[
         Path | None, typer.Option(help="Where Spark's log goes; tallystick.log in the checkpoint's folder.")
@@ -211,7 +211,7 @@ def _report_failure(running: "Running", log: Path) -> bool:
 
 
 def _choose_log_file(definition: Definition) -> Path:
-    folder = local_folder_of(definition.checkpoint) or Path(tempfile.gettempdir())
+    folder = find_local_folder(definition.checkpoint) or Path(tempfile.gettempdir())
     return folder / _LOG_NAME
 
 

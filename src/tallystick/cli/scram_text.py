@@ -32,13 +32,15 @@ def parse_scram_argument(text: str) -> UserScramCredentialUpsertion:
     pieces = _PART.split(match[2])
     names, values = pieces[1::2], pieces[2::2]
     if pieces[0].strip() or len(set(names)) < len(names):
-        raise BadConfig(f"--add-scram: takes {', '.join(_KEYS)} once each, as NAME=VALUE with commas between")
-    given = dict(zip(names, values, strict=True))
-    if not given.get("name") or ("password" in given) == ("password_file" in given):
+        raise BadConfig(
+            f"--add-scram: takes {', '.join(_KEYS)} once each, as NAME=VALUE, separated by commas"
+        )
+    fields = dict(zip(names, values, strict=True))
+    if not fields.get("name") or ("password" in fields) == ("password_file" in fields):
         raise BadConfig("--add-scram: needs name, and either password or password_file")
-    info = ScramCredentialInfo(match[1], parse_iterations(given.get("iterations")))
-    secret = given["password"] if "password" in given else read_password_file(Path(given["password_file"]))
-    return UserScramCredentialUpsertion(given["name"], info, Secret(secret))
+    info = ScramCredentialInfo(match[1], parse_iterations(fields.get("iterations")))
+    secret = fields["password"] if "password" in fields else read_password_file(Path(fields["password_file"]))
+    return UserScramCredentialUpsertion(fields["name"], info, Secret(secret))
 
 
 def parse_iterations(text: str | None) -> int:

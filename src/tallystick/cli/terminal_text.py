@@ -19,5 +19,5 @@ def make_printable(text: str, *, one_line: bool = False) -> str:
     """
     if text.isprintable():
         return text
-    shown = _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
-    return shown.replace("\n", r"\n") if one_line else shown
+    escaped_text = _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    return escaped_text.replace("\n", r"\n") if one_line else escaped_text

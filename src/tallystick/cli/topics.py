@@ -119,7 +119,8 @@ def delete_records(
     context: typer.Context,
     topic: Annotated[str, typer.Option("--topic", metavar="TOPIC[:P,P]", help="All partitions, or these.")],
     before_offset: Annotated[
-        int, typer.Option("--before-offset", "--offset", min=-1, help="The first that stays; -1: none does.")
+        int,
+        typer.Option("--before-offset", "--offset", min=-1, help="The first offset to keep; -1 keeps none."),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -203,7 +203,7 @@ def find_hanging(
     at.print_rows(_HANGING_COLUMNS, [_format_case(each, now_ms) for each in report.cases])
     code = report_failures(report.failures)
     if not report.complete and code is ExitCode.DONE:
-        code = print_error("coordinators moved while they were asked: ask again", ExitCode.INCOMPLETE)
+        code = print_error("coordinators moved during the request: try again", ExitCode.INCOMPLETE)
     if any(case.verdict in (Verdict.HANGING, Verdict.CONTRADICTION) for case in report.cases):
         code = ExitCode.HANGING
     raise typer.Exit(code)

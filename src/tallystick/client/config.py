@@ -247,9 +247,9 @@ class ProducerConfig:
     )
 
     @classmethod
-    def parse(cls, given: Mapping[str, object]) -> "ProducerConfig":
+    def parse(cls, settings: Mapping[str, object]) -> "ProducerConfig":
         """Parse settings by dotted name. Raises BadConfig with all problems."""
-        return _adjust_defaults(_parse_config(cls, "producer", given))
+        return _adjust_defaults(_parse_config(cls, "producer", settings))
 
     def problems(self) -> Iterator[str]:
         """Check rules that involve more than one setting."""
@@ -406,9 +406,9 @@ class ConsumerConfig:
     )
 
     @classmethod
-    def parse(cls, given: Mapping[str, object]) -> "ConsumerConfig":
+    def parse(cls, settings: Mapping[str, object]) -> "ConsumerConfig":
         """Parse settings by dotted name. Raises BadConfig with all problems."""
-        return _parse_config(cls, "consumer", given)
+        return _parse_config(cls, "consumer", settings)
 
     def problems(self) -> Iterator[str]:
         """Check rules that involve more than one setting."""
@@ -451,9 +451,9 @@ class AdminConfig:
     )
 
     @classmethod
-    def parse(cls, given: Mapping[str, object]) -> "AdminConfig":
+    def parse(cls, settings: Mapping[str, object]) -> "AdminConfig":
         """Parse settings by dotted name. Raises BadConfig with all problems."""
-        return _parse_config(cls, "admin", {"connections.max.idle.ms": 300_000, **given})
+        return _parse_config(cls, "admin", {"connections.max.idle.ms": 300_000, **settings})
 
     def problems(self) -> Iterator[str]:
         """Check rules that involve more than one setting."""
@@ -489,10 +489,10 @@ ROLE_SETTINGS: Final = {
 }
 
 
-def _parse_config(cls: type[C], role: str, given: Mapping[str, object]) -> C:
-    given = {name: value for name, value in given.items() if value is not None}
-    objects = {name: value for name, value in given.items() if name in OBJECT_SETTINGS}
-    texts = _apply_renames({n: _format_value(value) for n, value in given.items() if n not in objects})
+def _parse_config(cls: type[C], role: str, settings: Mapping[str, object]) -> C:
+    settings = {name: value for name, value in settings.items() if value is not None}
+    objects = {name: value for name, value in settings.items() if name in OBJECT_SETTINGS}
+    texts = _apply_renames({n: _format_value(value) for n, value in settings.items() if n not in objects})
     role_settings = ROLE_SETTINGS[role]
     problems = [*find_refused_settings(texts), *_find_misplaced_settings(role, texts)]
     client_values, shared_problems = parse_values(

@@ -16,7 +16,7 @@ from tallystick.security.tls.settings import TlsSettings
 
 SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 TLS_SETTINGS: Final = {
-    name: made for name, made in list_settings(TlsSettings).items() if name != "ssl.client.auth"
+    name: setting for name, setting in list_settings(TlsSettings).items() if name != "ssl.client.auth"
 }
 SASL_SETTINGS: Final = list_settings(SaslSettings)
 SECURITY_SETTINGS: Final = {**TLS_SETTINGS, **SASL_SETTINGS}

@@ -26,10 +26,10 @@ class StateFeed:
 
     async def follow(self) -> AsyncIterator[ConsoleState]:
         """Yield each state that is newer than the present one, or the newest of several."""
-        shown = self.state
+        last_state = self.state
         while True:
             changed = self._changed
-            if self.state is shown:
+            if self.state is last_state:
                 await changed.wait()
-            shown = self.state
-            yield shown
+            last_state = self.state
+            yield last_state

@@ -32,7 +32,7 @@ from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value, replace
-from tallystick.spark.protocol.transactional_ids import coordinator_id, parse_worker_id
+from tallystick.spark.protocol.transactional_ids import format_coordinator_id, parse_worker_id
 
 # The partition has another transaction than the one that the coordinator describes, if it describes any.
 _NOT_THE_DESCRIBED: frozenset[HangingFinding] = frozenset(
@@ -259,7 +259,7 @@ class _SparkIndex:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._prefixes: dict[str, PrefixFacts] = {each.prefix: each for each in snapshot.pipelines.prefixes}
-        self._coordinators = {coordinator_id(prefix): prefix for prefix in self._prefixes}
+        self._coordinators = {format_coordinator_id(prefix): prefix for prefix in self._prefixes}
         self.decided_ids = frozenset(
             participant.transactional_id
             for each in self._prefixes.values()

@@ -75,8 +75,8 @@ class Attempts(Generic[D, R]):
             try:
                 with self._writer.transaction(wait_visible=wait_visible) as txn:
                     self._results.append(self._run_work(txn))
-            except KeyFound as found:
-                result: R = found.result  # type: ignore[assignment]
+            except KeyFound as exc:
+                result: R = exc.result  # type: ignore[assignment]
                 return result
             except Exception as exc:
                 next_step = self._conclude(exc)

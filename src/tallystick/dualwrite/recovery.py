@@ -119,6 +119,7 @@ def compare_halves(row: StoredState, half: ClusterHalf, row_before: StoredState 
     if row.state and None not in (row.cluster_id, half.cluster_id) and row.cluster_id != half.cluster_id:
         # KIP-939's prepared state has no cluster in it: two clusters may give out the same pair.
         return Finding.FOREIGN
+    # KIP-939's recipe needs no description: completeTransaction compares the token by itself.
     if not half.is_visible:
         return Finding.UNSEEN
     if (
@@ -148,6 +149,7 @@ def compare_halves(row: StoredState, half: ClusterHalf, row_before: StoredState 
 
 # The cluster's state is not the end of the transaction that the row names.
 _ANOTHER_TRANSACTION: Final = (None, modes.TxnFinding.MOVED_ON)
+# KIP-939: "once the PREPARE_COMMIT record is written, the transaction is committed".
 _COMMIT_STATES: Final = ("PrepareCommit", "CompleteCommit")
 _ABORT_STATES: Final = ("PrepareAbort", "CompleteAbort")
 
@@ -167,6 +169,8 @@ def _classify_moved_on(row: StoredState, txn_state: TxnDescription) -> Finding:
     """
     if txn_state.state in _COMMIT_STATES:
         return Finding.FINISHED  # the row is `completing`; otherwise `compare_halves` returned BEHIND
+    # KIP-939 "Client Configuration Changes": under two-phase commit, "transactions that this client starts
+    # never expire".
     name, never_expires = row.state.identity, row.timeout_ms is None
     if (
         row.notes
@@ -199,6 +203,8 @@ def is_older(row: StoredState, pair: ProducerIdAndEpoch) -> bool:
     """Return whether the row's history proves that `pair` precedes the transaction that it names.
 
     Under one producer id epochs only grow; of two producer ids, one in `former_producer_ids` came first.
+
+    Source: KIP-890 "Bump Epoch on Each Transaction", and its overflow into another producer id.
     """
     name = row.state.identity
     if name is None:

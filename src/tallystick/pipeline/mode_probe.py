@@ -9,7 +9,7 @@ from tallystick.client.transactions.modes import Mode, NoPossibleMode, choose_mo
 from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.pipeline.clients import settings_of_role
 from tallystick.pipeline.definition import Definition
-from tallystick.spark.protocol.transactional_ids import coordinator_id
+from tallystick.spark.protocol.transactional_ids import format_coordinator_id
 
 _PROBE_TIMEOUT_MS = 5_000
 
@@ -31,7 +31,7 @@ def _probe_cluster(
     engine = engine_thread()
     config = ProducerConfig.parse({**settings_of_role("producer", kafka), "max.block.ms": _PROBE_TIMEOUT_MS})
     cluster = engine.call(lambda: Cluster(config.client), "Cluster")
-    name = coordinator_id(definition.prefix_of(definition.outputs[0]))
+    name = format_coordinator_id(definition.prefix_of(definition.outputs[0]))
     try:
         offer = engine.run(
             TxnRequestSender(cluster, name, _PROBE_TIMEOUT_MS).fetch_capabilities(),

@@ -33,7 +33,7 @@ from tallystick.pipeline.output_query import StartOptions, open_sink_context, re
 from tallystick.pipeline.progress import Progress, parse_progress
 from tallystick.pipeline.status import DecisionWatch
 from tallystick.pipeline.views import declare_views
-from tallystick.spark.checkpoint import local_folder_of, read_decision_location
+from tallystick.spark.checkpoint import find_local_folder, read_decision_location
 from tallystick.spark.data_source import register
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
@@ -105,8 +105,8 @@ class Running:
     def progress(self) -> Iterator[Progress]:
         """Yield the batches that have ended since the last call, by output."""
         for name, query in self.queries.items():
-            for said in self._new_reports(name, query):
-                progress = parse_progress(name, said)
+            for report in self._new_reports(name, query):
+                progress = parse_progress(name, report)
                 if progress is not None:
                     yield progress
 
@@ -212,7 +212,7 @@ def check_checkpoints(definition: Definition) -> None:
         # Notes of earlier versions lack the place of the decisions.
         if noted not in (None, prefix, definition.prefix_of(output)):
             problems.append(
-                f"checkpoint: {local_folder_of(checkpoint)} belongs to {noted!r}, and this pipeline is "
+                f"checkpoint: {find_local_folder(checkpoint)} belongs to {noted!r}, and this pipeline is "
                 f"{prefix!r}: rows that were decided there would be written again here. Nothing was read. "
                 "Use the old name, or another checkpoint; to continue under the new name, add "
                 "--on-new-prefix adopt"
@@ -225,7 +225,7 @@ def _read_prefix(checkpoint: str) -> str | None:
     home = read_decision_location(checkpoint)
     if home is not None:
         return home.prefix
-    folder = local_folder_of(checkpoint)
+    folder = find_local_folder(checkpoint)
     owner = None if folder is None else folder / _PREFIX_FILE
     return None if owner is None or not owner.exists() else owner.read_text().strip()
 
@@ -239,10 +239,10 @@ def ensure_topics(definition: Definition, client: Mapping[str, str], *, make: bo
     Raises: BadConfig with each missing topic, its key's path, and the command that creates it; client
         errors.
     """
-    wanted = {**dict(definition.topics_written()), **dict(definition.topics_read())}
+    topics = {**dict(definition.topics_written()), **dict(definition.topics_read())}
     with Admin(client) as admin:
         there = admin.list_topics(internal=True)
-        missing = {topic: path for topic, path in wanted.items() if topic not in there}
+        missing = {topic: path for topic, path in topics.items() if topic not in there}
         if make and missing:
             admin.create_topics(NewTopic(name=topic) for topic in missing).all()
         elif missing:

@@ -74,8 +74,8 @@ def _declare(name: str, path: str, make: Callable[[], DataFrame]) -> None:
         make().createOrReplaceTempView(name)
     except (PySparkException, Py4JJavaError) as error:
         # PySpark does not convert some of Spark's errors, such as the one for an unknown format.
-        said = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
-        raise BadConfig(f"{path}: {said.strip().splitlines()[0]}") from error
+        message = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
+        raise BadConfig(f"{path}: {message.strip().splitlines()[0]}") from error
 
 
 def _read_lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
@@ -135,7 +135,7 @@ def _fits_condition(source: SourceDefinition) -> Column:
     if source.malformed is OnMalformed.DEAD_LETTER:
         return ~f.col(_MALFORMED_COLUMN)
     text = f.left(f.col("value").cast("string"), f.lit(_VALUE_SHOWN_MAX))
-    said = f.concat(
+    message = f.concat(
         f.lit(f"source {source.name}: the value at "),
         f.concat_ws("-", "topic", "partition"),
         f.lit(" offset "),
@@ -143,7 +143,7 @@ def _fits_condition(source: SourceDefinition) -> Column:
         f.lit(" does not fit the schema: "),
         f.coalesce(text, f.lit("no value")),
     )
-    return f.when(f.col(_MALFORMED_COLUMN), f.raise_error(said).cast("boolean")).otherwise(f.expr("true"))
+    return f.when(f.col(_MALFORMED_COLUMN), f.raise_error(message).cast("boolean")).otherwise(f.expr("true"))
 
 
 def _add_watermark(rows: DataFrame, source: SourceDefinition) -> DataFrame:

@@ -101,13 +101,13 @@ class ReloadingCredentials:
     def refresh(self) -> None:
         """Read the files again. Blocking."""
         try:
-            found = self._files.read()
+            credentials = self._files.read()
         except BadConfig as exc:
             if str(exc) != self.failure:
                 _log.error("changed credentials are not used, those before are: %s", exc)
             self.failure = str(exc)
             return
         self.failure = None
-        if found != self.current:
-            self.current = found
+        if credentials != self.current:
+            self.current = credentials
             _log.info("new credentials are in use: %s*", self._files.prefix)

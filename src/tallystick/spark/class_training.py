@@ -55,8 +55,8 @@ def _run_sample(spark: SparkSession, folder: Path) -> None:
     )
     for number, frame in enumerate((hours, events)):
         stream = frame.writeStream.outputMode("append").foreachBatch(_drain)
-        place = str(folder / f"checkpoint-{number}")
-        stream.option("checkpointLocation", place).trigger(availableNow=True).start().awaitTermination()
+        checkpoint = str(folder / f"checkpoint-{number}")
+        stream.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
 
 
 def _drain(frame: Any, batch: int) -> None:

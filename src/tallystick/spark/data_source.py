@@ -52,7 +52,7 @@ _COLUMNS: Final = (
 _HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 
 
-def spark_schema(*, headers: bool) -> StructType:
+def build_spark_schema(*, headers: bool) -> StructType:
     """Return the schema. Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
     header_fields = [StructField("headers", ArrayType(_HEADER_TYPE))] if headers else []
     return StructType([*_COLUMNS, *header_fields])
@@ -67,7 +67,7 @@ class KafkaDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
-        columns = spark_schema(headers=parse_source_options(self.options).include_headers)
+        columns = build_spark_schema(headers=parse_source_options(self.options).include_headers)
         freeze_loaded_modules()
         return columns
 

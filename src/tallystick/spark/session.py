@@ -8,10 +8,10 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from tallystick.spark.class_archive import class_archive_path, jvm_options_for
+from tallystick.spark.class_archive import find_class_archive, list_jvm_options
 from tallystick.spark.data_source import register
 from tallystick.spark.runtime.java import find_java_home
-from tallystick.spark.worker_python import worker_python
+from tallystick.spark.worker_python import find_worker_python
 
 FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for a fast start rather than speed later, for a demo and for tests."""
@@ -51,14 +51,14 @@ def spark_session(
     # Read by the JVM that PySpark starts, and by the workers that the JVM starts.
     os.environ["JAVA_HOME"] = str(find_java_home())
     is_local = master.startswith("local")
-    python = worker_python() if is_local else sys.executable
+    python = find_worker_python() if is_local else sys.executable
     # PYSPARK_DRIVER_PYTHON is for the workers of the driver itself.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    archive_options = jvm_options_for(class_archive_path()) if is_local else ""
+    archive_options = list_jvm_options(find_class_archive()) if is_local else ""
     java_options = dict.fromkeys(_JAVA_OPTIONS, archive_options) if archive_options else {}
-    own = _default_settings(Path(work_dir).absolute())
+    own = _list_default_settings(Path(work_dir).absolute())
     ours = {**own, **java_options, **(_LOCAL_CHECKPOINTS if is_local else {})}
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
@@ -67,7 +67,7 @@ def spark_session(
     return spark
 
 
-def _default_settings(work_dir: Path) -> dict[str, str]:
+def _list_default_settings(work_dir: Path) -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tallystick.spark.runtime.user_cache import user_cache_dir, write_script_once
+from tallystick.spark.runtime.user_cache import find_user_cache_dir, write_script_once
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -44,7 +44,7 @@ _INSTALLED: Final = ("pyspark", "py4j")
 _SHEBANG_PATH: Final = re.compile(r"[!-~]{1,120}")
 
 
-def worker_python(cache: Path | None = None) -> str:
+def find_worker_python(cache: Path | None = None) -> str:
     """Return the executable to start workers with, on this machine only.
 
     Args:
@@ -55,7 +55,7 @@ def worker_python(cache: Path | None = None) -> str:
         return sys.executable
     # Each Python has its own script, since Spark's workers outlive the process that started them.
     name = hashlib.sha256(sys.executable.encode()).hexdigest()[:16]
-    file = (cache or user_cache_dir() / "python") / f"python-{name}"
+    file = (cache or find_user_cache_dir() / "python") / f"python-{name}"
     try:
         write_script_once(file, _SCRIPT.format(python=sys.executable))
     except OSError as exc:
@@ -79,4 +79,4 @@ def _is_own_pyspark() -> bool:
 
 
 if __name__ == "__main__":
-    print(worker_python())
+    print(find_worker_python())

@@ -292,8 +292,8 @@ class _LogLoader:
             states = self._load_snapshot(snapshot)
             if states is not None:
                 self.producers, start = states, snapshot
-                kept = [segment for segment in before if segment not in self.deleted_segments]
-                self._restore_cached_batches(states, kept, snapshot)
+                remaining_segments = [segment for segment in before if segment not in self.deleted_segments]
+                self._restore_cached_batches(states, remaining_segments, snapshot)
                 break
             self._record_repair(
                 make_file_name(snapshot, naming.SNAPSHOT_SUFFIX), "damaged; an older one is used"

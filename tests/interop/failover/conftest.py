@@ -9,7 +9,7 @@ from tools import apache_kafka
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeBrokers]:
-    if (lack := apache_kafka.missing()) is not None:
+    if (lack := apache_kafka.find_missing()) is not None:
         pytest.skip(lack)
     brokers = ThreeBrokers.start(tmp_path_factory.mktemp("three-brokers"))
     yield brokers

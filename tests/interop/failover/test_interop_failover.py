@@ -211,7 +211,7 @@ def test_a_broker_is_killed_around_a_request(
     part = while_recovering if phase.startswith("recovery") else while_writing
     strike = asyncio.run(part(story, role, phase, moment))
     assert strike.struck
-    assert [broker for broker in three.kafka.brokers if not broker.running], "nobody was killed"
+    assert [broker for broker in three.kafka.brokers if not broker.is_running], "nobody was killed"
     story.check((role, phase, moment, "while it is down"))
     three.bring_back()
     story.check((role, phase, moment, "when it is back"))

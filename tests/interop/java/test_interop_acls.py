@@ -121,7 +121,7 @@ def test_kafka_decides_the_same() -> None:
     worlds = [World(seed) for seed in range(WORLDS)]
     source = Path(__file__).parent / "AclOracle.java"
     done = subprocess.run(
-        apache_kafka.java(str(source)),
+        apache_kafka.make_java_command(str(source)),
         input="".join(json.dumps(world.to_line()) + "\n" for world in worlds),
         capture_output=True,
         text=True,

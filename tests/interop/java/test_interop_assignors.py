@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kafka
 def oracle() -> Iterator[Callable[[Line], dict[str, Any]]]:
     source = Path(__file__).parent / "AssignorOracle.java"
     process = subprocess.Popen(
-        apache_kafka.java(str(source)),
+        apache_kafka.make_java_command(str(source)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

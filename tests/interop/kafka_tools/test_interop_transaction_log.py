@@ -163,7 +163,7 @@ def test_a_broker_without_kip_939_finishes_every_transaction() -> None:
 
     KIP-939: "ProducerId and ProducerEpoch" are those of the ongoing transaction, also while it is kept.
     """
-    if lack := apache_kafka.missing():
+    if lack := apache_kafka.find_missing():
         pytest.skip(lack)
     lines, names = [], []
     for name, stored in ENTRIES.items():
@@ -174,7 +174,7 @@ def test_a_broker_without_kip_939_finishes_every_transaction() -> None:
             lines.append(f"{key.hex()} {each.hex()}\n")
             names.append(name)
     read = subprocess.run(
-        apache_kafka.java(str(ORACLE), "read"),
+        apache_kafka.make_java_command(str(ORACLE), "read"),
         input="".join(lines),
         capture_output=True,
         text=True,

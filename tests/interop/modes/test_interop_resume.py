@@ -63,7 +63,7 @@ class Kafka:
 
 
 def started(tmp_path_factory: pytest.TempPathFactory, **settings: str) -> Iterator[Kafka]:
-    if (lack := apache_kafka.missing()) is not None:
+    if (lack := apache_kafka.find_missing()) is not None:
         pytest.skip(lack)
     given = {
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",

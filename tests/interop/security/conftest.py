@@ -9,7 +9,7 @@ from tools import apache_kafka
 
 @pytest.fixture(scope="session")
 def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
-    if (lack := apache_kafka.missing()) is not None:
+    if (lack := apache_kafka.find_missing()) is not None:
         pytest.skip(lack)
     folder = tmp_path_factory.mktemp("secure-kafka")
     settings = {

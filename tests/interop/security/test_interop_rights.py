@@ -28,7 +28,7 @@ from tests.support.rights_views import OPEN_ID, OTHER_GROUP, OTHER_TOPIC, VIEWS,
 from tests.support.secure_kafka import SecureKafka, format_plain_users
 from tests.support.secure_wire import SecureConnection
 from tools import apache_kafka
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
@@ -188,7 +188,7 @@ def list_users() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cluster]]:
     """Ours and Kafka, prepared alike."""
-    if (lack := apache_kafka.missing()) is not None:
+    if (lack := apache_kafka.find_missing()) is not None:
         pytest.skip(lack)
     folder = tmp_path_factory.mktemp("rights")
     # InitProducerId 6 is hidden otherwise.
@@ -196,7 +196,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Clu
     node = apache_kafka.ApacheKafka(directory=folder, settings=settings, heap_mb=384)
     kafka = SecureKafka(node, folder, users=list_users())
     kafka.configure()
-    port = free_port()
+    port = find_free_port()
     ours = {
         **SETTINGS,
         "listeners": f"SASL_SSL://127.0.0.1:{port}",

@@ -173,9 +173,9 @@ def test_an_answer_that_is_none_says_so_and_keeps_who_waits(body: bytes) -> None
     assert made.clear_in_flight() == ["who", "next"]
 
 
-def test_an_answer_nobody_asked_for_is_an_error() -> None:
+def test_an_answer_to_no_request_is_an_error() -> None:
     """[CLI-3]"""
-    with pytest.raises(DecodeError, match="nobody asked"):
+    with pytest.raises(DecodeError, match="answer no request"):
         welcomed().match_response(correlated(2, b""))
 
 

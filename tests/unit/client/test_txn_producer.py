@@ -63,7 +63,9 @@ def prepared() -> TxnProducerState:
 def kept() -> TxnProducerState:
     """42/7 was left in doubt; 42/8 may decide it."""
     starting = after(TxnProducerState(), TxnCall.INIT)
-    return starting.apply_init(pair(42, 8), kept=pair(42, 7), version=2, mode=Mode.TWO_PHASE, keep=True)
+    return starting.apply_init(
+        pair(42, 8), kept_identity=pair(42, 7), version=2, mode=Mode.TWO_PHASE, keep=True
+    )
 
 
 def unclaimed() -> TxnProducerState:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
-from tools.hostile import Shape, legal_entries, request_of
+from tools.hostile import Shape, find_legal_entries, make_request
 
 from tallystick.broker.config.broker_config import TOPIC_SETTINGS
 from tallystick.broker.handlers import (
@@ -114,7 +114,7 @@ async def test_others_have_the_loop_between_a_few_entries(api: ApiKey, handler: 
     async with memory_broker() as memory:
         spec = HANDLERS[api].spec
         entries = min(ENTRIES, memory.broker.config.max_partitions)  # of markers there may be no more
-        request = request_of(spec, spec.max_version, shape, entries)
+        request = make_request(spec, spec.max_version, shape, entries)
         answer = handler.handle(memory.broker, request, context(api, spec.max_version))
         assert await turns_of(answer) >= (entries - ROWS_BEFORE_YIELD) // SLICE_ENTRIES
 
@@ -146,7 +146,7 @@ async def test_others_have_the_loop_while_partitions_are_looked_up_and_answered(
     async with memory_broker() as memory:
         spec, few = HANDLERS[api].spec, 40 * SLICE_ENTRIES
         version = spec.max_version
-        body = encode(request_of(spec, version, shape, few), version)
+        body = encode(make_request(spec, version, shape, few), version)
         assert len(body) <= INLINE_DECODE_BYTES_MAX
         answer = HANDLERS[api].run(memory.broker, memoryview(body), context(api, version))
         assert await turns_of(answer) >= 2 * few // SLICE_ENTRIES
@@ -163,7 +163,7 @@ async def test_others_have_the_loop_while_partitions_that_are_not_there_are_look
     async with memory_broker() as memory:
         spec, few = HANDLERS[api].spec, 40 * SLICE_ENTRIES
         version = spec.max_version
-        body = encode(request_of(spec, version, shape, few), version)
+        body = encode(make_request(spec, version, shape, few), version)
         assert len(body) <= INLINE_DECODE_BYTES_MAX
         answer = HANDLERS[api].run(memory.broker, memoryview(body), context(api, version))
         assert await turns_of(answer) >= 2 * few // SLICE_ENTRIES
@@ -211,9 +211,9 @@ async def test_the_last_update_of_a_feature_counts(levels: tuple[int, int], code
 def test_the_largest_legal_request_is_decoded_and_one_with_another_entry_is_not() -> None:
     spec = HANDLERS[ApiKey.CREATE_TOPICS].spec
     version = spec.max_version
-    most = legal_entries(spec, version, OUTER)
+    most = find_legal_entries(spec, version, OUTER)
     for entries, is_legal in ((most, True), (most + 1, False)):
-        body = encode(request_of(spec, version, OUTER, entries), version)
+        body = encode(make_request(spec, version, OUTER, entries), version)
         with nullcontext() if is_legal else pytest.raises(DecodeError):
             decode_prefix(spec.request, body, version, room=REQUEST_BYTES_MAX)
 
@@ -302,7 +302,7 @@ async def test_a_produce_of_very_many_partitions_is_not_decoded_on_the_loop() ->
     async with memory_broker(max_partitions="1000") as memory:
         spec = HANDLERS[ApiKey.PRODUCE].spec
         for entries, why in ((3_000, CloseConnection), (20_000, DecodeError)):
-            body = encode(request_of(spec, 7, INNER, entries), 7)
+            body = encode(make_request(spec, 7, INNER, entries), 7)
             answer = produce.handle(memory.broker, memoryview(body), context(ApiKey.PRODUCE, 7))
             assert isinstance(answer, ExclusiveResponse)
             with pytest.raises(why):
@@ -315,7 +315,7 @@ async def test_a_produce_of_very_many_partitions_is_not_decoded_on_the_loop() ->
 async def test_a_produce_of_as_many_partitions_as_there_may_be_is_answered() -> None:
     async with memory_broker(max_partitions="5000") as memory:
         for version in (7, 12):
-            request = request_of(HANDLERS[ApiKey.PRODUCE].spec, version, OUTER, 5_000)
+            request = make_request(HANDLERS[ApiKey.PRODUCE].spec, version, OUTER, 5_000)
             answer = await memory.ask(request, version)
             codes = [p.error_code for topic in answer.responses for p in topic.partition_responses]
             assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 5_000

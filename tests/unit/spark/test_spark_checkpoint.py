@@ -8,8 +8,8 @@ import pytest
 from tallystick.kernel.value import replace
 from tallystick.spark.checkpoint import (
     BadCheckpoint,
+    find_local_folder,
     keep_start_offsets,
-    local_folder_of,
     read_end_offsets,
     read_query_id,
     read_query_start,
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_the_folder_of_a_location(location: str, path: str | None) -> None:
     """As Hadoop's local file system takes it."""
-    assert local_folder_of(location) == (None if path is None else Path(path))
+    assert find_local_folder(location) == (None if path is None else Path(path))
 
 
 @pytest.mark.parametrize("scheme", ["", "file:", "file://"])

@@ -85,7 +85,7 @@ def test_sizes() -> None:
         coordinator=PAIR,
         transaction_version=2,
         job=MicroBatch("a" * 36, 123_456),
-        tallies=(RowChecksum(10**6, 2**63),),
+        row_checksums=(RowChecksum(10**6, 2**63),),
         participant=one,
         mode="2pc",
         last_nonce="0123456789abcdef",
@@ -99,11 +99,11 @@ def test_sizes() -> None:
 
 
 @given(st.lists(TALLIES))
-def test_tallies_add_up_in_any_order(tallies: list[RowChecksum]) -> None:
+def test_tallies_add_up_in_any_order(row_checksums: list[RowChecksum]) -> None:
     """[SPK-22]"""
     forward = backward = RowChecksum()
-    for each in tallies:
+    for each in row_checksums:
         forward = forward.combine(each)
-    for each in reversed(tallies):
+    for each in reversed(row_checksums):
         backward = backward.combine(each)
     assert forward == backward

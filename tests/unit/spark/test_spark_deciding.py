@@ -64,7 +64,7 @@ VOTE = Vote(
     coordinator=pair(9),
     transaction_version=2,
     job=MicroBatch("q", 3),
-    tallies=(RowChecksum(2, 10),),
+    row_checksums=(RowChecksum(2, 10),),
     participant=ONE,
     mode="2pc",
 )
@@ -156,7 +156,7 @@ def test_decisions_in_another_place_are_refused_unless_adopted(prefix: str, plac
 def test_votes_are_summed_and_tasks_without_report_or_rows_are_left_out() -> None:
     ballot = ballot_of(VOTE, None, replace(VOTE, participant=TWO), replace(VOTE, participant=None, mode=""))
     assert ballot.participants == (ONE, TWO)
-    assert ballot.tallies == (RowChecksum(6, 30),)
+    assert ballot.row_checksums == (RowChecksum(6, 30),)
     assert (ballot.mode, ballot.job, ballot.is_skipped) == ("2pc", MicroBatch("q", 3), False)
 
 
@@ -167,7 +167,7 @@ def test_votes_are_summed_and_tasks_without_report_or_rows_are_left_out() -> Non
         replace(VOTE, participant=TWO, coordinator=pair(8)),
         replace(VOTE, participant=TWO, job=MicroBatch("q", 4)),
         replace(VOTE, participant=None, is_skipped=True),
-        replace(VOTE, participant=TWO, tallies=()),
+        replace(VOTE, participant=TWO, row_checksums=()),
         VOTE,
     ],
 )
@@ -233,7 +233,7 @@ def test_a_repetition_is_the_same_rows(
     job: MicroBatch | BatchWrite, tally: RowChecksum, *, same: bool
 ) -> None:
     """[SPK-22] What is too old to be compared is not taken for the same."""
-    ballot = ballot_of(replace(VOTE, job=job, tallies=(tally,), participant=None, is_skipped=True))
+    ballot = ballot_of(replace(VOTE, job=job, row_checksums=(tally,), participant=None, is_skipped=True))
     found = refuse_changed_replay(LAST, ballot)
     assert found is None if same else isinstance(found, CheckpointsDiffer)
 

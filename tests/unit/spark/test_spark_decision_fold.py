@@ -25,8 +25,8 @@ from tallystick.spark.protocol.decision_fold import (
     DecisionFold,
     DecisionLogFold,
     DecisionState,
-    decision_key,
-    done_key,
+    build_decision_key,
+    build_done_key,
     note_key,
 )
 from tallystick.spark.protocol.errors import BadCommittable
@@ -50,7 +50,7 @@ class Log:
         meta = BatchMeta(
             base_offset=offset, producer_id=producer, producer_epoch=3, base_sequence=0, is_transactional=True
         )
-        record = Record(offset=offset, timestamp_ms=0, key=decision_key(prefix), value=value)
+        record = Record(offset=offset, timestamp_ms=0, key=build_decision_key(prefix), value=value)
         self.batches.append(encode_batch([record], meta))
 
     def mark(self, producer: int, outcome: ControlType) -> None:
@@ -61,7 +61,7 @@ class Log:
 
     def done(self, nonce: str, prefix: str = "p") -> None:
         offset = len(self.batches)
-        record = Record(offset=offset, timestamp_ms=0, key=done_key(prefix), value=nonce.encode())
+        record = Record(offset=offset, timestamp_ms=0, key=build_done_key(prefix), value=nonce.encode())
         self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
 
     def note(self, number: int | None, prefix: str = "p") -> None:

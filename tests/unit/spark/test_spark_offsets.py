@@ -8,9 +8,9 @@ from tallystick.spark.protocol.offsets import (
     BatchPlan,
     OffsetRange,
     count_unread,
+    decode_offsets,
+    encode_offsets,
     limit_offsets,
-    offsets_from_json,
-    offsets_to_json,
     plan_batch,
     split_ranges,
 )
@@ -24,9 +24,9 @@ limits = st.none() | st.integers(1, 50)
 
 def test_offsets_are_written_as_spark_writes_them() -> None:
     """JsonUtils.partitionOffsets; sorted, so that equal offsets are equal texts."""
-    assert offsets_to_json({C: 1, B: 2, A: 3}) == {"a": {"0": 3, "1": 2}, "b": {"10": 1}}
-    assert list(offsets_to_json({C: 1, A: 3})) == ["a", "b"]
-    assert offsets_from_json(offsets_to_json({C: 1, B: 2, A: 3})) == {A: 3, B: 2, C: 1}
+    assert encode_offsets({C: 1, B: 2, A: 3}) == {"a": {"0": 3, "1": 2}, "b": {"10": 1}}
+    assert list(encode_offsets({C: 1, A: 3})) == ["a", "b"]
+    assert decode_offsets(encode_offsets({C: 1, B: 2, A: 3})) == {A: 3, B: 2, C: 1}
 
 
 def test_a_batch_is_shared_out_in_proportion() -> None:

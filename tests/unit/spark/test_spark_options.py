@@ -1,7 +1,7 @@
 """What options of the source mean, what is wrong with them, and that the guide's table is the code's."""
 
 import pytest
-from tools.spark_options import GUIDE, block, shown
+from tools.spark_options import GUIDE, find_block, make_block
 
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.settings import BadConfig
@@ -15,7 +15,7 @@ from tallystick.spark.options.source_options import (
     Matching,
     SourceOptions,
     Subscribed,
-    kafka_client_settings,
+    build_client_settings,
     parse_source_options,
 )
 
@@ -54,7 +54,7 @@ def test_every_option_of_the_guide_is_answered() -> None:
 
 def test_the_table_in_the_guide_is_that_of_the_code() -> None:
     """`python -m tools.spark_options` writes it anew."""
-    assert shown(GUIDE.read_text()) == block()
+    assert find_block(GUIDE.read_text()) == make_block()
 
 
 def test_what_is_supported_is_read() -> None:
@@ -199,7 +199,7 @@ def test_the_settings_of_a_client() -> None:
         "Kafka.Client.Id": "me",
         "kafka.enable.auto.commit": "true",
     }
-    assert kafka_client_settings(given) == {"bootstrap.servers": "localhost:9092", "client.id": "me"}
+    assert build_client_settings(given) == {"bootstrap.servers": "localhost:9092", "client.id": "me"}
 
 
 def test_options_without_a_cluster_or_topics() -> None:

@@ -65,7 +65,7 @@ def test_a_prepared_transaction_lasts_as_long_as_it_can(
     modes: str, timeout_ms: int | None, *, two_phase: bool
 ) -> None:
     options = parse_sink_options({**LEAST, "topic": "t", "tallystick.modes": modes}, QueryType.STREAM)
-    config = ProducerConfig.parse(options.producer_settings_for("p/w/0123456789abcdef/0"))
+    config = ProducerConfig.parse(options.list_producer_settings("p/w/0123456789abcdef/0"))
     assert config.transaction_two_phase_commit_enable is two_phase
     assert config.modes == tuple(modes.split(","))
     if timeout_ms is not None:

@@ -9,8 +9,8 @@ from tallystick.spark.protocol.committable import BatchLease, DecisionSummary
 from tallystick.spark.protocol.transactional_ids import (
     PREFIX_LENGTH_MAX,
     WorkerTransactionalId,
-    coordinator_id,
     find_prefix_problems,
+    format_coordinator_id,
     is_worker_id,
     parse_worker_id,
 )
@@ -33,7 +33,7 @@ def test_an_id_belongs_to_one_prefix(prefix: str, other: str, worker: str) -> No
     assert is_worker_id(other, name) == (other == prefix)
     nested = f"{prefix}/w/{worker}"
     assert not is_worker_id(prefix, str(WorkerTransactionalId(nested, worker, 0)))
-    assert not is_worker_id(prefix, coordinator_id(prefix))
+    assert not is_worker_id(prefix, format_coordinator_id(prefix))
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def _check_mode(question: Question) -> Iterator[DoctorRow]:
     obstacles = {mode: explain_obstacle(mode, facts) for mode in Mode}
     possible = next((mode for mode in Mode if not obstacles[mode]), None)
     why_not = "; ".join(f"{mode.value} needs {lack}" for mode, lack in obstacles.items() if lack)
-    listed = ",".join(mode.value for mode in facts.plan.modes)
+    mode_names = ",".join(mode.value for mode in facts.plan.modes)
     if possible is None:
         yield DoctorRow(
             area="transactions",
@@ -179,8 +179,8 @@ def _check_mode(question: Question) -> Iterator[DoctorRow]:
         detail=f"{possible.value}{': ' if why_not else ''}{why_not}{unproven}",
         action=""
         if usable
-        else f"tallystick.modes={listed} is not possible here: list {possible.value} as well, or get what is "
-        "missing",
+        else f"tallystick.modes={mode_names} is not possible here: list {possible.value} as well, or get "
+        "what is missing",
     )
     if possible is Mode.TWO_PHASE and TWO_PHASE_SWITCH not in facts.settings:
         yield DoctorRow(

@@ -502,11 +502,13 @@ class BrokerConfig:
 
     def list_sound_listeners(self) -> list[Listener]:
         """Return the listeners whose own settings have no problem; those of others are unknown."""
-        made, problems = read_listeners(
+        listeners, problems = read_listeners(
             self.listeners, self.advertised_listeners, self.listener_security_protocol_map, self.originals
         )
         return [
-            each for each in made if not any(line.endswith(f"(listener {each.name})") for line in problems)
+            each
+            for each in listeners
+            if not any(line.endswith(f"(listener {each.name})") for line in problems)
         ]
 
     def _find_metrics_problems(self) -> Iterator[str]:
@@ -516,9 +518,11 @@ class BrokerConfig:
             yield from str(exc).splitlines()
             return
         if metrics is None:
-            given = [name for name in self.originals if name.startswith(AUTH_PREFIX) and self.originals[name]]
-            if given:
-                yield f"{given[0]}: has no effect without metrics.listener"
+            auth_names = [
+                name for name in self.originals if name.startswith(AUTH_PREFIX) and self.originals[name]
+            ]
+            if auth_names:
+                yield f"{auth_names[0]}: has no effect without metrics.listener"
         elif metrics.is_open_to_the_network and not self.allow_insecure_listeners:
             yield (
                 f"metrics.listener: everyone who reaches {metrics.listener.endpoint} reads the metrics, "

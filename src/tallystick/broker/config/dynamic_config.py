@@ -50,10 +50,10 @@ def find_setting(name: str) -> Setting | None:
         return None
     if plain.endswith(JAAS):
         return replace(_JAAS_SETTING, name=name)
-    found = LISTENER_SETTINGS.get(plain) or PREFIXED_SETTINGS.get(plain)
-    if found is None:
+    setting = LISTENER_SETTINGS.get(plain) or PREFIXED_SETTINGS.get(plain)
+    if setting is None:
         return None
-    return replace(found, name=name, dynamic=found.dynamic or plain in RECONFIGURABLE_SETTINGS)
+    return replace(setting, name=name, dynamic=setting.dynamic or plain in RECONFIGURABLE_SETTINGS)
 
 
 def split_listener_name(name: str) -> tuple[str | None, str]:

@@ -217,8 +217,8 @@ def iter_problems(originals: Mapping[str, str]) -> Iterator[str]:
         if name in REFUSED_SETTINGS:
             default, reason = REFUSED_SETTINGS[name]
             if text.strip() != default:
-                shown = HIDDEN if any(word in name for word in _SECRET_WORDS) else repr(text)
-                yield f"{name}: {shown} is not supported, only {default!r}: {reason}"
+                value_text = HIDDEN if any(word in name for word in _SECRET_WORDS) else repr(text)
+                yield f"{name}: {value_text} is not supported, only {default!r}: {reason}"
         elif is_refused(name):
             for prefix, reason in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):

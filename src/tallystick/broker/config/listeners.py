@@ -217,30 +217,30 @@ def read_listeners(
     """Return the listeners as far as they can be read, and every problem; arguments as for the one above."""
     problems: list[str] = []
     named = _parse_endpoints("listeners", listeners, problems)
-    known = _parse_protocols(protocols, problems)
-    shown = _parse_advertised(advertised, named, problems)
-    problems += _find_address_problems(named, advertised, shown)
+    by_name = _parse_protocols(protocols, problems)
+    advertised_at = _parse_advertised(advertised, named, problems)
+    problems += _find_address_problems(named, advertised, advertised_at)
     problems += _find_prefix_problems(texts, named)
     problems += [
         f"listener.security.protocol.map: {name} is not in listeners, which has {', '.join(named) or 'none'}"
-        for name in known
+        for name in by_name
         if name not in named and name not in SecurityProtocol.__members__
     ]
     result = []
     for name, endpoint in named.items():
-        if name not in known:
+        if name not in by_name:
             problems.append(
-                f"listeners: {name} is not in listener.security.protocol.map, which has {', '.join(known)}"
+                f"listeners: {name} is not in listener.security.protocol.map, which has {', '.join(by_name)}"
             )
             continue
         own = collect_listener_texts(name, texts)
         tls = _build(TlsSettings, own, name, problems)
         settings = _build(ListenerSettings, own, name, problems)
-        made = Listener(
+        listener = Listener(
             name=name,
-            protocol=known[name],
+            protocol=by_name[name],
             endpoint=endpoint,
-            advertised=shown.get(name),
+            advertised=advertised_at.get(name),
             tls=tls,
             settings=settings,
             jaas=_collect_jaas(name, texts),
@@ -248,9 +248,9 @@ def read_listeners(
             max_reauth=_collect_max_reauth(name, texts, problems),
             max_connections=_build(ListenerLimits, own, name, problems).max_connections,
         )
-        problems += _find_rule_problems(made)
-        problems += [f"{problem} (listener {name})" for problem in find_mechanism_problems(made)]
-        result.append(made)
+        problems += _find_rule_problems(listener)
+        problems += [f"{problem} (listener {name})" for problem in find_mechanism_problems(listener)]
+        result.append(listener)
     return tuple(result), list(dict.fromkeys(problems))
 
 
@@ -278,12 +278,12 @@ def _collect_max_reauth(name: str, texts: Mapping[str, str], problems: list[str]
 
 
 def _collect_jaas(name: str, texts: Mapping[str, str]) -> dict[str, Secret]:
-    found = {}
+    jaas = {}
     for mechanism in MECHANISMS:
         text = texts.get(f"{LISTENER_PREFIX}{name.lower()}.{mechanism.lower()}.{JAAS}")
         if text is not None:
-            found[mechanism] = Secret(text)
-    return found
+            jaas[mechanism] = Secret(text)
+    return jaas
 
 
 def find_mechanism_problems(listener: Listener) -> Iterator[str]:
@@ -342,23 +342,23 @@ def list_plain_users(jaas: Secret | None) -> dict[str, Secret]:
 def _build(cls: type[C], texts: Mapping[str, str], listener: str, problems: list[str]) -> C:
     declared = list_settings(cls)
     values, wrong = parse_values(cls, {key: text for key, text in texts.items() if key in declared})
-    built = cls(**values)
-    rules = getattr(built, "problems", None)
+    settings = cls(**values)
+    rules = getattr(settings, "problems", None)
     if rules is not None and not wrong:
         wrong = list(rules())
     problems += [f"{problem} (listener {listener})" for problem in wrong]
-    return built
+    return settings
 
 
-def _find_rule_problems(made: Listener) -> Iterator[str]:
+def _find_rule_problems(listener: Listener) -> Iterator[str]:
     try:
-        _ = made.principal_rules
+        _ = listener.principal_rules
     except BadConfig as exc:
-        yield f"{exc} (listener {made.name})"
+        yield f"{exc} (listener {listener.name})"
 
 
 def _parse_endpoints(setting_name: str, text: str, problems: list[str]) -> dict[str, Endpoint]:
-    found: dict[str, Endpoint] = {}
+    endpoints: dict[str, Endpoint] = {}
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         problems.append(f"{setting_name}: no listener is left")
@@ -370,10 +370,10 @@ def _parse_endpoints(setting_name: str, text: str, problems: list[str]) -> dict[
         except ValueError as exc:
             problems.append(f"{setting_name}: {exc}")
             continue
-        if name in found:
+        if name in endpoints:
             problems.append(f"{setting_name}: there are two listeners named {name}")
-        found[name] = endpoint
-    return found
+        endpoints[name] = endpoint
+    return endpoints
 
 
 def _parse_advertised(
@@ -383,17 +383,17 @@ def _parse_advertised(
         return {}
     if "://" not in text and len(named) == 1:
         text = f"{next(iter(named))}://{text}"
-    shown = _parse_endpoints("advertised.listeners", text, problems)
+    endpoints = _parse_endpoints("advertised.listeners", text, problems)
     problems += [
         f"advertised.listeners: {name} is not in listeners, which has {', '.join(named) or 'none'}"
-        for name in shown
+        for name in endpoints
         if name not in named
     ]
-    return shown
+    return endpoints
 
 
 def _parse_protocols(text: str, problems: list[str]) -> dict[str, SecurityProtocol]:
-    known: dict[str, SecurityProtocol] = {}
+    protocols: dict[str, SecurityProtocol] = {}
     for part in text.split(","):
         name, colon, protocol = (piece.strip().upper() for piece in part.partition(":"))
         if not name and not colon:
@@ -403,21 +403,24 @@ def _parse_protocols(text: str, problems: list[str]) -> dict[str, SecurityProtoc
             problems.append(
                 f"listener.security.protocol.map: {part.strip()!r} is not NAME:PROTOCOL, with {allowed}"
             )
-        elif known.setdefault(name, SecurityProtocol[protocol]) is not SecurityProtocol[protocol]:
+        elif protocols.setdefault(name, SecurityProtocol[protocol]) is not SecurityProtocol[protocol]:
             problems.append(f"listener.security.protocol.map: {name} is mapped twice")
-    return known
+    return protocols
 
 
 def _find_address_problems(
-    named: Mapping[str, Endpoint], advertised: str | None, shown: Mapping[str, Endpoint]
+    named: Mapping[str, Endpoint], advertised: str | None, advertised_at: Mapping[str, Endpoint]
 ) -> Iterator[str]:
-    taken: dict[Endpoint, str] = {}
+    name_by_endpoint: dict[Endpoint, str] = {}
     for name, endpoint in named.items():
-        if endpoint.port and taken.setdefault(endpoint, name) != name:
-            yield f"listeners: {taken[endpoint]} and {name} are both at {endpoint}"
-        if name in shown and shown[name].host in WILDCARD_HOSTS:
-            yield f"advertised.listeners: {name}://{shown[name]} is no address a client could connect to"
-        if endpoint.host in WILDCARD_HOSTS and name not in shown:
+        if endpoint.port and name_by_endpoint.setdefault(endpoint, name) != name:
+            yield f"listeners: {name_by_endpoint[endpoint]} and {name} are both at {endpoint}"
+        if name in advertised_at and advertised_at[name].host in WILDCARD_HOSTS:
+            yield (
+                f"advertised.listeners: {name}://{advertised_at[name]} is "
+                "no address a client could connect to"
+            )
+        if endpoint.host in WILDCARD_HOSTS and name not in advertised_at:
             yield (
                 f"listeners: {name}://{endpoint} listens everywhere, and clients must be told one address: "
                 "give --advertise HOST:PORT (advertised.listeners)"
@@ -440,8 +443,8 @@ def _find_prefix_problems(texts: Mapping[str, str], named: Mapping[str, Endpoint
         elif plain == JAAS:
             yield f"{key}: name the mechanism, {LISTENER_PREFIX}{name}.plain.{JAAS}"
         elif plain not in LISTENER_SETTINGS and plain not in PREFIXED_SETTINGS:
-            known = LISTENER_SETTINGS | PREFIXED_SETTINGS
-            yield f"{LISTENER_PREFIX}{name}.{describe_unknown(plain, known)}"
+            settings = LISTENER_SETTINGS | PREFIXED_SETTINGS
+            yield f"{LISTENER_PREFIX}{name}.{describe_unknown(plain, settings)}"
 
 
 def _split_mechanism(plain: str) -> str | None:

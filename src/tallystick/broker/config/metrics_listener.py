@@ -27,10 +27,10 @@ _SCHEMES: Final = {
     "https": SecurityProtocol.SSL,
 }
 
-# By the names without `metrics.`. Whoever reads metrics has no principal.
+# By the names without `metrics.`. A reader of metrics has no principal.
 _OWN_SETTINGS: Final[Mapping[str, Setting]] = {
-    name: made
-    for name, made in LISTENER_SETTINGS.items()
+    name: setting
+    for name, setting in LISTENER_SETTINGS.items()
     if name.startswith("ssl.") and name != "ssl.principal.mapping.rules"
 }
 
@@ -54,8 +54,8 @@ class MetricsListener(Value):
 def find_metrics_setting(name: str) -> Setting | None:
     """Return the setting behind `metrics.ssl.<setting>`, with its whole name; None for another name."""
     plain = name.removeprefix(METRICS_PREFIX)
-    made = _OWN_SETTINGS.get(plain) if plain != name else None
-    return None if made is None else replace(made, name=name)
+    setting = _OWN_SETTINGS.get(plain) if plain != name else None
+    return None if setting is None else replace(setting, name=name)
 
 
 def parse_metrics_listener(

@@ -8,7 +8,7 @@ from tallystick.kernel.settings import SettingType
 
 _SECRETS: Final = (
     JAAS,
-    *(name for name, made in LISTENER_SETTINGS.items() if made.kind is SettingType.PASSWORD),
+    *(name for name, setting in LISTENER_SETTINGS.items() if setting.kind is SettingType.PASSWORD),
 )
 
 

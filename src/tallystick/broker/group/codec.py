@@ -283,14 +283,14 @@ def _parse_offset_event(
     group_id, partition = GroupId(key.group), TopicPartition(key.topic, key.partition)
     if value is None:
         return OffsetsDeleted(group_id=group_id, partitions=(partition,))
-    read, _ = decode_prefix(OffsetCommitValue, value, _parse_version(value), _INT16.size)
+    message, _ = decode_prefix(OffsetCommitValue, value, _parse_version(value), _INT16.size)
     offset = CommittedOffset(
-        offset=Offset(read.offset),
-        leader_epoch=None if read.leader_epoch < 0 else LeaderEpoch(read.leader_epoch),
-        metadata=read.metadata,
-        commit_timestamp_ms=TimestampMs(read.commit_timestamp),
-        expire_timestamp_ms=None if read.expire_timestamp < 0 else TimestampMs(read.expire_timestamp),
-        topic_id=None if read.topic_id == _ZERO_ID else read.topic_id,
+        offset=Offset(message.offset),
+        leader_epoch=None if message.leader_epoch < 0 else LeaderEpoch(message.leader_epoch),
+        metadata=message.metadata,
+        commit_timestamp_ms=TimestampMs(message.commit_timestamp),
+        expire_timestamp_ms=None if message.expire_timestamp < 0 else TimestampMs(message.expire_timestamp),
+        topic_id=None if message.topic_id == _ZERO_ID else message.topic_id,
     )
     return OffsetsCommitted(group_id=group_id, offsets={partition: offset}, producer_id=producer_id)
 
@@ -298,29 +298,29 @@ def _parse_offset_event(
 def _parse_group_event(group_id: GroupId, value: bytes | None) -> GroupStored | GroupRemoved:
     if value is None:
         return GroupRemoved(group_id=group_id)
-    read, _ = decode_prefix(GroupMetadataValue, value, _parse_version(value), _INT16.size)
-    timestamp = read.current_state_timestamp
+    message, _ = decode_prefix(GroupMetadataValue, value, _parse_version(value), _INT16.size)
+    timestamp = message.current_state_timestamp
     return GroupStored(
         group_id=group_id,
-        generation=Generation(read.generation),
-        protocol_type=read.protocol_type or None,
-        protocol_name=read.protocol,
-        leader_id=None if read.leader is None else MemberId(read.leader),
+        generation=Generation(message.generation),
+        protocol_type=message.protocol_type or None,
+        protocol_name=message.protocol,
+        leader_id=None if message.leader is None else MemberId(message.leader),
         state_timestamp_ms=None if timestamp < 0 else TimestampMs(timestamp),
-        members=tuple(_parse_member(member) for member in read.members),
+        members=tuple(_parse_member(member) for member in message.members),
     )
 
 
-def _parse_member(read: MemberMetadata) -> StoredMember:
-    timeout_ms = read.rebalance_timeout
+def _parse_member(message: MemberMetadata) -> StoredMember:
+    timeout_ms = message.rebalance_timeout
     return StoredMember(
-        member_id=MemberId(read.member_id),
-        instance_id=None if read.group_instance_id is None else InstanceId(read.group_instance_id),
-        client_id=read.client_id,
-        client_host=read.client_host,
+        member_id=MemberId(message.member_id),
+        instance_id=None if message.group_instance_id is None else InstanceId(message.group_instance_id),
+        client_id=message.client_id,
+        client_host=message.client_host,
         # Version 0 has one timeout for both.
-        rebalance_timeout_ms=read.session_timeout if timeout_ms < 0 else timeout_ms,
-        session_timeout_ms=read.session_timeout,
-        subscription=read.subscription,
-        assignment=read.assignment,
+        rebalance_timeout_ms=message.session_timeout if timeout_ms < 0 else timeout_ms,
+        session_timeout_ms=message.session_timeout,
+        subscription=message.subscription,
+        assignment=message.assignment,
     )

@@ -81,11 +81,11 @@ class _GroupOffsetsReader(Value):
             )
         return tuple(results)
 
-    def _check_right(self, name: str, found: Topic | ErrorCode) -> ErrorCode | None:
+    def _check_right(self, name: str, topic: Topic | ErrorCode) -> ErrorCode | None:
         """Return the code of a denial; one by name comes before whether the topic exists."""
-        if isinstance(found, ErrorCode) and self.by_id:
+        if isinstance(topic, ErrorCode) and self.by_id:
             return None
-        allowed = self.may_describe(name if isinstance(found, ErrorCode) else found.name)
+        allowed = self.may_describe(name if isinstance(topic, ErrorCode) else topic.name)
         return None if allowed else ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
     def read_all(self) -> Iterable[OffsetFetchResponseTopic]:

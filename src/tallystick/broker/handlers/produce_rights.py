@@ -38,9 +38,9 @@ class DeniedRecords(bytes):
     """The reason of a denial, in the place of the records."""
 
     def __new__(cls, why: Reject) -> Self:
-        made = super().__new__(cls)
-        made.reject = why
-        return made
+        instance = super().__new__(cls)
+        instance.reject = why
+        return instance
 
     reject: Reject
 
@@ -77,8 +77,8 @@ def withhold_denied(
 
 def _find_topic_names(broker: ProducePort, request: ProduceRequest) -> list[str | None]:
     """Return the name of each topic that the request names by id; None for an unknown one."""
-    known = [broker.topics.find_by_id(topic.topic_id) for topic in request.topic_data]
-    return [None if topic is None else topic.name for topic in known]
+    topics = [broker.topics.find_by_id(topic.topic_id) for topic in request.topic_data]
+    return [None if topic is None else topic.name for topic in topics]
 
 
 def _withhold_denied_topics(

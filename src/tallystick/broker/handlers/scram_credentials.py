@@ -81,12 +81,12 @@ def _iter_changes(request: AlterUserScramCredentialsRequest) -> Iterator[Credent
         yield CredentialChange(each.name, each.mechanism, password)
 
 
-def _to_description(user: str, found: dict[int, int] | Reject) -> DescribeUserScramCredentialsResult:
-    if isinstance(found, Reject):
+def _to_description(user: str, credentials: dict[int, int] | Reject) -> DescribeUserScramCredentialsResult:
+    if isinstance(credentials, Reject):
         return DescribeUserScramCredentialsResult(
-            user=user, error_code=found.code, error_message=found.reason
+            user=user, error_code=credentials.code, error_message=credentials.reason
         )
-    infos = tuple(CredentialInfo(mechanism=number, iterations=count) for number, count in found.items())
+    infos = tuple(CredentialInfo(mechanism=number, iterations=count) for number, count in credentials.items())
     return DescribeUserScramCredentialsResult(user=user, credential_infos=infos)
 
 

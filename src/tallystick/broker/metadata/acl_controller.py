@@ -58,7 +58,7 @@ class AclController:
     async def delete(self, filters: Sequence[AclBindingFilter]) -> list[list[AclBinding]] | Reject:
         """Remove, in one step, what the filters match; return for each what it matched."""
         async with self._lock:
-            matches = [self.index.find(wanted) for wanted in filters]
+            matches = [self.index.find(acl_filter) for acl_filter in filters]
             old = list(dict.fromkeys(acl for some in matches for acl in some))
             if len(old) > DELETIONS_MAX:
                 why = f"Cannot remove more than {DELETIONS_MAX} acls in a single delete operation."

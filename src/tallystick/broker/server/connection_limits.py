@@ -35,8 +35,8 @@ class ConnectionLimits(Value, kw_only=True):
 
 def find_addresses(host: str) -> Iterable[str]:
     """Return every address of a host, in the form that a peer's has. Blocking. Raises: OSError."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return dict.fromkeys(str(address[0]) for *_, address in found)
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return dict.fromkeys(str(address[0]) for *_, address in addresses)
 
 
 class ConnectionCounts:
@@ -71,10 +71,10 @@ class ConnectionCounts:
         Args:
             touched: names of the settings that the change sets: the same hosts set again are looked up again.
         """
-        hosts, found = config.connection_overrides, self.limits.overrides
+        hosts, overrides = config.connection_overrides, self.limits.overrides
         if OVERRIDES in touched or hosts != self._hosts:
-            found = await asyncio.to_thread(resolve_overrides, hosts, self._resolve)
-        return partial(self._use, config, found)
+            overrides = await asyncio.to_thread(resolve_overrides, hosts, self._resolve)
+        return partial(self._use, config, overrides)
 
     def _use(self, config: BrokerConfig, overrides: Mapping[str, int]) -> None:
         self._hosts = config.connection_overrides

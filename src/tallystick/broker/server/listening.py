@@ -140,10 +140,10 @@ def list_signing_keys(ports: Sequence[ListeningPort]) -> list[SigningKeys]:
 
 def load_keys(ports: Sequence[ListeningPort], listeners: Sequence[Listener]) -> None:
     """Take the keys of stored settings before the first connection. Raises: BadConfig."""
-    wanted = {each.name: each for each in listeners}
+    listeners_by_name = {each.name: each for each in listeners}
     for port in ports:
         if isinstance(port, TlsPort):
-            port.load_keys(wanted[port.name])
+            port.load_keys(listeners_by_name[port.name])
 
 
 async def prepare_keys(
@@ -157,13 +157,13 @@ async def prepare_keys(
 
     Raises: BadConfig with the problems of every listener; nothing has changed then.
     """
-    wanted = {each.name: each for each in listeners}
+    listeners_by_name = {each.name: each for each in listeners}
     problems, renewals = list[str](), list[Callable[[], None]]()
     for port in ports:
         with collect_problems(problems):
             prefix = f"{LISTENER_PREFIX}{port.name.lower()}.ssl."
             renewal = await port.prepare_keys(
-                wanted[port.name], is_touched=any(name.startswith(prefix) for name in touched)
+                listeners_by_name[port.name], is_touched=any(name.startswith(prefix) for name in touched)
             )
             renewals.append(renewal)
 
@@ -329,7 +329,7 @@ class TlsPort:
             self._record_failure(host, refusal)
             return
         task = asyncio.ensure_future(self._shake_hands(accepted, host))
-        task.add_done_callback(lambda done: under_way.remove(host, done))
+        task.add_done_callback(lambda future: under_way.remove(host, future))
         victim = under_way.add(host, task)
         if victim is not None:
             victim.cancel()
@@ -370,12 +370,12 @@ class TlsPort:
 
 def _bind(endpoint: Endpoint, backlog: int) -> list[socket.socket]:
     """Bind and listen on every address of a host, as asyncio's create_server does. Raises: OSError."""
-    found = socket.getaddrinfo(
+    addresses = socket.getaddrinfo(
         endpoint.host or None, endpoint.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     with contextlib.ExitStack() as opened:
         sockets = []
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             each = opened.enter_context(socket.socket(family, kind, protocol))
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:

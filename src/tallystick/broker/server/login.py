@@ -136,7 +136,7 @@ class Login:
     ) -> LoginAnswer | None:
         enabled = tuple(self._mechanisms)
         # A mechanism's name has at most 20 characters (RFC 4422, section 3.1), a text of the protocol 32,767.
-        shown = repr(request.mechanism[:_MECHANISM_SHOWN_MAX])
+        mechanism_text = repr(request.mechanism[:_MECHANISM_SHOWN_MAX])
         if self.state is LoginState.COMPLETE:
             began_ms = self._renewal_began_ms
             too_soon = began_ms is not None and 0 <= now_ms - began_ms < REAUTHENTICATION_INTERVAL_MS
@@ -148,7 +148,7 @@ class Login:
                 return self._fail(
                     header,
                     _refuse_handshake(ErrorCode.UNSUPPORTED_SASL_MECHANISM, (self._mechanism,)),
-                    f"it logged in with {self._mechanism} and would go on with {shown}",
+                    f"it logged in with {self._mechanism} and would go on with {mechanism_text}",
                 )
         elif self.state not in (LoginState.VERSIONS, LoginState.HANDSHAKE):
             return self._fail(
@@ -162,7 +162,7 @@ class Login:
             return self._fail(
                 header,
                 _refuse_handshake(ErrorCode.UNSUPPORTED_SASL_MECHANISM, enabled),
-                f"mechanism {shown}, and {', '.join(enabled)} are enabled",
+                f"mechanism {mechanism_text}, and {', '.join(enabled)} are enabled",
             )
         self._mechanism = request.mechanism
         self._server = self._mechanisms[request.mechanism]()

@@ -137,7 +137,7 @@ def _iter_files(tls: TlsSettings) -> Iterator[FileState]:
 
 def _get_state(file: Path) -> FileState:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return str(file), 0, 0, 0
-    return str(file), found.st_mtime_ns, found.st_size, found.st_ino
+    return str(file), status.st_mtime_ns, status.st_size, status.st_ino

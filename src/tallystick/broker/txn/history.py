@@ -111,8 +111,8 @@ class TransactionHistory:
     def list_transitions(self, transactional_id: TransactionalId) -> tuple[TransactionTransition, ...]:
         """Return what has happened to an id, oldest first, HISTORY_MAX transitions at most."""
         states = tuple(self._rings.get(transactional_id, ()))
-        before, told = (states[0], states[1:]) if len(states) == _RING_SIZE else (None, states)
-        return tuple(iter_transitions(transactional_id, told, before))[-HISTORY_MAX:]
+        before, later_states = (states[0], states[1:]) if len(states) == _RING_SIZE else (None, states)
+        return tuple(iter_transitions(transactional_id, later_states, before))[-HISTORY_MAX:]
 
     @property
     def state_count(self) -> int:

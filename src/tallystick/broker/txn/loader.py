@@ -156,13 +156,13 @@ class TransactionLogLoader:
         states: dict[TransactionalId, list[RecordedState]] = {}
         for number, (key, value) in enumerate(records):
             try:
-                found = decode_recorded_state(key, value, NO_TIMESTAMP)
+                recorded_state = decode_recorded_state(key, value, NO_TIMESTAMP)
             except DecodeError:
-                found = None  # nothing rests on it: the last record of each id was decoded already
-            if found is not None and value is None:
-                states.pop(TransactionalId(found[0]), None)
-            elif found is not None:
-                states.setdefault(TransactionalId(found[0]), []).append(found[1])
+                recorded_state = None  # nothing rests on it: the last record of each id was decoded already
+            if recorded_state is not None and value is None:
+                states.pop(TransactionalId(recorded_state[0]), None)
+            elif recorded_state is not None:
+                states.setdefault(TransactionalId(recorded_state[0]), []).append(recorded_state[1])
             if number % ENTRIES_PER_SLICE == 0:
                 await asyncio.sleep(0)
         for transactional_id, some in states.items():

@@ -454,7 +454,7 @@ async def _iter_chunks(partition: Partition, at: Offset, end: Offset) -> AsyncIt
 def _find_result_in_chunk(chunk: bytes, marker: ProducerIdAndEpoch) -> TransactionResult | None:
     for position, header in iter_headers(chunk):
         if header.is_control and header.producer_id_and_epoch == marker:
-            read = read_marker(chunk, position)
-            if read is not None:
-                return _RESULTS_BY_CONTROL_TYPE[read.control_type]
+            end_marker = read_marker(chunk, position)
+            if end_marker is not None:
+                return _RESULTS_BY_CONTROL_TYPE[end_marker.control_type]
     return None

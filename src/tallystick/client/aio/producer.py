@@ -80,7 +80,7 @@ class Producer:
         self.append_value = self._engine.append_value
         self.append, self.extend = self._engine.append, self._engine.extend
         self._started_commit: asyncio.Task[None] | None = None
-        self._closed = False
+        self._is_closed = False
 
     # ------------------------------------------------------------------------------ records
 
@@ -216,7 +216,7 @@ class Producer:
 
     def require_transaction_manager(self, call: str) -> TransactionManager:
         """Return the transaction manager. Raises: Closed; IllegalState without `transactional.id`."""
-        if self._closed:
+        if self._is_closed:
             raise Closed(f"{call}: the producer is closed")
         if self._txn is None:
             raise IllegalState(f"{call}: transactional.id is not set")
@@ -234,9 +234,9 @@ class Producer:
         A commit that was started gets its answer first. With `abort=False` an open transaction is left to the
         next initialisation of the id.
         """
-        if self._closed:
+        if self._is_closed:
             return
-        self._closed = True
+        self._is_closed = True
         deadline = self._cluster.start_deadline("timeout_s", int(timeout_s * 1000))
         self._engine.close_gate(_closed_error)
         try:

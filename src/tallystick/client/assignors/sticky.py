@@ -57,16 +57,18 @@ def assign_sticky(
     subscribed_topics = {topic for subscription in members.values() for topic in subscription.topics}
     topics = {topic: partitions for topic, partitions in topics.items() if topic in subscribed_topics}
     order = sort_by_hash(members, hash_string)
-    owned, disputed = _resolve_ownership(order, topics, members, previous)
+    owned_partitions, disputed_partitions = _resolve_ownership(order, topics, members, previous)
     racks = _RackInfo(order, topics, members)
     topics_by_member = [frozenset(members[member].topics) for member in order]
     first_topics = next((topics for topics in topics_by_member if topics), _NO_RACKS_OR_TOPICS)
     first_index = topics_by_member.index(first_topics) if first_topics else len(topics_by_member)
     if all(topics == first_topics for topics in topics_by_member[first_index:]):
-        equal = _ConstrainedAssignmentBuilder(topics, racks, owned, disputed)
+        equal = _ConstrainedAssignmentBuilder(topics, racks, owned_partitions, disputed_partitions)
         equal.build()
         return StickyAssignment(equal.assignment, equal.transferring)
-    general = _GeneralAssignmentBuilder(topics, racks, owned, {member: members[member] for member in order})
+    general = _GeneralAssignmentBuilder(
+        topics, racks, owned_partitions, {member: members[member] for member in order}
+    )
     general.build(_find_previous_owners(order, previous))
     return StickyAssignment(general.assignment, None)
 
@@ -84,7 +86,7 @@ def _resolve_ownership(
     """
     shares: PartitionsByMember = {}
     owner: dict[TopicPartition, MemberId] = {}
-    disputed: set[TopicPartition] = set()
+    disputed_partitions: set[TopicPartition] = set()
     for member in order:
         mine = shares[member] = []
         generation = _to_generation(previous[member].generation)
@@ -99,10 +101,10 @@ def _resolve_ownership(
             if rival is not None and partition in shares[rival]:
                 shares[rival].remove(partition)
             if rival is not None and generation == rival_generation:
-                disputed.add(partition)
+                disputed_partitions.add(partition)
             else:
                 mine.append(partition)
-    return shares, disputed
+    return shares, disputed_partitions
 
 
 def _find_previous_owners(
@@ -184,14 +186,19 @@ class _ConstrainedAssignmentBuilder:
         self,
         topics: PartitionRacks,
         racks: _RackInfo,
-        owned: PartitionsByMember,
-        disputed: set[TopicPartition],
+        owned_partitions: PartitionsByMember,
+        disputed_partitions: set[TopicPartition],
     ) -> None:
-        self.assignment: PartitionsByMember = {member: [] for member in owned}
+        self.assignment: PartitionsByMember = {member: [] for member in owned_partitions}
         self.transferring: dict[TopicPartition, MemberId] = {}
-        self._topics, self._racks, self._owned, self._multiply_owned = topics, racks, owned, disputed
+        self._topics, self._racks, self._owned_partitions, self._multiply_owned = (
+            topics,
+            racks,
+            owned_partitions,
+            disputed_partitions,
+        )
         total = sum(map(len, topics.values()))
-        self._min_quota, self._expected_over_min = divmod(total, len(owned))
+        self._min_quota, self._expected_over_min = divmod(total, len(owned_partitions))
         self._max_quota = self._min_quota + (self._expected_over_min > 0)
         self._over_min_count = 0
         self._maybe_revoked: dict[TopicPartition, MemberId] = {}
@@ -199,7 +206,7 @@ class _ConstrainedAssignmentBuilder:
         self._unfilled_at_min: deque[MemberId] = deque()
 
     def build(self) -> None:
-        for member in self._owned:
+        for member in self._owned_partitions:
             self._assign_owned(member)
         kept_partitions = {partition for share in self.assignment.values() for partition in share}
         in_order = (
@@ -224,7 +231,9 @@ class _ConstrainedAssignmentBuilder:
     def _assign_owned(self, member: MemberId) -> None:
         """Leave a member its former partitions, up to its share."""
         mine = []
-        for partition in sorted(self._owned[member], key=lambda p: (p.partition, string_sort_key(p.topic))):
+        for partition in sorted(
+            self._owned_partitions[member], key=lambda p: (p.partition, string_sort_key(p.topic))
+        ):
             if self._racks.is_rack_mismatch(member, partition):
                 self._maybe_revoked[partition] = member
             elif partition not in self._multiply_owned:
@@ -306,9 +315,13 @@ class _GeneralAssignmentBuilder:
     """Assignment for members with different subscriptions."""
 
     def __init__(
-        self, topics: PartitionRacks, racks: _RackInfo, owned: PartitionsByMember, members: GroupSubscription
+        self,
+        topics: PartitionRacks,
+        racks: _RackInfo,
+        owned_partitions: PartitionsByMember,
+        members: GroupSubscription,
     ) -> None:
-        self.assignment = owned
+        self.assignment = owned_partitions
         self._racks, self._members = racks, members
         self._partition_counts = {topic: len(partitions) for topic, partitions in topics.items()}
         self._subscribed_topics = {
@@ -318,8 +331,8 @@ class _GeneralAssignmentBuilder:
         for member, member_topics in self._subscribed_topics.items():
             for topic in member_topics:
                 self._subscribers[topic].append(member)
-        self._owner = {partition: member for member, share in owned.items() for partition in share}
-        self._sorted_members = _SortedMembers(owned)
+        self._owner = {partition: member for member, share in owned_partitions.items() for partition in share}
+        self._sorted_members = _SortedMembers(owned_partitions)
         self._movements = _PartitionMovements()
         self._previous: Mapping[TopicPartition, tuple[MemberId, int]] = {}
 

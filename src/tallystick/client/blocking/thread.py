@@ -205,7 +205,7 @@ class EngineThread:
         except ClientError:  # refused here
             coroutine.close()
             raise
-        except BaseException:  # an interrupt: nobody would hear of it
+        except BaseException:  # an interrupt: no caller would hear of it
             self.call_soon(lambda: call.cancel_unbegun(coroutine))
             raise
         return StartedCall(self, call)

@@ -134,7 +134,7 @@ class ConsumerCoordinator:
         self.set_member(member)
         if request is not None and node is not None:
             answer = self._cluster.submit(node, request, lane=lane)
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            answer.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     @property
     def _leave_lane(self) -> str:

@@ -87,7 +87,7 @@ class ConsumerEngine:
         )
         self._wakeup_pending = False
         self._closing = False  # callbacks may still commit
-        self._closed = False
+        self._is_closed = False
 
     def _create_group(
         self, group_id: GroupId, group_offsets: GroupOffsetRequests, deadlines: CallDeadlines
@@ -280,7 +280,7 @@ class ConsumerEngine:
         except TimeoutError:
             _log.warning("closed before the group has confirmed it: %d ms were over", timeout_ms)
         finally:
-            self._closed = True
+            self._is_closed = True
             if self._group is not None:
                 self._group.cancel()
             self.positions.close()
@@ -309,5 +309,5 @@ class ConsumerEngine:
             raise Closed("the consumer was closed")
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise Closed("the consumer was closed")

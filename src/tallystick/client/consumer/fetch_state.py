@@ -305,12 +305,12 @@ class FetchSessionHandler:
         """Return the next request for `params`: everything in a new session, else only what changed."""
         if self._epoch == INITIAL_SESSION_EPOCH:
             changes: Mapping[TopicPartition, PartitionFetchParams] = params
-            forgotten: tuple[TopicPartition, ...] = ()
+            forgotten_partitions: tuple[TopicPartition, ...] = ()
         else:
             changes = {p: want for p, want in params.items() if self._session_partitions.get(p) != want}
-            forgotten = tuple(p for p in self._session_partitions if p not in params)
+            forgotten_partitions = tuple(p for p in self._session_partitions if p not in params)
         self._session_partitions = dict(params)
-        return FetchRequestData(self._id, self._epoch, changes, forgotten)
+        return FetchRequestData(self._id, self._epoch, changes, forgotten_partitions)
 
     def handle_response(self, error: int, session_id: int) -> None:
         """Continue the session after an answer, or begin a new one with the next request."""

@@ -208,8 +208,8 @@ class GroupOffsetRequests:
             answer = await self._cluster.send(
                 node, request, OffsetFetchResponse, max_version=OFFSET_FETCH_VERSION_MAX
             )
-            committed, errors = split_offset_fetch_response(answer, self._group_id)
-            answers = {at: committed.get(at) for at in remainder if at not in errors}
+            fetched_offsets, errors = split_offset_fetch_response(answer, self._group_id)
+            answers = {at: fetched_offsets.get(at) for at in remainder if at not in errors}
             offsets.update(answers)
             if tell is not None:
                 tell(answers)
@@ -231,7 +231,7 @@ class GroupOffsetRequests:
                 max_version=OFFSET_COMMIT_VERSION_MAX,
                 lane=GROUP_LANE,
             )
-            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            answer.add_done_callback(lambda future: future.cancelled() or future.exception())
 
     async def commit(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline

@@ -30,7 +30,7 @@ class ConsumerPositions:
         self._subscriptions, self._search = subscriptions, search
         self._deadlines, self._progress = deadlines, progress
         self._rewind_pending = False
-        self._closed = False
+        self._is_closed = False
 
     # ------------------------------------------------------------------------ for the user
 
@@ -121,7 +121,7 @@ class ConsumerPositions:
 
     def close(self) -> None:
         """Cancel the searches, and refuse further calls."""
-        self._closed = True
+        self._is_closed = True
         self._search.cancel()
 
     def _require_assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
@@ -133,5 +133,5 @@ class ConsumerPositions:
         return partition_list
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise Closed("the consumer was closed")

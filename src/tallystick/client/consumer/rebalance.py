@@ -57,8 +57,8 @@ class RebalanceListener:
 class _TopicPattern:
     """Pattern subscription: the topics of the newest metadata that match."""
 
-    def __init__(self, pattern: re.Pattern[str], cluster: Cluster, hidden: frozenset[str]) -> None:
-        self._pattern, self._cluster, self._hidden = pattern, cluster, hidden
+    def __init__(self, pattern: re.Pattern[str], cluster: Cluster, hidden_topics: frozenset[str]) -> None:
+        self._pattern, self._cluster, self._hidden_topics = pattern, cluster, hidden_topics
         self._matched_image: MetadataImage | None = None
 
     async def find_new_match(self) -> frozenset[str] | None:
@@ -69,7 +69,9 @@ class _TopicPattern:
         if image is self._matched_image:
             return None
         self._matched_image = image
-        return frozenset(t for t in image.topics if t not in self._hidden and self._pattern.fullmatch(t))
+        return frozenset(
+            t for t in image.topics if t not in self._hidden_topics and self._pattern.fullmatch(t)
+        )
 
 
 class MembershipManager:

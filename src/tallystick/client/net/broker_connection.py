@@ -46,7 +46,7 @@ class BrokerConnection:
         self._backlog: list[PendingRequest] = []
         self._connect_progress = ConnectProgress()
         self._failure_count = 0
-        self._closed = False
+        self._is_closed = False
         self.last_failure: Unreachable | AuthenticationFailed | None = None
 
     @property
@@ -78,7 +78,7 @@ class BrokerConnection:
     def submit(self, pending: PendingRequest) -> None:
         """Send a request, in the order of these calls [CLI-5]; connect if necessary."""
         connection = self._connection
-        if self._closed:
+        if self._is_closed:
             pending.fail(Closed("the client was closed"))
         elif connection is not None and connection.is_usable and not self._backlog:
             if pending.deadline.at_ms < pending.expires_at_ms:
@@ -95,7 +95,7 @@ class BrokerConnection:
         Raises: Unreachable, AuthenticationFailed, Closed.
         """
         while self._connection is None or not self._connection.is_usable:
-            if self._closed:
+            if self._is_closed:
                 raise Closed("the client was closed")
             await asyncio.wait((self._ensure_connecting(),))
             if self.last_failure is not None:
@@ -104,7 +104,7 @@ class BrokerConnection:
 
     def close(self) -> "asyncio.Future[None] | None":
         """Close for good; the future is done when the socket is closed."""
-        self._closed = True
+        self._is_closed = True
         if self._connect_task is not None:
             self._connect_task.cancel()
         for pending in self._take_backlog():

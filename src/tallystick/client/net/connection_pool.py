@@ -29,11 +29,11 @@ class ConnectionPool:
         self._settings, self._config, self._get_nodes = settings, settings.config, nodes
         self._bootstrap = settings.config.bootstrap_addresses
         self._connections: dict[tuple[Address, str], BrokerConnection] = {}
-        self._closed = False
+        self._is_closed = False
 
     def get_connection(self, node_id: int, lane: str = "") -> BrokerConnection:
         """Return the connection of a broker and lane. Raises: Unreachable, Closed."""
-        if self._closed:
+        if self._is_closed:
             raise Closed("the client was closed")
         address = self.find_address(node_id)
         connection = self._connections.get((address, lane))
@@ -57,7 +57,7 @@ class ConnectionPool:
 
         The addresses of bootstrap.servers follow the known brokers.
         """
-        if self._closed:
+        if self._is_closed:
             raise Closed("the client was closed")
         nodes_by_id = self._get_nodes()
         nodes = list(nodes_by_id)
@@ -94,7 +94,7 @@ class ConnectionPool:
 
     def close(self) -> list["asyncio.Future[None]"]:
         """Close every connection; return futures that are done when the sockets are closed."""
-        self._closed = True
+        self._is_closed = True
         return [end for link in self._connections.values() if (end := link.close()) is not None]
 
     def _on_open(self, versions: NodeApiVersions) -> None:

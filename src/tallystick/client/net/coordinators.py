@@ -45,13 +45,13 @@ class CoordinatorCache:
         """
         self._send_request = send_request
         self._on_node = on_node
-        self._closed = False
-        self._cached: dict[tuple[CoordinatorType, str], int] = {}
+        self._is_closed = False
+        self._node_ids: dict[tuple[CoordinatorType, str], int] = {}
         self._lookups: dict[tuple[CoordinatorType, str], CoordinatorLookup] = {}
 
     def get_cached(self, kind: CoordinatorType, key: str) -> int | None:
         """Return the broker if it is cached."""
-        return self._cached.get((kind, key))
+        return self._node_ids.get((kind, key))
 
     async def find(self, kind: CoordinatorType, key: str) -> int:
         """Return the broker, from the cache or after a lookup, which callers share.
@@ -61,7 +61,7 @@ class CoordinatorCache:
         node_id = self.get_cached(kind, key)
         if node_id is not None:
             return node_id
-        if self._closed:
+        if self._is_closed:
             raise Closed("the client was closed")
         answer = await wait_for_shared(self._start_lookup(kind, key), f"FindCoordinator {key!r}")
         if isinstance(answer, ClientError):
@@ -82,7 +82,7 @@ class CoordinatorCache:
                 missing.append(key)
             else:
                 answers[key] = node_id
-        if missing and self._closed:
+        if missing and self._is_closed:
             raise Closed("the client was closed")
         for first in range(0, len(missing), KEYS_PER_REQUEST):
             answers |= await self._look_up(kind, missing[first : first + KEYS_PER_REQUEST])
@@ -112,17 +112,17 @@ class CoordinatorCache:
     def forget(self, *names: tuple[CoordinatorType, str]) -> None:
         """Drop these from the cache."""
         for name in names:
-            self._cached.pop(name, None)
+            self._node_ids.pop(name, None)
 
     def forget_node(self, node_id: int | None = None) -> None:
         """Drop the coordinators on this broker; None: on all."""
-        self._cached = {
-            name: node for name, node in self._cached.items() if node_id is not None and node != node_id
+        self._node_ids = {
+            name: node for name, node in self._node_ids.items() if node_id is not None and node != node_id
         }
 
     def close(self) -> None:
         """Cancel the lookups in flight, and begin no more."""
-        self._closed = True
+        self._is_closed = True
         for lookup in self._lookups.values():
             lookup.cancel()
 
@@ -140,9 +140,9 @@ class CoordinatorCache:
                 "FindCoordinator", coordinator.key, coordinator.error_code, coordinator.error_message
             )
         self._on_node(Node(id=coordinator.node_id, address=Address(coordinator.host, coordinator.port)))
-        self._cached[kind, coordinator.key] = coordinator.node_id
-        if len(self._cached) > CACHED_MAX:
-            del self._cached[next(iter(self._cached))]
+        self._node_ids[kind, coordinator.key] = coordinator.node_id
+        if len(self._node_ids) > CACHED_MAX:
+            del self._node_ids[next(iter(self._node_ids))]
         return coordinator.node_id
 
 

@@ -62,7 +62,7 @@ class MetadataCache:
         self._running_refresh: asyncio.Future[ClientError | None] | None = None
         self._refresh_task: asyncio.Task[None] | None = None
         self._max_age_timer: asyncio.TimerHandle | None = None
-        self._closed = False
+        self._is_closed = False
 
     # ----------------------------------------------------------------------- looking up
 
@@ -143,16 +143,16 @@ class MetadataCache:
         loop = asyncio.get_running_loop()
         if self._pending_refresh is None:
             self._pending_refresh = loop.create_future()
-            if self._closed:
+            if self._is_closed:
                 self._pending_refresh.set_result(Closed("the client was closed"))
-        if not self._closed and (self._refresh_task is None or self._refresh_task.done()):
+        if not self._is_closed and (self._refresh_task is None or self._refresh_task.done()):
             # In a fresh context: the first caller's limits do not apply to the others.
             self._refresh_task = loop.create_task(self._run_refreshes(), context=Context())
         return self._pending_refresh
 
     def close(self) -> list["asyncio.Task[None]"]:
         """Cancel the refreshes; return the tasks to wait for."""
-        self._closed = True
+        self._is_closed = True
         if self._max_age_timer is not None:
             self._max_age_timer.cancel()
         for refresh in (self._running_refresh, self._pending_refresh):
@@ -164,7 +164,7 @@ class MetadataCache:
         return [self._refresh_task]
 
     async def _run_refreshes(self) -> None:
-        while self._pending_refresh is not None and not self._closed:
+        while self._pending_refresh is not None and not self._is_closed:
             self._running_refresh, self._pending_refresh = self._pending_refresh, None
             failure: ClientError | None = Closed("the refresh broke off")
             try:
@@ -184,7 +184,7 @@ class MetadataCache:
             _log.debug("no new metadata: %s", exc)
             return exc
         finally:
-            if not self._closed:
+            if not self._is_closed:
                 self._max_age_timer = loop.call_later(self._max_age_ms / 1000, self.request_update)
         return None
 

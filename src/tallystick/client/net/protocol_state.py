@@ -213,7 +213,7 @@ class ProtocolState(Generic[W]):
         Raises: DecodeError; the connection is unusable then.
         """
         if not self._in_flight:
-            raise DecodeError(f"{len(body)} bytes that nobody asked for")
+            raise DecodeError(f"{len(body)} bytes that answer no request")
         flight = self._in_flight[0]
         _check_correlation_id(body, flight.correlation_id)
         at = _CORRELATION_ID.size
@@ -238,12 +238,12 @@ class ProtocolState(Generic[W]):
         return waiters
 
 
-def _check_correlation_id(body: Buffer, expected: int) -> None:
+def _check_correlation_id(body: Buffer, expected_id: int) -> None:
     if len(body) < _CORRELATION_ID.size:
         raise DecodeError(f"an answer of {len(body)} bytes")
     (correlation_id,) = _CORRELATION_ID.unpack_from(body)
-    if correlation_id != expected:
-        raise DecodeError(f"the answer to request {correlation_id}, where {expected} comes next")
+    if correlation_id != expected_id:
+        raise DecodeError(f"the answer to request {correlation_id}, where {expected_id} comes next")
 
 
 def guess_protocol(start: Buffer) -> str:

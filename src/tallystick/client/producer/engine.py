@@ -62,7 +62,7 @@ class ProducerEngine:
         self._stale_topics: dict[str, None] = {}
         self._image = cluster.image
         self._topic_ids: dict[str, UUID] = {}
-        self._closed = False
+        self._is_closed = False
         self.accumulator = RecordAccumulator(
             AccumulatorLimits(
                 batch_bytes=min(config.batch_size, config.max_request_size),
@@ -97,7 +97,7 @@ class ProducerEngine:
             try:
                 txn.check_sendable()
             except ClientError:
-                if self._closed:
+                if self._is_closed:
                     raise Closed("the producer is closed") from None
                 raise
 
@@ -126,7 +126,7 @@ class ProducerEngine:
         """
         started_ns = time.monotonic_ns()
         measures = self._sender.metrics
-        while not self._closed:
+        while not self._is_closed:
             if topic not in self.accumulator.topic_names:
                 await self._cluster.run_with_retries(
                     "Metadata", topic, lambda: self._fetch_topic(topic), deadline
@@ -202,7 +202,7 @@ class ProducerEngine:
         except TimedOut:
             pass
         finally:
-            self._closed = True
+            self._is_closed = True
             self._sender.fail_all(Closed("the producer was closed before this was written"))
             self.accumulator.pool.wake_all()
             if self._pump_timer is not None:
@@ -234,7 +234,7 @@ class ProducerEngine:
 
     def _pump(self) -> None:
         self._is_pump_scheduled = False
-        if self._closed:
+        if self._is_closed:
             return
         if self._cluster.image is not self._image:
             self._apply_metadata()
@@ -278,7 +278,7 @@ class ProducerEngine:
     def _request_metadata(self, topic: str) -> None:
         """Ask for fresh metadata: a leader is unknown, or is no longer the leader."""
         self._stale_topics[topic] = None
-        if self._refresh_task is None and not self._closed:
+        if self._refresh_task is None and not self._is_closed:
             self._refresh_task = self._loop.create_task(self._refresh_stale_topics())
 
     async def _refresh_stale_topics(self) -> None:

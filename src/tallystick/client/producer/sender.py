@@ -259,7 +259,7 @@ class Sender:
         response = self._cluster.submit(node, outgoing.request, max_version=outgoing.version_max)
         names = outgoing.topic_names
         response.add_done_callback(
-            lambda done: self._handle_completion(node, sent_batches, names, now_ms, done)
+            lambda future: self._handle_completion(node, sent_batches, names, now_ms, future)
         )
 
     # -------------------------------------------------------------------------- answers

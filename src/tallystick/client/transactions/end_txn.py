@@ -75,8 +75,12 @@ class TxnEnder:
         except asyncio.CancelledError:
             self._holder.current = state.apply_outcome(TxnRecoveryAction.IN_DOUBT, error)
             raise
-        sure = error.effect is Effect.NONE and not state.maybe_sent
-        if action is TxnRecoveryAction.IN_DOUBT and sure and state.decided_from is not State.PREPARED:
+        is_without_effect = error.effect is Effect.NONE and not state.maybe_sent
+        if (
+            action is TxnRecoveryAction.IN_DOUBT
+            and is_without_effect
+            and state.decided_from is not State.PREPARED
+        ):
             # None of our attempts had an effect, and no other system was given the token.
             action = TxnRecoveryAction.FENCED
         if action is TxnRecoveryAction.FENCED:
@@ -107,22 +111,22 @@ class TxnEnder:
         if state.state is State.IN_TRANSACTION:
             self._flow.open_gate()
         if state.state is State.IN_DOUBT:
-            wish = "decision" if state.decision is None else state.decision.name.lower()
+            call = "decision" if state.decision is None else state.decision.name.lower()
             raise InDoubt(
-                f"{wish} of transaction {state.token} of {self._requests.transactional_id!r} was sent, and "
-                f"its outcome could not be learned: {error.what()}; {wish}_transaction() again asks again"
+                f"{call} of transaction {state.token} of {self._requests.transactional_id!r} was sent, and "
+                f"its outcome could not be learned: {error.what()}; {call}_transaction() again asks again"
             ) from error
         raise error
 
 
 def build_contradiction_error(
-    transactional_id: str, name: ProducerIdAndEpoch, wish: TxnDecision, finding: TxnFinding
+    transactional_id: str, name: ProducerIdAndEpoch, decision: TxnDecision, finding: TxnFinding
 ) -> DecisionExpired:
     """Return the error for a transaction that ended the other way."""
-    opposite = "aborted" if wish is TxnDecision.COMMIT else "committed"
+    opposite = "aborted" if decision is TxnDecision.COMMIT else "committed"
     by = "for its client, which the broker remembers" if finding is TxnFinding.FORCED else "before"
     return DecisionExpired(
-        f"{wish.name.lower()} of transaction {name} of {transactional_id!r}: it was {opposite} {by}: by "
+        f"{decision.name.lower()} of transaction {name} of {transactional_id!r}: it was {opposite} {by}: by "
         "transaction.timeout.ms, an administrator, or a client that decided otherwise"
     )
 

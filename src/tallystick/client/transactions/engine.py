@@ -143,7 +143,7 @@ class TransactionManager:
         match answer:
             case InitializedTxnId(mode=mode, client=client, version=version):
                 self._holder.current = self.machine.apply_init(
-                    client, kept=answer.kept, version=version, mode=mode, keep=keep
+                    client, kept_identity=answer.kept_identity, version=version, mode=mode, keep=keep
                 )
                 self._earlier = answer.earlier
             case DescribedTxnId(writer=writer, version=version):
@@ -296,4 +296,4 @@ class TransactionManager:
 
     def metrics(self) -> dict[str, float]:
         """Return the nanoseconds spent in each call, by Kafka's names."""
-        return {f"txn-{name}-time-ns-total": float(spent) for name, spent in self.call_times_ns.items()}
+        return {f"txn-{name}-time-ns-total": float(time_ns) for name, time_ns in self.call_times_ns.items()}

@@ -36,16 +36,16 @@ class EarlierDescription(Value):
 class InitializedTxnId(Value, kw_only=True):
     """The transactional id was initialised: an earlier client is fenced.
 
-    mode     mechanism that holds a prepared transaction; None: nothing may be prepared
-    client   producer id and epoch that sign from now on
-    kept     producer id and epoch of the transaction in doubt, if any
-    version  transaction version of the next transaction
-    earlier  how the id was described before; None if the coordinator was not asked
+    mode           mechanism that holds a prepared transaction; None: nothing may be prepared
+    client         producer id and epoch that sign from now on
+    kept_identity  producer id and epoch of the transaction in doubt, if any
+    version        transaction version of the next transaction
+    earlier        how the id was described before; None if the coordinator was not asked
     """
 
     mode: Mode | None
     client: ProducerIdAndEpoch
-    kept: ProducerIdAndEpoch | None = None
+    kept_identity: ProducerIdAndEpoch | None = None
     version: int
     earlier: EarlierDescription | None = None
 
@@ -141,10 +141,15 @@ class TxnInitializer:
         keeping = replace(self._build_request(former), enable_2pc=two_phase, keep_prepared_txn=True)
         client, kept_writer = await self._requests.init_producer_id(keeping)
         if kept_writer is not None and not keep:
+            # KIP-98: InitProducerId without keep aborts what is open, and is retried until that is done.
             aborting = replace(self._build_request(client), enable_2pc=two_phase)
             client, kept_writer = await self._requests.init_producer_id(aborting)
         return InitializedTxnId(
-            mode=mode, client=client, kept=kept_writer, version=offer.transaction_version, earlier=earlier
+            mode=mode,
+            client=client,
+            kept_identity=kept_writer,
+            version=offer.transaction_version,
+            earlier=earlier,
         )
 
     async def _describe_if_allowed(self) -> EarlierDescription | None:

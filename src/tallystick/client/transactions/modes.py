@@ -11,7 +11,7 @@ release; and a weaker mode is used only where the user has listed it [CLI-40].
 | resume | is aborted by transaction.timeout  | is fenced only when the transaction has ended   |
 
 Recovery in doubt is a comparison. The coordinator's description of an id becomes a `TxnFinding`, and
-`ACTION_BY_FINDING` says what follows: one row per finding, one column for each combination of the wish
+`ACTION_BY_FINDING` says what follows: one row per finding, one column for each combination of the decision
 (commit or abort) and the time of the description (before this client sent a decision, or after one with an
 ambiguous answer). Under version 2 every end of a transaction bumps the epoch by one, so the producer id and
 epoch shown tell which transaction ended (KIP-890); InitProducerId bumps it again and leaves the state Empty,
@@ -52,8 +52,8 @@ _NOT_PROMISED: Final = {
     Mode.TWO_PHASE: "",
     Mode.KEEP: "the cluster aborts a prepared transaction after transaction.timeout.ms",
     Mode.RESUME: (
-        "the cluster aborts a prepared transaction after transaction.timeout.ms, and whoever initialises the "
-        "id first; an earlier client is fenced only when the transaction has ended"
+        "the cluster aborts a prepared transaction after transaction.timeout.ms, and so does the first "
+        "client that initialises the id; an earlier client is fenced only when the transaction has ended"
     ),
 }
 
@@ -165,8 +165,8 @@ class TxnRecoveryAction(Enum):
 
     END = auto()  # send the decision
     END_OTHER = auto()  # abort the open transaction: the decision was about another
-    DONE = auto()  # the wish has come true
-    UNVERIFIED = auto()  # nothing is in doubt, and it cannot be told whether the wish came true
+    DONE = auto()  # the decision was carried out
+    UNVERIFIED = auto()  # nothing is in doubt, and it cannot be told whether the decision was carried out
     CONTRADICTED = auto()  # the opposite happened: an error of its own, never a success
     FENCED = auto()  # a newer client keeps it open
     IN_DOUBT = auto()  # it was open, a decision was sent, and its outcome is unknown
@@ -180,10 +180,10 @@ class DescriptionTime(Enum):
     AFTER = auto()
 
 
-# The columns: commit wished but not sent; commit sent; abort wished but not sent; abort sent.
+# The columns: commit not sent yet; commit sent; abort not sent yet; abort sent.
 # UNVERIFIED is KIP-939's "no-op when nothing is in doubt". It is not enough for a commit that *this* client
 # sent. An abort is done as soon as the transaction is not open and was not committed.
-_COLUMNS: Final = tuple((wish, when) for wish in TxnDecision for when in DescriptionTime)
+_COLUMNS: Final = tuple((decision, when) for decision in TxnDecision for when in DescriptionTime)
 _ROWS: Final = {
     TxnFinding.OPEN: (
         TxnRecoveryAction.END,
@@ -235,9 +235,9 @@ _ROWS: Final = {
     ),
 }
 ACTION_BY_FINDING: Final = {
-    (finding, wish, when): verdict
+    (finding, decision, when): verdict
     for finding, row in _ROWS.items()
-    for (wish, when), verdict in zip(_COLUMNS, row, strict=True)
+    for (decision, when), verdict in zip(_COLUMNS, row, strict=True)
 }
 
 
@@ -286,6 +286,9 @@ def _list_marker_identities(txn: TxnToResolve, *, commit: bool) -> set[ProducerI
     """Return the possible producer ids and epochs of the markers.
 
     Under version 2 the epoch is one above the writer's; an abort by timeout always bumps it.
+
+    Source: KIP-939: markers have "the original ongoing transaction's ProducerId and ProducerEpoch + 1", also
+        after the transaction was kept.
     """
     writer = txn.writer
     above = ProducerIdAndEpoch(writer.producer_id, ProducerEpoch(min(writer.epoch + 1, EPOCH_MAX)))

@@ -66,6 +66,7 @@ class TxnRequestSender:
         self, request: InitProducerIdRequest
     ) -> tuple[ProducerIdAndEpoch, ProducerIdAndEpoch | None]:
         """Return the client's producer id and epoch, and those of the transaction in doubt, if any."""
+        # KIP-939: these fields exist from version 6 on; a lower version would drop them and abort instead.
         keeps = request.keep_prepared_txn or request.enable_2pc
         version = KEEP_API_VERSION if keeps else None
 
@@ -90,7 +91,10 @@ class TxnRequestSender:
     async def add_partitions(
         self, client: ProducerIdAndEpoch, partitions: Collection[TopicPartition]
     ) -> None:
-        """Add partitions at the coordinator before their first batch. Only below transaction version 2."""
+        """Add partitions at the coordinator before their first batch.
+
+        Only below transaction version 2: from then on the partition's leader does it (KIP-890).
+        """
         request = requests.build_add_partitions(self.transactional_id, client, partitions)
 
         async def attempt() -> None:
@@ -156,6 +160,7 @@ class TxnRequestSender:
             was refused.
         """
         request = requests.build_end_txn(self.transactional_id, end)
+        # KIP-890: EndTxn version 5 bumps the epoch and returns it; a transaction is ended as it was begun.
         version = requests.END_TXN_BUMP_VERSION if end.version >= EPOCH_BUMP_VERSION else None
 
         async def attempt() -> ProducerIdAndEpoch | None:

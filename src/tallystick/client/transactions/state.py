@@ -85,6 +85,8 @@ TRANSITIONS: Final = MappingProxyType(
         (TxnCall.BEGIN, S.READY): S.IN_TRANSACTION,
         (TxnCall.SEND, S.IN_TRANSACTION): S.IN_TRANSACTION,
         (TxnCall.SEND_OFFSETS, S.IN_TRANSACTION): S.IN_TRANSACTION,
+        # KIP-939: from prepareTransaction on, "only .commitTransaction, .abortTransaction, or
+        # .completeTransaction could be called".
         (TxnCall.PREPARE, S.IN_TRANSACTION): S.PREPARING,
         (TxnCall.COMMIT, S.IN_TRANSACTION): S.COMMITTING,
         (TxnCall.COMMIT, S.PREPARED): S.COMMITTING,
@@ -183,10 +185,10 @@ class TxnProducerState(Value, kw_only=True):
             prepareTransaction was called nor initTransaction(true) was called) we return an
             INVALID_TXN_STATE error"; "In this case calling .completeTransaction would be a no-op."
         """
-        wish = TxnDecision.COMMIT if token == self.token else TxnDecision.ABORT
+        decision = TxnDecision.COMMIT if token == self.token else TxnDecision.ABORT
         match self.state:
             case State.PREPARED | State.IN_DOUBT if self.may_complete:
-                return self._decide(wish, S.COMMITTING if wish is TxnDecision.COMMIT else S.ABORTING)
+                return self._decide(decision, S.COMMITTING if decision is TxnDecision.COMMIT else S.ABORTING)
             case State.READY | State.UNCLAIMED if self.may_complete:
                 return self
             case State.READY | State.UNCLAIMED | State.IN_TRANSACTION:
@@ -198,15 +200,15 @@ class TxnProducerState(Value, kw_only=True):
             case _:
                 return self._build_refusal("complete_transaction")
 
-    def _decide(self, wish: TxnDecision, to: State) -> "TxnProducerState | IllegalCall":
+    def _decide(self, decision: TxnDecision, to: State) -> "TxnProducerState | IllegalCall":
         if self.state is S.IN_DOUBT:
-            if wish is not self.decision:
+            if decision is not self.decision:
                 was = "none" if self.decision is None else self.decision.name.lower()
                 return IllegalCall(
-                    f"{wish.name.lower()}: {was} was sent and may have happened; only that again"
+                    f"{decision.name.lower()}: {was} was sent and may have happened; only that again"
                 )
             return replace(self, state=to)
-        return replace(self, state=to, decision=wish, decided_from=self.state, maybe_sent=False)
+        return replace(self, state=to, decision=decision, decided_from=self.state, maybe_sent=False)
 
     def _build_refusal(self, name: str) -> IllegalCall:
         if self.state is S.FATAL:
@@ -263,23 +265,23 @@ class TxnProducerState(Value, kw_only=True):
         self,
         client: ProducerIdAndEpoch,
         *,
-        kept: ProducerIdAndEpoch | None = None,
+        kept_identity: ProducerIdAndEpoch | None = None,
         version: int,
         mode: Mode | None,
         keep: bool,
     ) -> "TxnProducerState":
-        """Apply the answer to InitProducerId: `client` signs from now on, and `kept`, if any, is in doubt.
+        """Apply the answer to InitProducerId: `client` signs from now on, a `kept_identity` is in doubt.
 
         Source: KIP-939 "RPC Changes": without an ongoing transaction `.completeTransaction` is a no-op.
         """
         check(self.state in _INITIALIZING_STATES, f"initialised while {self.state.name}")
         return TxnProducerState(
-            state=S.READY if kept is None else S.PREPARED,
+            state=S.READY if kept_identity is None else S.PREPARED,
             mode=mode,
             version=version,
             client=client,
-            writer=kept,
-            is_recovered=kept is not None,
+            writer=kept_identity,
+            is_recovered=kept_identity is not None,
             may_complete=keep,
         )
 
@@ -308,10 +310,10 @@ class TxnProducerState(Value, kw_only=True):
                 version has changed, the id is initialised before the next one (KAFKA-18227).
         """
         check(self.state in _DECIDING_STATES, f"ended while {self.state.name}")
-        moved = client is not None and client != self.client
+        is_new_client = client is not None and client != self.client
         # Under version 1 one epoch names many transactions, unless InitProducerId bumps it in between.
-        by_hand = self.mode is Mode.RESUME and not moved and self.writer is not None
-        claim = self.version != version or (self.needs_epoch_bump and not moved) or by_hand
+        by_hand = self.mode is Mode.RESUME and not is_new_client and self.writer is not None
+        claim = self.version != version or (self.needs_epoch_bump and not is_new_client) or by_hand
         claim |= self.is_recovered and self.mode is Mode.RESUME
         idle = self._reset(S.UNCLAIMED if claim else S.READY)
         if self.is_recovered and self.mode is Mode.RESUME:

@@ -160,13 +160,13 @@ class SqlRows:
         return leases_from_rows(now_ms, rows)
 
     def _read_decisions(self, connection: Connection, failures: list[str]) -> tuple[PrefixFacts, ...]:
-        found = decision_table.read_all(connection)
-        failures += [f"{prefix}: {failure}" for prefix, failure in found.failures.items()]
+        decision_rows = decision_table.read_all(connection)
+        failures += [f"{prefix}: {failure}" for prefix, failure in decision_rows.failures.items()]
         return tuple(
             PrefixFacts(
                 prefix=prefix, source=self._name, decision=state.decision, is_complete=state.is_complete
             )
-            for prefix, state in found.states.items()
+            for prefix, state in decision_rows.states.items()
         )
 
 

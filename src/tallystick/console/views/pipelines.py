@@ -101,7 +101,9 @@ def _view_prefix(state: ConsoleState, facts: PrefixFacts) -> PrefixView:
 
 
 def _view_batch(checksums: JobChecksums) -> BatchView:
-    return BatchView(name=str(checksums.name), row_counts=tuple(each.rows for each in checksums.tallies))
+    return BatchView(
+        name=str(checksums.name), row_counts=tuple(each.rows for each in checksums.row_checksums)
+    )
 
 
 def _view_participants(

@@ -73,8 +73,8 @@ class AsyncAttempts(Generic[D, R]):
             try:
                 async with self._writer.transaction(wait_visible=wait_visible) as txn:
                     self._results.append(await self._run_work(txn))
-            except KeyFound as found:
-                result: R = found.result  # type: ignore[assignment]
+            except KeyFound as exc:
+                result: R = exc.result  # type: ignore[assignment]
                 return result
             except Exception as exc:
                 next_step = await self._conclude(exc)

@@ -105,15 +105,17 @@ class _ProcessWriters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[object, Writers] = {}
+        self._writers_by_function: dict[object, Writers] = {}
         self._recovered: set[object] = set()
 
     def get(self, make_writers: MakeWriters) -> Writers:
         function = getattr(make_writers, "__func__", make_writers)
         with self._lock:
-            writers = self._made.get(function)
+            writers = self._writers_by_function.get(function)
             if writers is None:
-                writers = self._made[function] = make_writers(getattr(current_process(), "index", 0))
+                writers = self._writers_by_function[function] = make_writers(
+                    getattr(current_process(), "index", 0)
+                )
             if function not in self._recovered:
                 _log.info("%s", writers.recover())
                 self._recovered.add(function)
@@ -123,9 +125,9 @@ class _ProcessWriters:
         if not self._lock.acquire(timeout=CLOSE_WAIT_S):  # it recovers; the next process does it again
             return
         try:
-            for writers in self._made.values():
+            for writers in self._writers_by_function.values():
                 writers.close()
-            self._made.clear()
+            self._writers_by_function.clear()
             self._recovered.clear()
         finally:
             self._lock.release()

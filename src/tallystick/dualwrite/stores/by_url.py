@@ -42,12 +42,12 @@ def describe_url(url: str) -> str:
     except ValueError:
         return f"{url.partition('://')[0]}://(not a URL)"
     credentials, at, hosts = parts.netloc.rpartition("@")
-    shown = [
+    parameters = [
         (name, value) for name, value in query if not any(word in name.lower() for word in _SECRET_WORDS)
     ]
     user = credentials.partition(":")[0]
     text = f"{parts.scheme}://{user}{at}{hosts}{parts.path}"
-    return f"{text}?{urlencode(shown, safe='/:,')}" if shown else text
+    return f"{text}?{urlencode(parameters, safe='/:,')}" if parameters else text
 
 
 @contextmanager

@@ -78,7 +78,7 @@ class RocksTransaction:
         try:
             self.batch.len()
         except Exception as exc:  # rocksdict has no exception class for a batch that was already written
-            raise NotYours("the batch was written by somebody else; the writer does that") from exc
+            raise NotYours("the batch was written already; leave that to the writer") from exc
 
 
 class RocksStore:

@@ -222,12 +222,12 @@ class SqlTransaction:
             result = cast(CursorResult[Any], self._connection.execute(inserting))
             if result.rowcount == 1 and dialect not in sql_table.MYSQL:
                 return None
-            found = self._connection.execute(keys.read_claim(key, dialect)).first()
+            claim_row = self._connection.execute(keys.read_claim(key, dialect)).first()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
             raise
-        return check_key_row(key, self._mark, found)
+        return check_key_row(key, self._mark, claim_row)
 
     def store_result(self, key: IdempotencyKey, text: str) -> None:
         """Store the result of the work with the key that `claim_key` has inserted."""

@@ -228,12 +228,12 @@ class AsyncSqlTransaction:
             result = cast(CursorResult[Any], await self._connection.execute(inserting))
             if result.rowcount == 1 and dialect not in sql_table.MYSQL:
                 return None
-            found = (await self._connection.execute(keys.read_claim(key, dialect))).first()
+            claim_row = (await self._connection.execute(keys.read_claim(key, dialect))).first()
         except DBAPIError as exc:
             if sql_table.is_missing_table(exc):
                 raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
             raise
-        return check_key_row(key, self._mark, found)
+        return check_key_row(key, self._mark, claim_row)
 
     async def store_result(self, key: IdempotencyKey, text: str) -> None:
         """Store the result of the work with the key that `claim_key` has inserted."""

@@ -95,7 +95,7 @@ class ZooKeeperTransaction:
         if self._ended:
             raise NotYours("this transaction has ended")
         if self.request.committed:
-            raise NotYours("the request was committed by somebody else; the writer does that")
+            raise NotYours("the request was committed already; leave that to the writer")
 
 
 class ZooKeeperStore:

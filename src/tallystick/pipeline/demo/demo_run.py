@@ -22,7 +22,7 @@ from tallystick.pipeline.demo.demo_settings import Crash, DemoSettings
 from tallystick.pipeline.demo.postgres import TemporaryPostgres
 from tallystick.pipeline.demo.processes import PipelineProcess
 from tallystick.pipeline.demo.verification import ContentCheck, check_table, check_topics
-from tallystick.spark.class_archive import NoArchive, class_archive_path, make_class_archive
+from tallystick.spark.class_archive import NoArchive, find_class_archive, make_class_archive
 
 _log = logging.getLogger("tallystick.demo")
 
@@ -105,7 +105,7 @@ class DemoRun:
 
     def _prepare_class_archive(self) -> None:
         """Create the class archive on the first demo; it halves the start time of every JVM of the demo."""
-        if class_archive_path().exists():
+        if find_class_archive().exists():
             return
         self._say("once on this machine: Spark's classes are put into an archive, to start faster from it")
         try:
@@ -163,8 +163,8 @@ class DemoRun:
 
     def _list_open_transactions(self, admin: Admin) -> list[str]:
         """Return the pipeline's transactions that are neither committed nor aborted."""
-        listed = admin.list_transactions(states=("Ongoing",)).all()
-        names = (each.transactional_id for listings in listed.values() for each in listings)
+        listings_by_broker = admin.list_transactions(states=("Ongoing",)).all()
+        names = (each.transactional_id for listings in listings_by_broker.values() for each in listings)
         return [name for name in names if "/w/" in name]
 
     def _crash(self, admin: Admin, driver: PipelineProcess, crash: Crash, rows: int) -> PipelineProcess:

@@ -60,26 +60,26 @@ def check_table(url: str, table: str, expected: pd.DataFrame) -> ContentCheck:
     return compare_content(f"table {table}", expected, rows)
 
 
-def compare_content(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]]) -> ContentCheck:
+def compare_content(where: str, rows: pd.DataFrame, actual: Sequence[Mapping[str, object]]) -> ContentCheck:
     """Compare `actual` with the expected `rows`, identified by their first column."""
     name = rows.columns[0]
     # Convert to Python values: 3 and 3.0 are equal, and missing values are None on both sides.
     columns = [rows[each].astype(object).where(rows[each].notna(), None).tolist() for each in rows.columns]
     records = (dict(zip(rows.columns, values, strict=True)) for values in zip(*columns, strict=True))
     by_name = dict(zip(columns[0], records, strict=True))
-    seen = set()
+    names = set()
     duplicated = wrong = 0
-    for each in found:
-        if each.get(name) in seen:
+    for each in actual:
+        if each.get(name) in names:
             duplicated += 1
         elif by_name.get(each.get(name)) != each:
             wrong += 1
-        seen.add(each.get(name))
+        names.add(each.get(name))
     return ContentCheck(
         target=where,
         expected=len(by_name),
-        actual=len(found),
-        missing=len(by_name.keys() - seen),
+        actual=len(actual),
+        missing=len(by_name.keys() - names),
         duplicated=duplicated,
         wrong=wrong,
     )

@@ -140,12 +140,12 @@ def _decompress_gzip(source: memoryview, output: _DecompressedOutput) -> None:
     for _ in range(GZIP_MEMBERS_MAX):
         member, rest = zlib.decompressobj(_GZIP_WINDOW), b""
         while not member.eof:
-            given: bytes | memoryview = rest
+            part: bytes | memoryview = rest
             if not rest:
-                given = source[at : at + INPUT_PIECE]
-                at += len(given)
-            piece = member.decompress(given, output.next_piece_size())
-            if not piece and not given:
+                part = source[at : at + INPUT_PIECE]
+                at += len(part)
+            piece = member.decompress(part, output.next_piece_size())
+            if not piece and not part:
                 raise InvalidBatch(f"gzip ends inside a member, after {at} bytes")
             output.add(piece)
             rest = member.unconsumed_tail
@@ -197,10 +197,10 @@ def _decompress_snappy_block(block: memoryview, output: _DecompressedOutput) -> 
 def _decompress_lz4(source: memoryview, output: _DecompressedOutput) -> None:
     frame, at = lz4.frame.LZ4FrameDecompressor(), 0
     while not frame.eof:
-        given = source[at : at + INPUT_PIECE] if frame.needs_input else b""
-        at += len(given)
-        piece = frame.decompress(given, max_length=output.next_piece_size())
-        if not piece and not given and not frame.eof:
+        part = source[at : at + INPUT_PIECE] if frame.needs_input else b""
+        at += len(part)
+        piece = frame.decompress(part, max_length=output.next_piece_size())
+        if not piece and not part and not frame.eof:
             raise InvalidBatch(f"lz4 ends inside its frame, after {at} bytes")
         output.add(piece)
 

@@ -113,15 +113,15 @@ def parse_control_type(record: Record) -> ControlType | None:
 
 def decode_marker(record: Record) -> EndTransactionMarker:
     """Decode the marker in a control record. Raises: InvalidBatch, also if it is not a marker."""
-    found = parse_control_type(record)
-    if found not in (ControlType.ABORT, ControlType.COMMIT):
-        raise InvalidBatch(f"control record {record.offset} is no marker but {found!r}")
+    control_type = parse_control_type(record)
+    if control_type not in (ControlType.ABORT, ControlType.COMMIT):
+        raise InvalidBatch(f"control record {record.offset} is no marker but {control_type!r}")
     if record.value is None or len(record.value) < _VALUE.size:
         raise InvalidBatch(f"the value of marker {record.offset} is shorter than {_VALUE.size} bytes")
     version, coordinator_epoch = _VALUE.unpack_from(record.value)
     if version < 0:
         raise InvalidBatch(f"the value of marker {record.offset} has version {version}")
-    return EndTransactionMarker(control_type=found, coordinator_epoch=coordinator_epoch)
+    return EndTransactionMarker(control_type=control_type, coordinator_epoch=coordinator_epoch)
 
 
 def read_marker(buf: Buffer, at: int = 0) -> EndTransactionMarker | None:
@@ -142,14 +142,14 @@ def read_marker(buf: Buffer, at: int = 0) -> EndTransactionMarker | None:
 
 
 def _read_plain_marker(
-    found: tuple[int, int, int, int, int, bytes, int, int, int, int, int, int],
+    fields: tuple[int, int, int, int, int, bytes, int, int, int, int, int, int],
 ) -> EndTransactionMarker | None:
     """Return a marker of the usual layout; None means that the caller must decode the batch [WIRE-4].
 
     Decoding takes seven times as long, a tenth of a whole transaction (docs/notes/performance.md).
     """
     length, magic, attributes, delta, count, record, key_version, number, size, version, epoch, headers = (
-        found
+        fields
     )
     if (
         (length, magic, delta, count, record) != (_PLAIN_LENGTH, MAGIC, 0, 1, _PLAIN_RECORD)

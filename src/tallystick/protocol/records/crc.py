@@ -18,8 +18,8 @@ def _load_crc32c() -> Crc:
         raise ImportError("the package crc32c has no module _crc32c")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Crc = module.crc32c
-    return found
+    crc32c: Crc = module.crc32c
+    return crc32c
 
 
 try:

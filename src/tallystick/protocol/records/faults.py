@@ -60,9 +60,9 @@ def find_section_faults(
 ) -> RecordFaults:
     """Check decompressed records as `find_faults` does."""
     if native.scan is not None:
-        found = native.scan(section, native.make_native_batch(header), *times, RECORD_ERRORS_MAX)
-        if found is not None:
-            return RecordFaults(*found)
+        native_faults = native.scan(section, native.make_native_batch(header), *times, RECORD_ERRORS_MAX)
+        if native_faults is not None:
+            return RecordFaults(*native_faults)
     return _check_records(section, header, times)
 
 

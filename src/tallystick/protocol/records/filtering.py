@@ -47,17 +47,17 @@ def filter_batch(
     header = read_header(buf, at)
     section = decompress_section(buf, at, header)
     if isinstance(keep, Set):
-        kept = [span for span in iter_spans(section, header) if span[0] in keep]
+        spans = [span for span in iter_spans(section, header) if span[0] in keep]
     else:
-        kept = [span for span in iter_spans(section, header) if keep(_make_scanned_key(span))]
-    if not kept:
+        spans = [span for span in iter_spans(section, header) if keep(_make_scanned_key(span))]
+    if not spans:
         return build_empty_batch(header) if retain_empty else None
 
-    needs_horizon = header.is_control or any(value_size < 0 for *_, value_size, _ in kept)
+    needs_horizon = header.is_control or any(value_size < 0 for *_, value_size, _ in spans)
     new_horizon = horizon_ms if needs_horizon and header.delete_horizon_ms is None else None
-    if len(kept) == header.record_count and new_horizon is None:
+    if len(spans) == header.record_count and new_horizon is None:
         return bytes(memoryview(buf)[at : at + header.size_bytes])
-    return _rewrite(header, section, kept, new_horizon)
+    return _rewrite(header, section, spans, new_horizon)
 
 
 def build_empty_batch(header: BatchHeader) -> bytes:
@@ -74,15 +74,15 @@ def _make_scanned_key(span: RecordSpan) -> ScannedKey:
     return ScannedKey(offset, timestamp, key, size < 0, max(0, size))
 
 
-def _rewrite(header: BatchHeader, section: bytes, kept: list[RecordSpan], new_horizon: int | None) -> bytes:
+def _rewrite(header: BatchHeader, section: bytes, spans: list[RecordSpan], new_horizon: int | None) -> bytes:
     horizon = header.delete_horizon_ms if new_horizon is None else new_horizon
-    base_timestamp = kept[0][1] if horizon is None else horizon
-    records = [encode_span(span, section, header.base_offset, base_timestamp) for span in kept]
+    base_timestamp = spans[0][1] if horizon is None else horizon
+    records = [encode_span(span, section, header.base_offset, base_timestamp) for span in spans]
     changed = replace(
         header,
         attributes=header.attributes | (0 if horizon is None else DELETE_HORIZON_BIT),
         base_timestamp=base_timestamp,
-        max_timestamp=max(timestamp for _, timestamp, *_ in kept),
-        record_count=len(kept),
+        max_timestamp=max(timestamp for _, timestamp, *_ in spans),
+        record_count=len(spans),
     )
     return build_batch(changed, compress(header.codec, b"".join(records)))

@@ -81,10 +81,10 @@ class NativeScanner(Protocol):
 
 def _load_extension() -> Extension | None:
     try:
-        found = cast(Extension, _lazy.load("tallystick._native"))
+        extension = cast(Extension, _lazy.load("tallystick._native"))
     except ImportError:
         return None
-    return found if found.INTERFACE == INTERFACE else None
+    return extension if extension.INTERFACE == INTERFACE else None
 
 
 codec = _load_extension()

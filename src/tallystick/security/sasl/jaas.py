@@ -90,8 +90,10 @@ def _choose_module(token: _JaasToken) -> LoginModule:
     if name in (each.value for each in LoginModule):
         return LoginModule(name)
     # A name is shown only if it looks like one: a password may have slipped into its place.
-    shown = f" {name}" if re.fullmatch("[A-Za-z0-9_$]*LoginModule", name) else ""
-    raise BadJaasConfig(f"the login module{shown} is not supported: {_REFUSED_MODULES.get(name, _NO_REASON)}")
+    name_text = f" {name}" if re.fullmatch("[A-Za-z0-9_$]*LoginModule", name) else ""
+    raise BadJaasConfig(
+        f"the login module{name_text} is not supported: {_REFUSED_MODULES.get(name, _NO_REASON)}"
+    )
 
 
 def _parse_options(tokens: list[_JaasToken]) -> dict[str, Secret]:
@@ -128,15 +130,15 @@ def _tokenize(text: str) -> list[_JaasToken]:
     tokens = []
     at = 0
     while at < len(text):
-        found = _PIECES.match(text, at)
-        if found is None:
+        match = _PIECES.match(text, at)
+        if match is None:
             raise BadJaasConfig(f"at character {at + 1}: {_explain_character(text[at])}")
-        at = found.end()
-        kind = found.lastgroup
+        at = match.end()
+        kind = match.lastgroup
         if kind == "double" or kind == "single":
-            tokens.append(_JaasToken(_ESCAPE.sub(_unescape, found[kind]), is_quoted=True))
+            tokens.append(_JaasToken(_ESCAPE.sub(_unescape, match[kind]), is_quoted=True))
         elif kind != "space":
-            tokens.append(_JaasToken(found[0], is_quoted=False))
+            tokens.append(_JaasToken(match[0], is_quoted=False))
     return tokens
 
 
@@ -148,9 +150,9 @@ def _explain_character(character: str) -> str:
     return "a character that is allowed in quotes only"
 
 
-def _unescape(found: "re.Match[str]") -> str:
+def _unescape(match: "re.Match[str]") -> str:
     """Return what StreamTokenizer makes of an escape: C's letters, octal numbers, else what is escaped."""
-    escaped = found[1]
+    escaped = match[1]
     if escaped[0] in "01234567":
         return chr(int(escaped, 8))
     return _ESCAPED.get(escaped, escaped)

@@ -48,10 +48,10 @@ def parse_key_set(document: bytes) -> dict[str, Jwk]:
     """
     try:
         content = json.loads(document)
-        listed = content["keys"]
+        entries = content["keys"]
         keys: dict[str, Jwk] = {
             key["kid"]: {name: key[name] for name in _PUBLIC_MEMBERS if name in key}
-            for key in listed
+            for key in entries
             if isinstance(key.get("kid"), str) and key.get("kty") != "oct" and key.get("use", "sig") == "sig"
         }
         keys = {kid: key for kid, key in keys.items() if not any(map(_is_huge, key.values()))}

@@ -114,7 +114,7 @@ class OauthBearerServer:
         """
         self._validate = validate
         self._refusal: SaslAuthenticationFailed | None = None
-        self._spent = self._has_waited = False
+        self._is_spent = self._has_waited = False
         self.principal: str | None = None
         self.session_expires_ms: int | None = None
         self.extensions: Mapping[str, str] = NO_EXTENSIONS
@@ -127,9 +127,9 @@ class OauthBearerServer:
         """Return nothing for a valid token; the error as JSON for another, and refuse what follows that."""
         if self._refusal is not None:
             raise self._refusal
-        if self._spent:
+        if self._is_spent:
             raise SaslAuthenticationFailed("Authentication failed: OAUTHBEARER has one message")
-        self._spent = True
+        self._is_spent = True
         authorization_id, bearer, extensions = parse_client_message(token)
         try:
             valid = self._validate_or_wait(bearer)
@@ -155,7 +155,7 @@ class OauthBearerServer:
         except KeyNeeded as exc:
             if self._has_waited:
                 raise TokenRefused(str(exc)) from None
-            self._has_waited, self._spent = True, False
+            self._has_waited, self._is_spent = True, False
             raise
 
 
@@ -175,10 +175,10 @@ def parse_client_message(message: bytes) -> tuple[str, str, dict[str, str]]:
         raise _refuse_message("it does not end with two control-A")
     pairs: dict[str, str] = {}
     for part in parts[:-2]:
-        found = _PAIR.fullmatch(part)
-        if found is None or found[1] in pairs:
+        match = _PAIR.fullmatch(part)
+        if match is None or match[1] in pairs:
             raise _refuse_message("an attribute is malformed or there twice")
-        pairs[found[1]] = found[2]
+        pairs[match[1]] = match[2]
     bearer = _BEARER.fullmatch(pairs.pop("auth", ""))
     if bearer is None:
         raise _refuse_message("no auth=Bearer token")

@@ -200,13 +200,13 @@ def parse_client_first(message: bytes) -> ClientFirst:
         "client-first-message",
         _CLIENT_FIRST,
         message,
-        lambda found, extensions: ClientFirst(
-            found["gs2"],
-            unescape_name(found["authzid"] or ""),
-            unescape_name(found["name"]),
-            found["nonce"],
+        lambda match, extensions: ClientFirst(
+            match["gs2"],
+            unescape_name(match["authzid"] or ""),
+            unescape_name(match["name"]),
+            match["nonce"],
             extensions,
-            found["bare"],
+            match["bare"],
         ),
     )
 
@@ -217,7 +217,7 @@ def parse_server_first(message: bytes) -> ServerFirst:
         "server-first-message",
         _SERVER_FIRST,
         message,
-        lambda found, _: ServerFirst(found["nonce"], b64decode(found["salt"]), int(found["iterations"])),
+        lambda match, _: ServerFirst(match["nonce"], b64decode(match["salt"]), int(match["iterations"])),
     )
 
 
@@ -227,8 +227,8 @@ def parse_client_final(message: bytes) -> ClientFinal:
         "client-final-message",
         _CLIENT_FINAL,
         message,
-        lambda found, _: ClientFinal(
-            b64decode(found["binding"]), found["nonce"], b64decode(found["proof"]), found["unsigned"]
+        lambda match, _: ClientFinal(
+            b64decode(match["binding"]), match["nonce"], b64decode(match["proof"]), match["unsigned"]
         ),
     )
 
@@ -239,7 +239,7 @@ def parse_server_final(message: bytes) -> ServerFinal:
         "server-final-message",
         _SERVER_FINAL,
         message,
-        lambda found, _: ServerFinal(b64decode(found["signature"] or ""), found["error"] or ""),
+        lambda match, _: ServerFinal(b64decode(match["signature"] or ""), match["error"] or ""),
     )
 
 
@@ -267,16 +267,16 @@ def _parse(
     if len(message) > MESSAGE_BYTES_MAX:
         raise BadScramMessage(f"{name} has {len(message)} bytes, {MESSAGE_BYTES_MAX} are allowed")
     try:
-        found = pattern.fullmatch(message.decode())
+        match = pattern.fullmatch(message.decode())
     except UnicodeDecodeError:
         raise BadScramMessage(f"{name} is not UTF-8") from None
-    if found is None:
+    if match is None:
         raise BadScramMessage(f"{name} does not have the attributes of RFC 5802 in their order")
     extensions = tuple(
         (key, value)
-        for key, _, value in (part.partition("=") for part in found["extensions"].split(",") if part)
+        for key, _, value in (part.partition("=") for part in match["extensions"].split(",") if part)
     )
     names = [key for key, _ in extensions]
     if len(set(names)) < len(names) or _KNOWN_ATTRIBUTES & set(names):
         raise BadScramMessage(f"{name} has an attribute twice, out of order, or reserved")
-    return build(found, extensions)
+    return build(match, extensions)

@@ -84,8 +84,8 @@ def invent_credential(
     name = f"{mechanism.name}\0{user}".encode()
 
     def score(form: CredentialForm) -> bytes:
-        shown = f"{form.iterations},{form.salt_form},{form.salt_bytes}\0".encode()
-        return hmac_digest(secret, b"form\0" + shown + name, _KEYED_HASH)
+        form_text = f"{form.iterations},{form.salt_form},{form.salt_bytes}\0".encode()
+        return hmac_digest(secret, b"form\0" + form_text + name, _KEYED_HASH)
 
     form = max(forms, key=score, default=DEFAULT_FORM)
     stream = hmac_digest(secret, b"salt\0" + name, _KEYED_HASH)

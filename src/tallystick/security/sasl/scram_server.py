@@ -51,7 +51,7 @@ class ScramServer:
         self._credential: ScramCredential | None = None
         self._is_known = False
         self._server_first = ""
-        self._spent = False
+        self._is_spent = False
         self.principal: str | None = None
 
     @property
@@ -60,17 +60,17 @@ class ScramServer:
 
     def respond(self, token: bytes) -> bytes:
         """Return server-first-message or server-final-message."""
-        if self._spent:
+        if self._is_spent:
             raise SaslAuthenticationFailed(
                 f"Authentication failed: {self._mechanism.name} ended with the message before this one"
             )
         try:
             return self._open(token) if self._first is None else self._finish(self._first, token)
         except BadScramMessage as exc:
-            self._spent = True
+            self._is_spent = True
             raise SaslAuthenticationFailed(f"Authentication failed: {self._mechanism.name}: {exc}") from None
         except SaslAuthenticationFailed:
-            self._spent = True
+            self._is_spent = True
             raise
 
     def _open(self, token: bytes) -> bytes:
@@ -81,8 +81,8 @@ class ScramServer:
             )
         if ("tokenauth", "true") in first.extensions:
             raise SaslAuthenticationFailed("Authentication failed: this broker has no delegation tokens")
-        found = self._find_credential(first.username)
-        credential, self._is_known = found.credential, found.is_known
+        lookup = self._find_credential(first.username)
+        credential, self._is_known = lookup.credential, lookup.is_known
         # Kafka reads its own credentials with the same suspicion.
         if credential.iterations < ITERATIONS_MIN:
             raise SaslAuthenticationFailed(
@@ -96,7 +96,7 @@ class ScramServer:
         return self._server_first.encode()
 
     def _finish(self, first: ClientFirst, token: bytes) -> bytes:
-        self._spent = True
+        self._is_spent = True
         final = parse_client_final(token)
         credential, mechanism = self._credential, self._mechanism
         assert credential is not None

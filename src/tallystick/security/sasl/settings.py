@@ -217,10 +217,10 @@ class SaslSettings:
         ]
         if unknown:
             yield f"{_JAAS}: {', '.join(sorted(unknown))}: not supported"
-        given = [name for name, value in named.items() if value] + [o for o in _OAUTH_OPTIONS if o in options]
+        names = [name for name, value in named.items() if value] + [o for o in _OAUTH_OPTIONS if o in options]
         if has_token_callback:
-            if given:
-                yield f"oauth_cb: {given[0]} is set, too: tokens come from one place"
+            if names:
+                yield f"oauth_cb: {names[0]} is set, too: tokens come from one place"
         else:
             yield from self._find_endpoint_problems(options)
         if any("=" not in each for each in self.sasl_oauthbearer_extensions):

@@ -106,14 +106,14 @@ def load_server_tls(settings: TlsSettings, now: datetime | None = None) -> Serve
 
 def _apply_versions(context: ssl.SSLContext, settings: TlsSettings) -> None:
     choice = choose_ciphers(settings.ssl_cipher_suites)
-    left = [
+    versions = [
         version
         for version, is_left in (("TLSv1.2", choice.allows_tls_1_2), ("TLSv1.3", choice.allows_tls_1_3))
         if is_left and version in settings.ssl_enabled_protocols
     ]
-    if not left:
+    if not versions:
         raise BadConfig("ssl.cipher.suites has no suite of a version in ssl.enabled.protocols")
-    context.minimum_version, context.maximum_version = _VERSIONS[left[0]], _VERSIONS[left[-1]]
+    context.minimum_version, context.maximum_version = _VERSIONS[versions[0]], _VERSIONS[versions[-1]]
     if choice.openssl:
         try:
             context.set_ciphers(":".join(choice.openssl))

@@ -110,12 +110,12 @@ class TlsSettings:
             if self._has(chain) and not self._has(key):
                 yield f"{chain} is set without {key}: certificates need their private key"
         sources = ("ssl.keystore.location", "ssl.keystore.key", "ssl.key.location")
-        given = [name for name in sources if self._has(name)]
-        if len(given) > 1:
-            yield f"{' and '.join(given)} are set: a key comes from one place"
+        key_sources = [name for name in sources if self._has(name)]
+        if len(key_sources) > 1:
+            yield f"{' and '.join(key_sources)} are set: a key comes from one place"
         if self.ssl_keystore_password and not self.ssl_keystore_location:
             yield "ssl.keystore.password is set without ssl.keystore.location"
-        if self.ssl_key_password and not given:
+        if self.ssl_key_password and not key_sources:
             yield "ssl.key.password is set without a key: ssl.keystore.location or ssl.keystore.key"
 
     def _has(self, name: str) -> bool:

@@ -16,7 +16,7 @@ from tallystick.kernel.value import replace
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
 from tallystick.spark.protocol.committable import Participant
-from tallystick.spark.protocol.transactional_ids import coordinator_id
+from tallystick.spark.protocol.transactional_ids import format_coordinator_id
 
 
 class ClusterParticipants:
@@ -32,13 +32,14 @@ class ClusterParticipants:
             limit_ms: the time limit of each request, including its retries.
         """
         self._cluster, self._options, self._limit_ms = cluster, options, limit_ms
-        self._coordinator_id = coordinator_id(options.prefix)
+        self._coordinator_id = format_coordinator_id(options.prefix)
         self._transactions = TransactionAdmin(cluster, limit_ms)
 
     async def claim(self) -> tuple[ProducerIdAndEpoch, int]:
-        # InitProducerId fences the earlier driver, and succeeds only when its open transaction has ended.
+        # KIP-98: InitProducerId fences the earlier driver, and succeeds only when its open transaction has
+        # ended.
         owner = await self._init_producer_id(self._coordinator_id, self._options.coordinator_timeout_ms, None)
-        return owner, self._txn_client(self._coordinator_id).transaction_version
+        return owner, self._open_txn_client(self._coordinator_id).transaction_version
 
     async def reclaim(self, owner: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
         # KIP-360: InitProducerId with the current producer id and epoch is fenced if a newer one was issued.
@@ -58,25 +59,28 @@ class ClusterParticipants:
         answers = await self._transactions.describe(names)
         for failure in answers.failures.values():
             code = failure.code if isinstance(failure, BrokerRefused) else None
+            # KIP-664: the coordinator has no such id: it expired, or never had a transaction.
             if code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 raise failure
         return {name: answers.found.get(name) for name in names}
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
         participants_by_id = {each.transactional_id: each for each in participants}
 
         async def end_transaction(name: str) -> None:
+            # EndTxn under this producer id and epoch alone: it may come from any process, and an id that has
+            # been used again refuses it (KIP-890).
             end = DueEndTxn(
-                client=participants_by_id[name].identity, decision=wish, version=transaction_version
+                client=participants_by_id[name].identity, decision=txn_decision, version=transaction_version
             )
-            await self._txn_client(name).end_txn(end)
+            await self._open_txn_client(name).end_txn(end)
 
         return (await gather_answers(participants_by_id, end_transaction)).failures
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
         identities = {each.transactional_id: each.identity for each in participants}
 
@@ -86,8 +90,8 @@ class ClusterParticipants:
                 # The id has been reused. The transaction that is open now is another one, and stays open.
                 why = f"{identities[name]} is no longer what is open: that is {writer}"
                 raise build_broker_error("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH, why)
-            await self._txn_client(name).end_txn(
-                DueEndTxn(client=client, decision=wish, version=transaction_version)
+            await self._open_txn_client(name).end_txn(
+                DueEndTxn(client=client, decision=txn_decision, version=transaction_version)
             )
 
         return (await gather_answers(identities, recover_transaction)).failures
@@ -110,11 +114,11 @@ class ClusterParticipants:
             keep_prepared_txn=True,
         )
         try:
-            return await self._txn_client(name).init_producer_id(request)
+            return await self._open_txn_client(name).init_producer_id(request)
         except BrokerRefused as exc:
             if (Mode.TWO_PHASE, exc.code) not in MODE_REFUSALS or not two_phase:
                 raise
-            return await self._txn_client(name).init_producer_id(replace(request, enable_2pc=False))
+            return await self._open_txn_client(name).init_producer_id(replace(request, enable_2pc=False))
 
     async def list_open_ids(self) -> Collection[str]:
         answers = await self._transactions.list(states=("Ongoing",))
@@ -130,8 +134,8 @@ class ClusterParticipants:
             producer_id=-1 if current is None else current.producer_id,
             producer_epoch=-1 if current is None else current.epoch,
         )
-        client, _ = await self._txn_client(name).init_producer_id(request)
+        client, _ = await self._open_txn_client(name).init_producer_id(request)
         return client
 
-    def _txn_client(self, name: str) -> TxnRequestSender:
+    def _open_txn_client(self, name: str) -> TxnRequestSender:
         return TxnRequestSender(self._cluster, name, self._limit_ms)

@@ -136,14 +136,14 @@ class DecisionRow:
         decision: Decision,
         owner: ProducerIdAndEpoch,
         moves: StagedMoves,
-        in_time: Callable[[], bool] = lambda: True,
+        is_in_time: Callable[[], bool] = lambda: True,
     ) -> None:
         """Commit the decision and the moved rows in one transaction, if `owner` still owns the prefix.
 
         This is the commit point.
 
         Args:
-            in_time: called when all rows are moved; returns whether the cluster still keeps the prepared
+            is_in_time: called when all rows are moved; returns whether the cluster still keeps the prepared
                 transactions.
         Raises: PrefixTaken, VoteLost, RowsRejected: nothing is decided. InDoubt.
         """
@@ -152,7 +152,7 @@ class DecisionRow:
             owner,
             {"decision": encode_decision(decision).decode(), "nonce": decision.nonce, "done": 0},
             moves,
-            in_time,
+            is_in_time,
         )
 
     def forget(self, owner: ProducerIdAndEpoch) -> None:
@@ -164,18 +164,18 @@ class DecisionRow:
         owner: ProducerIdAndEpoch,
         values: Mapping[str, object],
         moves: StagedMoves,
-        in_time: Callable[[], bool],
+        is_in_time: Callable[[], bool],
     ) -> None:
-        mine = (DECISIONS.c.prefix == self.prefix, DECISIONS.c.owner == str(owner))
+        own_row = (DECISIONS.c.prefix == self.prefix, DECISIONS.c.owner == str(owner))
         transaction = self._store.begin()
         try:
             # The update comes first, because it takes the lock that a claim waits for.
-            result = transaction.connection.execute(update(DECISIONS).where(*mine).values(values))
+            result = transaction.connection.execute(update(DECISIONS).where(*own_row).values(values))
             if cast(CursorResult[Any], result).rowcount != 1:
                 raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {owner}'s")
             for each, rows in zip(self._staging_tables, moves.rows, strict=True):
                 each.move(transaction.connection, moves.attempts, rows)
-            if not in_time():
+            if not is_in_time():
                 raise VoteLost(
                     f"{self.prefix}: moving the rows took so long that the cluster may abort the batch's "
                     "transactions before they are decided. Nothing was decided. Make batches smaller, "
@@ -198,9 +198,9 @@ class DecisionRow:
             ) from exc
 
     def mark_done(self, nonce: str) -> None:
-        mine = (DECISIONS.c.prefix == self.prefix, DECISIONS.c.nonce == nonce)
+        own_row = (DECISIONS.c.prefix == self.prefix, DECISIONS.c.nonce == nonce)
         with self._engine.begin() as connection:
-            connection.execute(update(DECISIONS).where(*mine).values(done=1))
+            connection.execute(update(DECISIONS).where(*own_row).values(done=1))
 
     def create_table(self) -> None:
         """Create the table once, if it is missing. Raises: BadStore for a table of another version."""
@@ -306,11 +306,11 @@ class DatabaseDecisionLog:
         check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")
         began_ms = self._clock.now_ms()
 
-        def in_time() -> bool:
+        def is_in_time() -> bool:
             keeps = decision.mode == Mode.TWO_PHASE.value or not decision.participants
             return keeps or self._clock.now_ms() - began_ms < self._limit_ms
 
-        await asyncio.to_thread(self._row.decide, decision, owner, moves, in_time)
+        await asyncio.to_thread(self._row.decide, decision, owner, moves, is_in_time)
 
     async def mark_done(self, nonce: str) -> None:
         await asyncio.to_thread(self._row.mark_done, nonce)
@@ -355,14 +355,14 @@ class DatabaseParticipants:
         return await self._cluster.describe(transactional_ids)
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
-        return await self._cluster.end(participants, transaction_version, wish)
+        return await self._cluster.end(participants, transaction_version, txn_decision)
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
-        return await self._cluster.recover(participants, transaction_version, wish)
+        return await self._cluster.recover(participants, transaction_version, txn_decision)
 
     async def list_open_ids(self) -> Collection[str]:
         return await self._cluster.list_open_ids()

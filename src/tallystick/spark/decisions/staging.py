@@ -108,13 +108,13 @@ class StagingTable:
             MetaData(),
             Column(ATTEMPT, String(_ATTEMPT_LENGTH), primary_key=True),
             Column(ROW, Integer, primary_key=True, autoincrement=False),
-            *(Column(each, self._staged_type(each), nullable=True) for each in self._column_names),
+            *(Column(each, self._choose_staged_type(each), nullable=True) for each in self._column_names),
             schema=sink.schema,
             prefixes=["UNLOGGED"] if self._dialect == "postgresql" else [],
             mysql_engine="InnoDB",
         )
 
-    def _staged_type(self, name: str) -> Any:
+    def _choose_staged_type(self, name: str) -> Any:
         target_type = self.target.c[name].type
         return Text() if isinstance(target_type, _TEXT_STAGED_TYPES) else target_type
 
@@ -180,7 +180,7 @@ class StagingTable:
 
     def sweep(self, connection: Connection) -> None:
         """Remove all staged rows. This may fail, because rows without a vote are never moved."""
-        for statement in self._sweep_statements(connection):
+        for statement in self._build_sweep_statements(connection):
             try:
                 with connection.begin_nested():
                     if self._dialect == "postgresql":
@@ -192,7 +192,7 @@ class StagingTable:
                     raise
                 _log.info("%s: not swept: %s", self.table.name, exc.orig)
 
-    def _sweep_statements(self, connection: Connection) -> Iterator[Executable]:
+    def _build_sweep_statements(self, connection: Connection) -> Iterator[Executable]:
         if self._dialect == "postgresql":
             yield text(f"TRUNCATE {connection.dialect.identifier_preparer.format_table(self.table)}")
         yield delete(self.table)

@@ -55,12 +55,12 @@ from tallystick.spark.protocol.committable import (
 from tallystick.spark.protocol.decision_fold import (
     DecisionFold,
     DecisionState,
-    decision_key,
-    done_key,
+    build_decision_key,
+    build_done_key,
     note_key,
 )
 from tallystick.spark.protocol.errors import NoDecisionTopic, PrefixTaken, TooManyTasks
-from tallystick.spark.protocol.transactional_ids import coordinator_id
+from tallystick.spark.protocol.transactional_ids import format_coordinator_id
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -84,7 +84,7 @@ def find_unusable_config(
     topic: str, config: Mapping[str, str | None], replicas: int
 ) -> NoDecisionTopic | None:
     """Return an error if the topic would delete decisions or could never take one."""
-    policy, least = config.get("cleanup.policy"), config.get("min.insync.replicas")
+    policy, min_in_sync = config.get("cleanup.policy"), config.get("min.insync.replicas")
     change = f"tallystick configs alter --entity-type topics --entity-name {topic} --add-config"
     if policy not in (None, "compact"):
         return NoDecisionTopic(
@@ -92,10 +92,10 @@ def find_unusable_config(
             "while they are needed. Nothing was begun. Set decisions.topic to another name, which will "
             f"be created; or, if nothing else is in this topic: {change} cleanup.policy=compact"
         )
-    if replicas and least is not None and int(least) > replicas:
+    if replicas and min_in_sync is not None and int(min_in_sync) > replicas:
         return NoDecisionTopic(
-            f"the topic of decisions, {topic!r}, has {replicas} replicas and min.insync.replicas={least}: no "
-            f"decision could be written. Nothing was begun. Add replicas, or: {change} "
+            f"the topic of decisions, {topic!r}, has {replicas} replicas and min.insync.replicas="
+            f"{min_in_sync}: no decision could be written. Nothing was begun. Add replicas, or: {change} "
             f"min.insync.replicas={replicas}"
         )
     return None
@@ -123,7 +123,7 @@ class DecisionTopic:
         self._cluster, self._options, self._limit_ms = cluster, options, limit_ms
         self._clock = clock or SystemClock()
         self._partition = TopicPartition(options.decisions_topic, 0)
-        self._coordinator_id = coordinator_id(options.prefix)
+        self._coordinator_id = format_coordinator_id(options.prefix)
         self._reader = DecisionTopicReader(
             cluster, self._partition, lambda next_offset: DecisionFold(options.prefix, next_offset)
         )
@@ -134,13 +134,13 @@ class DecisionTopic:
     async def read(self) -> DecisionState:
         if not await self._check_exists():
             return DecisionState()
-        await self._reader.read_to_end(self._new_request_context())
+        await self._reader.read_to_end(self._create_request_context())
         return self._reader.fold.state
 
     async def find_location(self) -> str | None:
         # KIP-516: the topic id, since a recreated topic has the same name and none of the decisions.
         info = await self._cluster.run_with_retries(
-            "Metadata", self._partition, self._describe_topic, self._new_request_context().deadline
+            "Metadata", self._partition, self._describe_topic, self._create_request_context().deadline
         )
         if info is None:
             return None
@@ -148,23 +148,23 @@ class DecisionTopic:
 
     async def open(self) -> None:
         if not await self._check_exists():
-            await self._create(self._new_request_context())
+            await self._create(self._create_request_context())
             await self._check_exists()
 
     async def _check_exists(self) -> bool:
         """Return whether the topic exists, and check it once it does. Raises: NoDecisionTopic."""
         if not self._is_checked:
-            asker = self._new_request_context()
+            request_context = self._create_request_context()
             # Retried: a restarting broker must not end a query.
             info = await self._cluster.run_with_retries(
-                "Metadata", self._partition, self._describe_topic, asker.deadline
+                "Metadata", self._partition, self._describe_topic, request_context.deadline
             )
             if info is not None:
-                await self._check_config(asker, info)
+                await self._check_config(request_context, info)
                 self._is_checked = True
         return self._is_checked
 
-    def _new_request_context(self) -> AdminCall:
+    def _create_request_context(self) -> AdminCall:
         return AdminCall(self._cluster, self._cluster.start_deadline("max.block.ms", self._limit_ms))
 
     async def _describe_topic(self) -> TopicInfo | None:
@@ -173,9 +173,9 @@ class DecisionTopic:
         except UnknownTopic:
             return None
 
-    async def _create(self, asker: AdminCall) -> None:
+    async def _create(self, request_context: AdminCall) -> None:
         topic = NewTopic(name=self._partition.topic, partitions=1, config=TOPIC_CONFIG)
-        answer = await topics.create(asker, (topic,), validate_only=False)
+        answer = await topics.create(request_context, (topic,), validate_only=False)
         failure = answer.failures.get(self._partition.topic)
         exists = isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TOPIC_ALREADY_EXISTS
         if failure is not None and not exists:
@@ -184,25 +184,28 @@ class DecisionTopic:
                 f"created: {failure.what()}. Nothing was begun. Create it: {self._create_command()}"
             ) from failure
         await self._cluster.run_with_retries(
-            "Metadata", self._partition, lambda: self._cluster.find_leader(self._partition), asker.deadline
+            "Metadata",
+            self._partition,
+            lambda: self._cluster.find_leader(self._partition),
+            request_context.deadline,
         )
 
     def _create_command(self) -> str:
         settings = " ".join(f"--config {name}={value}" for name, value in TOPIC_CONFIG.items())
         return f"tallystick topics create --topic {self._partition.topic} --partitions 1 {settings}"
 
-    async def _check_config(self, asker: AdminCall, info: TopicInfo) -> None:
+    async def _check_config(self, request_context: AdminCall, info: TopicInfo) -> None:
         """Refuse a topic that loses decisions or takes none. Raises: NoDecisionTopic."""
         at = ConfigResource(ResourceType.TOPIC, info.name)
-        answer = await configs.describe(asker, (at,), _CHECKED_CONFIGS)
+        answer = await configs.describe(request_context, (at,), _CHECKED_CONFIGS)
         if at not in answer.found:
             _log.warning("%s: cannot tell whether it is compacted: %s", at.name, answer.failures.get(at))
         config = {name: each.value for name, each in answer.found.get(at, {}).items()}
         replicas = len(info.partitions[0].replicas)
         if (refusal := find_unusable_config(info.name, config, replicas)) is not None:
             raise refusal
-        for worry in find_durability_risks(config, replicas, len(self._cluster.image.nodes)):
-            _log.warning("the topic of decisions, %r, %s", info.name, worry)
+        for risk in find_durability_risks(config, replicas, len(self._cluster.image.nodes)):
+            _log.warning("the topic of decisions, %r, %s", info.name, risk)
         if len(info.partitions) != 1:
             _log.warning("%s has %d partitions; decisions are in partition 0", at.name, len(info.partitions))
 
@@ -236,7 +239,7 @@ class DecisionTopic:
     async def mark_done(self, nonce: str) -> None:
         try:
             await self._produce(
-                done_key(self._options.prefix), nonce.encode(), None, _IMPLICIT_ADD_PARTITIONS
+                build_done_key(self._options.prefix), nonce.encode(), None, _IMPLICIT_ADD_PARTITIONS
             )
         except ClientError as exc:
             _log.info("%s: the note that it is complete was not written: %s", self._options.prefix, exc)
@@ -251,7 +254,7 @@ class DecisionTopic:
             if transaction_version < EPOCH_BUMP_VERSION:
                 await wire.add_partitions(owner, (self._partition,))
             highest = _IMPLICIT_ADD_PARTITIONS - (transaction_version < EPOCH_BUMP_VERSION)
-            await self._produce(decision_key(self._options.prefix), value, owner, highest)
+            await self._produce(build_decision_key(self._options.prefix), value, owner, highest)
         except Fenced as exc:  # EndTxn was not sent, so nothing is decided
             raise PrefixTaken(self._options.prefix, exc.what()) from exc
         end = DueEndTxn(client=owner, decision=TxnDecision.COMMIT, version=transaction_version)

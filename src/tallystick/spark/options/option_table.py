@@ -52,11 +52,11 @@ class Option(Value, kw_only=True):
     ignored_elsewhere: bool = False
 
 
-def _no_effect_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
+def _build_no_effect_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
     return Option(name=name, doc=doc, sides=sides, support=OptionSupport.NO_EFFECT)
 
 
-def _refused_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
+def _build_refused_option(name: str, doc: str, sides: tuple[ConnectorSide, ...] = _SOURCE) -> Option:
     return Option(name=name, doc=doc, sides=sides, support=OptionSupport.REFUSED)
 
 
@@ -211,15 +211,15 @@ OPTIONS: Final = (
         queries=_STREAM,
         doc="The `database` of `foreach_batch`, if it keeps the decisions.",
     ),
-    _no_effect_option("fetchOffset.numRetries", "Retries end with `kafka.default.api.timeout.ms`."),
-    _no_effect_option("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
-    _no_effect_option("groupIdPrefix", "No consumer group is used."),
-    _no_effect_option("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
-    _refused_option("kafka.auto.offset.reset", "use startingOffsets and failOnDataLoss"),
-    _refused_option("kafka.key.deserializer", "keys are bytes; convert them with Spark"),
-    _refused_option("kafka.value.deserializer", "values are bytes; convert them with Spark"),
-    _refused_option("kafka.enable.auto.commit", "offsets are in the checkpoint"),
-    _refused_option(
+    _build_no_effect_option("fetchOffset.numRetries", "Retries end with `kafka.default.api.timeout.ms`."),
+    _build_no_effect_option("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
+    _build_no_effect_option("groupIdPrefix", "No consumer group is used."),
+    _build_no_effect_option("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
+    _build_refused_option("kafka.auto.offset.reset", "use startingOffsets and failOnDataLoss"),
+    _build_refused_option("kafka.key.deserializer", "keys are bytes; convert them with Spark"),
+    _build_refused_option("kafka.value.deserializer", "values are bytes; convert them with Spark"),
+    _build_refused_option("kafka.enable.auto.commit", "offsets are in the checkpoint"),
+    _build_refused_option(
         "kafka.interceptor.classes", "no Java classes are loaded", (ConnectorSide.SOURCE, ConnectorSide.SINK)
     ),
     Option(
@@ -279,14 +279,18 @@ OPTIONS: Final = (
         sides=(ConnectorSide.SOURCE, ConnectorSide.SINK),
         doc="Where decisions are kept: one compacted topic for all queries of a cluster, created if missing.",
     ),
-    _refused_option(
+    _build_refused_option(
         "asyncProgressTrackingEnabled",
         "batches are decided one at a time, and Spark's log must contain each before the next begins",
         _SINK,
     ),
-    _refused_option("kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK),
-    _refused_option("kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK),
-    _refused_option(
+    _build_refused_option(
+        "kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK
+    ),
+    _build_refused_option(
+        "kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK
+    ),
+    _build_refused_option(
         "kafka.partitioner.class", "no Java classes are loaded; use a column named partition", _SINK
     ),
 )

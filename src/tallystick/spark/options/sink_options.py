@@ -13,7 +13,7 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
 from tallystick.spark.options.option_table import DECISIONS_TOPIC, KAFKA_PREFIX, ConnectorSide, QueryType
-from tallystick.spark.options.source_options import find_common_problems, kafka_client_settings
+from tallystick.spark.options.source_options import build_client_settings, find_common_problems
 from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import find_prefix_problems
@@ -60,11 +60,11 @@ class SinkOptions(Value, kw_only=True):
     decisions_topic: str = DECISIONS_TOPIC
     checkpoint: str | None = None
 
-    def producer_settings_for(self, transactional_id: str) -> dict[str, str]:
+    def list_producer_settings(self, transactional_id: str) -> dict[str, str]:
         """Return the settings of one attempt's producer, or of the recovery of its transaction."""
         two_phase = Mode.TWO_PHASE.value in self.modes
-        endless = self.modes == (Mode.TWO_PHASE.value,)
-        timeout = {} if endless else {"transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS)}
+        ignores_timeout = self.modes == (Mode.TWO_PHASE.value,)
+        timeout = {} if ignores_timeout else {"transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS)}
         return {
             **timeout,
             **self.client,
@@ -95,7 +95,7 @@ def parse_sink_options(raw_options: Mapping[str, str], query: QueryType) -> Sink
     # Spark adds these two to what the user gave.
     checkpoint, _ = texts.pop("checkpointlocation", None), texts.pop("queryname", None)
     problems = list(find_common_problems(texts, ConnectorSide.SINK, query))
-    client = {**_DEFAULTS, **kafka_client_settings(texts)}
+    client = {**_DEFAULTS, **build_client_settings(texts)}
     problems += [
         f"{KAFKA_PREFIX}{name}: cannot be set: the sink sets it itself"
         for name in _RESERVED
@@ -134,7 +134,7 @@ def _parse_choice(texts: Mapping[str, str], name: str, default: E, problems: lis
 
 def _find_client_problems(options: SinkOptions) -> Iterator[str]:
     try:
-        ProducerConfig.parse(options.producer_settings_for("checked"))
+        ProducerConfig.parse(options.list_producer_settings("checked"))
     except BadConfig as exc:
         for line in str(exc).splitlines():
             is_own_setting = line.startswith("tallystick.")

@@ -143,7 +143,7 @@ def parse_source_options(raw_options: Mapping[str, str], query: QueryType | None
     """
     texts = {name.lower(): text.strip() for name, text in raw_options.items()}
     values, problems = _parse_values(texts, query)
-    client = {"isolation.level": _READ_COMMITTED, **kafka_client_settings(texts)}
+    client = {"isolation.level": _READ_COMMITTED, **build_client_settings(texts)}
     problems += _find_client_problems(client)
     topics = _select_topics(values, problems)
     start = _select_limit(values, "starting", Edge.LATEST if query is QueryType.STREAM else Edge.EARLIEST)
@@ -159,7 +159,7 @@ def parse_source_options(raw_options: Mapping[str, str], query: QueryType | None
     return SourceOptions(topics=topics, starting=start, ending=end, client=ClientSettings(client), **fields)  # type: ignore[arg-type]
 
 
-def kafka_client_settings(raw_options: Mapping[str, str]) -> dict[str, str]:
+def build_client_settings(raw_options: Mapping[str, str]) -> dict[str, str]:
     """Return the Kafka client settings among the options, except those without effect or refused."""
     not_taken = {o.name.lower() for o in OPTIONS if o.support is not OptionSupport.SUPPORTED}
     texts = {name.lower(): text for name, text in raw_options.items()}
@@ -187,14 +187,14 @@ def find_common_problems(
             yield f"{other.name}: an option of the {other.sides[0].value}, this is a {side.value}"
         elif option is None:
             if not name.startswith(KAFKA_PREFIX):
-                yield _unknown_option_problem(name, options)
+                yield _explain_unknown_option(name, options)
         elif option.support is OptionSupport.REFUSED:
             yield f"{option.name}: {text!r} is refused: {option.doc}"
         elif query is not None and query not in option.queries and not option.ignored_elsewhere:
             yield f"{option.name}: only in a {option.queries[0].value} query"
 
 
-def _unknown_option_problem(name: str, options: Mapping[str, Option]) -> str:
+def _explain_unknown_option(name: str, options: Mapping[str, Option]) -> str:
     matches = _lazy.load("difflib").get_close_matches(name, options, n=1, cutoff=0.6)
     return f"{name}: unknown option" + (f"; did you mean {options[matches[0]].name}?" if matches else "")
 
@@ -305,7 +305,7 @@ def _parse_boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _integer_parser(least: int, most: int) -> Callable[[str], int]:
+def _build_integer_parser(least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not least <= int(text) <= most:
             raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
@@ -314,8 +314,8 @@ def _integer_parser(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-_parse_count: Final = _integer_parser(1, INT64_MAX)
-_parse_timestamp_ms: Final = _integer_parser(0, INT64_MAX)
+_parse_count: Final = _build_integer_parser(1, INT64_MAX)
+_parse_timestamp_ms: Final = _build_integer_parser(0, INT64_MAX)
 
 # Spark's JavaUtils.timeStringAs: a number without a unit is in milliseconds here.
 _UNITS_MS: Final = {
@@ -422,11 +422,11 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "endingoffsets": _parse_offsets,
     "failondataloss": _parse_boolean,
     "includeheaders": _parse_boolean,
-    "kafkaconsumer.polltimeoutms": _integer_parser(1, INT32_MAX),
+    "kafkaconsumer.polltimeoutms": _build_integer_parser(1, INT32_MAX),
     "maxoffsetspertrigger": _parse_count,
     "minoffsetspertrigger": _parse_count,
     "maxtriggerdelay": _parse_duration_ms,
-    "minpartitions": _integer_parser(1, INT32_MAX),
+    "minpartitions": _build_integer_parser(1, INT32_MAX),
     "maxrecordsperpartition": _parse_count,
     "checkpointlocation": str,
 }

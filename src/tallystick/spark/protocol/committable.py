@@ -119,7 +119,7 @@ class Vote(Value, kw_only=True):
     coordinator: ProducerIdAndEpoch
     transaction_version: int
     job: Job
-    tallies: tuple[RowChecksum, ...]
+    row_checksums: tuple[RowChecksum, ...]
     participant: Participant | None = None
     is_skipped: bool = False
     mode: str = ""
@@ -127,14 +127,14 @@ class Vote(Value, kw_only=True):
     last_nonce: str = ""
 
 
-def empty_vote(lease: BatchLease) -> Vote:
+def build_empty_vote(lease: BatchLease) -> Vote:
     """Return a vote for the abort of a batch whose tasks have not voted: it carries the lease."""
     return Vote(
         nonce=lease.nonce,
         coordinator=lease.coordinator,
         transaction_version=lease.transaction_version,
         job=BatchWrite(""),
-        tallies=(),
+        row_checksums=(),
         began_ms=lease.began_ms,
     )
 
@@ -143,7 +143,7 @@ class JobChecksums(Value):
     """The record of a decided job: the batch's number or the write's name, and a tally for each sink."""
 
     name: int | str
-    tallies: tuple[RowChecksum, ...]
+    row_checksums: tuple[RowChecksum, ...]
 
 
 class Decision(Value, kw_only=True):
@@ -204,7 +204,7 @@ def encode_lease(lease: BatchLease) -> bytes:
     return _encode(
         kind="lease",
         nonce=lease.nonce,
-        coordinator=_identity_to_json(lease.coordinator),
+        coordinator=_encode_identity(lease.coordinator),
         tv=lease.transaction_version,
         decided=None if d is None else [d.nonce, d.query_id, d.batch_id],
         repeats=lease.repeats,
@@ -224,7 +224,7 @@ def decode_lease(data: bytes) -> BatchLease:
             )
         return BatchLease(
             nonce=_expect_str(message["nonce"]),
-            coordinator=_identity_from_json(message["coordinator"]),
+            coordinator=_decode_identity(message["coordinator"]),
             transaction_version=_expect_int(message["tv"]),
             last_decision=last_decision,
             repeats=_expect_bool(message["repeats"]),
@@ -238,11 +238,11 @@ def encode_vote(vote: Vote) -> bytes:
     return _encode(
         kind="vote",
         nonce=vote.nonce,
-        coordinator=_identity_to_json(vote.coordinator),
+        coordinator=_encode_identity(vote.coordinator),
         tv=vote.transaction_version,
-        job=_job_to_json(vote.job),
-        tallies=_checksums_to_json(vote.tallies),
-        txn=None if vote.participant is None else _participant_to_json(vote.participant),
+        job=_encode_job(vote.job),
+        tallies=_encode_checksums(vote.row_checksums),
+        txn=None if vote.participant is None else _encode_participant(vote.participant),
         skipped=vote.is_skipped,
         mode=vote.mode,
         began_ms=vote.began_ms,
@@ -254,17 +254,17 @@ def decode_vote(data: bytes) -> Vote:
     return _decode(
         data,
         "vote",
-        lambda found: Vote(
-            nonce=_expect_str(found["nonce"]),
-            coordinator=_identity_from_json(found["coordinator"]),
-            transaction_version=_expect_int(found["tv"]),
-            job=_job_from_json(found["job"]),
-            tallies=_checksums_from_json(found["tallies"]),
-            participant=None if found["txn"] is None else _participant_from_json(found["txn"]),
-            is_skipped=_expect_bool(found["skipped"]),
-            mode=_expect_str(found["mode"]),
-            began_ms=_expect_int(found.get("began_ms", 0)),
-            last_nonce=_expect_str(found.get("last_nonce", "")),
+        lambda fields: Vote(
+            nonce=_expect_str(fields["nonce"]),
+            coordinator=_decode_identity(fields["coordinator"]),
+            transaction_version=_expect_int(fields["tv"]),
+            job=_decode_job(fields["job"]),
+            row_checksums=_decode_checksums(fields["tallies"]),
+            participant=None if fields["txn"] is None else _decode_participant(fields["txn"]),
+            is_skipped=_expect_bool(fields["skipped"]),
+            mode=_expect_str(fields["mode"]),
+            began_ms=_expect_int(fields.get("began_ms", 0)),
+            last_nonce=_expect_str(fields.get("last_nonce", "")),
         ),
     )
 
@@ -273,12 +273,12 @@ def encode_decision(decision: Decision) -> bytes:
     return _encode(
         kind="decision",
         nonce=decision.nonce,
-        txns=[_participant_to_json(each) for each in decision.participants],
+        txns=[_encode_participant(each) for each in decision.participants],
         tv=decision.transaction_version,
         decided_ms=decision.decided_ms,
         query=decision.query_id,
-        batches=[_job_checksums_to_json(each) for each in decision.batches],
-        writes=[_job_checksums_to_json(each) for each in decision.writes],
+        batches=[_encode_job_checksums(each) for each in decision.batches],
+        writes=[_encode_job_checksums(each) for each in decision.writes],
         mode=decision.mode,
         offsets=decision.offsets,
         number=decision.number,
@@ -289,21 +289,19 @@ def decode_decision(data: bytes) -> Decision:
     return _decode(
         data,
         "decision",
-        lambda found: Decision(
-            nonce=_expect_str(found["nonce"]),
-            participants=tuple(_participant_from_json(each) for each in _expect_list(found["txns"])),
-            transaction_version=_expect_int(found["tv"]),
-            decided_ms=_expect_int(found["decided_ms"]),
-            query_id=_expect_optional_str(found["query"]),
+        lambda fields: Decision(
+            nonce=_expect_str(fields["nonce"]),
+            participants=tuple(_decode_participant(each) for each in _expect_list(fields["txns"])),
+            transaction_version=_expect_int(fields["tv"]),
+            decided_ms=_expect_int(fields["decided_ms"]),
+            query_id=_expect_optional_str(fields["query"]),
             batches=tuple(
-                _job_checksums_from_json(each, _expect_int) for each in _expect_list(found["batches"])
+                _decode_job_checksums(each, _expect_int) for each in _expect_list(fields["batches"])
             ),
-            writes=tuple(
-                _job_checksums_from_json(each, _expect_str) for each in _expect_list(found["writes"])
-            ),
-            mode=_expect_str(found["mode"]),
-            offsets=_expect_optional_str(found["offsets"]),
-            number=_expect_int(found.get("number", 0)),
+            writes=tuple(_decode_job_checksums(each, _expect_str) for each in _expect_list(fields["writes"])),
+            mode=_expect_str(fields["mode"]),
+            offsets=_expect_optional_str(fields["offsets"]),
+            number=_expect_int(fields.get("number", 0)),
         ),
     )
 
@@ -316,10 +314,10 @@ def decode_decision_note(data: bytes) -> DecisionNote:
     return _decode(
         data,
         "noted",
-        lambda found: DecisionNote(
-            number=_expect_int(found["number"]),
-            description=_expect_str(found["what"]),
-            offsets=_expect_optional_str(found["offsets"]),
+        lambda fields: DecisionNote(
+            number=_expect_int(fields["number"]),
+            description=_expect_str(fields["what"]),
+            offsets=_expect_optional_str(fields["offsets"]),
         ),
     )
 
@@ -344,11 +342,11 @@ def _decode(data: bytes, kind: str, build: Callable[[Json], T]) -> T:
         raise BadCommittable(f"{data[:60]!r} is no {kind}: {type(exc).__name__} {exc}") from exc
 
 
-def _identity_to_json(pair: ProducerIdAndEpoch) -> list[int]:
+def _encode_identity(pair: ProducerIdAndEpoch) -> list[int]:
     return [pair.producer_id, pair.epoch]
 
 
-def _identity_from_json(value: object) -> ProducerIdAndEpoch:
+def _decode_identity(value: object) -> ProducerIdAndEpoch:
     producer_id, epoch = _expect_list(value)
     return ProducerIdAndEpoch(
         ProducerId(_expect_int(producer_id, most=INT64_MAX)),
@@ -356,20 +354,20 @@ def _identity_from_json(value: object) -> ProducerIdAndEpoch:
     )
 
 
-def _participant_to_json(participant: Participant) -> list[object]:
-    return [participant.transactional_id, *_identity_to_json(participant.identity)]
+def _encode_participant(participant: Participant) -> list[object]:
+    return [participant.transactional_id, *_encode_identity(participant.identity)]
 
 
-def _participant_from_json(value: object) -> Participant:
+def _decode_participant(value: object) -> Participant:
     transactional_id, *pair = _expect_list(value)
-    return Participant(transactional_id=_expect_str(transactional_id), identity=_identity_from_json(pair))
+    return Participant(transactional_id=_expect_str(transactional_id), identity=_decode_identity(pair))
 
 
-def _job_to_json(job: Job) -> list[object]:
+def _encode_job(job: Job) -> list[object]:
     return [job.query_id, job.batch_id] if isinstance(job, MicroBatch) else [job.write_id]
 
 
-def _job_from_json(value: object) -> Job:
+def _decode_job(value: object) -> Job:
     name, *number = _expect_list(value)
     if not number:
         return BatchWrite(_expect_str(name))
@@ -377,27 +375,27 @@ def _job_from_json(value: object) -> Job:
     return MicroBatch(_expect_str(name), _expect_int(batch_id))
 
 
-def _checksums_to_json(tallies: Iterable[RowChecksum]) -> list[object]:
+def _encode_checksums(row_checksums: Iterable[RowChecksum]) -> list[object]:
     # As a string: not every JSON parser has 64-bit integers.
-    return [[each.rows, f"{each.checksum:016x}"] for each in tallies]
+    return [[each.rows, f"{each.checksum:016x}"] for each in row_checksums]
 
 
-def _checksums_from_json(value: object) -> tuple[RowChecksum, ...]:
-    return tuple([_checksum_from_json(each) for each in _expect_list(value)])
+def _decode_checksums(value: object) -> tuple[RowChecksum, ...]:
+    return tuple([_decode_checksum(each) for each in _expect_list(value)])
 
 
-def _checksum_from_json(value: object) -> RowChecksum:
+def _decode_checksum(value: object) -> RowChecksum:
     rows, checksum = _expect_list(value)
     return RowChecksum(_expect_int(rows), int(_expect_str(checksum), 16))
 
 
-def _job_checksums_to_json(job_checksums: JobChecksums) -> list[object]:
-    return [job_checksums.name, *_checksums_to_json(job_checksums.tallies)]
+def _encode_job_checksums(job_checksums: JobChecksums) -> list[object]:
+    return [job_checksums.name, *_encode_checksums(job_checksums.row_checksums)]
 
 
-def _job_checksums_from_json(value: object, name_of: Callable[[object], int | str]) -> JobChecksums:
-    name, *tallies = _expect_list(value)
-    return JobChecksums(name_of(name), _checksums_from_json(tallies))
+def _decode_job_checksums(value: object, name_of: Callable[[object], int | str]) -> JobChecksums:
+    name, *row_checksums = _expect_list(value)
+    return JobChecksums(name_of(name), _decode_checksums(row_checksums))
 
 
 def _expect_list(value: object) -> list[object]:

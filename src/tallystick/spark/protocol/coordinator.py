@@ -110,15 +110,15 @@ class SinkCoordinator:
         await self._decisions.open()
         owner, transaction_version = await self._participants.claim()
         # Both after the claim, in any order: it ended what an earlier driver was about to decide.
-        state, undecided = await self._run_both(self._decisions.read(), self._find_undecided())
+        state, open_attempts = await self._run_both(self._decisions.read(), self._find_undecided())
         if (refusal := find_lost_decisions(self.prefix, state)) is not None:
             if not adopting:
                 raise refusal
             await self._decisions.note(state.decision)
         if state.decision is not None and not state.is_complete:
             await self._roll_forward(state.decision)
-            undecided = await self._find_undecided()  # without those of the decision, which were open
-        await self._abort_undecided(undecided, owner, transaction_version)
+            open_attempts = await self._find_undecided()  # without those of the decision, which were open
+        await self._abort_undecided(open_attempts, owner, transaction_version)
         decision = state.decision
         summary = _raise_if_error(resume_decision(decision, resuming))
         return BatchLease(
@@ -138,37 +138,41 @@ class SinkCoordinator:
         Raises: SinkErrors, PrefixTaken, InDoubt, or the client's errors. The caller may call `abort` after
             any of them.
         """
-        ballot = _raise_if_error(summarize_votes(votes))
-        if ballot.is_skipped:
+        vote_summary = _raise_if_error(summarize_votes(votes))
+        if vote_summary.is_skipped:
             last_decision = (await self._decisions.read()).decision
-            if (refusal := refuse_changed_replay(last_decision, ballot)) is not None:
+            if (refusal := refuse_changed_replay(last_decision, vote_summary)) is not None:
                 raise refusal
             return None
         last_decision, descriptions = await self._run_both(
-            self._read_last_decision(ballot),
-            self._participants.describe([each.transactional_id for each in ballot.participants]),
+            self._read_last_decision(vote_summary),
+            self._participants.describe([each.transactional_id for each in vote_summary.participants]),
         )
         decision = _raise_if_error(
-            build_decision(self.prefix, last_decision, ballot, self._clock.now_ms(), offsets)
+            build_decision(self.prefix, last_decision, vote_summary, self._clock.now_ms(), offsets)
         )
-        refusal = find_expired_votes(ballot.participants, descriptions, self._clock.now_ms(), ballot.began_ms)
+        refusal = find_expired_votes(
+            vote_summary.participants, descriptions, self._clock.now_ms(), vote_summary.began_ms
+        )
         if refusal is not None:
             raise refusal
-        await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
+        # KIP-939 "2PC Refresher": if the coordinator's commit, "e.g. by writing a record to its log",
+        # succeeds, "then the transaction becomes committed".
+        await self._decisions.append(decision, vote_summary.coordinator, vote_summary.transaction_version)
         # Decided. From here on the transactions are only ever committed [SPK-21].
         _, open_ids = await self._run_both(
             self._complete(decision, decision.participants), self._list_stray_ids(decision)
         )
-        await self._abort_stray_attempts(ballot, open_ids)
+        await self._abort_stray_attempts(vote_summary, open_ids)
         return decision
 
-    async def _read_last_decision(self, ballot: VoteSummary) -> Decision | None:
+    async def _read_last_decision(self, vote_summary: VoteSummary) -> Decision | None:
         """Return the decision that this one follows: the lease's, which this process may have made itself.
 
         There is no later one, or the lease has ended, and then this decision will be refused [SPK-25].
         """
-        known = self._decisions.recall(ballot.last_nonce) if ballot.last_nonce else None
-        return known or (await self._decisions.read()).decision
+        own_decision = self._decisions.recall(vote_summary.last_nonce) if vote_summary.last_nonce else None
+        return own_decision or (await self._decisions.read()).decision
 
     async def abort(self, votes: Iterable[Vote | None]) -> None:
         """Abort a batch, unless it was decided. Without any vote, leave it to the next begin.
@@ -177,33 +181,35 @@ class SinkCoordinator:
         may still be in flight, so the log alone cannot tell. Therefore P/coordinator is initialised first,
         with the votes' own producer id and epoch: that settles a decision in flight, and fails if a newer
         driver has the prefix, which is then left alone.
+
+        Source: ADR 0036 for Spark's call; KIP-360 for InitProducerId with a producer id and epoch.
         """
-        ballot = summarize_votes(votes)
-        if not isinstance(ballot, VoteSummary):
+        vote_summary = summarize_votes(votes)
+        if not isinstance(vote_summary, VoteSummary):
             return
-        owner = await self._participants.reclaim(ballot.coordinator)
+        owner = await self._participants.reclaim(vote_summary.coordinator)
         if owner is None:
             _log.info("%s: a newer driver has the prefix; nothing is aborted here", self.prefix)
             return
         last_decision = (await self._decisions.read()).decision
-        if last_decision is not None and last_decision.nonce == ballot.nonce:
+        if last_decision is not None and last_decision.nonce == vote_summary.nonce:
             await self._complete(last_decision, last_decision.participants)
             return
-        undecided = await self._find_undecided()  # including those of tasks that have not voted
-        if undecided and await self._participants.owns_prefix(owner):
-            await self._abort_all(undecided, ballot.transaction_version)
+        open_attempts = await self._find_undecided()  # including those of tasks that have not voted
+        if open_attempts and await self._participants.owns_prefix(owner):
+            await self._abort_all(open_attempts, vote_summary.transaction_version)
 
     async def inspect(self) -> PrefixStatus:
         """Return the state of the prefix. Changes nothing, and does not see a decision that is in flight."""
         state = await self._decisions.read()
-        fates: Mapping[str, ParticipantOutcome] = {}
+        outcomes: Mapping[str, ParticipantOutcome] = {}
         if state.decision is not None and not state.is_complete:
-            fates = await self._resolve_outcomes(state.decision)
+            outcomes = await self._resolve_outcomes(state.decision)
         open_ids = filter_worker_ids(self.prefix, await self._participants.list_open_ids())
         return PrefixStatus(
             decision=state.decision,
-            outcomes=fates,
-            undecided_ids=tuple(name for name in open_ids if name not in fates),
+            outcomes=outcomes,
+            undecided_ids=tuple(name for name in open_ids if name not in outcomes),
             note=state.note,
         )
 
@@ -223,7 +229,7 @@ class SinkCoordinator:
             ]
             failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
             for each in await self._filter_open(participants) if failures else ():
-                raise _still_open_error(each, failures)
+                raise _build_still_open_error(each, failures)
         await self._abort_undecided(await self._find_undecided(), owner, transaction_version)
         if status.decision is not None or status.note is not None:
             await self._decisions.forget(owner, transaction_version)
@@ -237,12 +243,15 @@ class SinkCoordinator:
         await self._complete(decision, participants)
 
     async def _complete(self, decision: Decision, participants: Collection[Participant]) -> None:
-        """Commit the transactions of a decision that may be open, and record that all are committed."""
+        """Commit the transactions of a decision that may be open, and record that all are committed.
+
+        Source: KIP-939 "2PC Refresher": the decision "is communicated to all participants eventually".
+        """
         await self._decisions.note(decision)
         failures = await self._end_all(participants, decision.transaction_version, TxnDecision.COMMIT)
         # Transactions that could not be ended may have been committed before.
         for each in await self._find_prepared(decision) if failures else ():
-            raise _still_open_error(each, failures)
+            raise _build_still_open_error(each, failures)
         await self._decisions.mark_done(decision.nonce)
 
     async def _find_prepared(self, decision: Decision) -> list[Participant]:
@@ -251,14 +260,16 @@ class SinkCoordinator:
         Raises: DecisionBroken if any can no longer be committed. PrefixTaken if a newer driver has completed
             this decision and continued from it: its batches reuse the ids.
         """
-        fates = await self._resolve_outcomes(decision)
-        if (report := find_incomplete_decision(self.prefix, decision, fates)) is not None:
+        outcomes = await self._resolve_outcomes(decision)
+        if (report := find_incomplete_decision(self.prefix, decision, outcomes)) is not None:
             last_decision = (await self._decisions.read()).decision
             if last_decision is None or last_decision.nonce != decision.nonce:
                 raise PrefixTaken(self.prefix, f"it has completed {decision} since")
             raise report
         return [
-            each for each in decision.participants if fates[each.transactional_id] is ParticipantOutcome.OPEN
+            each
+            for each in decision.participants
+            if outcomes[each.transactional_id] is ParticipantOutcome.OPEN
         ]
 
     async def _resolve_outcomes(self, decision: Decision) -> Mapping[str, ParticipantOutcome]:
@@ -279,7 +290,7 @@ class SinkCoordinator:
         decided_ids = {each.transactional_id for each in decision.participants}
         return [name for name in open_ids if name not in decided_ids]
 
-    async def _abort_stray_attempts(self, ballot: VoteSummary, open_ids: Collection[str]) -> None:
+    async def _abort_stray_attempts(self, vote_summary: VoteSummary, open_ids: Collection[str]) -> None:
         """Abort the transactions of attempts that were killed before they voted, or not needed [SPK-26].
 
         The next begin would do so, but there may be none: a batch write has no next one, and a query that
@@ -291,10 +302,10 @@ class SinkCoordinator:
         if not open_ids:
             return
         try:
-            undecided = await self._describe_open(open_ids)
+            open_attempts = await self._describe_open(open_ids)
             # This replaces the epoch that the votes have: late attempts notice. It fences no newer driver.
-            if undecided and await self._participants.reclaim(ballot.coordinator) is not None:
-                await self._abort_all(undecided, ballot.transaction_version)
+            if open_attempts and await self._participants.reclaim(vote_summary.coordinator) is not None:
+                await self._abort_all(open_attempts, vote_summary.transaction_version)
         except TallystickError as exc:
             _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
 
@@ -321,7 +332,7 @@ class SinkCoordinator:
             _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
     async def _abort_undecided(
-        self, undecided: Collection[Participant], owner: ProducerIdAndEpoch, transaction_version: int
+        self, open_attempts: Collection[Participant], owner: ProducerIdAndEpoch, transaction_version: int
     ) -> None:
         """Abort the open transactions that no decision will ever name. Only under a claim.
 
@@ -330,22 +341,22 @@ class SinkCoordinator:
         all of it was written under an earlier lease [SPK-28].
 
         Args:
-            undecided: the result of `_find_undecided` after the claim.
+            open_attempts: the result of `_find_undecided` after the claim.
         """
-        if not undecided:
+        if not open_attempts:
             return
         if not await self._participants.owns_prefix(owner):
             raise PrefixTaken(self.prefix, "another driver began while this one looked at what is open")
-        _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(undecided))
-        failures = await self._end_all(undecided, transaction_version, TxnDecision.ABORT)
-        for each in await self._filter_open(undecided) if failures else ():
-            raise _still_open_error(each, failures)
+        _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(open_attempts))
+        failures = await self._end_all(open_attempts, transaction_version, TxnDecision.ABORT)
+        for each in await self._filter_open(open_attempts) if failures else ():
+            raise _build_still_open_error(each, failures)
 
     async def _end_all(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
         """End transactions under exactly their producer ids and epochs; return the failures by id."""
-        failures = await self._participants.end(participants, transaction_version, wish)
+        failures = await self._participants.end(participants, transaction_version, txn_decision)
         fenced_participants = [
             p for p in participants if isinstance(failures.get(p.transactional_id), Fenced)
         ]
@@ -353,7 +364,9 @@ class SinkCoordinator:
         kept_participants = await self._filter_open(fenced_participants) if fenced_participants else []
         if not kept_participants:
             return failures
-        recovery_failures = await self._participants.recover(kept_participants, transaction_version, wish)
+        recovery_failures = await self._participants.recover(
+            kept_participants, transaction_version, txn_decision
+        )
         kept_ids = {each.transactional_id for each in kept_participants}
         return {**{name: why for name, why in failures.items() if name not in kept_ids}, **recovery_failures}
 
@@ -362,7 +375,7 @@ class SinkCoordinator:
         return [each for each in participants if is_open(each, descriptions[each.transactional_id])]
 
 
-def _still_open_error(participant: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
+def _build_still_open_error(participant: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
     return failures.get(participant.transactional_id) or SinkError(
         f"{participant.transactional_id} is open although it was ended"
     )

@@ -136,6 +136,8 @@ def plan_task(
             return refusal
         return _refuse_missing_decisions(batch, on_new_prefix) or TaskAction.WRITE
     last_batch_id = -1 if last_decision.batch_id is None else last_decision.batch_id
+    # Spark runs a batch again, under its number and with the same offsets, until its own commit log has it:
+    # after an ordinary stop, too (ADR 0037).
     if batch.batch_id <= last_batch_id:
         return TaskAction.SKIP
     if batch.batch_id == last_batch_id + 1:
@@ -150,6 +152,7 @@ def plan_task(
 
 def _refuse_missing_decisions(batch: MicroBatch, on_new: NewPrefix) -> DecisionsMissing | None:
     """Refuse a batch that is not the query's first if none before it is decided, unless adopting."""
+    # Spark numbers the batches of a checkpoint from 0, so any other number has a predecessor (ADR 0037).
     if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
         return None
     return DecisionsMissing(
@@ -271,7 +274,7 @@ def _normalize_offsets(text: str) -> str:
 
 
 class VoteSummary(Value, kw_only=True):
-    """The votes of a batch, combined: the values that all share, the participants and the tallies."""
+    """The votes of a batch, combined: the values that all share, the participants and the row_checksums."""
 
     nonce: str
     coordinator: ProducerIdAndEpoch
@@ -279,7 +282,7 @@ class VoteSummary(Value, kw_only=True):
     job: Job
     is_skipped: bool
     participants: tuple[Participant, ...]
-    tallies: tuple[RowChecksum, ...]
+    row_checksums: tuple[RowChecksum, ...]
     mode: str
     began_ms: int
     last_nonce: str
@@ -291,11 +294,20 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
     Votes of killed attempts, and of attempts that lost to another one, do not arrive here. So their
     transactions are in no decision.
     """
+    # Spark passes one message a partition, and None for a task that has not reported (ADR 0036).
     cast = [vote for vote in votes if vote is not None]
     if not cast:
         return MixedVotes("no task has voted")
     common_fields = {
-        (v.nonce, v.coordinator, v.transaction_version, v.job, v.is_skipped, v.last_nonce, len(v.tallies))
+        (
+            v.nonce,
+            v.coordinator,
+            v.transaction_version,
+            v.job,
+            v.is_skipped,
+            v.last_nonce,
+            len(v.row_checksums),
+        )
         for v in cast
     }
     if len(common_fields) != 1:
@@ -307,9 +319,9 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
     if len({each.transactional_id for each in participants}) != len(participants):
         return MixedVotes("two votes name the same transactional id. Nothing was decided")
     first_vote, *other_votes = cast
-    tallies = first_vote.tallies
+    row_checksums = first_vote.row_checksums
     for vote in other_votes:
-        tallies = tuple(a.combine(b) for a, b in zip(tallies, vote.tallies, strict=True))
+        row_checksums = tuple(a.combine(b) for a, b in zip(row_checksums, vote.row_checksums, strict=True))
     return VoteSummary(
         nonce=first_vote.nonce,
         coordinator=first_vote.coordinator,
@@ -317,37 +329,39 @@ def summarize_votes(votes: Iterable[Vote | None]) -> VoteSummary | MixedVotes:
         job=first_vote.job,
         is_skipped=first_vote.is_skipped,
         participants=participants,
-        tallies=tallies,
+        row_checksums=row_checksums,
         mode=next((vote.mode for vote in cast if vote.mode), ""),
         began_ms=first_vote.began_ms,
         last_nonce=first_vote.last_nonce,
     )
 
 
-def refuse_changed_replay(last_decision: Decision | None, ballot: VoteSummary) -> SinkError | None:
+def refuse_changed_replay(last_decision: Decision | None, vote_summary: VoteSummary) -> SinkError | None:
     """Refuse a skipped job whose rows are not those that were decided [SPK-22]."""
-    name = ballot.job.batch_id if isinstance(ballot.job, MicroBatch) else ballot.job.write_id
+    name = (
+        vote_summary.job.batch_id if isinstance(vote_summary.job, MicroBatch) else vote_summary.job.write_id
+    )
     jobs = (
         ()
         if last_decision is None
         else last_decision.batches
-        if isinstance(ballot.job, MicroBatch)
+        if isinstance(vote_summary.job, MicroBatch)
         else last_decision.writes
     )
     checksums = next((each for each in jobs if each.name == name), None)
-    now = " and ".join(map(str, ballot.tallies))
+    now = " and ".join(map(str, vote_summary.row_checksums))
     if checksums is None:
         return CheckpointsDiffer(
-            f"checkpoint and decisions differ: {ballot.job} came again with {now}, and the decisions "
+            f"checkpoint and decisions differ: {vote_summary.job} came again with {now}, and the decisions "
             f"tell only of the last {len(jobs)}. It was neither written nor skipped. The checkpoint is an "
             "old one: restore a newer one, or begin anew with a new checkpoint and transactional.id.prefix"
         )
-    if checksums.tallies == ballot.tallies:
+    if checksums.row_checksums == vote_summary.row_checksums:
         return None
-    then = " and ".join(map(str, checksums.tallies))
+    then = " and ".join(map(str, checksums.row_checksums))
     return CheckpointsDiffer(
-        f"checkpoint and decisions differ: {ballot.job} came again with {now}; what was decided is {then}. "
-        f"It was neither written again nor skipped. {_CHANGED_ROWS_ADVICE[type(ballot.job)]}"
+        f"checkpoint and decisions differ: {vote_summary.job} came again with {now}; what was decided is "
+        f"{then}. It was neither written again nor skipped. {_CHANGED_ROWS_ADVICE[type(vote_summary.job)]}"
     )
 
 
@@ -362,7 +376,7 @@ _CHANGED_ROWS_ADVICE: Final = {
 
 
 def build_decision(
-    prefix: str, last_decision: Decision | None, ballot: VoteSummary, now_ms: int, offsets: str | None
+    prefix: str, last_decision: Decision | None, vote_summary: VoteSummary, now_ms: int, offsets: str | None
 ) -> Decision | PrefixTaken:
     """Build the decision on this ballot, including the batches and writes that the last one kept.
 
@@ -370,31 +384,31 @@ def build_decision(
     another driver has decided since, and the lease has ended: PrefixTaken.
     """
     decision = Decision(
-        nonce=ballot.nonce,
-        participants=ballot.participants,
-        transaction_version=ballot.transaction_version,
+        nonce=vote_summary.nonce,
+        participants=vote_summary.participants,
+        transaction_version=vote_summary.transaction_version,
         decided_ms=now_ms,
         query_id=None if last_decision is None else last_decision.query_id,
         batches=() if last_decision is None else last_decision.batches,
         writes=() if last_decision is None else last_decision.writes,
-        mode=ballot.mode,
+        mode=vote_summary.mode,
         offsets=None if last_decision is None else last_decision.offsets,
         number=1 if last_decision is None else last_decision.number + 1,
     )
-    if isinstance(ballot.job, BatchWrite):
-        checksums = JobChecksums(ballot.job.write_id, ballot.tallies)
+    if isinstance(vote_summary.job, BatchWrite):
+        checksums = JobChecksums(vote_summary.job.write_id, vote_summary.row_checksums)
         if not checksums.name:
             return decision
         if checksums.name in {each.name for each in decision.writes}:
-            return PrefixTaken(prefix, f"it has decided {ballot.job}")
+            return PrefixTaken(prefix, f"it has decided {vote_summary.job}")
         return replace(decision, writes=(*decision.writes, checksums)[-WRITES_MAX:])
-    checksums = JobChecksums(ballot.job.batch_id, ballot.tallies)
-    batches = decision.batches if decision.query_id == ballot.job.query_id else ()
-    if batches and batches[-1].name != ballot.job.batch_id - 1:
-        return PrefixTaken(prefix, f"it has decided batch {batches[-1].name}, this is {ballot.job}")
+    checksums = JobChecksums(vote_summary.job.batch_id, vote_summary.row_checksums)
+    batches = decision.batches if decision.query_id == vote_summary.job.query_id else ()
+    if batches and batches[-1].name != vote_summary.job.batch_id - 1:
+        return PrefixTaken(prefix, f"it has decided batch {batches[-1].name}, this is {vote_summary.job}")
     return replace(
         decision,
-        query_id=ballot.job.query_id,
+        query_id=vote_summary.job.query_id,
         batches=(*batches, checksums)[-BATCHES_MAX:],
         offsets=offsets,
     )
@@ -411,13 +425,16 @@ def find_expired_votes(
     A transaction that times out between the decision and its end is lost for good, so one that is near its
     timeout is not decided on. Under two-phase commit (KIP-939) transactions have no timeout.
 
+    Source: KIP-939 "Kafka as a Participant in 2PC": a transaction that runs longer than the limit is aborted,
+        which "would make a decision that may be different from the external transaction coordinator's".
+
     Args:
         began_ms: the time of the claim, by the clock of `now_ms`; 0 if it is not known.
     """
     problems = [
         why
         for each in participants
-        if (why := _why_undecidable(each, descriptions[each.transactional_id], now_ms, began_ms))
+        if (why := _explain_undecidable(each, descriptions[each.transactional_id], now_ms, began_ms))
     ]
     if not problems:
         return None
@@ -429,7 +446,7 @@ def find_expired_votes(
     )
 
 
-def _why_undecidable(
+def _explain_undecidable(
     participant: Participant, description: TransactionDescription | None, now_ms: int, began_ms: int
 ) -> str | None:
     if description is None:
@@ -441,7 +458,7 @@ def _why_undecidable(
         )
     if description.timeout_ms is None or description.started_ms is None:
         return None
-    age_ms = _transaction_age_ms(description.started_ms, now_ms, began_ms)
+    age_ms = _compute_transaction_age_ms(description.started_ms, now_ms, began_ms)
     if age_ms < description.timeout_ms - description.timeout_ms // TIMEOUT_MARGIN_DIVISOR:
         return None
     return (
@@ -450,7 +467,7 @@ def _why_undecidable(
     )
 
 
-def _transaction_age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
+def _compute_transaction_age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
     """Return how long a transaction has been open, by the driver's clock; an upper bound if that is unknown.
 
     `started_ms` is a broker's time. A task of the lease began the transaction, so a time before the lease or
@@ -476,6 +493,7 @@ class ParticipantOutcome(Enum):
 # The hold rule makes this table safe [SPK-23]: between its vote and the next decision only recovery touches
 # an id, and recovery only commits. So if the id has moved on, its state alone tells the outcome: a recovery
 # completed the transaction and crashed before it could record that.
+# KIP-939: "once the PREPARE_COMMIT record is written, the transaction is committed", markers or not.
 _OUTCOME_BY_STATE: Final = {
     "PrepareCommit": ParticipantOutcome.COMMITTED,
     "CompleteCommit": ParticipantOutcome.COMMITTED,
@@ -495,7 +513,11 @@ _OUTCOME_BY_FINDING: Final = {
 
 
 def is_open(participant: Participant, description: TransactionDescription | None) -> bool:
-    """Return whether exactly this transaction is open."""
+    """Return whether exactly this transaction is open.
+
+    Source: KIP-939 "Motivation": a producer id and epoch "uniquely identify the transaction" (KIP-890). Where
+        an end does not bump the epoch, the attempt's InitProducerId does (ADR 0036).
+    """
     return (
         description is not None
         and description.state == "Ongoing"
@@ -523,18 +545,18 @@ def _to_txn_state(description: TransactionDescription) -> TxnDescription:
 
 
 def find_incomplete_decision(
-    prefix: str, decision: Decision, fates: Mapping[str, ParticipantOutcome]
+    prefix: str, decision: Decision, outcomes: Mapping[str, ParticipantOutcome]
 ) -> DecisionBroken | None:
     """Return an error if a decision cannot be completed; None if all of it is or can be committed."""
-    lost = [
+    lost_participants = [
         (name, outcome)
-        for name, outcome in fates.items()
+        for name, outcome in outcomes.items()
         if outcome in (ParticipantOutcome.ABORTED, ParticipantOutcome.UNKNOWN)
     ]
-    if not lost:
+    if not lost_participants:
         return None
-    outcome_texts = "; ".join(f"{name}: {outcome.value}" for name, outcome in lost[:5])
-    ellipsis = f", and {len(lost) - 5} more" if len(lost) > 5 else ""
+    outcome_texts = "; ".join(f"{name}: {outcome.value}" for name, outcome in lost_participants[:5])
+    ellipsis = f", and {len(lost_participants) - 5} more" if len(lost_participants) > 5 else ""
     subject = f"the last decision under {prefix!r} ({decision})"
     return DecisionBroken(
         f"{subject} cannot be completed: {outcome_texts}{ellipsis}. Rows of these transactions are missing "

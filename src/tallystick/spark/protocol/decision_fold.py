@@ -47,11 +47,11 @@ _NOTE_SUFFIX: Final = "#noted"
 _DONE_SUFFIX: Final = "#done"  # no prefix has this character
 
 
-def decision_key(prefix: str) -> bytes:
+def build_decision_key(prefix: str) -> bytes:
     return prefix.encode()
 
 
-def done_key(prefix: str) -> bytes:
+def build_done_key(prefix: str) -> bytes:
     return (prefix + _DONE_SUFFIX).encode()
 
 
@@ -203,8 +203,8 @@ class DecisionLogFold:
         if self._only is not None:
             return self._only.get(key)
         prefix, separator, kind = key.decode(errors="replace").partition("#")
-        found = _KIND_BY_SUFFIX.get(separator + kind)
-        return None if found is None else (prefix, found)
+        record_kind = _KIND_BY_SUFFIX.get(separator + kind)
+        return None if record_kind is None else (prefix, record_kind)
 
     def _fold_of(self, prefix: str) -> _PrefixFold:
         return self._prefixes.setdefault(prefix, _PrefixFold())

@@ -39,7 +39,7 @@ class OffsetRange(Value):
         return f"{self.partition} [{self.start}, {self.end})"
 
 
-def offsets_from_json(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+def decode_offsets(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
     """Parse the offsets of a checkpoint, ours or that of Spark's own source: `{"topic": {"0": 5}}`."""
     return {
         TopicPartition(topic, int(number)): offset
@@ -48,7 +48,7 @@ def offsets_from_json(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartit
     }
 
 
-def offsets_to_json(offsets: Offsets) -> OffsetJson:
+def encode_offsets(offsets: Offsets) -> OffsetJson:
     """Return offsets as a checkpoint keeps them, sorted by topic and partition; equal to Spark's own JSON."""
     json: OffsetJson = {}
     for at in sorted(offsets):
@@ -134,7 +134,7 @@ def split_ranges(
         return pieces
     # Ranges that stay whole do not count in the proportion by which the others are cut.
     total = sum(each.size for each in pieces)
-    uncut_ranges = [each for each in pieces if _part_count(each.size, total, min_partitions) == 1]
+    uncut_ranges = [each for each in pieces if _count_parts(each.size, total, min_partitions) == 1]
     cut_total = total - sum(each.size for each in uncut_ranges)
     task_count = max(min_partitions - len(uncut_ranges), 1)
     uncut_partitions = {each.partition for each in uncut_ranges}
@@ -142,12 +142,12 @@ def split_ranges(
         part
         for each in pieces
         for part in _cut_range(
-            each, 1 if each.partition in uncut_partitions else _part_count(each.size, cut_total, task_count)
+            each, 1 if each.partition in uncut_partitions else _count_parts(each.size, cut_total, task_count)
         )
     ]
 
 
-def _part_count(size: int, total: int, task_count: int) -> int:
+def _count_parts(size: int, total: int, task_count: int) -> int:
     return max(math.floor(size / total * task_count + 0.5), 1)  # Java's Math.round
 
 

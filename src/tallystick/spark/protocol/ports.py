@@ -40,12 +40,12 @@ class ParticipantsPort(Protocol):
         """Describe the transactions of these ids; None for ids that the cluster does not know."""
 
     async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
         """Send EndTxn for each, with exactly its producer id and epoch; return the failures by id."""
 
     async def recover(
-        self, participants: Collection[Participant], transaction_version: int, wish: TxnDecision
+        self, participants: Collection[Participant], transaction_version: int, txn_decision: TxnDecision
     ) -> Mapping[str, ClientError]:
         """End what `end` cannot, as a new incarnation of each id (KIP-939), if exactly that is open.
 

@@ -60,7 +60,7 @@ def find_prefix_problems(prefix: str) -> Iterator[str]:
         yield f"transactional.id.prefix: {DATABASE_SUFFIX!r} at its end is for decisions in a database"
 
 
-def coordinator_id(prefix: str) -> str:
+def format_coordinator_id(prefix: str) -> str:
     return prefix + _COORDINATOR_SUFFIX
 
 

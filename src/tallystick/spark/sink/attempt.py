@@ -8,6 +8,8 @@
              the task aborts it; otherwise it would stay open for ever under two-phase commit
 
 The attempt does not depend on partition, attempt or stage numbers: Spark repeats them as it likes [SPK-20].
+
+Source: docs/adr/0036.
 """
 
 import logging
@@ -34,7 +36,7 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 
 
-def run_attempt(station: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
+def run_attempt(context: SinkContext, lease: BatchLease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
     """Write or skip the rows of one task.
 
     Args:
@@ -42,29 +44,29 @@ def run_attempt(station: SinkContext, lease: BatchLease, job: Job, batches: Iter
             whose plan did not run to its end, since its state stores did not commit (SPARK-52008).
     Raises: SinkErrors, the client's errors; then this attempt leaves nothing open.
     """
-    way = TaskAction.SKIP if lease.repeats else TaskAction.WRITE
+    action = TaskAction.SKIP if lease.repeats else TaskAction.WRITE
     if isinstance(job, MicroBatch):
         plan = plan_task(
-            lease.last_decision, job, station.options.on_new_checkpoint, station.options.on_new_prefix
+            lease.last_decision, job, context.options.on_new_checkpoint, context.options.on_new_prefix
         )
         if isinstance(plan, SinkError):
             raise plan
-        way = plan
-    pieces = _iter_chunks(batches)
+        action = plan
+    chunks = _iter_chunks(batches)
     total, participant, mode = RowChecksum(), None, ""
-    if way is TaskAction.SKIP:
-        for piece in pieces:
-            total = total.combine(_checksum_chunk(piece, station.options.topic))
-    elif (first_piece := next(pieces, None)) is not None:
-        total, participant, mode = _write_and_prepare(station, lease, first_piece, pieces)
+    if action is TaskAction.SKIP:
+        for chunk in chunks:
+            total = total.combine(_checksum_chunk(chunk, context.options.topic))
+    elif (first_chunk := next(chunks, None)) is not None:
+        total, participant, mode = _write_and_prepare(context, lease, first_chunk, chunks)
     return Vote(
         nonce=lease.nonce,
         coordinator=lease.coordinator,
         transaction_version=lease.transaction_version,
         job=job,
-        tallies=(total,),
+        row_checksums=(total,),
         participant=participant,
-        is_skipped=way is TaskAction.SKIP,
+        is_skipped=action is TaskAction.SKIP,
         mode=mode,
         began_ms=lease.began_ms,
         last_nonce=lease.last_nonce,
@@ -72,60 +74,64 @@ def run_attempt(station: SinkContext, lease: BatchLease, job: Job, batches: Iter
 
 
 def _write_and_prepare(
-    station: SinkContext,
+    context: SinkContext,
     lease: BatchLease,
-    first_piece: pa.RecordBatch,
-    other_pieces: Iterator[pa.RecordBatch],
+    first_chunk: pa.RecordBatch,
+    other_chunks: Iterator[pa.RecordBatch],
 ) -> tuple[RowChecksum, Participant, str]:
-    opened = open_producer(station, lease)
-    topic, total = station.options.topic, RowChecksum()
+    next_producer = open_producer(context, lease)
+    topic, total = context.options.topic, RowChecksum()
     with ExitStack() as stack:
-        producer = stack.enter_context(opened.producer)  # on an exception before the prepare, its exit aborts
+        producer = stack.enter_context(
+            next_producer.producer
+        )  # on an exception before the prepare, its exit aborts
         mode = producer.mode
         check(mode is not None, "the sink prepares, so a mode is in force")
         producer.begin_transaction()
-        piece: pa.RecordBatch | None = first_piece
-        while piece is not None:
+        chunk: pa.RecordBatch | None = first_chunk
+        while chunk is not None:
             try:
-                producer.send_arrow(piece, topic)
+                producer.send_arrow(chunk, topic)
             except ValueError as exc:  # a row has no topic; the types were checked with the schema
                 raise InvalidRows(f"{exc}; nothing of this batch was decided") from exc
-            total = total.combine(_checksum_chunk(piece, topic))
-            piece = next(other_pieces, None)
+            total = total.combine(_checksum_chunk(chunk, topic))
+            chunk = next(other_chunks, None)
+        # KIP-939: prepared when "all messages successfully got flushed to all partitions"; only then is it
+        # voted for.
         state = producer.prepare_transaction()
         try:
-            check_lease(station, lease)
+            check_lease(context, lease)
         except BaseException:
             producer.abort_transaction()
             raise
         stack.pop_all()
-    station.next_producer.open(lease, producer, () if topic is None else (topic,))
-    return total, _to_participant(opened.name, state), "" if mode is None else mode.value
+    context.next_producer.open(lease, producer, () if topic is None else (topic,))
+    return total, _to_participant(next_producer.name, state), "" if mode is None else mode.value
 
 
-def open_producer(station: SinkContext, lease: BatchLease) -> OpenedProducer:
+def open_producer(context: SinkContext, lease: BatchLease) -> OpenedProducer:
     """Return an initialised producer for one attempt. Raises: PrefixTaken; the client's errors.
 
     The lease is checked before an id is initialised. One that was initialised before needs no check: the one
     after the prepare finds out what this one would.
     """
-    opened = station.next_producer.take(lease)
-    if opened is None:
-        check_lease(station, lease)
-        name = station.worker_ids.acquire(lease)
-        opened = OpenedProducer(name=name, producer=station.create_producer(name))
+    next_producer = context.next_producer.take(lease)
+    if next_producer is None:
+        check_lease(context, lease)
+        name = context.worker_ids.acquire(lease)
+        next_producer = OpenedProducer(name=name, producer=context.create_producer(name))
         try:
-            opened.producer.init_transactions()
+            next_producer.producer.init_transactions()
         except BaseException:
-            opened.producer.close()
+            next_producer.producer.close()
             raise
-    return opened
+    return next_producer
 
 
-def check_lease(station: SinkContext, lease: BatchLease) -> None:
+def check_lease(context: SinkContext, lease: BatchLease) -> None:
     """Raise PrefixTaken unless the lease is the last one."""
-    if not station.owns_prefix(lease.coordinator):
-        raise PrefixTaken(station.options.prefix, "this batch was given up, or another query began")
+    if not context.owns_prefix(lease.coordinator):
+        raise PrefixTaken(context.options.prefix, "this batch was given up, or another query began")
 
 
 def _to_participant(name: WorkerTransactionalId, state: PreparedTxnState) -> Participant:
@@ -143,8 +149,8 @@ def _iter_chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield columns.slice(at, rows)
 
 
-def _checksum_chunk(piece: pa.RecordBatch, topic: str | None) -> RowChecksum:
-    columns = {name: piece.column(name) for name in piece.schema.names}
+def _checksum_chunk(chunk: pa.RecordBatch, topic: str | None) -> RowChecksum:
+    columns = {name: chunk.column(name) for name in chunk.schema.names}
     return checksum_columns(
         columns["value"],
         columns.get("key"),

@@ -63,18 +63,18 @@ class CombinedTask(Value, kw_only=True):
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
         """Write or count the rows. Raises: SinkErrors, BadConfig, errors of client and database."""
-        way = plan_task(
+        action = plan_task(
             self.lease.last_decision, self.job, self.options.on_new_checkpoint, self.options.on_new_prefix
         )
-        if isinstance(way, SinkError):
-            raise way
-        tallies = [RowChecksum()] * len(self.sinks)
+        if isinstance(action, SinkError):
+            raise action
+        row_checksums = [RowChecksum()] * len(self.sinks)
         with ExitStack() as stack:
             attempt = _CombinedAttempt(self, stack)
             for batch in batches:
                 for number, rows in _split_by_sink(batch):
-                    tallies[number] = tallies[number].combine(_checksum_rows(rows))
-                    if way is TaskAction.WRITE:
+                    row_checksums[number] = row_checksums[number].combine(_checksum_rows(rows))
+                    if action is TaskAction.WRITE:
                         attempt.write(number, rows)
             participant, mode = attempt.prepare()
         vote = Vote(
@@ -82,9 +82,9 @@ class CombinedTask(Value, kw_only=True):
             coordinator=self.lease.coordinator,
             transaction_version=self.lease.transaction_version,
             job=self.job,
-            tallies=tuple(tallies),
+            row_checksums=tuple(row_checksums),
             participant=participant,
-            is_skipped=way is TaskAction.SKIP,
+            is_skipped=action is TaskAction.SKIP,
             mode=mode,
             began_ms=self.lease.began_ms,
             last_nonce=self.lease.last_nonce,
@@ -106,13 +106,13 @@ class _CombinedAttempt:
     def write(self, number: int, rows: pa.RecordBatch) -> None:
         match self._task.sinks[number]:
             case ToTopic(topic=topic):
-                for piece in _iter_chunks(rows):
-                    self._get_producer().send_arrow(piece.select(["key", "value", "headers"]), topic)
+                for chunk in _iter_chunks(rows):
+                    self._get_producer().send_arrow(chunk.select(["key", "value", "headers"]), topic)
             case ToTable(table=table):
-                for piece in _iter_chunks(rows):
+                for chunk in _iter_chunks(rows):
                     first_number = self._staged_row_counts.get(table, 0)
-                    self._get_staging_table(table).stage(self.name, first_number, piece)
-                    self._staged_row_counts[table] = first_number + piece.num_rows
+                    self._get_staging_table(table).stage(self.name, first_number, chunk)
+                    self._staged_row_counts[table] = first_number + chunk.num_rows
 
     def _get_staging_table(self, table: str) -> "StagingTable":
         if not self._staging_tables:
@@ -129,10 +129,10 @@ class _CombinedAttempt:
     def _get_producer(self) -> Producer:
         if self._producer is None:
             context = self._task.open_context(self._task.options)
-            opened = open_producer(context, self._task.lease)
+            next_producer = open_producer(context, self._task.lease)
             # On an exception before the prepare, the producer's exit aborts.
-            self._producer = self._stack.enter_context(opened.producer)
-            self._transactional_id = str(opened.name)
+            self._producer = self._stack.enter_context(next_producer.producer)
+            self._transactional_id = str(next_producer.name)
             self._producer.begin_transaction()
         return self._producer
 

@@ -84,7 +84,7 @@ class SinkContext:
 
     def create_producer(self, name: WorkerTransactionalId) -> Producer:
         """Return the producer of one attempt."""
-        return Producer(self.options.producer_settings_for(str(name)))
+        return Producer(self.options.list_producer_settings(str(name)))
 
     def begin(
         self,

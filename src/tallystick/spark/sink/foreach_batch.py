@@ -29,7 +29,7 @@ from tallystick.spark.options.sinks import (
     find_sink_problems,
     quote_column,
 )
-from tallystick.spark.protocol.committable import MicroBatch, Vote, decode_vote, empty_vote
+from tallystick.spark.protocol.committable import MicroBatch, Vote, build_empty_vote, decode_vote
 from tallystick.spark.sink import foreach_topic
 from tallystick.spark.sink.combined_attempt import CombinedTask
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
@@ -85,12 +85,12 @@ class ForeachBatch(Value, kw_only=True):
             votes = [vote for vote, _ in staged_votes]
             if where is not None:
                 cast("DatabaseSinkContext", context).decision_log.set_staged_moves(
-                    lease.nonce, _staged_moves(sinks, staged_votes)
+                    lease.nonce, _collect_staged_moves(sinks, staged_votes)
                 )
             context.commit(votes, read_end_offsets(self.options.checkpoint, batch_id))
             remove_lease(self.options)
         except BaseException:
-            if context.try_abort(votes or [empty_vote(lease)]):
+            if context.try_abort(votes or [build_empty_vote(lease)]):
                 remove_lease(self.options)
             raise
 
@@ -145,9 +145,9 @@ def _fill_columns(sink: Sink, columns: Iterable[str]) -> Sink:
     return replace(sink, columns=tuple((name, quote_column(name)) for name in columns))
 
 
-def _staged_moves(sinks: tuple[Sink, ...], staged_votes: list[tuple[Vote, str]]) -> StagedMoves:
+def _collect_staged_moves(sinks: tuple[Sink, ...], staged_votes: list[tuple[Vote, str]]) -> StagedMoves:
     rows = [
-        sum(vote.tallies[number].rows for vote, _ in staged_votes)
+        sum(vote.row_checksums[number].rows for vote, _ in staged_votes)
         for number, sink in enumerate(sinks)
         if isinstance(sink, ToTable)
     ]

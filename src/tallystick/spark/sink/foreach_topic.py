@@ -23,8 +23,8 @@ from tallystick.spark.protocol.committable import (
     BatchLease,
     MicroBatch,
     Vote,
+    build_empty_vote,
     decode_vote,
-    empty_vote,
     encode_vote,
 )
 from tallystick.spark.sink.attempt import run_attempt
@@ -72,7 +72,7 @@ def foreach_batch(
             ]
             context.commit(votes, read_end_offsets(sink_options.checkpoint, batch_id))
         except BaseException:
-            context.try_abort(votes or [empty_vote(lease)])
+            context.try_abort(votes or [build_empty_vote(lease)])
             raise
 
     return write

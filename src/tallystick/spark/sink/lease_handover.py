@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tallystick.spark.options.sink_options import SinkOptions
-from tallystick.spark.protocol.committable import BatchLease, decode_lease, empty_vote, encode_lease
+from tallystick.spark.protocol.committable import BatchLease, build_empty_vote, decode_lease, encode_lease
 from tallystick.spark.protocol.errors import BadCommittable
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ _LEASES: Final[dict[str, BatchLease]] = {}
 
 def keep_in_memory(options: SinkOptions, lease: BatchLease) -> None:
     """Keep a lease in memory, in a process that both begins and ends the batch."""
-    _LEASES[_lease_key(options)] = lease
+    _LEASES[_build_lease_key(options)] = lease
 
 
 def save_lease(options: SinkOptions, lease: BatchLease) -> None:
     """Leave a lease in a file, in the process that begins a batch, for another process of this driver."""
-    path = _lease_path(options, _identify_own_driver())
+    path = _find_lease_path(options, _identify_own_driver())
     if path is None:
         return
     with suppress(OSError):
@@ -58,8 +58,8 @@ def find_lease(options: SinkOptions, driver: str | None = None) -> BatchLease | 
     Args:
         driver: the result of `identify_driver`; needed in a process that Java has not started.
     """
-    lease = _LEASES.get(_lease_key(options))
-    path = _lease_path(options, driver or _identify_own_driver())
+    lease = _LEASES.get(_build_lease_key(options))
+    path = _find_lease_path(options, driver or _identify_own_driver())
     if lease is not None or path is None:
         return lease
     try:
@@ -70,18 +70,18 @@ def find_lease(options: SinkOptions, driver: str | None = None) -> BatchLease | 
 
 def remove_lease(options: SinkOptions, driver: str | None = None) -> None:
     """Remove the lease, after the batch was committed or given up."""
-    _LEASES.pop(_lease_key(options), None)
-    path = _lease_path(options, driver or _identify_own_driver())
+    _LEASES.pop(_build_lease_key(options), None)
+    path = _find_lease_path(options, driver or _identify_own_driver())
     if path is not None:
         with suppress(OSError):
             path.unlink()
 
 
-def abort_unfinished_batch(station: "SinkContext", driver: str | None) -> None:
+def abort_unfinished_batch(context: "SinkContext", driver: str | None) -> None:
     """Abort the running or abandoned batch, if there is one and it still owns the prefix."""
-    lease = find_lease(station.options, driver)
-    if lease is not None and station.try_abort([empty_vote(lease)]):
-        remove_lease(station.options, driver)
+    lease = find_lease(context.options, driver)
+    if lease is not None and context.try_abort([build_empty_vote(lease)]):
+        remove_lease(context.options, driver)
 
 
 def identify_driver(spark: "SparkSession") -> str | None:
@@ -99,15 +99,15 @@ def identify_driver(spark: "SparkSession") -> str | None:
         return None
 
 
-def _lease_key(options: SinkOptions) -> str:
+def _build_lease_key(options: SinkOptions) -> str:
     return f"{options.client.get('bootstrap.servers')} {options.prefix}"
 
 
-def _lease_path(options: SinkOptions, driver: str | None) -> Path | None:
+def _find_lease_path(options: SinkOptions, driver: str | None) -> Path | None:
     if driver is None:
         return None
     folder = Path(tempfile.gettempdir(), f"tallystick-leases-{os.getuid()}")
-    return folder / f"{sha256(f'{driver} {_lease_key(options)}'.encode()).hexdigest()[:32]}.lease"
+    return folder / f"{sha256(f'{driver} {_build_lease_key(options)}'.encode()).hexdigest()[:32]}.lease"
 
 
 def _identify_own_driver() -> str | None:

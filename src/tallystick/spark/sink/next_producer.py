@@ -56,8 +56,8 @@ class NextProducer:
         self._ids, self._create_producer, self._now_s = ids, create_producer, now_s
         self._is_reused = is_reused
         self._thread: threading.Thread | None = None
-        self._opened: list[tuple[OpenedProducer, float]] = []
-        finalize(self, _close_in_background, self._opened).atexit = False
+        self._producers: list[tuple[OpenedProducer, float]] = []
+        finalize(self, _close_in_background, self._producers).atexit = False
 
     def open(self, lease: BatchLease, used_producer: Producer, topics: Iterable[str] = ()) -> None:
         """Close the producer of an attempt that has voted under `lease`, and open the next; do not wait.
@@ -82,18 +82,18 @@ class NextProducer:
     def take(self, lease: BatchLease) -> OpenedProducer | None:
         """Return the producer for an attempt under `lease`; None if there is none that may be used."""
         self._join()
-        if not self._opened:
+        if not self._producers:
             return None
-        opened, since_s = self._opened.pop()
-        if self._now_s() - since_s < AGE_S_MAX and self._ids.acquire_reserved(opened.name, lease):
-            return opened
-        _close(opened.producer)
+        ready, since_s = self._producers.pop()
+        if self._now_s() - since_s < AGE_S_MAX and self._ids.acquire_reserved(ready.name, lease):
+            return ready
+        _close(ready.producer)
         return None
 
     def close(self) -> None:
         """Close the producer, if there is one."""
         self._join()
-        _close_all(self._opened)
+        _close_all(self._producers)
 
     def _join(self) -> None:
         """Wait for the thread; each of its calls has a limit, max.block.ms or that of a close."""
@@ -110,7 +110,7 @@ class NextProducer:
             producer.init_transactions()
             for topic in topics:
                 connect(producer, topic)
-            self._opened.append((OpenedProducer(name=name, producer=producer), self._now_s()))
+            self._producers.append((OpenedProducer(name=name, producer=producer), self._now_s()))
         except Exception as exc:  # of a thread on which nothing depends
             _log.info("the next attempt opens its producer itself: %s", exc)
             if producer is not None:
@@ -122,12 +122,12 @@ def _close(producer: Producer) -> None:
         producer.close()
 
 
-def _close_in_background(opened: list[tuple[OpenedProducer, float]]) -> None:
+def _close_in_background(producers: list[tuple[OpenedProducer, float]]) -> None:
     """Close without waiting, since the engine thread may be the one that collects garbage."""
-    if opened:
-        threading.Thread(target=_close_all, args=(opened,), daemon=True).start()
+    if producers:
+        threading.Thread(target=_close_all, args=(producers,), daemon=True).start()
 
 
-def _close_all(opened: list[tuple[OpenedProducer, float]]) -> None:
-    while opened:
-        _close(opened.pop()[0].producer)
+def _close_all(producers: list[tuple[OpenedProducer, float]]) -> None:
+    while producers:
+        _close(producers.pop()[0].producer)

@@ -1,8 +1,8 @@
 """Projection of a batch to its sinks: one column of structs for each sink, null where the sink gets no row.
 
 So a task runs the plan once for any number of sinks. The last field of a struct is a hash of the others, for
-the tallies. Spark computes it from the finished values, so that a nondeterministic expression is evaluated
-only once [SPK-22].
+the checksums of rows. Spark computes it from the finished values, so that a nondeterministic expression is
+evaluated only once [SPK-22].
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,20 @@ HASH_COLUMN: Final = "tallystick_hash"
 HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 
 
-def sink_column(number: int) -> str:
+def name_sink_column(number: int) -> str:
     return f"sink_{number}"
 
 
 def project_sinks(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
     """Project a batch to the sinks' columns. Raises: BadConfig with Spark's errors on all expressions."""
     problems: list[str] = []
-    columns = [_build_struct(frame, sink, problems).alias(sink_column(n)) for n, sink in enumerate(sinks)]
+    columns = [
+        _build_struct(frame, sink, problems).alias(name_sink_column(n)) for n, sink in enumerate(sinks)
+    ]
     if problems:
         raise BadConfig("\n".join(problems))
     structs = frame.select(*columns)
-    return structs.select(*(_add_hash(structs, sink_column(n)) for n in range(len(sinks))))
+    return structs.select(*(_add_hash(structs, name_sink_column(n)) for n in range(len(sinks))))
 
 
 def _build_struct(frame: DataFrame, sink: Sink, problems: list[str]) -> Column:

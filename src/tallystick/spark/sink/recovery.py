@@ -60,22 +60,22 @@ def build_options(prefix: str, client: Mapping[str, str], decisions: str = DECIS
     return SinkOptions(prefix=prefix, client=settings, modes=modes, decisions_topic=decisions)
 
 
-def read_and_close(station: SinkContext) -> Decision | None:
+def read_and_close(context: SinkContext) -> Decision | None:
     """Read the last decision, and close the station."""
     try:
-        return station.run(station.decisions.read(), "look").decision
+        return context.run(context.decisions.read(), "look").decision
     finally:
-        station.close()
+        context.close()
 
 
-def resolve_and_close(station: SinkContext, *, dry_run: bool, retire: bool) -> PrefixStatus:
+def resolve_and_close(context: SinkContext, *, dry_run: bool, retire: bool) -> PrefixStatus:
     """Inspect, resolve or retire the prefix of this station, and close the station."""
     try:
         if retire and not dry_run:
-            return station.run(station.coordinator.retire(), "retire")
-        status = station.run(station.coordinator.inspect(), "inspect")
+            return context.run(context.coordinator.retire(), "retire")
+        status = context.run(context.coordinator.inspect(), "inspect")
         if not dry_run:
-            station.begin()
+            context.begin()
         return status
     finally:
-        station.close()
+        context.close()

@@ -49,8 +49,8 @@ def checksum_columns(
         lengths = pc.binary_length(keys).cast(pa.int64()).fill_null(0)
         rows += lengths.to_numpy().astype(np.uint64) * _KEY_LENGTH_FACTOR
     rows += np.fromiter(map(crc32c, _iter_values(values), seeds), np.uint64, count)
-    rows += _NO_KEY_FACTOR if keys is None else _null_mask(keys) * _NO_KEY_FACTOR
-    rows += _null_mask(values) * _NO_VALUE_FACTOR
+    rows += _NO_KEY_FACTOR if keys is None else _build_null_mask(keys) * _NO_KEY_FACTOR
+    rows += _build_null_mask(values) * _NO_VALUE_FACTOR
     if topics is not None:
         rows += _hash_topics(topics) * _TOPIC_FACTOR
     if partitions is not None:
@@ -77,7 +77,7 @@ def _iter_values(column: pa.Array) -> Iterator[bytes]:
     return chain.from_iterable(plain.slice(at, few).to_pylist() for at in range(0, len(plain), few))
 
 
-def _null_mask(column: pa.Array) -> Hashes:
+def _build_null_mask(column: pa.Array) -> Hashes:
     if not column.null_count:
         return np.uint64(0)
     return column.is_null().to_numpy(zero_copy_only=False).astype(np.uint64)

@@ -9,7 +9,8 @@ and one more, which is initialised before a task asks for it (`next_producer`).
 The rule holds over processes, too: the next one that gets this process's name knows what its ids were used
 for (`worker_names`).
 
-Source: docs/adr/0036.
+Source: docs/adr/0036; KIP-939 "Kafka as a Participant in 2PC": "InitProducerId aborts the on-going
+    transaction".
 """
 
 import logging

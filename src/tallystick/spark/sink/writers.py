@@ -36,9 +36,9 @@ from tallystick.spark.protocol.committable import (
     Job,
     MicroBatch,
     Vote,
+    build_empty_vote,
     decode_lease,
     decode_vote,
-    empty_vote,
     encode_lease,
     encode_vote,
 )
@@ -137,9 +137,10 @@ class _LeasedWriter:
 
     def _abort(self, messages: Iterable[WriterCommitMessage | None]) -> None:
         lease = find_lease(self.options)
+        # Spark aborts a stopped batch while its tasks still run: none of them has voted (ADR 0036).
         votes = _decode_votes(messages)
         if lease is not None and not any(votes):
-            votes = [empty_vote(lease)]
+            votes = [build_empty_vote(lease)]
         if self._context.try_abort(votes):
             remove_lease(self.options)
 
@@ -148,7 +149,7 @@ class StreamWriter(_LeasedWriter, DataSourceStreamArrowWriter):
     """The sink of a streaming query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
-        return self._run_attempt(_current_micro_batch(), iterator)
+        return self._run_attempt(_find_micro_batch(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._commit(messages, read_end_offsets(self.options.checkpoint, batchId))
@@ -174,7 +175,8 @@ class BatchWriter(_LeasedWriter, DataSourceArrowWriter):
         self._abort(messages)
 
 
-def _current_micro_batch() -> MicroBatch:
+def _find_micro_batch() -> MicroBatch:
+    # Spark tells only tasks, as local properties, to which query and batch they belong (ADR 0036).
     context = TaskContext.get()
     query_id = batch_id = None
     if context is not None:

@@ -49,7 +49,7 @@ def _build_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
 
 def _clip_to_log_end(planner: SourcePlanner, ranges: list[OffsetRange]) -> list[OffsetRange]:
     """Cut ranges off at the ends of their logs, which is a loss of data. Raises: DataLoss."""
-    latest = planner.latest_offsets()
-    behind = [each for each in ranges if each.end > latest.get(each.partition, 0)]
-    planner.handle_data_loss(f"{each}: the log ends at {latest.get(each.partition, 0)}" for each in behind)
+    latest = planner.list_latest_offsets()
+    truncated = [each for each in ranges if each.end > latest.get(each.partition, 0)]
+    planner.handle_data_loss(f"{each}: the log ends at {latest.get(each.partition, 0)}" for each in truncated)
     return [OffsetRange(r.partition, r.start, min(r.end, latest.get(r.partition, 0))) for r in ranges]

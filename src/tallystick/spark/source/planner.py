@@ -84,16 +84,16 @@ class SourcePlanner:
     ) -> None:
         self.close()
 
-    def partitions(self) -> frozenset[TopicPartition]:
+    def list_partitions(self) -> frozenset[TopicPartition]:
         """Return the partitions that the options name and the cluster has now. Raises: UnknownOffsets."""
         match self._options.topics:
             case Matching(pattern=pattern):
                 topics = self._admin.list_topics()
-                return _partitions_of(info for name, info in topics.items() if re.fullmatch(pattern, name))
+                return _list_partitions(info for name, info in topics.items() if re.fullmatch(pattern, name))
             case Subscribed(topics=names):
-                return _partitions_of(self._describe_topics(names).values())
+                return _list_partitions(self._describe_topics(names).values())
             case Assigned(partitions=assignment):
-                partitions = _partitions_of(self._describe_topics({at.topic for at in assignment}).values())
+                partitions = _list_partitions(self._describe_topics({at.topic for at in assignment}).values())
                 self._handle_missing(sorted(set(assignment) - partitions))
                 return partitions & set(assignment)
 
@@ -127,24 +127,24 @@ class SourcePlanner:
 
     # ------------------------------------------------------------------------------ offsets
 
-    def earliest_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def list_earliest_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the log start offsets of those partitions that exist."""
         answer = self._admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         return {at: offset.offset for at, offset in answer.found.items() if offset is not None}
 
-    def latest_offsets(self, positions: Offsets | None = None) -> dict[TopicPartition, int]:
+    def list_latest_offsets(self, positions: Offsets | None = None) -> dict[TopicPartition, int]:
         """Return the current end offsets: last stable offsets, or high watermarks with `read_uncommitted`.
 
         Args:
             positions: the offsets read so far. A query that continues from Spark's own source, or from
                 `read_uncommitted`, may be past the last stable offset: it waits there.
         """
-        partitions = self.partitions()
+        partitions = self.list_partitions()
         ends = self._list_offsets(dict.fromkeys(partitions, LATEST), committed=self._options.read_committed)
-        ahead = [at for at in ends if positions is not None and positions.get(at, 0) > ends[at]]
-        if ahead and positions is not None and self._options.read_committed:
-            marks = self._list_offsets(dict.fromkeys(ahead, LATEST), committed=False)
-            ends |= {at: positions[at] for at in ahead if positions[at] <= marks[at]}
+        ahead_of_end = [at for at in ends if positions is not None and positions.get(at, 0) > ends[at]]
+        if ahead_of_end and positions is not None and self._options.read_committed:
+            marks = self._list_offsets(dict.fromkeys(ahead_of_end, LATEST), committed=False)
+            ends |= {at: positions[at] for at in ahead_of_end if positions[at] <= marks[at]}
         return ends
 
     def resolve_offsets(self, place: OffsetRangeLimit, *, starting: bool) -> dict[TopicPartition, int]:
@@ -152,7 +152,7 @@ class SourcePlanner:
 
         Raises: UnknownOffsets if not all partitions are named, or no record is at or after the starting time.
         """
-        partitions = self.partitions()
+        partitions = self.list_partitions()
         match place:
             case Edge():
                 return self._list_offsets(
@@ -168,9 +168,9 @@ class SourcePlanner:
                 return {**numbers, **self._list_offsets(edges, committed=self._options.read_committed)}
             case AtTimes(times_ms=times_ms):
                 _check_same_partitions("times", times_ms, partitions)
-                return self._offsets_for_times(times_ms, starting=starting)
+                return self._find_offsets_by_time(times_ms, starting=starting)
             case AtTime(time_ms=time_ms):
-                return self._offsets_for_times(dict.fromkeys(partitions, time_ms), starting=starting)
+                return self._find_offsets_by_time(dict.fromkeys(partitions, time_ms), starting=starting)
 
     def _list_offsets(
         self, times: Mapping[TopicPartition, int], *, committed: bool
@@ -180,20 +180,20 @@ class SourcePlanner:
         answers = self._admin.list_offsets(times, read_committed=committed).all()
         return {at: offset.offset for at, offset in answers.items() if offset is not None}
 
-    def _offsets_for_times(
+    def _find_offsets_by_time(
         self, times_ms: Mapping[TopicPartition, int], *, starting: bool
     ) -> dict[TopicPartition, int]:
         offsets = self._list_offsets(times_ms, committed=self._options.read_committed)
-        none = [at for at in times_ms if at not in offsets]
-        if none and starting and not self._options.latest_if_no_match:
-            time_texts = ", ".join(f"{at} at {times_ms[at]}" for at in sorted(none))
+        unmatched = [at for at in times_ms if at not in offsets]
+        if unmatched and starting and not self._options.latest_if_no_match:
+            time_texts = ", ".join(f"{at} at {times_ms[at]}" for at in sorted(unmatched))
             raise UnknownOffsets(
                 f"no record has the requested start time or a later one: {time_texts}. Set "
                 "startingOffsetsByTimestampStrategy to latest to start at the end there"
             )
         return {
             **offsets,
-            **self._list_offsets(dict.fromkeys(none, LATEST), committed=self._options.read_committed),
+            **self._list_offsets(dict.fromkeys(unmatched, LATEST), committed=self._options.read_committed),
         }
 
     # -------------------------------------------------------------------------------- tasks
@@ -207,7 +207,7 @@ class SourcePlanner:
         ]
 
 
-def _partitions_of(topics: Iterable[TopicInfo]) -> frozenset[TopicPartition]:
+def _list_partitions(topics: Iterable[TopicInfo]) -> frozenset[TopicPartition]:
     return frozenset(TopicPartition(topic.name, number) for topic in topics for number in topic.partitions)
 
 

@@ -21,7 +21,7 @@ from tallystick.spark.options.source_options import (
     Subscribed,
 )
 from tallystick.spark.protocol.committable import Decision
-from tallystick.spark.protocol.offsets import OffsetJson, offsets_from_json, offsets_to_json
+from tallystick.spark.protocol.offsets import OffsetJson, decode_offsets, encode_offsets
 from tallystick.spark.source.planner import UnknownOffsets
 
 
@@ -74,13 +74,13 @@ def select_decided_end(decision: Decision, topics: ConsumerStrategy) -> OffsetJs
             f"{'Several of them' if candidates else 'None'} are of the topics that this source reads. "
             "Nothing was begun. Replace resume.from.prefix by startingOffsets"
         )
-    return offsets_to_json(offsets)
+    return encode_offsets(offsets)
 
 
 def _parse_kafka_offsets(line: str) -> dict[TopicPartition, int]:
     """Parse the offsets of a source of ours or of Spark's own Kafka source; empty for any other source."""
     try:
-        offsets = offsets_from_json(json.loads(line))
+        offsets = decode_offsets(json.loads(line))
     except (ValueError, AttributeError, TypeError):
         return {}
     return offsets if all(type(offset) is int for offset in offsets.values()) else {}

@@ -25,7 +25,7 @@ from tallystick.spark import source
 from tallystick.spark.options.option_table import QueryType
 from tallystick.spark.options.source_options import parse_source_options
 from tallystick.spark.protocol import offsets
-from tallystick.spark.protocol.offsets import OffsetJson, offsets_from_json, offsets_to_json, plan_batch
+from tallystick.spark.protocol.offsets import OffsetJson, decode_offsets, encode_offsets, plan_batch
 from tallystick.spark.source.planner import OffsetRangePartition, SourcePlanner
 from tallystick.spark.source.task_reader import read_range
 
@@ -51,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the start offsets of a new query; Spark asks again when the first batch is repeated."""
 
         def resolve_named() -> OffsetJson:
-            return offsets_to_json(self._get_planner().resolve_offsets(self._options.starting, starting=True))
+            return encode_offsets(self._get_planner().resolve_offsets(self._options.starting, starting=True))
 
         if self._options.checkpoint is None:
             return resolve_named()
@@ -72,9 +72,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
         """Return the end offsets of the next batch; `start` if there is no batch yet."""
-        begin = offsets_from_json(start)
+        begin = decode_offsets(start)
         if not self._available_now or self._latest is None:
-            self._latest = self._get_planner().latest_offsets(begin)
+            self._latest = self._get_planner().list_latest_offsets(begin)
         latest = self._latest
         if not isinstance(limit, ReadAllAvailable):
             if self._should_delay(offsets.count_unread(begin, latest)):
@@ -82,17 +82,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             most = self._options.max_offsets
             if most is not None:
                 latest = offsets.limit_offsets(most, self._add_new_partitions(begin, latest), latest)
-        return offsets_to_json(latest)
+        return encode_offsets(latest)
 
     def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
         """Return the latest known end offsets, so that progress shows how far behind the query is."""
-        return offsets_to_json(self._latest) if self._latest else None
+        return encode_offsets(self._latest) if self._latest else None
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> list[OffsetRangePartition]:
         """Plan the tasks of a batch. Raises: DataLoss."""
-        begin, until = offsets_from_json(start), offsets_from_json(end)
+        begin, until = decode_offsets(start), decode_offsets(end)
         planner = self._get_planner()
-        plan = plan_batch(begin, until, planner.earliest_offsets(set(until) - set(begin)))
+        plan = plan_batch(begin, until, planner.list_earliest_offsets(set(until) - set(begin)))
         planner.handle_data_loss(plan.losses)
         return planner.plan_tasks(plan.ranges)
 
@@ -132,4 +132,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _add_new_partitions(self, begin: offsets.Offsets, latest: offsets.Offsets) -> offsets.Offsets:
         new_partitions = set(latest) - set(begin)
-        return {**self._get_planner().earliest_offsets(new_partitions), **begin} if new_partitions else begin
+        return (
+            {**self._get_planner().list_earliest_offsets(new_partitions), **begin}
+            if new_partitions
+            else begin
+        )

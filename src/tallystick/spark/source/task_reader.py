@@ -69,7 +69,7 @@ def read_range(offset_range: OffsetRange, options: SourceOptions) -> Iterator[pa
 
     Raises: DataLoss, RecordsTimedOut; the consumer's errors.
     """
-    schema = arrow_schema(headers=options.include_headers)
+    schema = build_arrow_schema(headers=options.include_headers)
     consumer = _get_consumer(options.client)
     try:
         consumer.assign([offset_range.partition])
@@ -131,24 +131,24 @@ def _skip_lost(
 
 def _get_consumer(client: Mapping[str, str]) -> Consumer:
     """Return this process's consumer for these settings. A forked child does not use its parent's."""
-    key = _consumer_key(client)
+    key = _build_consumer_key(client)
     if key not in _CONSUMERS:
         _CONSUMERS[key] = Consumer({**client, **_FIXED_SETTINGS})
     return _CONSUMERS[key]
 
 
 def _discard_consumer(client: Mapping[str, str]) -> None:
-    consumer = _CONSUMERS.pop(_consumer_key(client), None)
+    consumer = _CONSUMERS.pop(_build_consumer_key(client), None)
     if consumer is not None:
         consumer.close(timeout_s=1.0)
 
 
-def _consumer_key(client: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
+def _build_consumer_key(client: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
     return os.getpid(), tuple(sorted(client.items()))
 
 
-def arrow_schema(*, headers: bool) -> pa.Schema:
-    """Return `data_source.spark_schema` as the Arrow schema that Spark uses in Python.
+def build_arrow_schema(*, headers: bool) -> pa.Schema:
+    """Return `data_source.build_spark_schema` as the Arrow schema that Spark uses in Python.
 
     Spark checks only the first batch of a task against it, field by field.
     """

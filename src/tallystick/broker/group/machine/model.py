@@ -275,9 +275,9 @@ class ClassicGroup(Value, kw_only=True):
     def iter_partitions(self) -> Iterator[TopicPartition]:
         """Yield every partition with an offset, committed or pending, once."""
         yield from self.offsets
-        seen = set(self.offsets)
+        visited_partitions = set(self.offsets)
         for offsets in self.pending_offsets.values():
             for partition in offsets:
-                if partition not in seen:
-                    seen.add(partition)
+                if partition not in visited_partitions:
+                    visited_partitions.add(partition)
                     yield partition

@@ -25,10 +25,10 @@ def find_subscribed_topics(group: ClassicGroup) -> SubscribedTopics:
     topics: set[str] = set()
     for member in group.members.values():
         metadata = member.find_metadata(group.protocol_name)
-        read = None if metadata is None else parse_topics(metadata)
-        if read is None:
+        member_topics = None if metadata is None else parse_topics(metadata)
+        if member_topics is None:
             return None
-        topics.update(read)
+        topics.update(member_topics)
     return frozenset(topics)
 
 

@@ -204,7 +204,10 @@ def _abort_and_fence(
 
 
 def decide_abort_timed_out(entry: TxnEntry | None, command: AbortTimedOut, env: TxnEnv) -> TxnStep | Reject:
-    """Abort a transaction past its transaction.timeout.ms, unless it was decided before."""
+    """Abort a transaction past its transaction.timeout.ms, unless it was decided before.
+
+    Source: KIP-98; `is_timed_out` for KIP-939.
+    """
     if entry is None or not isinstance(entry.phase, OngoingPhase) or not is_timed_out(entry, env.now_ms):
         return TxnStep(reply=DONE)
     # No other client has taken over: under version 2 the client may abort again, and continue.
@@ -314,7 +317,11 @@ def find_missing_markers(entry: TxnEntry) -> MarkerRequest | None:
 
 
 def decide_markers_written(entry: TxnEntry | None, command: MarkersWritten, env: TxnEnv) -> TxnStep | Reject:
-    """Note that markers are in their partitions; with the last one the transaction is complete [TXN-9]."""
+    """Note that markers are in their partitions; with the last one the transaction is complete [TXN-9].
+
+    Source: KIP-939: no other transaction of the id starts "until the transaction decision is delivered to all
+        participating partitions".
+    """
     phase = entry and entry.phase
     if (
         entry is None

@@ -154,7 +154,8 @@ def _keep_transaction(
     # A writer's epochs end one earlier, for the marker; a client that is not the writer writes nothing yet.
     last_epoch = EPOCH_MAX if entry.is_kept else WRITER_EPOCH_MAX
     client = bump_epoch(entry.client, last_epoch, env.spare_producer_id)
-    # A promise to wait for a decision is never withdrawn; one made now also covers the open transaction.
+    # KIP-939: a participant that is prepared "must remain in-doubt until it receives the coordinator's
+    # decision": a promise to wait is never withdrawn, and one made now also covers the open transaction.
     open_timeout_ms = None if timeout_ms is None else phase.timeout_ms
     event = EntryStored(
         entry=replace(

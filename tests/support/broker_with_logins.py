@@ -18,7 +18,7 @@ from tests.support.secure_kafka import (
     to_pkcs8,
 )
 from tests.support.secure_wire import SecureConnection
-from tools.broker_process import free_port
+from tools.broker_process import find_free_port
 
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.testing import EmbeddedBroker
@@ -30,7 +30,7 @@ USERS = ("admin", "alice")
 
 
 @dataclass
-class SecuredBroker:
+class BrokerWithLogins:
     """A running broker; admin is a super user, alice may do what ACLs allow her. Each by every login."""
 
     folder: Path
@@ -93,7 +93,7 @@ class SecuredBroker:
 
 
 @contextlib.contextmanager
-def run_secured_broker(folder: Path) -> Iterator[SecuredBroker]:
+def run_broker_with_logins(folder: Path) -> Iterator[BrokerWithLogins]:
     """Run the broker with its certificates, users and tokens in `folder`."""
     authority, provider = trustme.CA(), IdentityProvider()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
@@ -106,7 +106,7 @@ def run_secured_broker(folder: Path) -> Iterator[SecuredBroker]:
         to_pkcs8(folder / f"{name}.pem")
     for user in USERS:
         (folder / f"{user}.jwt").write_text(provider.sign(life_s=7_200, sub=user))
-    made = SecuredBroker(folder, free_port(), free_port())
+    made = BrokerWithLogins(folder, find_free_port(), find_free_port())
     ports = {"SASL_SSL": made.sasl_port, "SSL": made.mutual_port}
     config = {
         "listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from tests.support.secured_broker import LOGINS, USERS, SecuredBroker, run_secured_broker
+from tests.support.broker_with_logins import LOGINS, USERS, BrokerWithLogins, run_broker_with_logins
 
 from tallystick.testing import eventually
 
@@ -22,13 +22,13 @@ every_login = pytest.mark.parametrize("login", LOGINS)
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    with run_secured_broker(tmp_path_factory.mktemp("secured")) as running:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerWithLogins]:
+    with run_broker_with_logins(tmp_path_factory.mktemp("secured")) as running:
         yield running
 
 
 @pytest.fixture
-def driver(java: Any, secured: SecuredBroker) -> Any:
+def driver(java: Any, secured: BrokerWithLogins) -> Any:
     """Apache's Java, which reads tokens from files that it was told of."""
     urls = [secured.token_url(user) for user in USERS]
     java("property", name=f"{ALLOWED_BY_JAVA}.urls", value=",".join(urls))
@@ -43,7 +43,7 @@ def fresh(stem: str) -> str:
 class Tools:
     """Kafka's command-line tools, run with the login of a user."""
 
-    def __init__(self, driver: Any, secured: SecuredBroker, login: str, user: str = "admin") -> None:
+    def __init__(self, driver: Any, secured: BrokerWithLogins, login: str, user: str = "admin") -> None:
         self._driver = driver
         self._at = ("--bootstrap-server", secured.address(login))
         self._config = ("--command-config", secured.write_command_config(login, user))
@@ -59,7 +59,7 @@ class Tools:
 
 
 @every_login
-def test_tools_of_an_administrator(driver: Any, secured: SecuredBroker, login: str) -> None:
+def test_tools_of_an_administrator(driver: Any, secured: BrokerWithLogins, login: str) -> None:
     tools, topic = Tools(driver, secured, login), fresh("tools")
     assert f"Created topic {topic}." in tools.run("kafka-topics", "--create", "--topic", topic)
     assert topic in tools.run("kafka-topics", "--list").split()
@@ -74,7 +74,7 @@ def test_tools_of_an_administrator(driver: Any, secured: SecuredBroker, login: s
     assert tools.run("kafka-console-consumer", *reading).split() == ["one", "two"]
 
 
-def test_kafka_acls(driver: Any, secured: SecuredBroker) -> None:
+def test_kafka_acls(driver: Any, secured: BrokerWithLogins) -> None:
     """Added, prefixed, denied, filtered and removed, and each in force at once."""
     tools, topic = Tools(driver, secured, "PLAIN"), fresh("acls")
     tools.run("kafka-topics", "--create", "--topic", topic)
@@ -107,7 +107,9 @@ def test_kafka_acls(driver: Any, secured: SecuredBroker) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
-def test_kafka_configs_gives_a_user_a_password(driver: Any, secured: SecuredBroker, mechanism: str) -> None:
+def test_kafka_configs_gives_a_user_a_password(
+    driver: Any, secured: BrokerWithLogins, mechanism: str
+) -> None:
     tools, user = Tools(driver, secured, "PLAIN"), fresh("user")
     of_user = ("--entity-type", "users", "--entity-name", user)
     tools.run("kafka-configs", *of_user, "--alter", "--add-config", f"{mechanism}=[password=secret]")
@@ -123,7 +125,7 @@ def test_kafka_configs_gives_a_user_a_password(driver: Any, secured: SecuredBrok
         AdminClient({**config, "sasl.password": "secret"}).list_topics(timeout=2)
 
 
-def test_kafka_configs_sets_no_quota(driver: Any, secured: SecuredBroker) -> None:
+def test_kafka_configs_sets_no_quota(driver: Any, secured: BrokerWithLogins) -> None:
     tools = Tools(driver, secured, "PLAIN")
     for kind in ("users", "clients", "ips"):
         assert tools.run("kafka-configs", "--describe", "--entity-type", kind) is not None
@@ -139,7 +141,7 @@ def record(topic: str, value: str) -> dict[str, Any]:
 
 
 @every_login
-def test_java_writes_transactions_and_reads_them(driver: Any, secured: SecuredBroker, login: str) -> None:
+def test_java_writes_transactions_and_reads_them(driver: Any, secured: BrokerWithLogins, login: str) -> None:
     topic, config = fresh("java"), secured.java_config(login, "admin")
     name = fresh("handle")
 
@@ -159,7 +161,7 @@ def test_java_writes_transactions_and_reads_them(driver: Any, secured: SecuredBr
 
 
 @every_login
-def test_a_missing_right_is_an_exception_of_java(driver: Any, secured: SecuredBroker, login: str) -> None:
+def test_a_missing_right_is_an_exception_of_java(driver: Any, secured: BrokerWithLogins, login: str) -> None:
     topic = fresh("denied")
     admin, alice = (secured.java_config(login, user) for user in ("admin", "alice"))
     assert "error" not in driver("produce", config=admin, records=[record(topic, "b25l")])
@@ -187,7 +189,7 @@ def create(config: dict[str, Any], topic: str) -> None:
 
 
 @every_login
-def test_librdkafka_writes_transactions_and_reads_them(secured: SecuredBroker, login: str) -> None:
+def test_librdkafka_writes_transactions_and_reads_them(secured: BrokerWithLogins, login: str) -> None:
     topic, config = fresh("librdkafka"), secured.librdkafka_config(login, "admin")
     create(config, topic)
     producer = Producer({**config, "transactional.id": topic})
@@ -210,7 +212,7 @@ def test_librdkafka_writes_transactions_and_reads_them(secured: SecuredBroker, l
 
 
 @every_login
-def test_a_missing_right_is_a_code_of_librdkafka(secured: SecuredBroker, login: str) -> None:
+def test_a_missing_right_is_a_code_of_librdkafka(secured: BrokerWithLogins, login: str) -> None:
     topic = fresh("denied")
     admin, alice = (secured.librdkafka_config(login, user) for user in ("admin", "alice"))
     create(admin, topic)
