@@ -52,7 +52,7 @@ class ListenOptions(Value, kw_only=True):
         yield from self.credentials.find_problems()
         if not self.is_loopback and not self.credentials.are_given:
             yield (
-                f"--listen {self.host}: any client that reaches this address could read topics, ids and rows. "
+                f"--listen {self.host}: any client that reaches it could read topics, ids and rows. "
                 "Give --token-file, or --user and --password-file; or listen on 127.0.0.1"
             )
         if not self.is_loopback and self.certificate is None:
