@@ -145,6 +145,12 @@ def check_producer_id(history: History, exchange: RequestExchange, *, forgets: b
     identities = history.issued_identities.setdefault(owner, IssuedIdentities())
     requester = ProducerIdAndEpoch(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
     claims_anew = request.producer_id < 0
+    if claims_anew:
+        # A power loss under `os` may take back that it was given: two incarnations have it then, and a late
+        # request of the first one is taken for the second's.
+        if pair in history.claimed_identities:
+            history.reused_identities.add(pair)
+        history.claimed_identities.add(pair)
     newest = identities.newest
     exchange_text = f"{owner}: {exchange.api.name} by {requester} is answered {pair}"
     is_stranger = pair.producer_id not in identities.producer_ids and forgets

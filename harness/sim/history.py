@@ -50,7 +50,9 @@ class History:
     """The events of one run.
 
     by_writer           transactions of version 2, where a producer epoch names a single one (KIP-890)
-    reused              producer epochs that name two transactions, possible after a disk lost data
+    claimed_identities  producer epochs that InitProducerId gave to new incarnations
+    reused_identities   producer epochs that name two transactions or incarnations, possible after a disk lost
+                        data
     partly_aborted      producer epochs whose transaction an administrator has ended in one partition
     may_be_deleted      texts that were deleted on purpose, or may have been
     deleted_texts       texts that were certainly deleted
@@ -65,6 +67,7 @@ class History:
     txns: list[SimTxn] = field(default_factory=list)
     by_writer: dict[ProducerIdAndEpoch, SimTxn] = field(default_factory=dict)
     issued_identities: dict[str, IssuedIdentities] = field(default_factory=dict)
+    claimed_identities: set[ProducerIdAndEpoch] = field(default_factory=set)
     reused_identities: set[ProducerIdAndEpoch] = field(default_factory=set)
     partly_aborted: set[ProducerIdAndEpoch] = field(default_factory=set)
     may_be_deleted: set[str] = field(default_factory=set)

@@ -38,7 +38,9 @@ def test_rows_and_decisions_name_what_may_have_to_be_finished() -> None:
         PrefixFacts(prefix="q", source="t", decision=decision("q/w/1"), is_complete=True),
         PrefixFacts(prefix="r", source="t", decision=None, is_complete=False),
     ]
-    assert list_named_ids(stores, prefixes) == {"a": (ONE, False), "p/w/1": "n"}
+    named = list_named_ids(stores, prefixes)
+    assert named == {"a": (ONE, False), "settled": (ONE, False), "p/w/1": "n"}
+    assert next(iter(named)) == "a"
 
 
 def test_a_row_that_a_recovery_has_touched_is_another_row() -> None:

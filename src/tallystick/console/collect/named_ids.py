@@ -1,6 +1,6 @@
 """Which transactional ids to describe although nothing of them is open. Pure.
 
-A store's row and a decision name transactions that should be finished. Whether they are, only their
+A store's rows and a decision name transactions that should be finished. Whether they are, only their
 coordinators know. There may be many such ids, and few change: those whose row or decision has changed since
 they were described come first, then those that were described longest ago.
 """
@@ -27,12 +27,15 @@ class DescribedId(Value, kw_only=True):
 
 
 def list_named_ids(stores: Iterable[StoreFacts], prefixes: Iterable[PrefixFacts]) -> Mapping[str, object]:
-    """Return the ids whose transactions may have to be finished, each with what names it."""
+    """Return the ids whose transactions may have to be finished, each with what names it.
+
+    Settled rows come last: nothing of them is expected, but a database that was restored to an older state
+    has a row that is settled and behind the cluster.
+    """
     named: dict[str, object] = {}
-    for store in stores:
-        for name, row in store.rows.items():
-            if row.pending:
-                named[name] = (row.state, row.completing)
+    rows = [(name, row) for store in stores for name, row in store.rows.items() if row.state]
+    for name, row in sorted(rows, key=lambda each: each[1].settled):
+        named[name] = (row.state, row.completing)
     for each in prefixes:
         if each.decision is not None and not each.is_complete:
             for participant in each.decision.participants:
