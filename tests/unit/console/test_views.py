@@ -77,6 +77,7 @@ def test_a_transaction_decided_by_a_dead_writer_in_every_page() -> None:
     assert page.coordinator.token == page.database.stored_state == "5:3"
     assert page.database.raw_row["prepared_transaction_state"] == "5:3"
     assert [each.start_offset for each in page.partitions] == [10]
+    assert not any("force-terminate" in line.text for line in page.commands)  # it is decided
 
 
 def test_a_hanging_transaction_is_found_under_its_producer() -> None:
@@ -86,6 +87,11 @@ def test_a_hanging_transaction_is_found_under_its_producer() -> None:
     page = build_transaction(state, row.key, NOW_MS)
     assert page.row == row
     assert "--start-offset 10" in page.commands[0].text
+
+
+def test_what_is_not_decided_can_be_ended_by_force() -> None:
+    page = build_transaction(show(make_snapshot(describe())), "pay-1", NOW_MS)
+    assert any("force-terminate" in line.text for line in page.commands)
 
 
 def test_an_id_that_is_not_open_shows_what_is_known_of_it() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from tallystick.admin.hanging import HangingCase
 from tallystick.admin.model import TransactionDescription
 from tallystick.console import commands
-from tallystick.console.judge import SparkHalf, StoreHalf
+from tallystick.console.judge import SparkHalf, Stage, StoreHalf
 from tallystick.console.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
@@ -220,16 +220,12 @@ def _view_decision(half: SparkHalf) -> DecisionView:
 
 def _list_commands(row: TransactionRow, servers: str) -> tuple[CommandLine, ...]:
     lines = [CommandLine(row.command, "what the verdict asks for")] if row.command else []
-    if row.transactional_id is not None:
+    name = row.transactional_id
+    if name is not None:
         lines.append(
-            CommandLine(
-                commands.describe_command(servers, row.transactional_id), "shows it as its coordinator does"
-            )
+            CommandLine(commands.describe_command(servers, name), "shows it as its coordinator does")
         )
-        lines.append(
-            CommandLine(
-                commands.force_terminate_command(servers, row.transactional_id),
-                "aborts it in all partitions and fences its producer, whatever its other half has done",
-            )
-        )
+        if row.stage == Stage.OPEN.value:  # what is decided must not be ended by force
+            purpose = "aborts it in all partitions and fences its producer, whatever its other half has done"
+            lines.append(CommandLine(commands.force_terminate_command(servers, name), purpose))
     return tuple(dict.fromkeys(lines))
