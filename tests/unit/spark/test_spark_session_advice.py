@@ -53,7 +53,7 @@ class Session:
 
 @pytest.fixture(autouse=True)
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_advice, "_given", set())
+    monkeypatch.setattr(session_advice, "_advice_texts", set())
     monkeypatch.delenv("PYSPARK_UDS_MODE", raising=False)
 
 
