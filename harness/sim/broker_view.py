@@ -66,9 +66,6 @@ class BrokerView:
         entries = self.list_entries()
         if isinstance(entries, Reject):
             return [entries.reason]
-        broker = self._machine.broker
-        if broker is not None and (count := broker.transactions.unrecorded_completion_count):
-            return [f"{count} completions are to be recorded"]
         return [
             f"{entry.transactional_id} {entry.state.label}"
             for entry in entries

@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.dual_world import World, new_name, worlds
 from tests.support.raw_producer import committed_values
-from tests.support.servers import MariaDB, PostgreSQL
+from tests.support.servers import MARIADB_LOCK_WAITS, MariaDB, PostgreSQL
 
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite import (
@@ -201,8 +201,7 @@ def waits_in(world: World) -> Callable[[], bool]:
     statement = {
         "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
         "AND query LIKE 'INSERT INTO kafka_idempotency_keys%'",
-        "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT' "
-        "AND trx_query LIKE 'INSERT INTO kafka_idempotency_keys%'",
+        "mysql": MARIADB_LOCK_WAITS,
     }[world.engine.dialect.name]
 
     def waits() -> bool:

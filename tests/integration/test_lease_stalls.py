@@ -22,7 +22,7 @@ from sqlalchemy.pool import NullPool
 from tests.support.dual_world import MakeWorld, World, worlds
 from tests.support.effort import LONG
 from tests.support.raw_producer import committed_values
-from tests.support.servers import MariaDB, PostgreSQL
+from tests.support.servers import MARIADB_LOCK_WAITS, MariaDB, PostgreSQL
 
 from tallystick.dualwrite import Lease, SqlStore, WriterPool
 from tallystick.dualwrite.recipes import RecipeStep, Wait
@@ -115,7 +115,7 @@ WAITING = {  # counts the transactions that wait for a lock
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
         "AND wait_event_type = 'Lock'"
     ),
-    "mysql": "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'",
+    "mysql": MARIADB_LOCK_WAITS,
 }
 
 

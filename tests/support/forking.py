@@ -36,6 +36,7 @@ CALLS: dict[type, dict[str, Callable[..., object]]] = {
         "send_offsets_to_transaction": lambda p: p.send_offsets_to_transaction({AT: 1}, None),
         "prepare_transaction": lambda p: p.prepare_transaction(),
         "commit_transaction": lambda p: p.commit_transaction(),
+        "start_commit": lambda p: p.start_commit(),
         "abort_transaction": lambda p: p.abort_transaction(),
         "complete_transaction": lambda p: p.complete_transaction(PreparedTxnState("")),
         "mode": lambda p: p.mode,

@@ -241,7 +241,7 @@ class TransactionLogFollower:
         ]
 
     def _take(
-        self, at: TopicPartition, data: PartitionData, transitions: list[TransactionTransition]
+        self, at: TopicPartition, data: PartitionData, result: list[TransactionTransition]
     ) -> tuple[bool, bool]:
         """Take a partition's answer in. Returns whether the position moved, and whether there is more."""
         position = self._next_offsets.get(at)
@@ -262,7 +262,7 @@ class TransactionLogFollower:
         # Read once, and last in the next request: a busy partition does not keep the others waiting.
         del self._next_offsets[at]
         self._next_offsets[at] = after
-        transitions += transitions
+        result += transitions
         return after > position, after < data.high_watermark
 
     def _note_error(self, at: TopicPartition, code: int) -> None:

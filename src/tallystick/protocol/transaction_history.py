@@ -17,7 +17,7 @@ the topic, Apache Kafka's too, from the records it finds there [HIS-1].
     Prepare*               any other                                    COMPLETED, and what that one says
     any                    a tombstone                                  EXPIRED
 
-The last but one: a coordinator may leave out the record of a completion that another record follows.
+The last but one: a crash or a compaction may leave the log without the record of a completion.
 Preparing (KIP-939) is no transition, as brokers cannot see it. In the log of Apache Kafka an abort by timeout
 or by a new incarnation looks like the client's own, and is ABORTED.
 

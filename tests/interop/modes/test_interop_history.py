@@ -27,7 +27,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    if (lack := apache_kafka.missing()) is not None:
+    if (lack := apache_kafka.find_missing()) is not None:
         pytest.skip(lack)
     directory: Path = tmp_path_factory.mktemp("kafka")
     with apache_kafka.ApacheKafka(directory=directory, settings=SETTINGS) as running:

@@ -20,7 +20,6 @@ from tests.support.txn_coordinator import (
 )
 
 from tallystick.broker.coordinator.reload import BACKOFF_MS
-from tallystick.broker.txn.held_completions import HELD_MS_MAX
 from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.machine.commands import (
     DONE,
@@ -104,7 +103,6 @@ async def test_the_completion_of_a_transaction_is_not_waited_for() -> None:
         assert isinstance(ended, EndTxnResult)
         world.log.hold()
         await world.settle()
-        await world.pass_time(HELD_MS_MAX)
         assert world.log.states()[-1] == "CompleteCommit"
         assert world.entry().state is TxnState.COMPLETE_COMMIT
         assert world.log.syncs == []
@@ -264,8 +262,8 @@ async def test_the_next_transaction_waits_for_the_markers_of_the_last() -> None:
         before = len(world.log.batches)
         slow.set_result(Offset(5))
         assert [await asked for asked in waiting] == [DONE, DONE]
-        assert world.log.states()[-2:] == ["PrepareCommit", "Ongoing"]
-        assert len(world.log.batches) == before + 1
+        assert world.log.states()[-2:] == ["CompleteCommit", "Ongoing"]
+        assert len(world.log.batches) == before + 2
         phase = world.entry().phase
         assert isinstance(phase, OngoingPhase)
         assert phase.partitions == {P1, P2}

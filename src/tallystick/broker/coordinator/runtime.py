@@ -239,11 +239,6 @@ class CoordinatorRuntime(Generic[KeyT, CommandT, AnswerT]):
 
     # ---- commands
 
-    @property
-    def is_open(self) -> bool:
-        """Whether commands are neither held up nor refused because the broker is stopping."""
-        return self._paused_commands is None and not self.is_stopped
-
     def submit(
         self, key: KeyT, pending: PendingCommand[CommandT, AnswerT]
     ) -> "asyncio.Future[AnswerT | Reject]":

@@ -97,25 +97,14 @@ class TransactionCoordinator:
 
     def get_entry(self, transactional_id: TransactionalId) -> TxnEntry | Reject | None:
         """Return the entry for reading; an addition or a completion in it may not be durable yet."""
-        refusal = self._find_refusal(transactional_id)
-        if refusal is not None:
-            return refusal
-        entry = self._entries.get(transactional_id)
-        return entry and self._logic.held_completions.view(entry)
+        return self._find_refusal(transactional_id) or self._entries.get(transactional_id)
 
     def list_entries(self) -> tuple[TxnEntry, ...] | Reject:
         """Return all entries; refuse with LOADING while some are not known yet."""
         if self._runtime.is_stopped:
             return REFUSALS.stopped
         is_loading = self.is_loading or self._runtime.reloader.is_loading
-        if is_loading:
-            return REFUSALS.loading
-        entries = self._entries.by_id.values()
-        return (
-            tuple(map(self._logic.held_completions.view, entries))
-            if self._logic.held_completions
-            else tuple(entries)
-        )
+        return REFUSALS.loading if is_loading else tuple(self._entries.by_id.values())
 
     def list_transitions(self, transactional_id: TransactionalId) -> tuple[TransactionTransition, ...]:
         """Return what has happened to an id, oldest first, as far as it is remembered."""
@@ -136,15 +125,9 @@ class TransactionCoordinator:
         """Number of times that such a partition was read back and served again."""
         return self._runtime.reloader.reload_count
 
-    @property
-    def unrecorded_completion_count(self) -> int:
-        """Number of transactions that are complete, and whose record of that is still to come."""
-        return len(self._logic.held_completions)
-
     def find_by_producer_id(self, producer_id: ProducerId) -> TxnEntry | None:
         """Return the entry whose current or last transaction has this producer id in the partitions."""
-        entry = self._entries.find_by_producer_id(producer_id)
-        return entry and self._logic.held_completions.view(entry)
+        return self._entries.find_by_producer_id(producer_id)
 
     def _find_refusal(self, transactional_id: TransactionalId) -> Reject | None:
         if self._loader.loading_task is not None and not self._runtime.is_stopped:
@@ -195,7 +178,6 @@ class TransactionCoordinator:
         For a change of the rules that every decision rests on. One at a time. A Reject means that not all
         writes became durable in time, or that a partition is lost.
         """
-        self._logic.held_completions.record_all()
         async with self._runtime.pause_commands(self._list_unfinished) as is_settled:
             if is_settled:
                 yield REFUSALS.lost if self._runtime.reloader else None
@@ -219,13 +201,12 @@ class TransactionCoordinator:
         now_ms = self._timer.monotonic_ms()
         deadline_ms = self._runtime.answer_overdue(now_ms)
         self._logic.marker_sender.retry_due(now_ms)
-        self._logic.held_completions.record_due(now_ms)
         if self._loader.loading_task is not None:
             return now_ms + LOADING_CHECK_INTERVAL_MS
         self._runtime.reloader.run_due(now_ms)
         self._sweeper.run()
-        deadlines = (self._sweeper.next_ms, deadline_ms, self._logic.held_completions.next_ms)
-        return min(at_ms for at_ms in deadlines if at_ms is not None)
+        next_ms = self._sweeper.next_ms
+        return next_ms if deadline_ms is None else min(deadline_ms, next_ms)
 
     def _submit_if_idle(self, transactional_id: TransactionalId, command: TxnCommand) -> None:
         """Submit a command without waiting for it; an id that is busy is left to the next sweep."""

@@ -29,7 +29,6 @@ from tallystick.broker.coordinator.runtime import (
 )
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.codec import encode_batch_of, partition_for
-from tallystick.broker.txn.held_completions import HeldCompletion, HeldCompletions, prepend_completion
 from tallystick.broker.txn.history import TransactionHistory
 from tallystick.broker.txn.loader import TransactionLogLoader
 from tallystick.broker.txn.machine.apply import TxnEntryTable, apply_event
@@ -117,13 +116,11 @@ class TransactionLogic:
         self.unsynced_records = UnsyncedRecords(
             self.partition_for, self._find_partition, self.runtime.fail_partition_once
         )
-        self.held_completions = HeldCompletions(self.runtime.timer, self.submit_markers_written)
         # Commands that arrived while the previous transaction's markers were in flight; decided again after.
         self._waiting_for_completion: dict[TransactionalId, deque[PendingTxnCommand]] = {}
 
     def begin_shutdown(self) -> None:
         """Refuse new commands and those that wait undecided."""
-        self.held_completions.record_all()
         self.runtime.begin_shutdown()
         self.producer_id_pool.close()
         answer_all(self.producer_id_pool.iter_waiting(), REFUSALS.stopped)
@@ -161,26 +158,9 @@ class TransactionLogic:
         """Decide; then carry out the Step, or append its records and carry it out when durable [TXN-1]."""
         command = _merge_commands(group)
         env = self._build_env(key)
-        held = self.held_completions.find(key)
-        if held is not None and isinstance(command, MarkersWritten) and not command.may_wait:
-            step: TxnStep | Reject = held.step
-        else:
-            # [TXN-16]: a record of this step takes the place of the record that is held.
-            entry = self.entries.get(key) if held is None else held.entry
-            step = decide_or_refuse(lambda: decide(entry, command, env))
-            if held is not None and isinstance(step, TxnStep) and env.config.remember_marker_offsets:
-                # A start after a power loss looks for these offsets: both records, in one batch.
-                step = prepend_completion(held.step, step)
+        step = decide_or_refuse(lambda: decide(self.entries.get(key), command, env))
         if isinstance(step, Reject):
             self._reject_or_queue(key, group, step)
-            return None
-        # Nothing is held while a start or a reload compares entries, and gives some another producer id.
-        is_loaded = self.loader.loading_task is None and not self.runtime.reloader
-        if step.may_wait and isinstance(command, MarkersWritten) and is_loaded and self.runtime.is_open:
-            answer_all(group, step.reply)
-            self.held_completions.hold(key, HeldCompletion(command, replace(step, may_wait=False)))
-            if key in self._waiting_for_completion:
-                self.runtime.decide_queued(key, self._waiting_for_completion.pop(key))
             return None
         if step.uses_spare_id and not self.producer_id_pool.take():
             for pending in group:
@@ -234,7 +214,6 @@ class TransactionLogic:
     def unload(self, index: int) -> None:
         """Forget the ids of a partition, and refuse the commands held for the end of their transactions."""
         self.entries.remove_partition(index)
-        self.held_completions.forget_where(lambda name: self.partition_for(name) == index)
         for name in [name for name in self._waiting_for_completion if self.partition_for(name) == index]:
             answer_all(self._waiting_for_completion.pop(name), REFUSALS.lost)
 
@@ -303,12 +282,7 @@ class TransactionLogic:
             for event in step.events:
                 entry = apply_event(entry, event)
             self.entries.put(transactional_id, entry)
-            held = self.held_completions.find(transactional_id)
-            if held is not None:
-                self.history.note(held.entry, None)
-            records = step.records if held is None else held.list_later_records(step)
-            self.history.note_applied(records, group[0].requester, self.runtime.timer.now_ms)
-            self.held_completions.forget(transactional_id)
+            self.history.note_applied(step.records, group[0].requester, self.runtime.timer.now_ms)
             if entry is None:
                 self.unsynced_records.forget(transactional_id)
             if (

@@ -84,14 +84,10 @@ class AbortTimedOut(Value, kw_only=True):
 
 
 class MarkersWritten(Value, kw_only=True):
-    """Markers are durable in these partitions; None: the partition is gone, there is nothing to mark.
-
-    may_wait  see `TxnStep`
-    """
+    """Markers are durable in these partitions; None: the partition is gone, there is nothing to mark."""
 
     marker_identity: ProducerIdAndEpoch
     offsets: Mapping[TopicPartition, Offset | None]
-    may_wait: bool = True
 
 
 class RecordForcedMarker(Value, kw_only=True):
@@ -233,8 +229,6 @@ class TxnStep(Value, kw_only=True):
                     follows them there. Either nothing rests on them, or who is answered waits for them
                     itself before it answers a client (`TransactionCoordinator.when_durable`)
     uses_spare_id   `TxnEnv.spare_producer_id` is taken: the next decision gets another
-    may_wait        the step may be carried out later, and need not be where a record of the id follows: that
-                    one tells all that this one would have, as long as it is decided on the entry of this one
     may_be_refused  the Step begins something optional: its size or a full disk may keep it out of the log.
                     Whatever leads to an end must be possible [TXN-14]
     """
@@ -245,7 +239,6 @@ class TxnStep(Value, kw_only=True):
     marker_request: MarkerRequest | None = None
     needs_durable: bool = True
     uses_spare_id: bool = False
-    may_wait: bool = False
     may_be_refused: bool = False
 
 

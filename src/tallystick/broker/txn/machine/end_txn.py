@@ -337,13 +337,7 @@ def decide_markers_written(entry: TxnEntry | None, command: MarkersWritten, env:
         return TxnStep(events=(progress,), reply=DONE)
     event = EntryStored(entry=replace(_complete_entry(marked_entry, env.config), updated_ms=env.now_ms))
     # A restart that does not find this record sends the markers again, which is harmless.
-    return TxnStep(
-        records=(event,),
-        events=(progress, event),
-        reply=DONE,
-        needs_durable=False,
-        may_wait=command.may_wait,
-    )
+    return TxnStep(records=(event,), events=(progress, event), reply=DONE, needs_durable=False)
 
 
 def _find_unmarked_partitions(entry: TxnEntry) -> Partitions:
