@@ -50,18 +50,18 @@ TWINS: Final = (
     ),
     Twin(
         source="dualwrite/aio/attempts.py",
-        target="dualwrite/attempts.py",
+        target="dualwrite/blocking/attempts.py",
         texts={"import asyncio": "import time", "asyncio.sleep": "time.sleep"},
     ),
     Twin(
         source="dualwrite/aio/batches.py",
-        target="dualwrite/batches.py",
+        target="dualwrite/blocking/batches.py",
         texts={"import asyncio": "import threading", "asyncio.Condition": "threading.Condition"},
     ),
-    Twin(source="dualwrite/aio/cluster_views.py", target="dualwrite/cluster_views.py"),
+    Twin(source="dualwrite/aio/cluster_views.py", target="dualwrite/blocking/cluster_views.py"),
     Twin(
         source="dualwrite/aio/consume.py",
-        target="dualwrite/consume.py",
+        target="dualwrite/blocking/consume.py",
         texts={
             "tallystick.client.consumer.rebalance import RebalanceListener": (
                 "tallystick.client.blocking.consumer import RebalanceListener"
@@ -69,11 +69,11 @@ TWINS: Final = (
             "used by one task": "used by one thread",
         },
     ),
-    Twin(source="dualwrite/aio/kafka_half.py", target="dualwrite/kafka_half.py"),
-    Twin(source="dualwrite/aio/leased_store.py", target="dualwrite/leased_store.py"),
+    Twin(source="dualwrite/aio/kafka_half.py", target="dualwrite/blocking/kafka_half.py"),
+    Twin(source="dualwrite/aio/leased_store.py", target="dualwrite/blocking/leased_store.py"),
     Twin(
         source="dualwrite/aio/leases.py",
-        target="dualwrite/leases.py",
+        target="dualwrite/blocking/leases.py",
         texts={
             "import asyncio\n": "",
             "asyncio.Lock": "threading.Lock",
@@ -82,20 +82,20 @@ TWINS: Final = (
     ),
     Twin(
         source="dualwrite/aio/pool.py",
-        target="dualwrite/pool.py",
+        target="dualwrite/blocking/pool.py",
         texts={
             "import asyncio": "from queue import LifoQueue",
             "asyncio.LifoQueue": "LifoQueue",
             "the tasks of one event loop": "threads",
         },
     ),
-    Twin(source="dualwrite/aio/recovery_recipe.py", target="dualwrite/recovery_recipe.py"),
-    Twin(source="dualwrite/aio/session.py", target="dualwrite/session.py"),
-    Twin(source="dualwrite/aio/store_client.py", target="dualwrite/store_client.py"),
-    Twin(source="dualwrite/aio/unit.py", target="dualwrite/unit.py"),
+    Twin(source="dualwrite/aio/recovery_recipe.py", target="dualwrite/blocking/recovery_recipe.py"),
+    Twin(source="dualwrite/aio/session.py", target="dualwrite/blocking/session.py"),
+    Twin(source="dualwrite/aio/store_client.py", target="dualwrite/blocking/store_client.py"),
+    Twin(source="dualwrite/aio/unit.py", target="dualwrite/blocking/unit.py"),
     Twin(
         source="dualwrite/aio/writer.py",
-        target="dualwrite/writer.py",
+        target="dualwrite/blocking/writer.py",
         texts={
             "import asyncio": "import time",
             "asyncio.sleep": "time.sleep",
@@ -132,7 +132,7 @@ MODULES: Final = {
     "tallystick.admin.aio": "tallystick.admin.client",
     "tallystick.client.aio.consumer": "tallystick.client.blocking.consumer",
     "tallystick.client.aio.producer": "tallystick.client.blocking.producer",
-    "tallystick.dualwrite.aio": "tallystick.dualwrite",
+    "tallystick.dualwrite.aio": "tallystick.dualwrite.blocking",
 }
 
 _WORD: Final = re.compile(r"\b[A-Za-z_]\w*\b")

@@ -22,13 +22,13 @@ from tallystick.broker.handlers import HANDLERS
 from tallystick.kernel.limits import ARRAY_ELEMENTS_MAX, REQUEST_BYTES_MAX
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import ApiKey, ApiSpec
-from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.offset_commit import (
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.protocol.wire import BYTES, RECORDS, STRING, ArrayType, FieldSpec, ScalarType, get_struct_spec
 from tallystick.protocol.wire import UUID as UUID_KIND

@@ -39,7 +39,7 @@ _FORKING: Final = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(
     [
         "tools.soak_writer",
-        "tallystick.dualwrite.writer",
+        "tallystick.dualwrite.blocking.writer",
         "tallystick.dualwrite.stores.sql",
         "sqlalchemy.dialects.postgresql.psycopg",
         "psycopg",

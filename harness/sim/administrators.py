@@ -16,19 +16,19 @@ from harness.sim.network import NoReply, SimNetwork
 from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.create_topics import (
-    CreatableTopic,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
-from tallystick.protocol.messages.delete_records import (
+from tallystick.protocol.messages.data.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopic,
 )
-from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
-from tallystick.protocol.messages.write_txn_markers import (
+from tallystick.protocol.messages.topics.create_topics import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from tallystick.protocol.messages.txn.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

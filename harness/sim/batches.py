@@ -29,9 +29,9 @@ from tallystick.dualwrite.aio.pool import WriterPool
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DEFAULT_CLUSTER, DualWriter
-from tallystick.dualwrite.batching import Batching, SavepointPolicy
 from tallystick.dualwrite.errors import Halted, NotVisible, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.recipes import AsyncStepRunner, Wait
+from tallystick.dualwrite.rules.batching import Batching, SavepointPolicy
 from tallystick.errors import InDoubt
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode

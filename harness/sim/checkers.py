@@ -19,8 +19,8 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.protocol.records import ControlType, decode_records, iter_headers, read_marker
 
 READ_BYTES = 1 << 20

@@ -18,22 +18,28 @@ from harness.sim.network import NoReply, RequestSender
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from tallystick.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopic,
+from tallystick.protocol.messages.cluster.find_coordinator import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
 )
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
-from tallystick.protocol.messages.txn_offset_commit import (
+from tallystick.protocol.messages.txn.add_offsets_to_txn import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,

@@ -7,15 +7,15 @@ from harness.sim.history import History
 from harness.sim.machine import BrokerMachine
 from harness.sim.network import NoReply, SimNetwork
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages.create_topics import (
-    CreatableTopic,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
-from tallystick.protocol.messages.update_features import (
+from tallystick.protocol.messages.cluster.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
+)
+from tallystick.protocol.messages.topics.create_topics import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
 )
 
 

@@ -18,7 +18,7 @@ from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicsI
 from tallystick.broker.txn.machine.model import TxnConfig, TxnEntry, is_expired
 from tallystick.kernel.ids import TimestampMs, TopicPartition
 from tallystick.kernel.value import replace
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,

@@ -14,25 +14,25 @@ from harness.sim.history import History
 from harness.sim.network import NoReply, RequestExchange, SimNetwork
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from tallystick.protocol.messages.join_group import (
+from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tallystick.protocol.messages.groups.join_group import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
 )
-from tallystick.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
-from tallystick.protocol.messages.offset_commit import (
+from tallystick.protocol.messages.groups.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
 )
-from tallystick.protocol.messages.sync_group import (
+from tallystick.protocol.messages.groups.sync_group import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
     SyncGroupResponse,

@@ -21,7 +21,7 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.protocol.messages.describe_transactions import (
+from tallystick.protocol.messages.txn.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
     TransactionState,

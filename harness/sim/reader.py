@@ -9,7 +9,7 @@ from harness.sim.history import History
 from harness.sim.network import NoReply, SimNetwork
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.fetch import (
+from tallystick.protocol.messages.data.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,

@@ -12,7 +12,7 @@ from tests.support.plain_flow import producer
 from tests.support.raw_producer import committed_values, make_topic
 
 from tallystick.client.transactions.modes import Mode
-from tallystick.protocol.messages.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

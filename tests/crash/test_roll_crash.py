@@ -28,7 +28,7 @@ from tallystick.storage.log import (
     UnlimitedSpace,
 )
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 
 # the short form takes every other call
 NOW = 1_700_000_000_000

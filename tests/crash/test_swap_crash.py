@@ -14,7 +14,7 @@ from harness.memory_fs import MemoryFileSystem, PowerLost, SurvivingChanges
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.storage.compaction.cleaner import CleanedGroup, clean_log
 from tallystick.storage.fs import make_directory
-from tallystick.storage.segment_scan import make_file_name
+from tallystick.storage.segments.segment_scan import make_file_name
 
 SEEDS: Final = 60 if LONG else 4
 P1 = ProducerIdAndEpoch(ProducerId(1), ProducerEpoch(0))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tallystick.admin import Admin
-from tallystick.admin.transaction_log import TransactionLogFollower
+from tallystick.admin.txn.transaction_log import TransactionLogFollower
 from tallystick.cli.main import main
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import NotAuthorized

@@ -10,20 +10,20 @@ from tests.support.scripted_broker import ScriptedBroker, Seen
 
 from tallystick.admin.aio import Admin as AsyncAdmin
 from tallystick.admin.client import Admin
-from tallystick.admin.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.errors import IdExpired
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages import describe_producers as dp
-from tallystick.protocol.messages import describe_transactions as dt
-from tallystick.protocol.messages.find_coordinator import (
+from tallystick.protocol.messages.cluster.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from tallystick.protocol.messages.list_transactions import (
+from tallystick.protocol.messages.txn import describe_producers as dp
+from tallystick.protocol.messages.txn import describe_transactions as dt
+from tallystick.protocol.messages.txn.list_transactions import (
     ListTransactionsRequest,
     ListTransactionsResponse,
     TransactionState,

@@ -11,19 +11,22 @@ from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 from tallystick.admin.aio import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.admin.errors import BrokerDown, NothingOpen
-from tallystick.admin.hanging import HangingFinding, Verdict
-from tallystick.admin.transactions import AbortSpec
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.transactions import AbortSpec
 from tallystick.client.errors import NotSupported
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages import describe_producers as dp
-from tallystick.protocol.messages.describe_configs import DescribeConfigsResponse, DescribeConfigsResult
-from tallystick.protocol.messages.find_coordinator import Coordinator, FindCoordinatorResponse
-from tallystick.protocol.messages.list_transactions import ListTransactionsResponse, TransactionState
-from tallystick.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
-from tallystick.protocol.messages.write_txn_markers import (
+from tallystick.protocol.messages.cluster.describe_configs import (
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+)
+from tallystick.protocol.messages.cluster.find_coordinator import Coordinator, FindCoordinatorResponse
+from tallystick.protocol.messages.topics.metadata import MetadataResponse, MetadataResponseBroker
+from tallystick.protocol.messages.txn import describe_producers as dp
+from tallystick.protocol.messages.txn.list_transactions import ListTransactionsResponse, TransactionState
+from tallystick.protocol.messages.txn.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
     WritableTxnMarkerResult,
     WritableTxnMarkerTopicResult,

@@ -18,10 +18,10 @@ from tallystick.kernel.errors import Effect
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages import create_acls as ca
-from tallystick.protocol.messages import delete_acls as da
-from tallystick.protocol.messages import describe_acls as ds
-from tallystick.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
+from tallystick.protocol.messages.security import create_acls as ca
+from tallystick.protocol.messages.security import delete_acls as da
+from tallystick.protocol.messages.security import describe_acls as ds
+from tallystick.protocol.messages.topics.metadata import MetadataResponse, MetadataResponseBroker
 
 pytestmark = pytest.mark.server
 

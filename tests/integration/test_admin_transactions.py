@@ -10,9 +10,9 @@ from tests.support.raw_producer import RawProducer, make_topic
 
 from tallystick.admin.client import Admin
 from tallystick.admin.errors import NothingOpen, NotSafe
-from tallystick.admin.hanging import HangingFinding, Verdict
 from tallystick.admin.model import AbortCause
-from tallystick.admin.transactions import AbortSpec
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.transactions import AbortSpec
 from tallystick.client.errors import IdExpired, IllegalState, NotSupported, UnknownTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition

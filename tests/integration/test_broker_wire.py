@@ -12,64 +12,68 @@ from tallystick.broker.handlers import HANDLERS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import decode, decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from tallystick.protocol.messages.create_partitions import (
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-)
-from tallystick.protocol.messages.create_topics import (
-    CreatableReplicaAssignment,
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
-from tallystick.protocol.messages.delete_records import (
-    DeleteRecordsPartition,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DeleteRecordsTopic,
-)
-from tallystick.protocol.messages.delete_topics import (
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    DeleteTopicState,
-)
-from tallystick.protocol.messages.describe_configs import (
+from tallystick.protocol.messages.cluster.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tallystick.protocol.messages.cluster.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResponse,
 )
-from tallystick.protocol.messages.describe_topic_partitions import (
-    Cursor,
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
-    TopicRequest,
-)
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
-from tallystick.protocol.messages.incremental_alter_configs import (
+from tallystick.protocol.messages.cluster.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.data.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
+from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
+from tallystick.protocol.messages.topics.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
+from tallystick.protocol.messages.topics.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tallystick.protocol.messages.topics.delete_topics import (
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from tallystick.protocol.messages.topics.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    TopicRequest,
+)
+from tallystick.protocol.messages.topics.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch
 from tallystick.testing import EmbeddedBroker

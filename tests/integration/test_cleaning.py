@@ -18,7 +18,7 @@ from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.fs import RealFileSystem
 from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server

@@ -9,8 +9,8 @@ import pytest
 from tests.support.hanging import hang
 from tests.support.raw_producer import RawProducer, make_topic
 
+from tallystick.cli.commands.transactions import _escape, _format_time
 from tallystick.cli.main import main
-from tallystick.cli.transactions import _escape, _format_time
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
 

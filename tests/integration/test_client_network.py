@@ -14,9 +14,9 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
+from tallystick.protocol.messages.topics.metadata import MetadataResponse, MetadataResponseBroker
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server

@@ -19,7 +19,7 @@ from tallystick.client.transactions.engine import Completion
 from tallystick.kernel.ids import ProducerEpoch, ProducerIdAndEpoch
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import replace
-from tallystick.protocol.messages.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

@@ -26,9 +26,9 @@ from tallystick.kernel.errors import Effect
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from tallystick.protocol.messages.sasl_handshake import SaslHandshakeResponse
+from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeResponse
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.security.sasl.oauthbearer import OauthBearerServer, TokenRefused, ValidatedToken
 from tallystick.security.sasl.plain import PlainServer
 from tallystick.security.sasl.scram import SCRAM_SHA_256, SCRAM_SHA_512, create_credential

@@ -21,7 +21,7 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.client.transactions.state import State
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

@@ -19,12 +19,12 @@ from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.state import State
 from tallystick.kernel.errors import InDoubt
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.update_features import (
+from tallystick.protocol.messages.cluster.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

@@ -18,8 +18,8 @@ from tests.support.spark_queries import Query
 
 from tallystick.admin.acls import Acl
 from tallystick.admin.aio import Admin
-from tallystick.admin.hanging import Verdict
 from tallystick.admin.topics import NewTopic
+from tallystick.admin.txn.hanging import Verdict
 from tallystick.aio import Producer
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.console.collect.config import CollectorConfig

@@ -18,11 +18,11 @@ from tests.support.servers import MariaDB, PostgreSQL
 
 from tallystick.dualwrite import AsyncSqlStore, DualWriter, NoFreeId, NotYours, SqlStore, WriterPool
 from tallystick.dualwrite.aio import WriterPool as AioWriterPool
-from tallystick.dualwrite.batches import BatchRunner
-from tallystick.dualwrite.batching import Batching
+from tallystick.dualwrite.blocking.batches import BatchRunner
+from tallystick.dualwrite.blocking.unit import UnitTransaction
+from tallystick.dualwrite.rules.batching import Batching
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.dualwrite.stores.sql_async import AsyncSqlTransaction
-from tallystick.dualwrite.unit import UnitTransaction
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

@@ -30,11 +30,11 @@ from tallystick.dualwrite import (
     UnsafeStore,
     WriterPool,
 )
-from tallystick.dualwrite.batches import BatchRunner
-from tallystick.dualwrite.batching import Batching, SavepointPolicy
+from tallystick.dualwrite.blocking.batches import BatchRunner
+from tallystick.dualwrite.blocking.unit import UnitTransaction
+from tallystick.dualwrite.blocking.writer import Transaction
+from tallystick.dualwrite.rules.batching import Batching, SavepointPolicy
 from tallystick.dualwrite.stores.sql import SqlTransaction
-from tallystick.dualwrite.unit import UnitTransaction
-from tallystick.dualwrite.writer import Transaction
 from tallystick.protocol.records import ControlType, parse_control_type
 from tallystick.testing import EmbeddedBroker, eventually
 

@@ -16,14 +16,17 @@ from tests.support.certificates import format_certificate, format_key, make_key_
 from tests.support.memory_broker import MemoryBroker
 
 from tallystick.broker.config.broker_config import BrokerConfig
-from tallystick.broker.handlers.alter_configs import AlterConfigOp
-from tallystick.broker.handlers.config_view import ConfigResourceType, ConfigSource
+from tallystick.broker.handlers.cluster.alter_configs import AlterConfigOp
+from tallystick.broker.handlers.cluster.config_view import ConfigResourceType, ConfigSource
 from tallystick.broker.serve import Service
 from tallystick.broker.server.listening import list_tls_states
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.settings import BadConfig
-from tallystick.protocol.messages import alter_configs, incremental_alter_configs
-from tallystick.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from tallystick.protocol.messages.cluster import alter_configs, incremental_alter_configs
+from tallystick.protocol.messages.cluster.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
 
 pytestmark = pytest.mark.server
 

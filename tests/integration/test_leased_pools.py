@@ -35,10 +35,10 @@ from tallystick.dualwrite import (
     Torn,
     WriterPool,
     aio,
-    leases,
 )
 from tallystick.dualwrite.batch_rules import start_driver
-from tallystick.dualwrite.leases import LeaseKeeper
+from tallystick.dualwrite.blocking import leases
+from tallystick.dualwrite.blocking.leases import LeaseKeeper
 from tallystick.dualwrite.recipes import StepCallback
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.dualwrite.writer_life import WriterState

@@ -19,7 +19,7 @@ from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, M
 from tallystick.broker.metrics.registry import MetricReading, make_gauge
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.broker.serve import Service
-from tallystick.cli import broker
+from tallystick.cli.commands import broker
 from tallystick.kernel.settings import BadConfig
 
 pytestmark = pytest.mark.server

@@ -13,7 +13,7 @@ from tests.support.raw_producer import RawProducer, Versions, committed_values, 
 from tests.support.raw_wire import RawConnection
 
 from tallystick.broker.embedded import EmbeddedBroker
-from tallystick.protocol.messages.describe_producers import (
+from tallystick.protocol.messages.txn.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
     TopicRequest,

@@ -19,8 +19,11 @@ from tallystick.cli.main import main
 from tallystick.client.errors import AuthenticationFailed, BrokerRefused
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.secret import Secret
-from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from tallystick.protocol.messages.security.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
 from tallystick.testing import EmbeddedBroker
 

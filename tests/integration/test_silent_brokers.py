@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.support.scripted_broker import Answer, ScriptedBroker, Seen
 
-from tallystick.cli import doctor as doctor_command
+from tallystick.cli.commands import doctor as doctor_command
 from tallystick.cli.main import main
 from tallystick.protocol.apis import ApiKey
 

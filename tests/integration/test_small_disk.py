@@ -14,8 +14,8 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.fs import RealFileSystem
 from tallystick.storage.log import DiskFull, Log, LogConfig, LogHooks
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.reserve import RESERVE_FILE, DiskReserve
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 
 SIZE = 2 * MIB
 

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 from tests.support.certificates import format_certificate, format_key, make_key_pair
 
-from tallystick.cli import broker
+from tallystick.cli.commands import broker
 
 LISTENERS = ("listeners=GOOD://127.0.0.1:0,A://127.0.0.1:0", "listener.security.protocol.map=GOOD:SSL,A:SSL")
 GOOD = "listener.name.good.ssl.keystore.location={dir}/good.pem"

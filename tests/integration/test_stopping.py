@@ -9,13 +9,13 @@ import pytest
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS
-from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
-from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.join_group import (
+from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tallystick.protocol.messages.groups.join_group import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
 )
+from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server

@@ -25,7 +25,7 @@ from tallystick.client.errors import Unreachable
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.settings import BadConfig
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
 
 pytestmark = pytest.mark.server
 EC = trustme.KeyType.ECDSA

@@ -9,7 +9,7 @@ from tests.support.scripted_broker import ScriptedBroker, Seen
 from tests.support.txn_words import ident
 
 from tallystick.admin.client import Admin
-from tallystick.admin.transaction_log import TransactionLogFollower
+from tallystick.admin.txn.transaction_log import TransactionLogFollower
 from tallystick.broker.txn.codec import encode_batch_of
 from tallystick.broker.txn.machine.commands import EntryStored
 from tallystick.broker.txn.machine.model import IdlePhase, TxnEntry
@@ -17,19 +17,19 @@ from tallystick.client.errors import BadAnswer, NotAuthorized
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TimestampMs, TransactionalId
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.fetch import (
+from tallystick.protocol.messages.data.fetch import (
     FetchableTopicResponse,
     FetchRequest,
     FetchResponse,
     PartitionData,
 )
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from tallystick.protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
+from tallystick.protocol.messages.topics.metadata import MetadataResponse, MetadataResponseTopic
 from tallystick.protocol.records import patch_offset_and_epoch
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
 from tallystick.testing import EmbeddedBroker, FakeClock

@@ -31,12 +31,12 @@ from tallystick.broker.txn.machine.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import replace
-from tallystick.protocol.messages.stored_transactions import TransactionLogValue
-from tallystick.protocol.messages.update_features import (
+from tallystick.protocol.messages.cluster.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
+from tallystick.protocol.messages.txn.stored_transactions import TransactionLogValue
 from tallystick.protocol.records import ControlType, parse_control_type
 
 pytestmark = pytest.mark.server

@@ -36,7 +36,7 @@ def modules_after(code: str) -> set[str]:
         "import tallystick.broker.broker",
         "import tallystick.broker.embedded",
         "import tallystick.testing",
-        "import tallystick.cli.main, tallystick.cli.broker",
+        "import tallystick.cli.main, tallystick.cli.commands.broker",
     ],
 )
 def test_nothing_heavy_is_loaded(code: str) -> None:

@@ -28,7 +28,7 @@ FOUND = {
     "src/tallystick/dualwrite/errors.py",
     "src/tallystick/storage/malformed.py",
     "src/tallystick/storage/recovery.py",
-    "src/tallystick/storage/segment_scan.py",
+    "src/tallystick/storage/segments/segment_scan.py",
 }
 
 # A ratchet: what is listed may only shrink. Most of these are Kafka's words for Kafka's things.

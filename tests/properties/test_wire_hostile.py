@@ -10,8 +10,8 @@ from tests.support.hostile import attack, bombs, message_classes, versions_of
 from tallystick.kernel.limits import DECODE_MEMORY_BASE_BYTES, MIB
 from tallystick.protocol import DecodeError, decode, encode
 from tallystick.protocol.compile import _UNKNOWN_TAG_BYTES, DECODE_MEMORY_BYTES
-from tallystick.protocol.messages.list_groups import ListGroupsRequest
-from tallystick.protocol.messages.produce import ProduceRequest
+from tallystick.protocol.messages.data.produce import ProduceRequest
+from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest
 from tallystick.protocol.primitives import encode_uvarint
 
 

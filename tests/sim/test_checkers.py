@@ -10,8 +10,8 @@ from harness.sim.network import RequestExchange
 from tallystick.broker.txn.machine.model import ForcedCause
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 

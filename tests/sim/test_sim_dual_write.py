@@ -27,7 +27,7 @@ from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recipes import Wait
-from tallystick.dualwrite.recovery import ClusterHalf, Finding
+from tallystick.dualwrite.rules.recovery import ClusterHalf, Finding
 from tallystick.dualwrite.writer_life import WriterState
 from tallystick.kernel.value import replace
 

@@ -16,7 +16,7 @@ from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerIdAndEpoch, TransactionalId
-from tallystick.protocol.messages.fetch import PartitionData
+from tallystick.protocol.messages.data.fetch import PartitionData
 from tallystick.protocol.records import iter_headers, iter_records, read_marker
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import AppendOrigin

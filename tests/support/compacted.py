@@ -20,7 +20,7 @@ from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest,
 from tallystick.storage.compaction.swap import SegmentSwap
 from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_segment import OpenSegmentCache, SegmentReader
+from tallystick.storage.segments.log_segment import OpenSegmentCache, SegmentReader
 
 DIRECTORY = "data/t-0"
 PARTITION = TopicPartition("t", 0)

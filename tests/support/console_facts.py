@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tallystick.admin.hanging import VERDICT_BY_FINDING, HangingCase, HangingFinding, Verdict
 from tallystick.admin.model import OpenTransaction, TransactionDescription
+from tallystick.admin.txn.hanging import VERDICT_BY_FINDING, HangingCase, HangingFinding, Verdict
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.console.snapshot import (
     ClusterFacts,
@@ -18,8 +18,8 @@ from tallystick.console.snapshot import (
     TopicFacts,
     TransactionFacts,
 )
-from tallystick.dualwrite.lease_rules import LeaseRow
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.lease_rules import LeaseRow
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.spark.protocol.committable import Decision, JobChecksums, Participant

@@ -24,9 +24,9 @@ from tests.support.dual_write_lives import STUCK_S, Strike
 
 from tallystick.dualwrite import DualWriter, aio
 from tallystick.dualwrite.aio import batches as aio_batches
-from tallystick.dualwrite.batches import BatchRunner
-from tallystick.dualwrite.batching import Batching
+from tallystick.dualwrite.blocking.batches import BatchRunner
 from tallystick.dualwrite.recipes import RecipeStep
+from tallystick.dualwrite.rules.batching import Batching
 from tallystick.protocol import compile as codecs
 from tallystick.testing import eventually
 

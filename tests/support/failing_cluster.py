@@ -8,8 +8,8 @@ from tallystick.client.config import ClientConfig
 from tallystick.client.errors import ConnectionLost
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.retry import infer_loss_effect
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.metadata import MetadataRequest
+from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
+from tallystick.protocol.messages.topics.metadata import MetadataRequest
 
 R = TypeVar("R")
 

@@ -6,7 +6,7 @@ from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages import produce
+from tallystick.protocol.messages.data import produce
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 
 HOUR_MS = 3_600_000

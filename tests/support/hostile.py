@@ -5,7 +5,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 from crc32c import crc32c
@@ -47,8 +47,8 @@ class Target:
 
 def message_classes() -> tuple[type, ...]:
     """Return every declared message, after importing the modules that declare them."""
-    for module in iter_modules(messages.__path__):
-        import_module(f"{messages.__name__}.{module.name}")
+    for module in walk_packages(messages.__path__, f"{messages.__name__}."):
+        import_module(module.name)
     return list_messages()
 
 

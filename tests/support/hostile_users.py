@@ -11,19 +11,21 @@ from tests.support.hostile import mutate
 from tests.support.hostile_logins import ANSWER_BYTES_MAX, TEXT_LENGTH_MAX, require
 
 from tallystick.broker.authorizer.authorizer import ALLOW_ALL
-from tallystick.broker.handlers import scram_credentials
+from tallystick.broker.handlers.security import scram_credentials
 from tallystick.broker.metadata.scram_controller import ScramController
 from tallystick.broker.metadata.store import IN_MEMORY, MetadataStore
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol import DecodeError, decode, encode
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.alter_user_scram_credentials import (
+from tallystick.protocol.messages.security.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
 )
-from tallystick.protocol.messages.describe_user_scram_credentials import DescribeUserScramCredentialsRequest
+from tallystick.protocol.messages.security.describe_user_scram_credentials import (
+    DescribeUserScramCredentialsRequest,
+)
 from tallystick.security.sasl.mechanism import SaslAuthenticationFailed
 from tallystick.security.sasl.scram import (
     SALT_BYTES_MAX,

@@ -21,22 +21,22 @@ from tallystick.kernel.ids import Offset, ProducerIdAndEpoch, TopicPartition, Tr
 from tallystick.kernel.value import replace
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnTopic,
-)
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
+)
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.fs import StorageFailure

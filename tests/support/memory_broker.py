@@ -37,7 +37,7 @@ from tallystick.broker.txn.marker_sender import MarkerResult
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.protocol.messages.cluster.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tallystick.security.principals import ANONYMOUS, Principal
 from tallystick.testing import FakeClock
 

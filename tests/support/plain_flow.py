@@ -13,7 +13,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.engine import TransactionManager
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,

@@ -18,32 +18,38 @@ from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TransactionalId
 from tallystick.protocol import decode_prefix
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from tallystick.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-    AddPartitionsToTxnTopic,
+from tallystick.protocol.messages.cluster.find_coordinator import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
 )
-from tallystick.protocol.messages.create_topics import (
-    CreatableTopic,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
-from tallystick.protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-)
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
-from tallystick.protocol.messages.stored_transactions import TransactionLogKey, TransactionLogValue
+from tallystick.protocol.messages.topics.create_topics import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tallystick.protocol.messages.txn.add_offsets_to_txn import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tallystick.protocol.messages.txn.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.stored_transactions import TransactionLogKey, TransactionLogValue
 from tallystick.protocol.records import (
     BatchHeader,
     BatchMeta,

@@ -22,8 +22,8 @@ from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclResource
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchTopic
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 
 TOPIC, GROUP, ID = "orders", "g", "t"

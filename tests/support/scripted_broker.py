@@ -13,9 +13,13 @@ from typing import Self
 
 from tallystick.protocol import decode, decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse, FinalizedFeatureKey
+from tallystick.protocol.messages.cluster.api_versions import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+)
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.metadata import (
+from tallystick.protocol.messages.topics.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,

@@ -5,32 +5,32 @@ from dataclasses import dataclass, field
 from tests.support.scripted_broker import Answer, ScriptedBroker, Seen
 
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.fetch import FetchResponse
-from tallystick.protocol.messages.find_coordinator import Coordinator, FindCoordinatorResponse
-from tallystick.protocol.messages.heartbeat import HeartbeatResponse
-from tallystick.protocol.messages.join_group import (
-    JoinGroupRequest,
-    JoinGroupResponse,
-    JoinGroupResponseMember,
-)
-from tallystick.protocol.messages.leave_group import LeaveGroupResponse
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.cluster.find_coordinator import Coordinator, FindCoordinatorResponse
+from tallystick.protocol.messages.data.fetch import FetchResponse
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from tallystick.protocol.messages.offset_commit import (
+from tallystick.protocol.messages.groups.heartbeat import HeartbeatResponse
+from tallystick.protocol.messages.groups.join_group import (
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+)
+from tallystick.protocol.messages.groups.leave_group import LeaveGroupResponse
+from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchResponse,
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
-from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tallystick.protocol.messages.groups.sync_group import SyncGroupRequest, SyncGroupResponse
 
 MEMBER = "m"
 

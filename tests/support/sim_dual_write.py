@@ -20,7 +20,7 @@ from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSession
 from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recipes import AsyncStepRunner, RecipeStep, Wait
-from tallystick.dualwrite.recovery import Finding, Report
+from tallystick.dualwrite.rules.recovery import Finding, Report
 from tallystick.dualwrite.stores.base import check_record
 from tallystick.errors import InDoubt
 

@@ -5,15 +5,15 @@ from typing import Any
 
 from tests.support.memory_broker import MemoryBroker
 
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from tallystick.protocol.messages.add_partitions_to_txn import (
+from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
+from tallystick.protocol.messages.txn.add_offsets_to_txn import AddOffsetsToTxnRequest
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
 
 
 def init(

@@ -36,7 +36,7 @@ from tallystick.kernel.ids import (
 )
 from tallystick.kernel.value import replace
 from tallystick.protocol import decode_prefix
-from tallystick.protocol.messages.stored_transactions import TransactionLogValue
+from tallystick.protocol.messages.txn.stored_transactions import TransactionLogValue
 from tallystick.protocol.records import decode_records
 
 MAX = INT16_MAX

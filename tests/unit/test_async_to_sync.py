@@ -39,7 +39,7 @@ def test_async_and_await_go_and_comments_stay() -> None:
         ("await read_async(_AsyncReader(1))", "read(_Reader(1))"),
         (
             "from tallystick.dualwrite.aio.pool import WriterPool",
-            "from tallystick.dualwrite.pool import WriterPool",
+            "from tallystick.dualwrite.blocking.pool import WriterPool",
         ),
     ],
 )

@@ -35,14 +35,14 @@ from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.protocol import decode
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
 )
-from tallystick.protocol.messages.txn_offset_commit import (
+from tallystick.protocol.messages.txn.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,

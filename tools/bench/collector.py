@@ -31,7 +31,7 @@ from tallystick.console.collect.config import CollectorConfig
 from tallystick.dualwrite.model import StoredState, to_columns
 from tallystick.dualwrite.stores.sql import SqlStore
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
+from tallystick.protocol.messages.groups.offset_commit import OffsetCommitResponse
 
 PARTITIONS = 12
 REPEATS = 5

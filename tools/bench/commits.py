@@ -27,13 +27,13 @@ from tallystick.broker.txn.machine.commands import InitProducerId, InitProducerI
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import ProducerIdAndEpoch, TransactionalId
 from tallystick.protocol import encode
-from tallystick.protocol.messages.add_partitions_to_txn import (
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.headers import RequestHeader
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
 )
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 
 COMMITS: Final = 5_000

@@ -10,14 +10,20 @@ from tools.bench.brokers import create_topic
 from tools.bench.raw import PATIENCE_S, Raw, ask_until_done, run_for_each
 from tools.broker_process import BrokerProcess
 
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.cluster.find_coordinator import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
     TopicProduceData,
+)
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from tallystick.admin.client import Admin
     from tallystick.admin.configs import ConfigResource, ConfigValue, ResourceType
     from tallystick.admin.errors import BrokerDown, NothingOpen, NotSafe
-    from tallystick.admin.hanging import Verdict
     from tallystick.admin.scram import (
         ScramCredentialInfo,
         UserScramCredentialDeletion,
         UserScramCredentialUpsertion,
     )
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
-    from tallystick.admin.transaction_log import TransactionLogFollower
-    from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport, OpenTransactionsReport
+    from tallystick.admin.txn.hanging import Verdict
+    from tallystick.admin.txn.transaction_log import TransactionLogFollower
+    from tallystick.admin.txn.transactions import AbortPlan, AbortSpec, HangingReport, OpenTransactionsReport
     from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
     from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
 
@@ -66,7 +66,7 @@ if not TYPE_CHECKING:
         "admin.client": ("Admin",),
         "admin.configs": ("ConfigResource", "ConfigValue", "ResourceType"),
         "admin.errors": ("BrokerDown", "NothingOpen", "NotSafe"),
-        "admin.hanging": ("Verdict",),
+        "admin.txn.hanging": ("Verdict",),
         "admin.admin_call": ("Answers",),
         "admin.scram": (
             "ScramCredentialInfo",
@@ -74,8 +74,8 @@ if not TYPE_CHECKING:
             "UserScramCredentialUpsertion",
         ),
         "admin.topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
-        "admin.transaction_log": ("TransactionLogFollower",),
-        "admin.transactions": ("AbortPlan", "AbortSpec", "HangingReport", "OpenTransactionsReport"),
+        "admin.txn.transaction_log": ("TransactionLogFollower",),
+        "admin.txn.transactions": ("AbortPlan", "AbortSpec", "HangingReport", "OpenTransactionsReport"),
         "protocol.acls": ("AclOperation", "AclPattern", "AclPermission", "AclResource"),
         "protocol.transaction_history": ("TransactionTransition", "TransitionKind"),
     }

@@ -14,9 +14,9 @@ from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
-from tallystick.protocol.messages import create_acls as ca
-from tallystick.protocol.messages import delete_acls as da
-from tallystick.protocol.messages import describe_acls as ds
+from tallystick.protocol.messages.security import create_acls as ca
+from tallystick.protocol.messages.security import delete_acls as da
+from tallystick.protocol.messages.security import describe_acls as ds
 
 E = TypeVar("E", bound=IntEnum)
 

@@ -20,7 +20,7 @@ from tallystick.admin.model import (
 from tallystick.admin.runner_async import AsyncAdminRunner
 from tallystick.admin.scram import ScramCredentialInfo, UserScramCredentialAlteration
 from tallystick.admin.topics import CreatedTopic, NewTopic
-from tallystick.admin.transactions import (
+from tallystick.admin.txn.transactions import (
     DEFAULT_LIMIT_MS,
     AbortPlan,
     AbortSpec,
@@ -132,7 +132,7 @@ class Admin:
     ) -> HangingReport:
         """Find transactions open for longer than `limit_ms`, and judge whether anything will end them.
 
-        Source: KIP-664 "Finding Hanging Transactions"; `admin.hanging` gives the grounds of each verdict.
+        Source: KIP-664 "Finding Hanging Transactions"; `admin.txn.hanging` gives the grounds of each verdict.
 
         Args: topic, partition, broker: where to look; the whole cluster without them.
 

@@ -6,7 +6,7 @@ from tallystick.admin.admin_call import AdminCall
 from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.client.net.metadata import Node
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.update_features import (
+from tallystick.protocol.messages.cluster.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,

@@ -7,8 +7,8 @@ from typing import Final
 from tallystick.admin.admin_call import AdminCall, Answers
 from tallystick.client.errors import ClientError, NotSupported, build_broker_error
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages import describe_configs as dc
-from tallystick.protocol.messages import incremental_alter_configs as ac
+from tallystick.protocol.messages.cluster import describe_configs as dc
+from tallystick.protocol.messages.cluster import incremental_alter_configs as ac
 
 
 class ResourceType(IntEnum):

@@ -26,13 +26,13 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol import DecodeError
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages import consumer_group_describe as cgd
-from tallystick.protocol.messages import describe_groups as dg
-from tallystick.protocol.messages import offset_delete as od
-from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from tallystick.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups import consumer_group_describe as cgd
+from tallystick.protocol.messages.groups import describe_groups as dg
+from tallystick.protocol.messages.groups import offset_delete as od
+from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest, ListGroupsResponse
+from tallystick.protocol.messages.groups.offset_commit import OffsetCommitResponse
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchResponse,

@@ -8,7 +8,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from tallystick.admin.admin_call import AdminCall
 from tallystick.admin.runner_async import AsyncAdminRunner
-from tallystick.admin.transactions import TransactionAdmin
+from tallystick.admin.txn.transactions import TransactionAdmin
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.config import AdminConfig
 from tallystick.client.net.network import CLOSE_TIMEOUT_S

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Concatenate, ParamSpec, TypeVar
 
 from tallystick.admin.admin_call import AdminCall
-from tallystick.admin.transactions import TransactionAdmin
+from tallystick.admin.txn.transactions import TransactionAdmin
 from tallystick.client.config import AdminConfig
 from tallystick.client.net.cluster import Cluster
 

@@ -10,8 +10,8 @@ from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages import alter_user_scram_credentials as au
-from tallystick.protocol.messages import describe_user_scram_credentials as du
+from tallystick.protocol.messages.security import alter_user_scram_credentials as au
+from tallystick.protocol.messages.security import describe_user_scram_credentials as du
 from tallystick.security.sasl.scram import (
     ITERATIONS_MIN,
     SCRAM_MECHANISMS,

@@ -17,24 +17,24 @@ from tallystick.client.offsets import (
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages import create_topics as ct
-from tallystick.protocol.messages.create_partitions import (
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-)
-from tallystick.protocol.messages.delete_records import (
+from tallystick.protocol.messages.data.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
     DeleteRecordsTopic,
 )
-from tallystick.protocol.messages.delete_topics import (
+from tallystick.protocol.messages.data.list_offsets import ListOffsetsResponse
+from tallystick.protocol.messages.topics import create_topics as ct
+from tallystick.protocol.messages.topics.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+)
+from tallystick.protocol.messages.topics.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
     DeleteTopicState,
 )
-from tallystick.protocol.messages.list_offsets import ListOffsetsResponse
 
 EARLIEST: Final = -2
 LATEST: Final = -1

@@ -44,7 +44,7 @@ class LazyGroup(TyperGroup):
         name, placeholder, arguments = super().resolve_command(ctx, args)
         if placeholder is None:
             return name, placeholder, arguments
-        command = typer.main.get_command(_lazy.load(f"tallystick.cli.{name}").app)
+        command = typer.main.get_command(_lazy.load(f"tallystick.cli.commands.{name}").app)
         command.name = name
         return name, command, arguments
 

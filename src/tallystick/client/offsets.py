@@ -11,19 +11,19 @@ from typing import Final
 from tallystick.client.errors import BrokerRefused, build_broker_error
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from tallystick.protocol.messages.offset_commit import (
+from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,

@@ -8,8 +8,8 @@
     web/            Starlette application, templates and vendored scripts
     terminal/       the same view models in a terminal: `tallystick top`
 
-It works with any Kafka cluster and imports no broker. Verdicts come from `admin.hanging`,
-`dualwrite.recovery` and `spark.protocol`; nothing here decides a second time. docs/adr/0058.
+It works with any Kafka cluster and imports no broker. Verdicts come from `admin.txn.hanging`,
+`dualwrite.rules.recovery` and `spark.protocol`; nothing here decides a second time. docs/adr/0058.
 """
 
 from typing import TYPE_CHECKING

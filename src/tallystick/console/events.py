@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
-from tallystick.admin.hanging import Verdict
 from tallystick.admin.model import OPEN_STATES, TransactionDescription
+from tallystick.admin.txn.hanging import Verdict
 from tallystick.console.snapshot import (
     NEVER_MS,
     ClusterFacts,

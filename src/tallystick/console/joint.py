@@ -13,8 +13,8 @@ snapshots are not enough for that: the second one may still hold the same readin
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tallystick.admin.hanging import HangingCase, HangingFinding
 from tallystick.admin.model import OPEN_STATES, TransactionDescription
+from tallystick.admin.txn.hanging import HangingCase, HangingFinding
 from tallystick.client.transactions.modes import Mode
 from tallystick.console.health import SEVERITY, Health, Judgement, Limits
 from tallystick.console.judge import (
@@ -29,7 +29,7 @@ from tallystick.console.judge import (
 )
 from tallystick.console.snapshot import PrefixFacts, Snapshot, StoreFacts
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
+from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, compare_halves, to_txn_state
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value, replace
 from tallystick.spark.protocol.transactional_ids import format_coordinator_id, parse_worker_id

@@ -1,8 +1,8 @@
 """What a transaction's views come to: a word, the reason, and the command that ends it. Pure.
 
-The rules that compare two views are elsewhere and are called here: `admin.hanging` for partitions against the
-coordinator, `dualwrite.recovery` for a store's row against the cluster, `spark.protocol.decide` for a
-decision's participants. What is added is whether an operator has to act, and with which command:
+The rules that compare two views are elsewhere and are called here: `admin.txn.hanging` for partitions against
+the coordinator, `dualwrite.rules.recovery` for a store's row against the cluster, `spark.protocol.decide` for
+a decision's participants. What is added is whether an operator has to act, and with which command:
 
     views                                                                           health
     open, and within its limit                                                      OK
@@ -20,9 +20,9 @@ decision's participants. What is added is whether an operator has to act, and wi
 from enum import Enum
 from typing import Final
 
-from tallystick.admin.hanging import HangingCase
-from tallystick.admin.hanging import Verdict as HangingVerdict
 from tallystick.admin.model import TransactionDescription
+from tallystick.admin.txn.hanging import HangingCase
+from tallystick.admin.txn.hanging import Verdict as HangingVerdict
 from tallystick.console.commands import (
     abort_command,
     complete_command,
@@ -33,9 +33,9 @@ from tallystick.console.commands import (
 )
 from tallystick.console.health import Health, Judgement, Limits
 from tallystick.console.snapshot import PrefixFacts, StoreFacts
-from tallystick.dualwrite.lease_rules import LeaseState
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import Finding, Verdict
+from tallystick.dualwrite.rules.lease_rules import LeaseState
+from tallystick.dualwrite.rules.recovery import Finding, Verdict
 from tallystick.kernel.ids import ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import Participant

@@ -11,11 +11,11 @@ Times are milliseconds since the Unix epoch by this process's clock, unless a fi
 from collections.abc import Mapping
 from enum import Enum
 
-from tallystick.admin.hanging import HangingCase
 from tallystick.admin.model import GroupDescription, TransactionDescription
+from tallystick.admin.txn.hanging import HangingCase
 from tallystick.client.net.metadata import Node
-from tallystick.dualwrite.lease_rules import LeaseRow
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.lease_rules import LeaseRow
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.spark.protocol.committable import Decision, DecisionNote

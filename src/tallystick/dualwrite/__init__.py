@@ -12,8 +12,10 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.dualwrite import aio
-    from tallystick.dualwrite.batching import Batching
-    from tallystick.dualwrite.consume import consume_into
+    from tallystick.dualwrite.blocking.consume import consume_into
+    from tallystick.dualwrite.blocking.pool import WriterPool
+    from tallystick.dualwrite.blocking.unit import UnitTransaction
+    from tallystick.dualwrite.blocking.writer import DualWriter, Transaction
     from tallystick.dualwrite.errors import (
         BadResult,
         BadRow,
@@ -38,18 +40,16 @@ if TYPE_CHECKING:
         UnsafeStore,
         WriteInDoubt,
     )
-    from tallystick.dualwrite.idempotency import IdempotencyKey
-    from tallystick.dualwrite.lease_rules import Lease
-    from tallystick.dualwrite.pool import WriterPool
-    from tallystick.dualwrite.recovery import Finding, Report, Verdict
-    from tallystick.dualwrite.retry_rules import Retry
+    from tallystick.dualwrite.rules.batching import Batching
+    from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+    from tallystick.dualwrite.rules.lease_rules import Lease
+    from tallystick.dualwrite.rules.recovery import Finding, Report, Verdict
+    from tallystick.dualwrite.rules.retry_rules import Retry
     from tallystick.dualwrite.stores.django import DjangoStore
     from tallystick.dualwrite.stores.rocksdb import RocksStore
     from tallystick.dualwrite.stores.sql import SqlStore
     from tallystick.dualwrite.stores.sql_async import AsyncSqlStore
     from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
-    from tallystick.dualwrite.unit import UnitTransaction
-    from tallystick.dualwrite.writer import DualWriter, Transaction
 
 __all__ = [
     "AsyncSqlStore",
@@ -101,20 +101,20 @@ if not TYPE_CHECKING:
             "ForeignCluster Halted LeaseLost LogBehind NoFreeId NotCommitted NotRecovered NotVisible "
             "NotYours Outcome TooLate Torn UnsafeStore WriteInDoubt"
         ),
-        "batching": "Batching",
-        "consume": "consume_into",
-        "idempotency": "IdempotencyKey",
-        "lease_rules": "Lease",
-        "pool": "WriterPool",
-        "recovery": "Finding Report Verdict",
-        "retry_rules": "Retry",
+        "rules.batching": "Batching",
+        "blocking.consume": "consume_into",
+        "rules.idempotency": "IdempotencyKey",
+        "rules.lease_rules": "Lease",
+        "blocking.pool": "WriterPool",
+        "rules.recovery": "Finding Report Verdict",
+        "rules.retry_rules": "Retry",
         "stores.django": "DjangoStore",
         "stores.rocksdb": "RocksStore",
         "stores.sql": "SqlStore",
         "stores.sql_async": "AsyncSqlStore",
         "stores.zookeeper": "ZooKeeperStore",
-        "unit": "UnitTransaction",
-        "writer": "DualWriter Transaction",
+        "blocking.unit": "UnitTransaction",
+        "blocking.writer": "DualWriter Transaction",
     }
     __getattr__ = _lazy.attributes(
         __name__,

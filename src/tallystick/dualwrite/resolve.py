@@ -4,13 +4,13 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from tallystick.dualwrite.blocking.leased_store import LeasedStore
+from tallystick.dualwrite.blocking.writer import DualWriter
 from tallystick.dualwrite.errors import Halted, Torn
-from tallystick.dualwrite.lease_rules import LeaseRow, LeaseState, LeaseTaking
-from tallystick.dualwrite.leased_store import LeasedStore
 from tallystick.dualwrite.pool_rules import describe_process
-from tallystick.dualwrite.recovery import RecoveredId
+from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState, LeaseTaking
+from tallystick.dualwrite.rules.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import LeaseStore, Store
-from tallystick.dualwrite.writer import DualWriter
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import Value, replace
 

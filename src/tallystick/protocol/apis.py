@@ -11,108 +11,132 @@ from typing import Final
 
 from tallystick.kernel.check import check
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from tallystick.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnResponse,
-)
-from tallystick.protocol.messages.alter_client_quotas import (
+from tallystick.protocol.messages.cluster.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
 )
-from tallystick.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
-from tallystick.protocol.messages.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-)
-from tallystick.protocol.messages.alter_replica_log_dirs import (
-    AlterReplicaLogDirsRequest,
-    AlterReplicaLogDirsResponse,
-)
-from tallystick.protocol.messages.alter_user_scram_credentials import (
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
-)
-from tallystick.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from tallystick.protocol.messages.consumer_group_describe import (
-    ConsumerGroupDescribeRequest,
-    ConsumerGroupDescribeResponse,
-)
-from tallystick.protocol.messages.consumer_group_heartbeat import (
-    ConsumerGroupHeartbeatRequest,
-    ConsumerGroupHeartbeatResponse,
-)
-from tallystick.protocol.messages.create_acls import CreateAclsRequest, CreateAclsResponse
-from tallystick.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
-from tallystick.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
-from tallystick.protocol.messages.delete_acls import DeleteAclsRequest, DeleteAclsResponse
-from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from tallystick.protocol.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
-from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
-from tallystick.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
-from tallystick.protocol.messages.describe_client_quotas import (
+from tallystick.protocol.messages.cluster.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from tallystick.protocol.messages.cluster.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tallystick.protocol.messages.cluster.describe_client_quotas import (
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
 )
-from tallystick.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from tallystick.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
-from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
-from tallystick.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
-from tallystick.protocol.messages.describe_producers import (
-    DescribeProducersRequest,
-    DescribeProducersResponse,
+from tallystick.protocol.messages.cluster.describe_cluster import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
 )
-from tallystick.protocol.messages.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
-from tallystick.protocol.messages.describe_topic_partitions import (
-    DescribeTopicPartitionsRequest,
-    DescribeTopicPartitionsResponse,
+from tallystick.protocol.messages.cluster.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
 )
-from tallystick.protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
+from tallystick.protocol.messages.cluster.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
+from tallystick.protocol.messages.cluster.find_coordinator import (
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
 )
-from tallystick.protocol.messages.describe_user_scram_credentials import (
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-)
-from tallystick.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.fetch import FetchRequest, FetchResponse
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
-from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from tallystick.protocol.messages.incremental_alter_configs import (
+from tallystick.protocol.messages.cluster.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
-from tallystick.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
-from tallystick.protocol.messages.list_config_resources import (
+from tallystick.protocol.messages.cluster.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
-from tallystick.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
-from tallystick.protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
-from tallystick.protocol.messages.list_partition_reassignments import (
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-)
-from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from tallystick.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
-from tallystick.protocol.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
-from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
-from tallystick.protocol.messages.offset_for_leader_epoch import (
+from tallystick.protocol.messages.cluster.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
+from tallystick.protocol.messages.data.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
+from tallystick.protocol.messages.data.fetch import FetchRequest, FetchResponse
+from tallystick.protocol.messages.data.list_offsets import ListOffsetsRequest, ListOffsetsResponse
+from tallystick.protocol.messages.data.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
-from tallystick.protocol.messages.produce import ProduceRequest, ProduceResponse
-from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
-from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from tallystick.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
-from tallystick.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
-from tallystick.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from tallystick.protocol.messages.data.produce import ProduceRequest, ProduceResponse
+from tallystick.protocol.messages.groups.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from tallystick.protocol.messages.groups.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tallystick.protocol.messages.groups.join_group import JoinGroupRequest, JoinGroupResponse
+from tallystick.protocol.messages.groups.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest, ListGroupsResponse
+from tallystick.protocol.messages.groups.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+from tallystick.protocol.messages.groups.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
+from tallystick.protocol.messages.groups.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+from tallystick.protocol.messages.groups.sync_group import SyncGroupRequest, SyncGroupResponse
+from tallystick.protocol.messages.security.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+)
+from tallystick.protocol.messages.security.create_acls import CreateAclsRequest, CreateAclsResponse
+from tallystick.protocol.messages.security.delete_acls import DeleteAclsRequest, DeleteAclsResponse
+from tallystick.protocol.messages.security.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from tallystick.protocol.messages.security.describe_user_scram_credentials import (
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+)
+from tallystick.protocol.messages.security.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
+from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from tallystick.protocol.messages.topics.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+)
+from tallystick.protocol.messages.topics.alter_replica_log_dirs import (
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+)
+from tallystick.protocol.messages.topics.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+)
+from tallystick.protocol.messages.topics.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from tallystick.protocol.messages.topics.describe_log_dirs import (
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
+from tallystick.protocol.messages.topics.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+)
+from tallystick.protocol.messages.topics.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
+from tallystick.protocol.messages.topics.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.txn.add_offsets_to_txn import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+)
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+)
+from tallystick.protocol.messages.txn.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+)
+from tallystick.protocol.messages.txn.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
+from tallystick.protocol.messages.txn.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from tallystick.protocol.messages.txn.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from tallystick.protocol.wire import Versions, get_message_spec
 
 

@@ -34,7 +34,7 @@ from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
 from tallystick.kernel.value import Value
 from tallystick.protocol.codec import decode_prefix
 from tallystick.protocol.errors import DecodeError
-from tallystick.protocol.messages.stored_transactions import TransactionLogKey, TransactionLogValue
+from tallystick.protocol.messages.txn.stored_transactions import TransactionLogKey, TransactionLogValue
 
 EMPTY: Final = 0
 ONGOING: Final = 1

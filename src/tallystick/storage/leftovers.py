@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from tallystick.storage import segment_scan as naming
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.log_files import LogFiles
 from tallystick.storage.recovery import (
@@ -11,7 +10,8 @@ from tallystick.storage.recovery import (
     LeftoverFile,
     classify_swap_file,
 )
-from tallystick.storage.segment_scan import SegmentScanner, parse_file_name
+from tallystick.storage.segments import segment_scan as naming
+from tallystick.storage.segments.segment_scan import SegmentScanner, parse_file_name
 
 # Notes what was done to a file, by its name.
 RecordRepair = Callable[[str, str], None]

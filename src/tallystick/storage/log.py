@@ -18,6 +18,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import BatchHeader, EncodedBatch, patch_offset_and_epoch, read_marker
+from tallystick.storage.checkpoints.leader_epochs import LeaderEpochCache
 from tallystick.storage.fs import (
     DiskFull,
     LogOffline,
@@ -27,10 +28,8 @@ from tallystick.storage.fs import (
     is_transient,
     make_disk_full,
 )
-from tallystick.storage.leader_epochs import LeaderEpochCache
 from tallystick.storage.log_files import LogFiles
 from tallystick.storage.log_reader import LogReader, ReadResult
-from tallystick.storage.log_segment import ActiveSegment, ClosedSegment, OpenSegmentCache, SegmentReader
 from tallystick.storage.producer_state import (
     AppendOrigin,
     DuplicateBatch,
@@ -40,6 +39,12 @@ from tallystick.storage.producer_state import (
 )
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
 from tallystick.storage.reserve import SpaceGuard, UnlimitedSpace
+from tallystick.storage.segments.log_segment import (
+    ActiveSegment,
+    ClosedSegment,
+    OpenSegmentCache,
+    SegmentReader,
+)
 from tallystick.storage.validation import LogConfig, PrevalidatedBatch, check_batches, check_encoded_batch
 
 __all__ = [

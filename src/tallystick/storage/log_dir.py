@@ -13,7 +13,7 @@ from msgspec import field
 
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
-from tallystick.storage.checkpoints import (
+from tallystick.storage.checkpoints.checkpoint_text import (
     MetaProperties,
     format_meta_properties,
     format_partition_metadata,
@@ -21,6 +21,7 @@ from tallystick.storage.checkpoints import (
     parse_meta_properties,
     parse_partition_metadata,
 )
+from tallystick.storage.checkpoints.offset_checkpoints import OffsetCheckpoints
 from tallystick.storage.fs import (
     FileSystem,
     Lock,
@@ -31,9 +32,8 @@ from tallystick.storage.fs import (
 )
 from tallystick.storage.log import Log, LogHooks, SpaceGuard, UnlimitedSpace, remove_files_now
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_segment import OpenSegmentCache
-from tallystick.storage.offset_checkpoints import OffsetCheckpoints
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 from tallystick.storage.validation import LogConfig
 
 META_PROPERTIES_FILE = "meta.properties"

@@ -6,7 +6,9 @@ Used by `log_loader` before there is a log, and by the log afterwards.
 from collections.abc import Callable
 from typing import Final
 
-from tallystick.storage.checkpoints import format_epochs
+from tallystick.storage.checkpoints.checkpoint_text import format_epochs
+from tallystick.storage.checkpoints.leader_epochs import LeaderEpochCache
+from tallystick.storage.checkpoints.snapshots import encode_snapshot
 from tallystick.storage.fs import (
     FileSystem,
     LogOffline,
@@ -15,14 +17,12 @@ from tallystick.storage.fs import (
     is_transient,
     replace_file,
 )
-from tallystick.storage.leader_epochs import LeaderEpochCache
-from tallystick.storage.log_segment import OpenSegmentCache, SegmentReader
 from tallystick.storage.producer_state import ProducerStateManager
 from tallystick.storage.reserve import SpaceGuard
-from tallystick.storage.segment_files import SegmentFiles, TransactionIndexFile
-from tallystick.storage.segment_scan import SNAPSHOT_SUFFIX, make_file_name
-from tallystick.storage.snapshots import encode_snapshot
-from tallystick.storage.transaction_index import AbortedTxn
+from tallystick.storage.segments.log_segment import OpenSegmentCache, SegmentReader
+from tallystick.storage.segments.segment_files import SegmentFiles, TransactionIndexFile
+from tallystick.storage.segments.segment_scan import SNAPSHOT_SUFFIX, make_file_name
+from tallystick.storage.segments.transaction_index import AbortedTxn
 
 LEADER_EPOCH_FILE: Final = "leader-epoch-checkpoint"
 

@@ -11,14 +11,13 @@ from itertools import pairwise
 from tallystick.kernel.ids import INT64_MAX, Offset, TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, RecordsError, read_header
-from tallystick.storage import segment_scan as naming
-from tallystick.storage.checkpoints import parse_epochs
+from tallystick.storage.checkpoints.checkpoint_text import parse_epochs
+from tallystick.storage.checkpoints.leader_epochs import LeaderEpochCache
+from tallystick.storage.checkpoints.snapshots import decode_snapshot
 from tallystick.storage.fs import FileSystem
-from tallystick.storage.leader_epochs import LeaderEpochCache
 from tallystick.storage.leftovers import remove_leftovers
 from tallystick.storage.log import LoadedLog, Log, LogHooks
 from tallystick.storage.log_files import LEADER_EPOCH_FILE, LogFiles
-from tallystick.storage.log_segment import ActiveSegment, ClosedSegment, SegmentReader
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.producer_state import ProducerStateManager, update_producers
 from tallystick.storage.recovery import (
@@ -30,14 +29,15 @@ from tallystick.storage.recovery import (
     SegmentScan,
     classify_scan,
 )
-from tallystick.storage.segment_scan import (
+from tallystick.storage.segments import segment_scan as naming
+from tallystick.storage.segments.log_segment import ActiveSegment, ClosedSegment, SegmentReader
+from tallystick.storage.segments.segment_scan import (
     SCAN_BYTES,
     ScanFault,
     SegmentScanner,
     make_file_name,
     parse_file_name,
 )
-from tallystick.storage.snapshots import decode_snapshot
 from tallystick.storage.validation import COMPACT, LogConfig
 
 # How far back to look for the last five batches of each producer. Counted in index entries, which bounds the

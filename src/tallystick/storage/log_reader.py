@@ -15,10 +15,10 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, RecordsError, iter_records, read_header
 from tallystick.storage.fs import StorageFailure
-from tallystick.storage.log_segment import SegmentReader
 from tallystick.storage.producer_state import ProducerStateManager
-from tallystick.storage.segment_files import FileRecords
-from tallystick.storage.transaction_index import AbortedTxn, collect_aborted_txns
+from tallystick.storage.segments.log_segment import SegmentReader
+from tallystick.storage.segments.segment_files import FileRecords
+from tallystick.storage.segments.transaction_index import AbortedTxn, collect_aborted_txns
 from tallystick.storage.validation import LogConfig
 
 _EMPTY: Final = b""

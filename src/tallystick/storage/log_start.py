@@ -12,7 +12,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.storage.fs import StorageFailure, is_out_of_descriptors, is_transient, make_disk_full
 from tallystick.storage.log import Log
-from tallystick.storage.segment_scan import SNAPSHOT_SUFFIX, make_file_name, parse_file_name
+from tallystick.storage.segments.segment_scan import SNAPSHOT_SUFFIX, make_file_name, parse_file_name
 
 
 def delete_records_before(log: Log, offset: Offset) -> Reject | None:

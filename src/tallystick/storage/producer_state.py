@@ -34,8 +34,8 @@ from tallystick.kernel.limits import EPOCH_MAX, PRODUCER_BATCHES_CACHED
 from tallystick.kernel.value import Value
 from tallystick.protocol.records.batch import TRANSACTIONAL_BIT, BatchHeader
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, read_marker
-from tallystick.storage.snapshots import CachedBatch, ProducerSnapshotEntry
-from tallystick.storage.transaction_index import AbortedTxn
+from tallystick.storage.checkpoints.snapshots import CachedBatch, ProducerSnapshotEntry
+from tallystick.storage.segments.transaction_index import AbortedTxn
 
 # A transaction is late this long after transaction.max.timeout.ms, as in Kafka's ProducerStateManager.
 LATE_TRANSACTION_BUFFER_MS: Final = 5 * 60 * 1000

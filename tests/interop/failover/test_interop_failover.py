@@ -23,11 +23,11 @@ from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.transactions.engine import Completion, TransactionManager
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
-from tallystick.protocol.messages.produce import ProduceRequest
-from tallystick.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
+from tallystick.protocol.messages.data.produce import ProduceRequest
+from tallystick.protocol.messages.txn.describe_transactions import DescribeTransactionsRequest
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
+from tallystick.protocol.messages.txn.txn_offset_commit import TxnOffsetCommitRequest
 from tallystick.testing import eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,8 +11,8 @@ from tools import apache_kafka
 
 from tallystick.admin.client import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.admin.hanging import HangingFinding, Verdict
-from tallystick.admin.transactions import HangingReport
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.transactions import HangingReport
 from tallystick.cli.main import main
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import eventually

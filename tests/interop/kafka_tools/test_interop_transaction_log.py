@@ -37,7 +37,7 @@ from tallystick.kernel.ids import (
 )
 from tallystick.kernel.value import replace
 from tallystick.protocol import decode_prefix, encode
-from tallystick.protocol.messages.stored_transactions import TransactionLogValue
+from tallystick.protocol.messages.txn.stored_transactions import TransactionLogValue
 from tallystick.protocol.records import patch_offset_and_epoch
 
 ORACLE = Path(__file__).parents[2] / "vectors" / "stored_transactions" / "KafkaTransactionLog.java"

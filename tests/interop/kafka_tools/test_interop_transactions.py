@@ -8,7 +8,8 @@ from confluent_kafka import Producer
 from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages import describe_producers, produce
+from tallystick.protocol.messages.data import produce
+from tallystick.protocol.messages.txn import describe_producers
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.testing import eventually
 

@@ -11,7 +11,7 @@ from tools import apache_kafka
 from tallystick import Producer
 from tallystick.admin import Admin, Verdict
 from tallystick.admin.topics import NewTopic
-from tallystick.admin.transaction_log import TransactionLogFollower
+from tallystick.admin.txn.transaction_log import TransactionLogFollower
 from tallystick.protocol.transaction_history import TransactionTransition, TransitionKind
 from tallystick.testing import eventually
 

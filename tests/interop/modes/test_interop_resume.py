@@ -18,17 +18,17 @@ from tallystick.client.transactions.engine import Completion
 from tallystick.client.transactions.modes import Mode
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.limits import EPOCH_MAX
-from tallystick.protocol.messages.describe_transactions import (
-    DescribeTransactionsRequest,
-    DescribeTransactionsResponse,
-)
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.update_features import (
+from tallystick.protocol.messages.cluster.update_features import (
     FeatureUpdateKey,
     UpdateFeaturesRequest,
     UpdateFeaturesResponse,
 )
+from tallystick.protocol.messages.txn.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.testing import eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server]

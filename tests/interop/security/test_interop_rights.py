@@ -35,8 +35,8 @@ from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol.acls import AclPermission
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
-from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest
+from tallystick.protocol.messages.security.sasl_authenticate import SaslAuthenticateRequest
+from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server]

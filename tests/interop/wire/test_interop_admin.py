@@ -11,9 +11,9 @@ from tests.support.hanging import hang
 from tallystick.admin.client import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.admin.errors import NothingOpen, NotSafe
-from tallystick.admin.hanging import HangingFinding, Verdict
 from tallystick.admin.topics import EARLIEST, LATEST, NewTopic
-from tallystick.admin.transactions import AbortSpec
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.transactions import AbortSpec
 from tallystick.cli.main import main
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.offsets import OffsetAndMetadata

@@ -10,8 +10,8 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 
 async def initialise(cluster: Cluster, key: str, **more: bool) -> InitProducerIdResponse:

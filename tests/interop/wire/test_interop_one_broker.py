@@ -8,20 +8,15 @@ from confluent_kafka import Consumer, KafkaError
 from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages import (
+from tallystick.protocol.messages.cluster import describe_configs, describe_quorum, incremental_alter_configs
+from tallystick.protocol.messages.groups import consumer_group_describe, consumer_group_heartbeat
+from tallystick.protocol.messages.security import create_acls, delete_acls, describe_acls
+from tallystick.protocol.messages.topics import (
     alter_partition_reassignments,
     alter_replica_log_dirs,
-    consumer_group_describe,
-    consumer_group_heartbeat,
-    create_acls,
     create_topics,
-    delete_acls,
-    describe_acls,
-    describe_configs,
     describe_log_dirs,
-    describe_quorum,
     elect_leaders,
-    incremental_alter_configs,
     list_partition_reassignments,
 )
 

@@ -11,7 +11,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.producer.accumulator import BufferFullOrUnknownTopic
 from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
-from tallystick.protocol.messages.produce import ProduceRequest, ProduceResponse
+from tallystick.protocol.messages.data.produce import ProduceRequest, ProduceResponse
 
 
 class LosingCluster(Cluster):

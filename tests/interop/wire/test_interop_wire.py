@@ -7,20 +7,21 @@ import pytest
 from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages import (
+from tallystick.protocol.messages.cluster import (
     alter_configs,
-    create_partitions,
-    delete_records,
     describe_cluster,
-    describe_log_dirs,
-    fetch,
     incremental_alter_configs,
-    init_producer_id,
     list_config_resources,
+)
+from tallystick.protocol.messages.data import (
+    delete_records,
+    fetch,
     list_offsets,
     offset_for_leader_epoch,
     produce,
 )
+from tallystick.protocol.messages.topics import create_partitions, describe_log_dirs
+from tallystick.protocol.messages.txn import init_producer_id
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.testing import eventually
 

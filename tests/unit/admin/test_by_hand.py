@@ -2,8 +2,8 @@
 
 import pytest
 
-from tallystick.admin.completion import CompletionOutcome, decide_outcome
 from tallystick.admin.model import AbortCause, ForcedOutcome, TransactionDescription
+from tallystick.admin.txn.completion import CompletionOutcome, decide_outcome
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 

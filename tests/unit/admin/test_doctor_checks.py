@@ -27,7 +27,7 @@ from tallystick.admin.doctor.facts import (
 )
 from tallystick.admin.doctor.gather import parse_operations
 from tallystick.admin.doctor.roles import Role
-from tallystick.cli.doctor import choose_exit
+from tallystick.cli.commands.doctor import choose_exit
 from tallystick.cli.exits import ExitCode
 from tallystick.client.transactions.modes import ClusterCapabilities, Mode
 from tallystick.protocol.acls import AclOperation as Op

@@ -5,7 +5,8 @@ from itertools import product
 
 import pytest
 
-from tallystick.admin.hanging import (
+from tallystick.admin.model import OpenTransaction, TransactionDescription
+from tallystick.admin.txn.hanging import (
     HARM_BY_VERDICT,
     VERDICT_BY_FINDING,
     AbortHarm,
@@ -16,7 +17,6 @@ from tallystick.admin.hanging import (
     is_late,
     judge_transactions,
 )
-from tallystick.admin.model import OpenTransaction, TransactionDescription
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.kernel.value import replace
 

@@ -27,7 +27,7 @@ from tallystick.protocol.records import (
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
 

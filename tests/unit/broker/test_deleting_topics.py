@@ -16,8 +16,8 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import replace
-from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataRequestTopic
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.log import AppendResult

@@ -6,13 +6,13 @@ from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, mem
 
 from harness.memory_fs import MemoryFileSystem
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
-from tallystick.protocol.messages.offset_commit import (
+from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
 
 
 async def init(desk: MemoryBroker) -> tuple[int, int, int]:

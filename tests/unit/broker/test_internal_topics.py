@@ -4,7 +4,7 @@ import pytest
 from tests.support.leading import leader
 from tests.support.memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
 
-from tallystick.broker.handlers.config_view import ConfigResourceType
+from tallystick.broker.handlers.cluster.config_view import ConfigResourceType
 from tallystick.broker.metadata.store import Topic
 from tallystick.broker.metrics.broker_metrics import HANGING_AT_START, read_gauges
 from tallystick.broker.partitions.topics import (
@@ -16,25 +16,30 @@ from tallystick.broker.partitions.topics import (
 from tallystick.broker.serve import make_gauge_sources
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.protocol.messages.alter_configs import (
+from tallystick.protocol.messages.cluster.alter_configs import (
     AlterableConfig,
     AlterConfigsRequest,
     AlterConfigsResource,
 )
-from tallystick.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
-from tallystick.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
-from tallystick.protocol.messages.delete_records import (
+from tallystick.protocol.messages.cluster.incremental_alter_configs import (
+    AlterableConfig as IncrementalConfig,
+)
+from tallystick.protocol.messages.cluster.incremental_alter_configs import (
+    AlterConfigsResource as IncrementalResource,
+)
+from tallystick.protocol.messages.cluster.incremental_alter_configs import IncrementalAlterConfigsRequest
+from tallystick.protocol.messages.data.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest
-from tallystick.protocol.messages.incremental_alter_configs import AlterableConfig as IncrementalConfig
-from tallystick.protocol.messages.incremental_alter_configs import (
-    AlterConfigsResource as IncrementalResource,
+from tallystick.protocol.messages.topics.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
 )
-from tallystick.protocol.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from tallystick.protocol.messages.topics.create_topics import CreatableTopic, CreateTopicsRequest
+from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataRequestTopic
 from tallystick.protocol.primitives import NIL
 from tallystick.storage.log_dir import make_random_id
 

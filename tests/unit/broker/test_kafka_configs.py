@@ -19,7 +19,7 @@ from tallystick.broker.config.kafka_names import (
     is_refused,
 )
 from tallystick.broker.config.topic_config import DEFAULT_ONLY_SETTINGS
-from tallystick.broker.handlers.alter_configs import AlterConfigOp, ConfigChange, apply_changes
+from tallystick.broker.handlers.cluster.alter_configs import AlterConfigOp, ConfigChange, apply_changes
 from tallystick.kernel.settings import BadConfig, Setting, list_settings
 from tallystick.security.tls.settings import TlsSettings
 

@@ -6,25 +6,25 @@ import pytest
 
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES, SlicedListResponse, SlicedTopicResponse
 from tallystick.protocol import encode
-from tallystick.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsResponse
-from tallystick.protocol.messages.describe_log_dirs import (
-    DescribeLogDirsPartition,
-    DescribeLogDirsResponse,
-    DescribeLogDirsResult,
-    DescribeLogDirsTopic,
-)
-from tallystick.protocol.messages.describe_quorum import (
+from tallystick.protocol.messages.cluster.describe_quorum import (
     DescribeQuorumNode,
     DescribeQuorumPartition,
     DescribeQuorumResponse,
     DescribeQuorumTopic,
 )
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from tallystick.protocol.messages.metadata import (
+from tallystick.protocol.messages.groups.describe_groups import DescribedGroup, DescribeGroupsResponse
+from tallystick.protocol.messages.topics.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from tallystick.protocol.messages.topics.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponseTopic,

@@ -41,9 +41,9 @@ from tallystick.protocol.records import (
 )
 from tallystick.storage.log import AppendOrigin, AppendResult, LogHooks, TxnGuard, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.producer_state import LATE_TRANSACTION_BUFFER_MS
 from tallystick.storage.reserve import DiskReserve
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
 

@@ -5,7 +5,7 @@ import asyncio
 from tests.support.leading import Leader, leader
 from tests.support.memory_broker import on_a_loop
 
-from tallystick.broker.handlers.verification import AppendTurn
+from tallystick.broker.handlers.data.verification import AppendTurn
 
 PRODUCER = 7
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tallystick.admin.doctor.checks import DoctorRow, Status
-from tallystick.cli.doctor import print_findings
+from tallystick.cli.commands.doctor import print_findings
 from tallystick.cli.tables import OutputFormat
 
 TOPIC = "t" * 249

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.admin.doctor.checks import DoctorRow, Status
-from tallystick.cli.doctor import print_findings
+from tallystick.cli.commands.doctor import print_findings
 from tallystick.cli.exits import ExitCode, print_error
 from tallystick.cli.tables import OutputFormat, print_rows
 from tallystick.cli.terminal_text import make_printable

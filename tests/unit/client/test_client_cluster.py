@@ -24,16 +24,16 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.find_coordinator import (
+from tallystick.protocol.messages.cluster.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,
 )
-from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from tallystick.protocol.messages.produce import ProduceRequest
+from tallystick.protocol.messages.data.produce import ProduceRequest
+from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 pytestmark = pytest.mark.server
 

@@ -14,7 +14,7 @@ from tallystick.client.net.metadata import (
     without_topics,
 )
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.metadata import (
+from tallystick.protocol.messages.topics.metadata import (
     MetadataResponse,
     MetadataResponseBroker,
     MetadataResponsePartition,

@@ -15,10 +15,14 @@ from tallystick.client.net.protocol_state import (
 from tallystick.kernel.check import InvariantBroken
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse, FinalizedFeatureKey
-from tallystick.protocol.messages.end_txn import EndTxnResponse
+from tallystick.protocol.messages.cluster.api_versions import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+)
+from tallystick.protocol.messages.groups.heartbeat import HeartbeatResponse
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.heartbeat import HeartbeatResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnResponse
 from tallystick.protocol.wire import Versions
 
 END_TXN, HEARTBEAT = API_SPECS[ApiKey.END_TXN], API_SPECS[ApiKey.HEARTBEAT]

@@ -12,7 +12,7 @@ from tallystick.client.consumer.errors import CommitRefused
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchResponse,
     OffsetFetchResponsePartition,

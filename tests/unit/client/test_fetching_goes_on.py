@@ -13,8 +13,8 @@ from tallystick.client.consumer.fetcher import Fetcher
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.fetch import FetchRequest
-from tallystick.protocol.messages.metadata import MetadataRequest
+from tallystick.protocol.messages.data.fetch import FetchRequest
+from tallystick.protocol.messages.topics.metadata import MetadataRequest
 
 T0 = TopicPartition("t", 0)
 

@@ -12,14 +12,14 @@ from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.errors import TimedOut
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.find_coordinator import Coordinator, FindCoordinatorResponse
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.cluster.find_coordinator import Coordinator, FindCoordinatorResponse
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchResponse,
     OffsetFetchResponsePartition,

@@ -14,13 +14,13 @@ from tallystick.client.producer.delivery import Delivery
 from tallystick.client.producer.engine import ProducerEngine
 from tallystick.kernel.errors import Effect
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.init_producer_id import InitProducerIdResponse
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
     TopicProduceResponse,
 )
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdResponse
 from tallystick.protocol.records import read_header
 
 SETTINGS = {

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.admin.hanging import HangingCase, HangingFinding, Verdict
 from tallystick.admin.model import GroupDescription, OpenTransaction, TransactionDescription
+from tallystick.admin.txn.hanging import HangingCase, HangingFinding, Verdict
 from tallystick.client.config import Address
 from tallystick.client.net.metadata import Node
 from tallystick.client.transactions.prepared import PreparedTxnState

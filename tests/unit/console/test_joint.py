@@ -15,7 +15,7 @@ from tests.support.console_facts import (
     read_again,
 )
 
-from tallystick.admin.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.console.health import Health, Limits
 from tallystick.console.joint import JointTransaction, join_views
 from tallystick.console.judge import SparkRole, Stage

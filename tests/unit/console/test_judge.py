@@ -16,7 +16,7 @@ from tests.support.console_facts import (
     pair,
 )
 
-from tallystick.admin.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.client.transactions.modes import TxnDescription
 from tallystick.console.health import Health, Limits
 from tallystick.console.judge import (
@@ -27,8 +27,8 @@ from tallystick.console.judge import (
     judge,
     needs_judgement,
 )
-from tallystick.dualwrite import recovery
-from tallystick.dualwrite.lease_rules import LeaseState
+from tallystick.dualwrite.rules import recovery
+from tallystick.dualwrite.rules.lease_rules import LeaseState
 from tallystick.spark.protocol.committable import Participant
 
 LIMITS = Limits(grace_ms=60_000, limit_ms=900_000)

@@ -22,7 +22,7 @@ from tests.support.console_facts import (
     read_again,
 )
 
-from tallystick.admin.hanging import HangingFinding, Verdict
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.console.snapshot import PartitionOffsets, Snapshot
 from tallystick.console.state import ConsoleState, advance
 from tallystick.console.views.overview import build_overview

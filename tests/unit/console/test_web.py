@@ -24,8 +24,8 @@ from tests.support.console_facts import (
     read_again,
 )
 
-from tallystick.admin.hanging import HangingFinding, Verdict
 from tallystick.admin.model import GroupDescription, MemberDescription
+from tallystick.admin.txn.hanging import HangingFinding, Verdict
 from tallystick.console.feed import StateFeed
 from tallystick.console.snapshot import (
     GroupFacts,

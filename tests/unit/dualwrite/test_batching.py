@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tallystick.client.errors import AbortRequired, ConnectionLost, TooLarge
 from tallystick.dualwrite.batch_rules import BatchRolledBack, may_be_of_unit
-from tallystick.dualwrite.batching import Batch, Batching, BatchPhase, BatchScheduler, SavepointPolicy
 from tallystick.dualwrite.errors import Fenced, Torn
+from tallystick.dualwrite.rules.batching import Batch, Batching, BatchPhase, BatchScheduler, SavepointPolicy
 from tallystick.kernel.settings import BadConfig
 
 LIMITS = Batching(max_units=3, max_batch_wait_ms=100)

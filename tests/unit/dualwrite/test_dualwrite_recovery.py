@@ -8,7 +8,7 @@ import pytest
 from tallystick.client.transactions.modes import Mode, TxnDescription
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
-from tallystick.dualwrite.recovery import (
+from tallystick.dualwrite.rules.recovery import (
     VERDICTS,
     ClusterHalf,
     Finding,

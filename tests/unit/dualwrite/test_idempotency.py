@@ -9,7 +9,7 @@ import pytest
 
 from tallystick.client.errors import NotSupported
 from tallystick.dualwrite import BadResult, IdempotencyKey
-from tallystick.dualwrite.idempotency import (
+from tallystick.dualwrite.rules.idempotency import (
     KEY_BYTES_MAX,
     KeyOfCall,
     check_keys_supported,

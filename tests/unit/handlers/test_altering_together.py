@@ -4,9 +4,9 @@ import asyncio
 
 from tests.support.memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
-from tallystick.broker.handlers.config_view import ConfigResourceType
+from tallystick.broker.handlers.cluster.config_view import ConfigResourceType
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages.incremental_alter_configs import (
+from tallystick.protocol.messages.cluster.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,

@@ -11,17 +11,17 @@ from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker.authorizer.audit_log import AUDIT_LOGGER
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
-from tallystick.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnTopic,
-)
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchTopic
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 
 FETCHED = tuple(FetchPartition(partition=index, fetch_offset=0, partition_max_bytes=1) for index in range(3))

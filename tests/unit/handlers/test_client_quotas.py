@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from tests.support.memory_broker import memory_broker, on_a_loop
 
-from tallystick.broker.handlers.client_quotas import check_entity, check_filter
+from tallystick.broker.handlers.cluster.client_quotas import check_entity, check_filter
 from tallystick.kernel.codes import ErrorCode as E
-from tallystick.protocol.messages.alter_client_quotas import (
+from tallystick.protocol.messages.cluster.alter_client_quotas import (
     AlterClientQuotasRequest,
     QuotaAlteration,
     QuotaEntity,
     QuotaOperation,
 )
-from tallystick.protocol.messages.describe_client_quotas import (
+from tallystick.protocol.messages.cluster.describe_client_quotas import (
     DescribeClientQuotasRequest,
     QuotaFilterComponent,
 )

@@ -4,7 +4,7 @@ import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
-from tallystick.broker.handlers.open_transactions import check_records_deletion
+from tallystick.broker.handlers.txn.open_transactions import check_records_deletion
 from tallystick.broker.metrics.broker_metrics import read_gauges
 from tallystick.broker.serve import make_gauge_sources
 from tallystick.broker.txn.machine.commands import InitProducerId, RecordForcedMarker

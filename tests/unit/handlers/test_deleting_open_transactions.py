@@ -18,13 +18,13 @@ from tallystick.broker.txn.machine.commands import (
 from tallystick.broker.txn.machine.model import TransactionResult, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.delete_records import (
+from tallystick.protocol.messages.data.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from tallystick.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest
+from tallystick.protocol.messages.topics.delete_topics import DeletableTopicResult, DeleteTopicsRequest
 
 
 async def delete_records(made: Leader, before: int) -> DeleteRecordsPartitionResult:

@@ -7,7 +7,7 @@ from tallystick.broker.authorizer.authorizer import Operation, topic_resource
 from tallystick.broker.txn.machine.model import TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.protocol.messages.describe_producers import (
+from tallystick.protocol.messages.txn.describe_producers import (
     DescribeProducersRequest,
     PartitionResponse,
     ProducerState,

@@ -9,7 +9,7 @@ from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation,
 from tallystick.broker.txn.history import CLIENT_ID_MAX, HISTORY_MAX
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import encode
-from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
+from tallystick.protocol.messages.txn.describe_transactions import DescribeTransactionsRequest
 from tallystick.protocol.transaction_history import TransitionKind
 
 DESCRIBE = Operation.DESCRIBE

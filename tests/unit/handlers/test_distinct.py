@@ -7,48 +7,57 @@ from typing import Any
 import pytest
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 
-from tallystick.broker.handlers import fetch
+from tallystick.broker.handlers.data import fetch
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
+from tallystick.protocol.messages.cluster.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
 )
-from tallystick.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
-from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from tallystick.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest
-from tallystick.protocol.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
-from tallystick.protocol.messages.describe_producers import DescribeProducersRequest
-from tallystick.protocol.messages.describe_producers import TopicRequest as ProducersOf
-from tallystick.protocol.messages.describe_quorum import (
+from tallystick.protocol.messages.cluster.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumRequestPartition,
 )
-from tallystick.protocol.messages.describe_quorum import DescribeQuorumRequestTopic as QuorumOf
-from tallystick.protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest
-from tallystick.protocol.messages.describe_topic_partitions import TopicRequest as PartitionsOf
-from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
-from tallystick.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from tallystick.protocol.messages.offset_delete import (
-    OffsetDeleteRequest,
-    OffsetDeleteRequestPartition,
-    OffsetDeleteRequestTopic,
-)
-from tallystick.protocol.messages.offset_fetch import (
-    OffsetFetchRequest,
-    OffsetFetchRequestGroup,
-    OffsetFetchRequestTopic,
-)
-from tallystick.protocol.messages.offset_for_leader_epoch import (
+from tallystick.protocol.messages.cluster.describe_quorum import DescribeQuorumRequestTopic as QuorumOf
+from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchTopic
+from tallystick.protocol.messages.data.offset_for_leader_epoch import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.groups.consumer_group_describe import ConsumerGroupDescribeRequest
+from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest
+from tallystick.protocol.messages.groups.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+from tallystick.protocol.messages.groups.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+)
+from tallystick.protocol.messages.topics.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from tallystick.protocol.messages.topics.describe_log_dirs import (
+    DescribableLogDirTopic,
+    DescribeLogDirsRequest,
+)
+from tallystick.protocol.messages.topics.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+)
+from tallystick.protocol.messages.topics.describe_topic_partitions import TopicRequest as PartitionsOf
+from tallystick.protocol.messages.topics.elect_leaders import ElectLeadersRequest, TopicPartitions
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataRequestTopic
+from tallystick.protocol.messages.txn.describe_producers import DescribeProducersRequest
+from tallystick.protocol.messages.txn.describe_producers import TopicRequest as ProducersOf
+from tallystick.protocol.messages.txn.describe_transactions import DescribeTransactionsRequest
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 

@@ -24,16 +24,16 @@ from tallystick.broker.metadata.store import MetadataUnusable
 from tallystick.broker.metadata.worker import BlockingWorker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.add_partitions_to_txn import (
+from tallystick.protocol.messages.cluster.api_versions import ApiVersionsRequest
+from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
+from tallystick.protocol.messages.cluster.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnTopic,
     AddPartitionsToTxnTransaction,
 )
-from tallystick.protocol.messages.api_versions import ApiVersionsRequest
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
-from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
 
 E = ErrorCode
 UP, SAFE, UNSAFE = 1, 2, 3

@@ -4,7 +4,12 @@ import pytest
 from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch
-from tallystick.protocol.messages.fetch import AbortedTransaction, FetchPartition, FetchRequest, FetchTopic
+from tallystick.protocol.messages.data.fetch import (
+    AbortedTransaction,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+)
 from tallystick.protocol.records import (
     BatchMeta,
     ControlType,

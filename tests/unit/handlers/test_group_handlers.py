@@ -26,29 +26,29 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest
-from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.heartbeat import HeartbeatRequest
-from tallystick.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from tallystick.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from tallystick.protocol.messages.list_groups import ListGroupsRequest
-from tallystick.protocol.messages.offset_commit import (
+from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
+from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest
+from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest
+from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest
+from tallystick.protocol.messages.groups.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tallystick.protocol.messages.groups.leave_group import LeaveGroupRequest, MemberIdentity
+from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest
+from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tallystick.protocol.messages.offset_delete import (
+from tallystick.protocol.messages.groups.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
 )
-from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from tallystick.protocol.messages.groups.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from tallystick.protocol.records import read_header
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 from tallystick.testing import FakeClock

@@ -12,34 +12,27 @@ from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 from tools.hostile import Shape, find_legal_entries, make_request
 
 from tallystick.broker.config.broker_config import TOPIC_SETTINGS
-from tallystick.broker.handlers import (
-    HANDLERS,
-    add_partitions_to_txn,
-    alter_configs,
-    create_partitions,
-    create_topics,
-    delete_groups,
-    delete_records,
-    delete_topics,
-    find_coordinator,
-    join_group,
-    leave_group,
-    offset_commit,
-    offset_fetch,
-    produce,
-    txn_offset_commit,
-    update_features,
-    write_txn_markers,
-)
-from tallystick.broker.handlers.alter_configs import (
+from tallystick.broker.handlers import HANDLERS
+from tallystick.broker.handlers.cluster import alter_configs, find_coordinator, update_features
+from tallystick.broker.handlers.cluster.alter_configs import (
     AlterConfigOp,
     ConfigChange,
     _find_malformed,
     apply_changes,
 )
-from tallystick.broker.handlers.committing import ROWS_BEFORE_YIELD, OffsetCommitPlan
+from tallystick.broker.handlers.data import delete_records, produce
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX
+from tallystick.broker.handlers.groups import (
+    delete_groups,
+    join_group,
+    leave_group,
+    offset_commit,
+    offset_fetch,
+)
+from tallystick.broker.handlers.groups.committing import ROWS_BEFORE_YIELD, OffsetCommitPlan
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES
+from tallystick.broker.handlers.topics import create_partitions, create_topics, delete_topics
+from tallystick.broker.handlers.txn import add_partitions_to_txn, txn_offset_commit, write_txn_markers
 from tallystick.broker.metadata.features import SUPPORTED_FEATURES, TRANSACTION_VERSION
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.server.server import CloseConnection, ExclusiveResponse
@@ -48,16 +41,16 @@ from tallystick.kernel.limits import REASON_LENGTH_MAX, REQUEST_BYTES_MAX
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnTopic,
-)
-from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from tallystick.protocol.messages.offset_commit import (
+from tallystick.protocol.messages.cluster.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
 from tallystick.protocol.primitives import NIL
 
 ENTRIES = 2 * ROWS_BEFORE_YIELD

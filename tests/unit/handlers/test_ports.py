@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from types import ModuleType
 from typing import Any, get_type_hints
 
@@ -12,7 +12,7 @@ from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker import handlers
 from tallystick.broker.broker import Broker
-from tallystick.broker.handlers.api_versions import make_handler
+from tallystick.broker.handlers.cluster.api_versions import make_handler
 from tallystick.broker.handlers.dispatch import RequestDispatcher, raw_entry
 from tallystick.broker.handlers.ports import BrokerPorts, HasAuthorizer
 from tallystick.broker.server.request_context import RequestContext
@@ -24,8 +24,8 @@ from tallystick.security.principals import ANONYMOUS, Principal
 
 
 def _iter_modules() -> Iterator[ModuleType]:
-    for found in iter_modules(handlers.__path__):
-        yield import_module(f"{handlers.__name__}.{found.name}")
+    for found in walk_packages(handlers.__path__, f"{handlers.__name__}."):
+        yield import_module(found.name)
 
 
 def _iter_handlers() -> Iterator[Callable[..., Any]]:

@@ -19,7 +19,7 @@ from tests.support.leading import (
 from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker.authorizer.authorizer import Operation, transactional_id_resource
-from tallystick.broker.handlers import produce
+from tallystick.broker.handlers.data import produce
 from tallystick.broker.partitions.topics import INTERNAL_TOPICS
 from tallystick.broker.server.server import CloseConnection
 from tallystick.broker.txn.logic import REFUSALS
@@ -28,7 +28,7 @@ from tallystick.broker.txn.machine.model import OngoingPhase, TransactionResult
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TransactionalId
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import iter_records
 from tallystick.protocol.records.control import ControlType, EndTransactionMarker, encode_marker
 from tallystick.storage.log import AppendOrigin, TxnGuard

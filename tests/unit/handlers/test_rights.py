@@ -41,8 +41,8 @@ from tallystick.broker.server.server import Peer, ServerConnection, _apply_login
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol.acls import AclPermission, AclResource
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchTopic
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.security.principals import ANONYMOUS, Principal

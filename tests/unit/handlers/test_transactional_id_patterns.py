@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.memory_broker import memory_broker, on_a_loop
 from tests.support.txn_requests import claimed
 
-from tallystick.broker.handlers import list_transactions
-from tallystick.broker.handlers.list_transactions import (
+from tallystick.broker.handlers.txn import list_transactions
+from tallystick.broker.handlers.txn.list_transactions import (
     PATTERN_LENGTH_MAX,
     STEPS_PER_ID_MAX,
     BadPattern,
@@ -20,7 +20,7 @@ from tallystick.broker.handlers.list_transactions import (
 )
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TransactionalId
-from tallystick.protocol.messages.list_transactions import ListTransactionsRequest
+from tallystick.protocol.messages.txn.list_transactions import ListTransactionsRequest
 
 
 def matches(pattern: str, text: str) -> bool:

@@ -18,16 +18,16 @@ from tallystick.broker.authorizer.authorizer import (
     transactional_id_resource,
 )
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from tallystick.protocol.messages.txn_offset_commit import (
+from tallystick.protocol.messages.cluster.update_features import UpdateFeaturesRequest
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.txn.describe_producers import DescribeProducersRequest, TopicRequest
+from tallystick.protocol.messages.txn.describe_transactions import DescribeTransactionsRequest
+from tallystick.protocol.messages.txn.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from tallystick.protocol.messages.update_features import UpdateFeaturesRequest
-from tallystick.protocol.messages.write_txn_markers import (
+from tallystick.protocol.messages.txn.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

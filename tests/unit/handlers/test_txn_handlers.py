@@ -49,8 +49,8 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
-from tallystick.protocol.messages.list_transactions import ListTransactionsRequest
+from tallystick.protocol.messages.txn.describe_transactions import DescribeTransactionsRequest
+from tallystick.protocol.messages.txn.list_transactions import ListTransactionsRequest
 
 E = ErrorCode
 WRITE, DESCRIBE, READ = Operation.WRITE, Operation.DESCRIBE, Operation.READ

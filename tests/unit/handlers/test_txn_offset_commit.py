@@ -30,7 +30,7 @@ from tallystick.broker.authorizer.authorizer import (
 from tallystick.broker.authorizer.bindings import ResourcePattern
 from tallystick.broker.group.codec import build_batch_header
 from tallystick.broker.group.machine.commands import CommitTxnOffsets, OffsetToCommit
-from tallystick.broker.handlers.verification import open_transaction
+from tallystick.broker.handlers.data.verification import open_transaction
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.txn.machine.commands import MarkerRequest
 from tallystick.broker.txn.machine.model import TxnState
@@ -47,22 +47,22 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
-from tallystick.protocol.messages.offset_delete import (
+from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
+from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest
+from tallystick.protocol.messages.groups.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from tallystick.protocol.messages.offset_fetch import (
+from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
 )
-from tallystick.protocol.messages.txn_offset_commit import (
+from tallystick.protocol.messages.txn.add_offsets_to_txn import AddOffsetsToTxnRequest
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
+from tallystick.protocol.messages.txn.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,

@@ -8,16 +8,16 @@ import pytest
 from crc32c import crc32c
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 
-from tallystick.broker.handlers import produce
+from tallystick.broker.handlers.data import produce
 from tallystick.broker.partitions.topics import TopicSpec
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import RECORD_ERRORS_MAX
-from tallystick.protocol.messages.list_offsets import (
+from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
 )
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import (
     BatchMeta,
     Codec,

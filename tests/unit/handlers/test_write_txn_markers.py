@@ -8,20 +8,20 @@ from tests.support.leading import TOPIC, VERIFIED, Leader, T, leader, turns
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
 from tallystick.broker.authorizer.authorizer import CLUSTER_RESOURCE, Operation
-from tallystick.broker.handlers import write_txn_markers
+from tallystick.broker.handlers.txn import write_txn_markers
 from tallystick.broker.partitions.topics import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from tallystick.broker.server.server import CloseConnection
 from tallystick.broker.txn.machine.model import ForcedCause, TransactionResult, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol import encode
-from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
-from tallystick.protocol.messages.txn_offset_commit import (
+from tallystick.protocol.messages.groups.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
+from tallystick.protocol.messages.txn.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from tallystick.protocol.messages.write_txn_markers import (
+from tallystick.protocol.messages.txn.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
     WriteTxnMarkersRequest,

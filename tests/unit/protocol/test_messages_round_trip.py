@@ -46,8 +46,8 @@ from tallystick.protocol.wire import (
     list_messages,
 )
 
-for module in pkgutil.iter_modules(messages.__path__):
-    importlib.import_module(f"{messages.__name__}.{module.name}")
+for module in pkgutil.walk_packages(messages.__path__, f"{messages.__name__}."):
+    importlib.import_module(module.name)
 
 MESSAGES = [cls for cls in list_messages() if cls.__module__.startswith(messages.__name__)]
 

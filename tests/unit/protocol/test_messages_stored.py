@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from tallystick.protocol import DecodeError, UnsupportedField, decode, encode
-from tallystick.protocol.messages.consumer_protocol import (
+from tallystick.protocol.messages.groups.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
     TopicPartition,
 )
-from tallystick.protocol.messages.stored_transactions import (
+from tallystick.protocol.messages.txn.stored_transactions import (
     PartitionsSchema,
     TransactionLogKey,
     TransactionLogValue,

@@ -3,13 +3,16 @@
 import pytest
 
 from tallystick.protocol import decode, encode
-from tallystick.protocol.messages.alter_configs import AlterableConfig as OldAlterableConfig
-from tallystick.protocol.messages.alter_user_scram_credentials import (
+from tallystick.protocol.messages.cluster.alter_configs import AlterableConfig as OldAlterableConfig
+from tallystick.protocol.messages.cluster.incremental_alter_configs import AlterableConfig
+from tallystick.protocol.messages.security.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     ScramCredentialUpsertion,
 )
-from tallystick.protocol.messages.incremental_alter_configs import AlterableConfig
-from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from tallystick.protocol.messages.security.sasl_authenticate import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+)
 
 SECRET = "hunter2"
 UPSERTION = ScramCredentialUpsertion(

@@ -9,15 +9,15 @@ import pytest
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.protocol import decode, encode
-from tallystick.protocol.messages import add_offsets_to_txn as offsets
-from tallystick.protocol.messages import add_partitions_to_txn as partitions
-from tallystick.protocol.messages import describe_producers as producers
-from tallystick.protocol.messages import describe_transactions as transactions
-from tallystick.protocol.messages import list_transactions as listed
-from tallystick.protocol.messages import txn_offset_commit as commit
-from tallystick.protocol.messages import write_txn_markers as markers
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn import add_offsets_to_txn as offsets
+from tallystick.protocol.messages.txn import add_partitions_to_txn as partitions
+from tallystick.protocol.messages.txn import describe_producers as producers
+from tallystick.protocol.messages.txn import describe_transactions as transactions
+from tallystick.protocol.messages.txn import list_transactions as listed
+from tallystick.protocol.messages.txn import txn_offset_commit as commit
+from tallystick.protocol.messages.txn import write_txn_markers as markers
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "protocol" / "transactions.hex"
 TOPIC_ID = uuid.UUID(bytes=bytes(range(16)))

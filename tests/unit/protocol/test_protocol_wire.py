@@ -19,12 +19,16 @@ from tallystick.protocol import (
     encode_parts,
 )
 from tallystick.protocol.compile import generate_source
-from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse, FinalizedFeatureKey
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from tallystick.protocol.messages.cluster.api_versions import (
+    ApiVersion,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+)
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchTopic, ReplicaState
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
-from tallystick.protocol.messages.metadata import MetadataRequest
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.topics.metadata import MetadataRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
 from tallystick.protocol.primitives import NIL, encode_uvarint
 from tallystick.protocol.wire import (
     FLOAT64,

@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from tallystick.protocol import DecodeError, decode, encode
-from tallystick.protocol.messages.stored_offsets import (
+from tallystick.protocol.messages.groups.stored_offsets import (
     GroupMetadataKey,
     GroupMetadataValue,
     MemberMetadata,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tallystick.kernel.check import InvariantBroken
 from tallystick.storage.malformed import MalformedFile
-from tallystick.storage.transaction_index import (
+from tallystick.storage.segments.transaction_index import (
     ABORTED_ENTRY_SIZE,
     AbortedTxn,
     TransactionIndex,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.kernel.ids import TopicPartition
-from tallystick.storage.checkpoints import (
+from tallystick.storage.checkpoints.checkpoint_text import (
     MetaProperties,
     format_epochs,
     format_meta_properties,
@@ -20,7 +20,7 @@ from tallystick.storage.checkpoints import (
     parse_partition_metadata,
     parse_uuid,
 )
-from tallystick.storage.leader_epochs import EpochEntry
+from tallystick.storage.checkpoints.leader_epochs import EpochEntry
 from tallystick.storage.malformed import MalformedFile
 
 OFFSETS = {TopicPartition("orders", 0): 17, TopicPartition("__consumer_offsets", 49): 0}

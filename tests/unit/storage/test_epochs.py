@@ -3,7 +3,7 @@
 import pytest
 
 from tallystick.kernel.check import InvariantBroken
-from tallystick.storage.leader_epochs import EpochEnd, EpochEntry, LeaderEpochCache
+from tallystick.storage.checkpoints.leader_epochs import EpochEnd, EpochEntry, LeaderEpochCache
 
 THREE = [EpochEntry(2, 0), EpochEntry(4, 10), EpochEntry(5, 30)]
 

@@ -6,7 +6,7 @@ from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
 from tallystick.storage.log import Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.log_segment import OpenSegmentCache
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 
 NOW = 1_700_000_000_000
 

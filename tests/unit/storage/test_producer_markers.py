@@ -15,7 +15,7 @@ from tallystick.storage.producer_state import (
     ProducerStateManager,
     VerificationStateEntry,
 )
-from tallystick.storage.transaction_index import AbortedTxn
+from tallystick.storage.segments.transaction_index import AbortedTxn
 
 TRANSACTIONAL = 0x10
 

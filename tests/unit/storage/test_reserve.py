@@ -16,8 +16,8 @@ from tallystick.protocol.records import (
 )
 from tallystick.storage.log import AppendOrigin, DiskFull, Log, LogConfig, LogHooks, TxnGuard
 from tallystick.storage.log_loader import create_log
-from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.reserve import RESERVE_FILE, DiskReserve
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 
 CHUNK = 1_000
 SIZE = 4 * CHUNK

@@ -32,8 +32,8 @@ from tallystick.storage.log import (
 )
 from tallystick.storage.log_files import LEADER_EPOCH_FILE
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_records_before
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

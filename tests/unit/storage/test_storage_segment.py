@@ -3,8 +3,8 @@
 import pytest
 
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, patch_offset_and_epoch
-from tallystick.storage.indexes import OffsetIndex, TimeIndex, fits_relative_offset
-from tallystick.storage.segment_scan import (
+from tallystick.storage.segments.indexes import OffsetIndex, TimeIndex, fits_relative_offset
+from tallystick.storage.segments.segment_scan import (
     SegmentFileName,
     SegmentScanner,
     find_valid_batch,

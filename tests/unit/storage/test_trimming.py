@@ -5,8 +5,8 @@ from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, UnlimitedSpace
 from tallystick.storage.log_loader import PriorShutdown, create_log, open_log
-from tallystick.storage.log_segment import OpenSegmentCache
 from tallystick.storage.log_start import delete_oldest_segments
+from tallystick.storage.segments.log_segment import OpenSegmentCache
 
 NOW = 1_700_000_000_000
 TP = TopicPartition("t", 0)

@@ -50,7 +50,7 @@ from tallystick.kernel.ids import (
 )
 from tallystick.kernel.value import replace
 from tallystick.protocol import DecodeError, decode_prefix, encode
-from tallystick.protocol.messages.stored_transactions import SupersededPair, TransactionLogValue
+from tallystick.protocol.messages.txn.stored_transactions import SupersededPair, TransactionLogValue
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "stored_transactions" / "kafka_log.hex"

@@ -53,16 +53,19 @@ from tallystick.kernel.ids import INT64_MAX
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.acls import AclOperation, AclResource
 from tallystick.protocol.apis import API_SPECS, ApiKey
-from tallystick.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.metadata import (
+from tallystick.protocol.messages.cluster.describe_cluster import (
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tallystick.protocol.messages.topics.metadata import (
     OPERATIONS_NOT_ASKED,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
 )
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.security.sasl.oauthbearer import OAUTHBEARER
 
 _CALL_LIMIT_MS: Final = 4_000

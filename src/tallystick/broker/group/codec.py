@@ -35,7 +35,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
 )
 from tallystick.protocol import DecodeError, decode, decode_prefix, encode
-from tallystick.protocol.messages.stored_offsets import (
+from tallystick.protocol.messages.groups.stored_offsets import (
     GroupMetadataKey,
     GroupMetadataValue,
     MemberMetadata,

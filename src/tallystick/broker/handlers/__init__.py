@@ -1,58 +1,71 @@
-"""Request handlers, one module for each API, and the table that dispatches and ApiVersions advertises."""
+"""Request handlers, one module for each API, and the table that dispatches and ApiVersions advertises.
+
+    dispatch, ports     how a handler is called, and what of the broker it may reach
+    authorization       the checks of rights that handlers share
+    data/ txn/ groups/ topics/ cluster/ security/    the handlers, on the shelves of `protocol.messages`
+
+A handler authorises, translates the message, calls one driver and translates the result back.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.handlers import (
-    acls,
-    add_offsets_to_txn,
-    add_partitions_to_txn,
+from tallystick.broker.handlers.cluster import (
     alter_configs,
-    alter_replica_log_dirs,
     api_versions,
     client_quotas,
-    consumer_groups,
-    create_partitions,
-    create_topics,
-    delete_groups,
-    delete_records,
-    delete_topics,
     describe_cluster,
     describe_configs,
-    describe_groups,
-    describe_log_dirs,
-    describe_producers,
     describe_quorum,
-    describe_topic_partitions,
-    describe_transactions,
-    elect_leaders,
-    end_txn,
-    fetch,
     find_coordinator,
+    list_config_resources,
+    update_features,
+)
+from tallystick.broker.handlers.data import (
+    delete_records,
+    fetch,
+    list_offsets,
+    offset_for_leader_epoch,
+    produce,
+)
+from tallystick.broker.handlers.dispatch import HandlerEntry, message_entry, raw_entry
+from tallystick.broker.handlers.groups import (
+    consumer_groups,
+    delete_groups,
+    describe_groups,
     heartbeat,
-    init_producer_id,
     join_group,
     leave_group,
-    list_config_resources,
     list_groups,
-    list_offsets,
-    list_transactions,
-    metadata,
     offset_commit,
     offset_delete,
     offset_fetch,
-    offset_for_leader_epoch,
-    partition_reassignments,
-    produce,
-    sasl,
-    scram_credentials,
     sync_group,
+)
+from tallystick.broker.handlers.security import acls, sasl, scram_credentials
+from tallystick.broker.handlers.topics import (
+    alter_replica_log_dirs,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_log_dirs,
+    describe_topic_partitions,
+    elect_leaders,
+    metadata,
+    partition_reassignments,
+)
+from tallystick.broker.handlers.txn import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
+    describe_producers,
+    describe_transactions,
+    end_txn,
+    init_producer_id,
+    list_transactions,
     txn_offset_commit,
-    update_features,
     write_txn_markers,
 )
-from tallystick.broker.handlers.dispatch import HandlerEntry, message_entry, raw_entry
 from tallystick.protocol.apis import API_SPECS, ApiKey
 
 _HANDLER_ENTRIES: Final = (

@@ -23,7 +23,7 @@ from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.frames import Buffer
-from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
+from tallystick.protocol.messages.cluster.api_versions import ApiVersion, ApiVersionsResponse
 from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.wire import get_struct_spec
 

@@ -26,7 +26,7 @@ from tallystick.storage.fs import StorageFailure, is_out_of_descriptors
 from tallystick.storage.log import Log
 from tallystick.storage.log_start import delete_oldest_segments
 from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentInfo, plan_retention
-from tallystick.storage.segment_scan import CLEANED_SUFFIX, SWAP_SUFFIX
+from tallystick.storage.segments.segment_scan import CLEANED_SUFFIX, SWAP_SUFFIX
 from tallystick.storage.validation import COMPACT, DELETE
 
 _log = logging.getLogger("tallystick.broker.cleaning")

@@ -30,7 +30,7 @@ from tallystick.storage.log import (
 )
 from tallystick.storage.log_start import delete_records_before
 from tallystick.storage.producer_state import VerificationStateEntry
-from tallystick.storage.transaction_index import AbortedTxn
+from tallystick.storage.segments.transaction_index import AbortedTxn
 
 Buffer = bytes | memoryview
 

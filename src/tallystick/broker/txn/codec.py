@@ -54,7 +54,7 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.protocol import DecodeError, decode_prefix, encode
-from tallystick.protocol.messages.stored_transactions import (
+from tallystick.protocol.messages.txn.stored_transactions import (
     ForcedOutcomeSchema,
     MarkerOffset,
     MarkerOffsets,

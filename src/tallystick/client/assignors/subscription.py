@@ -16,11 +16,11 @@ from typing import Final
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode_prefix, encode
-from tallystick.protocol.messages.consumer_protocol import (
+from tallystick.protocol.messages.groups.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
 )
-from tallystick.protocol.messages.consumer_protocol import TopicPartition as WirePartitions
+from tallystick.protocol.messages.groups.consumer_protocol import TopicPartition as WirePartitions
 
 SUBSCRIPTION_VERSION: Final = 3
 

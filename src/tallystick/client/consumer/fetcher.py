@@ -31,7 +31,7 @@ from tallystick.client.offsets import group_by_topic
 from tallystick.client.retry import find_rule
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.fetch import (
+from tallystick.protocol.messages.data.fetch import (
     FetchPartition,
     FetchRequest,
     FetchResponse,

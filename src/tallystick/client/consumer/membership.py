@@ -43,15 +43,15 @@ from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
 from tallystick.kernel.value import Value, replace
-from tallystick.protocol.messages.heartbeat import HeartbeatRequest
-from tallystick.protocol.messages.join_group import (
+from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest
+from tallystick.protocol.messages.groups.join_group import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
     JoinGroupResponseMember,
 )
-from tallystick.protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from tallystick.protocol.messages.sync_group import (
+from tallystick.protocol.messages.groups.leave_group import LeaveGroupRequest, MemberIdentity
+from tallystick.protocol.messages.groups.sync_group import (
     SyncGroupRequest,
     SyncGroupRequestAssignment,
     SyncGroupResponse,

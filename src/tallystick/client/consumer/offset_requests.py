@@ -29,9 +29,9 @@ from tallystick.client.offsets import (
 from tallystick.client.retry import Deadline
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.list_offsets import ListOffsetsResponse
-from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
-from tallystick.protocol.messages.offset_fetch import OffsetFetchResponse
+from tallystick.protocol.messages.data.list_offsets import ListOffsetsResponse
+from tallystick.protocol.messages.groups.offset_commit import OffsetCommitResponse
+from tallystick.protocol.messages.groups.offset_fetch import OffsetFetchResponse
 
 ISOLATION_LEVELS: Final = {"read_uncommitted": 0, "read_committed": 1}
 GROUP_LANE: Final = "group"

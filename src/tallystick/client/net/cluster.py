@@ -57,8 +57,8 @@ from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT
 from tallystick.protocol.apis import API_SPECS, ApiSpec
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorResponse
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorResponse
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
 
 R = TypeVar("R")
 T = TypeVar("T")

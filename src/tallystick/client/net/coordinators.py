@@ -11,7 +11,7 @@ from tallystick.client.net.metadata import Node
 from tallystick.client.net.pending_request import RequestBuilder
 from tallystick.client.net.retry_scope import wait_for_shared
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.find_coordinator import (
+from tallystick.protocol.messages.cluster.find_coordinator import (
     Coordinator,
     FindCoordinatorRequest,
     FindCoordinatorResponse,

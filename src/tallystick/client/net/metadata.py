@@ -17,7 +17,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.kernel.value import Value, replace
-from tallystick.protocol.messages.metadata import (
+from tallystick.protocol.messages.topics.metadata import (
     MetadataResponse,
     MetadataResponsePartition,
     MetadataResponseTopic,

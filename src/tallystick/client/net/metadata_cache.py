@@ -24,7 +24,11 @@ from tallystick.client.net.retry_scope import wait_for_shared
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import replace
-from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tallystick.protocol.messages.topics.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
 
 _log = logging.getLogger("tallystick.client")
 

@@ -21,7 +21,7 @@ from tallystick.kernel.codes import ErrorCode, get_error_name
 from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode, decode_prefix, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
-from tallystick.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tallystick.protocol.messages.cluster.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tallystick.protocol.messages.headers import ResponseHeader
 from tallystick.protocol.primitives import Buffer
 from tallystick.protocol.wire import Versions

@@ -17,7 +17,7 @@ from tallystick.client.retry import compute_backoff_ms
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.produce import PartitionProduceResponse
+from tallystick.protocol.messages.data.produce import PartitionProduceResponse
 
 
 class PartitionSendState:

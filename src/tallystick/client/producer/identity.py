@@ -17,7 +17,7 @@ from tallystick.client.net.cluster import Cluster
 from tallystick.client.producer.in_flight import bump_epoch
 from tallystick.client.producer.txn_context import TxnContext
 from tallystick.kernel.ids import INT32_MAX, ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
 # KIP-890: from version 12 on, Produce adds its partition to the transaction implicitly.
 _EXPLICIT_ADD_VERSION_MAX: Final = 11

@@ -11,7 +11,7 @@ from tallystick.client.producer.identity import ProducerIdentity
 from tallystick.client.producer.metrics import ProducerMetrics
 from tallystick.client.producer.producer_batch import CompressedBatch, InFlightBatch, SealedBatch
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import Codec, compress
 

@@ -19,7 +19,7 @@ from tallystick.client.producer.producer_batch import InFlightBatch
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.produce import PartitionProduceResponse, ProduceResponse
+from tallystick.protocol.messages.data.produce import PartitionProduceResponse, ProduceResponse
 
 _SEQUENCE_ERRORS: Final = frozenset(
     {

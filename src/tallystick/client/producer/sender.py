@@ -39,7 +39,7 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.produce import ProduceResponse
+from tallystick.protocol.messages.data.produce import ProduceResponse
 from tallystick.protocol.records import HEADER_SIZE
 
 _NEVER_MS: Final = 1 << 62

@@ -22,7 +22,7 @@ from tallystick.client.transactions.request_sender import TxnRequestSender
 from tallystick.client.transactions.requests import INIT_EPOCH_BUMP_VERSION
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch
 from tallystick.kernel.value import Value, replace
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
 
 _log = logging.getLogger("tallystick.client")
 

@@ -21,15 +21,15 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
-from tallystick.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnResponse
-from tallystick.protocol.messages.describe_transactions import (
+from tallystick.protocol.messages.txn.add_offsets_to_txn import AddOffsetsToTxnResponse
+from tallystick.protocol.messages.txn.add_partitions_to_txn import AddPartitionsToTxnResponse
+from tallystick.protocol.messages.txn.describe_transactions import (
     DescribeTransactionsRequest,
     DescribeTransactionsResponse,
 )
-from tallystick.protocol.messages.end_txn import EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from tallystick.protocol.messages.txn_offset_commit import TxnOffsetCommitResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn.txn_offset_commit import TxnOffsetCommitResponse
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -14,16 +14,16 @@ from tallystick.client.transactions.modes import TxnDecision, TxnDescription
 from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerEpoch, ProducerId, ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from tallystick.protocol.messages.add_partitions_to_txn import (
+from tallystick.protocol.messages.txn.add_offsets_to_txn import AddOffsetsToTxnRequest
+from tallystick.protocol.messages.txn.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
     AddPartitionsToTxnTopic,
 )
-from tallystick.protocol.messages.describe_transactions import DescribeTransactionsResponse
-from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from tallystick.protocol.messages.init_producer_id import InitProducerIdResponse
-from tallystick.protocol.messages.txn_offset_commit import (
+from tallystick.protocol.messages.txn.describe_transactions import DescribeTransactionsResponse
+from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdResponse
+from tallystick.protocol.messages.txn.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,

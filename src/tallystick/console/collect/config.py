@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from tallystick.admin.transactions import DEFAULT_LIMIT_MS
+from tallystick.admin.txn.transactions import DEFAULT_LIMIT_MS
 from tallystick.client.config import AdminConfig
 from tallystick.console.collect.pacing import Pace
 from tallystick.console.collect.store_reader import StoreAddress

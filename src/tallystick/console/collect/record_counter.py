@@ -15,7 +15,7 @@ from tallystick.console.collect.lag_counts import (
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import MIB
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tallystick.protocol.records import Buffer, RecordsError
 from tallystick.spark.decisions.topic_reader import FETCH_BY_NAME_VERSION
 

@@ -9,8 +9,8 @@ from tallystick.console.state import ConsoleState
 from tallystick.console.views.page import PageInfo, describe_page
 from tallystick.console.views.texts import format_identity
 from tallystick.console.views.transactions import build_key
-from tallystick.dualwrite.lease_rules import LeaseRow, LeaseState
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.lease_rules import LeaseRow, LeaseState
 from tallystick.kernel.value import Value
 
 ROWS_MAX: Final = 500

@@ -10,7 +10,7 @@ from typing import Final
 
 from tallystick.console.joint import JointTransaction
 from tallystick.console.judge import SparkRole, Stage
-from tallystick.dualwrite.recovery import Verdict
+from tallystick.dualwrite.rules.recovery import Verdict
 from tallystick.kernel.value import Value
 
 LANE_HEIGHT: Final = 44

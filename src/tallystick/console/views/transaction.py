@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tallystick.admin.hanging import HangingCase
 from tallystick.admin.model import TransactionDescription
+from tallystick.admin.txn.hanging import HangingCase
 from tallystick.console import commands
 from tallystick.console.judge import SparkHalf, Stage, StoreHalf
 from tallystick.console.snapshot import PartitionOffsets, Snapshot

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 
 from tallystick.client import jitter
 from tallystick.dualwrite.errors import Halted, Torn, WriteInDoubt
-from tallystick.dualwrite.idempotency import (
+from tallystick.dualwrite.rules.idempotency import (
     IdempotencyKey,
     KeyFound,
     KeyOfCall,
@@ -25,7 +25,7 @@ from tallystick.dualwrite.idempotency import (
     encode_result,
     get_default_scope,
 )
-from tallystick.dualwrite.retry_rules import (
+from tallystick.dualwrite.rules.retry_rules import (
     KEY_CONFLICTS_MAX,
     NextStep,
     Retry,

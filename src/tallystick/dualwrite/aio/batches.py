@@ -36,13 +36,6 @@ from tallystick.dualwrite.batch_rules import (
     wait_for_future_async,
     wait_notified_async,
 )
-from tallystick.dualwrite.batching import (
-    Batch,
-    Batching,
-    BatchPhase,
-    BatchScheduler,
-    SavepointPolicy,
-)
 from tallystick.dualwrite.errors import (
     Halted,
     NoFreeId,
@@ -51,6 +44,13 @@ from tallystick.dualwrite.errors import (
     Outcome,
     Torn,
     WriteInDoubt,
+)
+from tallystick.dualwrite.rules.batching import (
+    Batch,
+    Batching,
+    BatchPhase,
+    BatchScheduler,
+    SavepointPolicy,
 )
 from tallystick.dualwrite.stores.base import AsyncStoreTransaction
 from tallystick.dualwrite.stores.refusals import is_conflict

@@ -11,7 +11,7 @@ from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import NotVisible
 from tallystick.dualwrite.recipes import AsyncStepRunner
-from tallystick.dualwrite.recovery import ClusterHalf, to_txn_state
+from tallystick.dualwrite.rules.recovery import ClusterHalf, to_txn_state
 from tallystick.kernel.clock import Clock
 
 _log = logging.getLogger("tallystick.dualwrite")

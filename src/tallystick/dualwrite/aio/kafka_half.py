@@ -14,9 +14,9 @@ from tallystick.client.aio.producer import PendingCommit, Producer
 from tallystick.client.errors import DecisionExpired
 from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.branch import ClusterBranch
-from tallystick.dualwrite.conclusions import describe_error
 from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.recipes import AsyncStepRunner
+from tallystick.dualwrite.rules.conclusions import describe_error
 
 
 class AsyncKafkaHalf:

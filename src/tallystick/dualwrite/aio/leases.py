@@ -18,10 +18,17 @@ from tallystick.client.errors import NotSupported
 from tallystick.dualwrite.aio.leased_store import AsyncLeasedStore
 from tallystick.dualwrite.aio.writer import DualWriter
 from tallystick.dualwrite.batch_rules import start_driver_async
-from tallystick.dualwrite.conclusions import describe_error
 from tallystick.dualwrite.errors import DatabaseBehind, Halted, LeaseLost, NotRecovered, Torn
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.lease_rules import (
+from tallystick.dualwrite.pool_rules import (
+    describe_process,
+    join_within_async,
+    log_contradiction,
+    wait_event_async,
+)
+from tallystick.dualwrite.recipes import AsyncStepRunner
+from tallystick.dualwrite.rules.conclusions import describe_error
+from tallystick.dualwrite.rules.lease_rules import (
     GivingBack,
     Lease,
     LeaseRow,
@@ -34,14 +41,7 @@ from tallystick.dualwrite.lease_rules import (
     judge_giving_back,
     judge_lending,
 )
-from tallystick.dualwrite.pool_rules import (
-    describe_process,
-    join_within_async,
-    log_contradiction,
-    wait_event_async,
-)
-from tallystick.dualwrite.recipes import AsyncStepRunner
-from tallystick.dualwrite.recovery import RecoveredId
+from tallystick.dualwrite.rules.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import AsyncLeaseStore, AsyncStore, AsyncStoreTransaction
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import replace

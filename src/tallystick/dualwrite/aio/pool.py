@@ -12,11 +12,8 @@ from tallystick.dualwrite.aio.batches import AsyncBatchRunner
 from tallystick.dualwrite.aio.leases import AsyncLeaseKeeper
 from tallystick.dualwrite.aio.unit import UnitTransaction
 from tallystick.dualwrite.aio.writer import DualWriter, Transaction
-from tallystick.dualwrite.batching import DEFAULT_BATCHING, Batching
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn, WriteInDoubt
 from tallystick.dualwrite.forks import OwningProcess
-from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule
-from tallystick.dualwrite.lease_rules import Lease
 from tallystick.dualwrite.pool_rules import (
     WAIT_S,
     combine_errors,
@@ -29,8 +26,11 @@ from tallystick.dualwrite.pool_rules import (
     take_free_async,
 )
 from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback, Wait
-from tallystick.dualwrite.recovery import RecoveredId, Report
-from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry
+from tallystick.dualwrite.rules.batching import DEFAULT_BATCHING, Batching
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule
+from tallystick.dualwrite.rules.lease_rules import Lease
+from tallystick.dualwrite.rules.recovery import RecoveredId, Report
+from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
 D = TypeVar("D", bound=AsyncStoreTransaction)

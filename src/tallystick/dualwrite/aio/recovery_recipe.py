@@ -13,7 +13,6 @@ from typing import Final, Generic, TypeVar
 from tallystick.client.aio.producer import Producer
 from tallystick.client.errors import ClientError, DecisionExpired
 from tallystick.client.transactions.modes import Mode, TxnDescription
-from tallystick.dualwrite import conclusions
 from tallystick.dualwrite.aio.cluster_views import AsyncClusterViews
 from tallystick.dualwrite.aio.store_client import AsyncStoreClient
 from tallystick.dualwrite.block_outcome import BlockOutcome
@@ -21,7 +20,8 @@ from tallystick.dualwrite.branch import ClusterBranch
 from tallystick.dualwrite.errors import DatabaseBehind, Halted, Torn
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.recipes import AsyncStepRunner
-from tallystick.dualwrite.recovery import (
+from tallystick.dualwrite.rules import conclusions
+from tallystick.dualwrite.rules.recovery import (
     VERDICTS,
     ClusterHalf,
     Finding,

@@ -26,7 +26,6 @@ from tallystick.dualwrite.aio.recovery_recipe import AsyncRecovery
 from tallystick.dualwrite.aio.store_client import AsyncStoreClient
 from tallystick.dualwrite.block_outcome import BlockOutcome
 from tallystick.dualwrite.branch import ClusterBranch
-from tallystick.dualwrite.conclusions import describe_error, may_be_fenced
 from tallystick.dualwrite.errors import (
     DualWriteError,
     NotCommitted,
@@ -39,7 +38,8 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.forks import leak_reference
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recipes import AsyncStepRunner, Wait, check_wait
-from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.rules.conclusions import describe_error, may_be_fenced
+from tallystick.dualwrite.rules.recovery import Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.writer_life import WriterLife, WriterState
 from tallystick.kernel.clock import Clock

@@ -14,11 +14,11 @@ from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.aio.attempts import AsyncAttempts, decorate_work
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories
 from tallystick.dualwrite.errors import Torn, WriteInDoubt
-from tallystick.dualwrite.idempotency import IdempotencyKey, KeyRule, check_keys_supported
 from tallystick.dualwrite.offsets import OffsetsOfBlock
 from tallystick.dualwrite.recipes import AsyncStepRunner, StepCallback, Wait
-from tallystick.dualwrite.recovery import Report
-from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry, to_retry
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule, check_keys_supported
+from tallystick.dualwrite.rules.recovery import Report
+from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry, to_retry
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.transaction import (
     DatabaseHalf,

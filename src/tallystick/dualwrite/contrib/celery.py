@@ -36,10 +36,10 @@ from billiard import current_process
 from celery import Task, current_app
 from celery.signals import worker_process_init, worker_process_shutdown, worker_ready, worker_shutdown
 
-from tallystick.dualwrite.idempotency import IdempotencyKey
-from tallystick.dualwrite.pool import WriterPool
-from tallystick.dualwrite.retry_rules import DEFAULT_RETRY, Retry, is_outage
-from tallystick.dualwrite.writer import DualWriter, Transaction
+from tallystick.dualwrite.blocking.pool import WriterPool
+from tallystick.dualwrite.blocking.writer import DualWriter, Transaction
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry, is_outage
 from tallystick.kernel.errors import InDoubt
 
 _log = logging.getLogger("tallystick.dualwrite")

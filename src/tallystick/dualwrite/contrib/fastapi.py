@@ -39,12 +39,13 @@ from fastapi import Depends, FastAPI, Header, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
-from tallystick.dualwrite import aio, attempts
+from tallystick.dualwrite import aio
 from tallystick.dualwrite.aio import attempts as aio_attempts
+from tallystick.dualwrite.blocking import attempts
+from tallystick.dualwrite.blocking.pool import WriterPool
+from tallystick.dualwrite.blocking.writer import Transaction
 from tallystick.dualwrite.errors import NoFreeId, Outcome, WriteInDoubt
-from tallystick.dualwrite.idempotency import KEY_BYTES_MAX
-from tallystick.dualwrite.pool import WriterPool
-from tallystick.dualwrite.writer import Transaction
+from tallystick.dualwrite.rules.idempotency import KEY_BYTES_MAX
 from tallystick.kernel.errors import InDoubt
 
 _log = logging.getLogger("tallystick.dualwrite")

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from tallystick.dualwrite.errors import BadRow, DatabaseBehind, Fenced
-from tallystick.dualwrite.idempotency import IdempotencyKey
-from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import Value
 

@@ -26,9 +26,9 @@ from django.db import DatabaseError, IntegrityError, ProgrammingError, connectio
 from django.db import OperationalError as DjangoOperationalError
 
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
-from tallystick.dualwrite.idempotency import IdempotencyKey
-from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import KEYS_TABLE, LEASE_TABLE, TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.stores import django_leases
 from tallystick.dualwrite.stores.base import check_key_row, check_record
 from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL

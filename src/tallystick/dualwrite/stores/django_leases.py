@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tallystick.dualwrite.errors import LeaseLost
-from tallystick.dualwrite.lease_rules import LeaseList, LeaseRow, LeaseTaking
 from tallystick.dualwrite.model import LEASE_TABLE
+from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseRow, LeaseTaking
 from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
 
 LEASE_COLUMNS: Final = {

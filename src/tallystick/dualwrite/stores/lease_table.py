@@ -23,8 +23,8 @@ from sqlalchemy import (
 from sqlalchemy.sql import ColumnElement
 
 from tallystick.dualwrite.errors import LeaseLost
-from tallystick.dualwrite.lease_rules import LeaseList, LeaseRow, LeaseTaking
 from tallystick.dualwrite.model import LEASE_TABLE
+from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseRow, LeaseTaking
 from tallystick.dualwrite.stores.database_clock import NOW_MS_SQL
 from tallystick.dualwrite.stores.sql_table import DualWriteTables, ExactText, create_table
 

@@ -19,9 +19,9 @@ from tallystick.dualwrite.errors import (
     NotCommitted,
     NotYours,
 )
-from tallystick.dualwrite.idempotency import IdempotencyKey
-from tallystick.dualwrite.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.model import StoredState, from_columns
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey
+from tallystick.dualwrite.rules.lease_rules import LeaseList, LeaseTaking
 from tallystick.dualwrite.stores import lease_table, sql_one_message, sql_table
 from tallystick.dualwrite.stores.base import OffsetAdvance, check_key_row
 from tallystick.dualwrite.stores.commit_message import CommitMessage

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from tallystick.admin.admin_call import gather_answers
 from tallystick.admin.model import TransactionDescription
-from tallystick.admin.transactions import TransactionAdmin
+from tallystick.admin.txn.transactions import TransactionAdmin
 from tallystick.client.errors import BrokerRefused, ClientError, Fenced, IdExpired, build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.client.transactions.modes import MODE_REFUSALS, Mode, TxnDecision
@@ -13,7 +13,7 @@ from tallystick.client.transactions.state import DueEndTxn
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import ProducerIdAndEpoch
 from tallystick.kernel.value import replace
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
+from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest
 from tallystick.spark.options.sink_options import TRANSACTION_TIMEOUT_MS, SinkOptions
 from tallystick.spark.protocol.committable import Participant
 from tallystick.spark.protocol.transactional_ids import format_coordinator_id

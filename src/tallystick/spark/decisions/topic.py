@@ -37,7 +37,7 @@ from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, InDoubt, Remedy
 from tallystick.kernel.ids import EPOCH_BUMP_VERSION, ProducerIdAndEpoch, TopicPartition
-from tallystick.protocol.messages.produce import (
+from tallystick.protocol.messages.data.produce import (
     PartitionProduceData,
     ProduceRequest,
     ProduceResponse,

@@ -10,7 +10,7 @@ from tallystick.client.errors import build_broker_error
 from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
-from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from tallystick.protocol.messages.data.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from tallystick.spark.protocol.decision_fold import DecisionLogFold
 
 F = TypeVar("F", bound=DecisionLogFold)

@@ -27,9 +27,9 @@ from tallystick.storage.compaction.rules import (
     group_segments,
 )
 from tallystick.storage.fs import FileSystem
-from tallystick.storage.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex
 from tallystick.storage.retention import SegmentInfo
-from tallystick.storage.segment_scan import (
+from tallystick.storage.segments.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex
+from tallystick.storage.segments.segment_scan import (
     CLEANED_SUFFIX,
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -39,7 +39,7 @@ from tallystick.storage.segment_scan import (
     SegmentScanner,
     make_file_name,
 )
-from tallystick.storage.transaction_index import AbortedTxn, decode_aborted, encode_aborted
+from tallystick.storage.segments.transaction_index import AbortedTxn, decode_aborted, encode_aborted
 
 _WRITE_BYTES: Final = 1 << 20
 

@@ -37,7 +37,7 @@ from tallystick.protocol.records import (
     read_marker,
 )
 from tallystick.storage.retention import SegmentInfo
-from tallystick.storage.transaction_index import AbortedTxn
+from tallystick.storage.segments.transaction_index import AbortedTxn
 
 DIGEST_SIZE: Final = 16
 # An entry is a digest and an int64 offset.

@@ -24,8 +24,8 @@ from tallystick.kernel.value import Value
 from tallystick.storage.compaction.cleaner import CleanedGroup, remove_files
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.log import Log
-from tallystick.storage.log_segment import ClosedSegment
-from tallystick.storage.segment_scan import (
+from tallystick.storage.segments.log_segment import ClosedSegment
+from tallystick.storage.segments.segment_scan import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
     SEGMENT_SUFFIXES,

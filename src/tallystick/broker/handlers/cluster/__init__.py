@@ -1,0 +1,1 @@
+"""Handlers of brokers, coordinators, features, settings and quotas."""

@@ -1,0 +1,1 @@
+"""Handlers of records and their offsets: Produce, Fetch, and what trims or finds records."""

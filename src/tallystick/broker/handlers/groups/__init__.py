@@ -1,0 +1,1 @@
+"""Handlers of consumer groups: membership and offsets."""

@@ -1,0 +1,1 @@
+"""Handlers of topics, their partitions and replicas."""

@@ -1,0 +1,238 @@
+"""`tallystick transactions resolve`: looks up decisions, and completes their transactions in Kafka.
+
+Decisions of writers are in their database (`--store`). Those of a Spark query (`--prefix`) are in Kafka, or
+in the database of its tables (`--prefix` and `--store`).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+
+import typer
+
+from tallystick import spark
+from tallystick.cli.cluster_command import ClusterTarget, confirm, select_role_settings
+from tallystick.cli.exits import ExitCode, print_error
+from tallystick.cli.settings import ModeOption, add_modes
+from tallystick.cli.tables import Row
+from tallystick.dualwrite.errors import BadStore
+from tallystick.dualwrite.resolve import (
+    ExpiredIds,
+    ResolvedId,
+    describe_error,
+    find_expired_ids,
+    resolve,
+    resolve_expired,
+)
+from tallystick.dualwrite.rules.recovery import Verdict
+from tallystick.dualwrite.stores.base import LeaseStore, Store
+from tallystick.dualwrite.stores.by_url import OTHER_KINDS, open_store
+from tallystick.kernel.settings import BadConfig
+
+if TYPE_CHECKING:
+    from tallystick.spark.sink.recovery import PrefixStatus
+
+_COLUMNS: Final = ("TransactionalId", "Database", "InDoubt", "Finding", "Verdict", "Result")
+_QUERY_COLUMNS: Final = ("TransactionalId", "Found", "Result", "Offsets")
+_PER_ID_SETTINGS: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})
+_UNRESOLVED: Final = frozenset(
+    {Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.LACK, Verdict.HALT}
+)
+
+
+def resolve_command(
+    context: typer.Context,
+    *,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="The database that decides: SQLAlchemy's URL, rocksdb:///FOLDER or zookeeper://HOSTS/ROOT.",
+        ),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            "--prefix", help="A Spark query's transactional.id.prefix; with --store if it writes tables."
+        ),
+    ] = None,
+    retire: Annotated[
+        bool, typer.Option("--retire", help="With --prefix: forget the query, accept what is lost.")
+    ] = False,
+    transactional_id: Annotated[
+        list[str] | None,
+        typer.Option("--transactional-id", "--transactionalId", help="Only this one; repeatable."),
+    ] = None,
+    only_expired: Annotated[
+        bool,
+        typer.Option("--only-expired", help="Only ids whose lease has expired; no live writer is fenced."),
+    ] = False,
+    mode: ModeOption = None,
+    schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
+    allowed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-unsafe-durability",
+            metavar="SETTING",
+            help="A setting of the database that is known to lose nothing there, as fsync; repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Finish what the writers of a database, or a Spark query, left open; live ones are fenced."""
+    at: ClusterTarget = context.obj
+    config = add_modes(select_role_settings("producer", at.config), mode or (), prepares=True)
+    if prefix is not None:
+        if transactional_id or schema or allowed or only_expired:
+            raise BadConfig(
+                "--prefix: cannot be combined with --transactional-id, --only-expired, --schema or "
+                "--allow-unsafe-durability"
+            )
+        if not dry_run:
+            confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
+        raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
+    if store is None or retire:
+        raise BadConfig("give either --store URL or --prefix PREFIX; --retire needs --prefix")
+    with _open_store(store, schema, allowed or ()) as opened:
+        finish = _resolve_expired if only_expired else _resolve_all
+        results = finish(opened, config, transactional_id or (), dry_run=dry_run, yes=yes)
+    at.print_rows(_COLUMNS, [_format_row(each) for each in results])
+    raise typer.Exit(_choose_exit_code(results, dry_run=dry_run))
+
+
+@contextmanager
+def _open_store(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
+    """Open the store of `--store`; its errors name the option."""
+    if (schema is not None or allowed) and url.partition(":")[0] in OTHER_KINDS:
+        raise BadConfig("--schema, --allow-unsafe-durability: for SQL databases alone")
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(open_store(url, schema, allowed))
+        except (BadConfig, BadStore) as exc:
+            raise type(exc)(f"--store: {exc}") from exc
+        yield opened
+
+
+def _resolve_all(
+    store: Store[Any], config: Mapping[str, object], ids: Sequence[str], *, dry_run: bool, yes: bool
+) -> list[ResolvedId]:
+    ids = ids or _list_ids(store)
+    if not dry_run and ids:
+        confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
+    return list(resolve(store, config, ids, dry_run=dry_run))
+
+
+def _resolve_expired(
+    store: Store[Any], config: Mapping[str, object], ids: Sequence[str], *, dry_run: bool, yes: bool
+) -> list[ResolvedId]:
+    leases = _as_leases(store)
+    expired = _find_expired_ids(leases, ids)
+    if not dry_run and expired.leases:
+        confirm(f"Finish {', '.join(expired.ids)}, whose leases have expired?", yes=yes)
+    return list(resolve_expired(leases, config, expired.leases, dry_run=dry_run))
+
+
+def _list_ids(store: Store[Any]) -> list[str]:
+    try:
+        return list(store.transactional_ids())
+    except Exception as exc:  # of the database's driver, with no common class
+        raise typer.Exit(print_error(f"--store: {describe_error(exc)}", ExitCode.FAILED)) from exc
+
+
+def _as_leases(store: Store[Any]) -> LeaseStore[Any]:
+    """Return the store. Raises: BadConfig if it keeps no leases."""
+    if not hasattr(store, "read_leases"):
+        raise BadConfig(f"--only-expired: {type(store).__name__} keeps no leases; name the ids instead")
+    return cast(LeaseStore[Any], store)
+
+
+def _find_expired_ids(store: LeaseStore[Any], ids: Sequence[str]) -> ExpiredIds:
+    """Find the ids, and print how many others are left alone."""
+    try:
+        expired = find_expired_ids(store, ids)
+    except Exception as exc:  # of the database's driver, with no common class
+        raise typer.Exit(print_error(f"--store: {describe_error(exc)}", ExitCode.FAILED)) from exc
+    typer.echo(
+        f"Expired: {len(expired.leases)}. Left alone: {expired.held_count} held or given back, "
+        f"{expired.unleased_count} without a lease.",
+        err=True,
+    )
+    return expired
+
+
+def _resolve_query(
+    at: ClusterTarget,
+    config: Mapping[str, object],
+    prefix: str,
+    store: str | None,
+    *,
+    retire: bool,
+    dry_run: bool,
+) -> ExitCode:
+    # The modes decide which ids use two-phase commit.
+    client = {name: str(value) for name, value in config.items() if name not in _PER_ID_SETTINGS}
+    status: PrefixStatus = _load_query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
+    decision = status.decision
+    first = {
+        "TransactionalId": prefix,
+        "Found": "no decision" if decision is None else f"decided: {decision}",
+        "Result": "forgotten" if retire and decision is not None and not dry_run else "",
+        "Offsets": "" if decision is None else decision.offsets or "",
+    }
+    lost_ids = set(status.lost_ids)
+    decided = [
+        _format_query_row(name, fate.value, "lost" if name in lost_ids else "committed", dry_run=dry_run)
+        for name, fate in status.outcomes.items()
+    ]
+    others = [
+        _format_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in status.undecided_ids
+    ]
+    at.print_rows(_QUERY_COLUMNS, [first, *decided, *others])
+    return ExitCode.HANGING if dry_run and (decided or others) else ExitCode.DONE
+
+
+def _load_query_resolver(store: str | None) -> "Callable[..., PrefixStatus]":
+    """Return the function that finds the query's decisions, in Kafka or in a database."""
+    if store is None:
+        return spark.resolve
+    return partial(spark.resolve_rows, database=store)
+
+
+def _format_query_row(name: str, finding: str, result: str, *, dry_run: bool) -> Row:
+    return {"TransactionalId": name, "Found": finding, "Result": "" if dry_run else result, "Offsets": ""}
+
+
+def _format_row(each: ResolvedId) -> Row:
+    recovered = each.recovered
+    if recovered is None:
+        return {
+            "TransactionalId": each.transactional_id,
+            "Database": "",
+            "InDoubt": "",
+            "Finding": "",
+            "Verdict": "HALT" if each.is_contradiction else "",
+            "Result": each.failure,
+        }
+    return {
+        "TransactionalId": each.transactional_id,
+        "Database": str(recovered.state),
+        "InDoubt": str(recovered.in_doubt),
+        "Finding": recovered.finding.name,
+        "Verdict": "" if recovered.verdict is None else recovered.verdict.name,
+        "Result": recovered.action,
+    }
+
+
+def _choose_exit_code(results: Sequence[ResolvedId], *, dry_run: bool) -> ExitCode:
+    for each in results:
+        if each.failure:
+            print_error(f"{each.transactional_id}: {each.failure}", ExitCode.FAILED)
+    if any(each.is_contradiction for each in results):
+        return ExitCode.HANGING
+    if any(each.failure for each in results):
+        return ExitCode.FAILED
+    unresolved = any(each.recovered is not None and each.recovered.verdict in _UNRESOLVED for each in results)
+    return ExitCode.HANGING if dry_run and unresolved else ExitCode.DONE

@@ -1,0 +1,124 @@
+# Generated from dualwrite/aio/kafka_half.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""Kafka's half of what the database has decided: commit it, or start that and hear of it later.
+
+The database's commit decides both halves [DW-7], so that a writer may return from its block before Kafka has
+answered. What is started here and not answered is *pending*: the next transaction of the writer, its
+recovery, its close and `wait_committed` wait for it [DW-17]. The answer is never dropped: a success is noted
+as the end of both halves, a failure is raised where it is waited for. Where no wait comes, the client has
+logged it, and the row in the database tells the next recovery of it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from tallystick.client.blocking.producer import PendingCommit, Producer
+from tallystick.client.errors import DecisionExpired
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.errors import Outcome, Torn, WriteInDoubt
+from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.rules.conclusions import describe_error
+
+
+class KafkaHalf:
+    """Commits the transactions of all clusters of a writer, once the database has committed."""
+
+    def __init__(self, branches: Sequence[ClusterBranch[Producer]], steps: StepRunner, ids_text: str) -> None:
+        self._branches = branches
+        self._steps = steps
+        self._ids_text = ids_text
+        self._pending: list[tuple[ClusterBranch[Producer], PendingCommit]] = []
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a commit was started whose answer was not waited for."""
+        return bool(self._pending)
+
+    def commit(self) -> None:
+        """Commit in every cluster, even if one of them fails.
+
+        Raises: Torn; WriteInDoubt, whose outcome is COMMITTED.
+        """
+        self._finish_all(self._branches, self._commit)
+
+    def start(self) -> None:
+        """Start to commit in every cluster, even if one of them fails. Raises: WriteInDoubt."""
+        self._finish_all(self._branches, self._start)
+
+    def wait(self) -> None:
+        """Wait for what was started. An interrupted wait can be repeated.
+
+        Raises: as `commit`, once; recovery finishes what failed.
+        """
+        self._finish_all([branch for branch, _ in self._pending], self._wait_for)
+
+    def _finish_all(
+        self,
+        branches: Sequence[ClusterBranch[Producer]],
+        finish: Callable[[ClusterBranch[Producer]], None],
+    ) -> None:
+        torn: list[DecisionExpired] = []
+        doubts: list[Exception] = []
+        states = {branch.id: branch.require_row().state for branch in branches}
+        for branch in branches:
+            try:
+                finish(branch)
+            except DecisionExpired as exc:
+                torn.append(exc)
+            except Exception as exc:  # from the client, or from a signal handler
+                if any(at is branch for at, _ in self._pending):  # the wait alone has ended
+                    raise
+                doubts.append(exc)
+        self._raise_failure(torn, doubts, states)
+
+    def _raise_failure(
+        self,
+        torn: Sequence[DecisionExpired],
+        doubts: Sequence[Exception],
+        states: Mapping[str, PreparedTxnState],
+    ) -> None:
+        if torn:
+            raise Torn("; ".join(map(str, torn))) from torn[0]
+        if doubts:
+            text = "the database has committed, and Kafka's half is to be finished by recover(): "
+            doubt = WriteInDoubt(
+                f"{self._ids_text}: {text}" + "; ".join(map(describe_error, doubts)),
+                {each: state for each, state in states.items() if state},
+            )
+            doubt.set_outcome(Outcome.COMMITTED)
+            raise doubt from doubts[0]
+
+    def _commit(self, branch: ClusterBranch[Producer]) -> None:
+        with self._noting_interrupts():
+            self._steps.run("commit", branch.id, branch.producer.commit_transaction)
+            branch.mark_finished()
+
+    def _start(self, branch: ClusterBranch[Producer]) -> None:
+        with self._noting_interrupts():
+            pending = self._steps.run("start commit", branch.id, branch.producer.start_commit)
+            self._pending.append((branch, pending))
+
+    @contextmanager
+    def _noting_interrupts(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException as exc:
+            exc.add_note(f"{self._ids_text}: the database has committed: recover() finishes Kafka's half")
+            raise
+
+    def _wait_for(self, branch: ClusterBranch[Producer]) -> None:
+        (pending,) = [each for at, each in self._pending if at is branch]
+        try:
+            self._steps.run("confirm commit", branch.id, pending.wait)
+        except Exception:
+            if pending.is_done:
+                self._forget(pending)
+            raise
+        branch.mark_finished()
+        self._forget(pending)
+
+    def _forget(self, pending: PendingCommit) -> None:
+        self._pending = [each for each in self._pending if each[1] is not pending]

@@ -1,0 +1,411 @@
+# Generated from dualwrite/aio/leases.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""The leases of a pool: which ids it uses, how long it may use them, and the ids of processes that are gone.
+
+A heartbeat renews the leases. What takes longer is upkeep, and runs beside it: taking other ids in place of
+those that were lost, and recovering the ids whose holder has let its lease expire. `lease_rules` decides;
+this module asks the database and keeps the writers.
+
+A lease protects nothing by itself [DW-15]; see `lease_rules`.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
+
+from tallystick.client.errors import NotSupported
+from tallystick.dualwrite.batch_rules import start_driver
+from tallystick.dualwrite.blocking.leased_store import LeasedStore
+from tallystick.dualwrite.blocking.writer import DualWriter
+from tallystick.dualwrite.errors import DatabaseBehind, Halted, LeaseLost, NotRecovered, Torn
+from tallystick.dualwrite.forks import OwningProcess
+from tallystick.dualwrite.pool_rules import (
+    describe_process,
+    join_within,
+    log_contradiction,
+    wait_event,
+)
+from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.rules.conclusions import describe_error
+from tallystick.dualwrite.rules.lease_rules import (
+    GivingBack,
+    Lease,
+    LeaseRow,
+    LeaseTaking,
+    Lending,
+    RecoveryAttempts,
+    choose_leases,
+    find_expired,
+    find_lost,
+    judge_giving_back,
+    judge_lending,
+)
+from tallystick.dualwrite.rules.recovery import RecoveredId
+from tallystick.dualwrite.stores.base import LeaseStore, Store, StoreTransaction
+from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.value import replace
+
+D = TypeVar("D", bound=StoreTransaction)
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+HOLDER_BYTES: Final = 16
+CLOSE_WAIT_S: Final = 5.0
+"""Maximum time that closing waits for a renewal or recovery that is under way."""
+
+
+class LeasedId(Generic[D]):
+    """An id whose lease the pool holds, and its writer."""
+
+    def __init__(self, transactional_id: str, writer: DualWriter[D], usable_until_ms: int) -> None:
+        self.id = transactional_id
+        self.writer = writer
+        self.usable_until_ms = usable_until_ms
+        self.is_recovered = False
+        self.is_lent = False
+        self.is_parked = False  # neither lent nor free: its lease may have expired
+
+
+class LeaseKeeper(Generic[D]):
+    """The leases of one pool. The pool belongs to the process that recovered it; so do they."""
+
+    def __init__(
+        self,
+        store: Store[D],
+        base: str,
+        lease: Lease,
+        *,
+        size: int,
+        create_writer: Callable[[Store[D], str], DualWriter[D]],
+        set_free: Callable[[DualWriter[D]], object],
+        steps: StepRunner,
+        clock: Clock | None = None,
+    ) -> None:
+        """Configure the leases without connecting.
+
+        Args:
+            base: name that all processes of the service share.
+            create_writer: creates the writer of an id.
+            set_free: adds a writer to those that can be lent.
+        Raises: BadConfig; NotSupported by a store that keeps no leases.
+        """
+        lease.check()
+        self._store = _require_leases(store)
+        self._base = base
+        self._lease = lease
+        self._size = size
+        self._create_writer = create_writer
+        self._set_free = set_free
+        self._steps = steps
+        self._clock = clock or SystemClock()
+        self._holder = ""
+        self._held: dict[str, LeasedId[D]] = {}
+        self._recovering_ids: set[str] = set()  # of other holders, taken over in order to recover them
+        self._attempts = RecoveryAttempts(lease.duration_ms)
+        self._lock = threading.Lock()  # around what is looked at and changed without waiting
+        self._fill_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._is_filled = self._is_closed = False
+        self._heartbeat: Any = None
+        self._upkeep: Any = None
+        self._is_upkeep_running = False
+        self._owning_process = OwningProcess()
+
+    # ---- recovery of the pool
+
+    def recover(self, *, accept_torn: bool = False) -> list[RecoveredId]:
+        """Recover the ids that are held, and take and recover others until there are enough.
+
+        An id whose halves contradict each other is left to people, and another one is taken.
+        Raises: as DualWriter.recover; what is held by then is recovered by the next call.
+        """
+        self._owning_process.claim_process(f"{self._base}: this pool")
+        if self._is_closed:
+            raise NotRecovered(f"{self._base}: this pool is closed")
+        self._holder = self._holder or secrets.token_hex(HOLDER_BYTES)
+        if self._heartbeat is None:
+            self._heartbeat = start_driver(f"tallystick-leases-{self._base}", self._beat)
+        ids: list[RecoveredId] = []
+        with self._fill_lock:
+            for leased in list(self._held.values()):
+                ids += self._recover_held(leased, accept_torn=accept_torn)
+            ids += self._fill(accept_torn=accept_torn)
+            self._is_filled = True
+        return ids
+
+    def _fill(self, *, accept_torn: bool = False) -> list[RecoveredId]:
+        """Take and recover ids until there are enough."""
+        ids: list[RecoveredId] = []
+        while (missing_count := self._size - len(self._held)) > 0 and not self._is_closed:
+            leases = self._steps.run("read leases", self._base, self._store.read_leases, self._base)
+            barred_ids = self._select_barred_ids()
+            for row, former in choose_leases(self._base, leases, missing_count, barred_ids):
+                taken_ms = self._clock.monotonic_ms()
+                if self._take(row, former):
+                    leased = self._hold(row.transactional_id, taken_ms)
+                    ids += self._recover_held(leased, accept_torn=accept_torn)
+        return ids
+
+    def _select_barred_ids(self) -> frozenset[str]:
+        tried_ids = self._attempts.barred_ids(self._clock.monotonic_ms())
+        return frozenset({*self._held, *self._recovering_ids, *tried_ids})
+
+    def _take(self, row: LeaseRow, former: LeaseRow | None) -> bool:
+        taken = replace(row, holder=self._holder, holder_info=describe_process())
+        taking = LeaseTaking(row=taken, former=former, duration_ms=self._lease.duration_ms)
+        return self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
+
+    def _hold(self, transactional_id: str, taken_ms: int) -> LeasedId[D]:
+        writer = self._create_writer(LeasedStore(self._store, self._holder), transactional_id)
+        leased = LeasedId(transactional_id, writer, taken_ms + self._lease.duration_ms)
+        with self._lock:
+            self._held[transactional_id] = leased
+        return leased
+
+    def _recover_held(self, leased: LeasedId[D], *, accept_torn: bool) -> list[RecoveredId]:
+        """Recover an id that is held, and let it be lent; nothing if it was given up."""
+        try:
+            report = leased.writer.recover(accept_torn=accept_torn)
+        except (LeaseLost, Torn, DatabaseBehind) as exc:
+            self.note_failure(leased.writer, exc)
+            self._close_writer(leased.writer)
+            return []
+        self._attempts.forget(leased.id)
+        self._set_lendable(leased)
+        return list(report.ids)
+
+    def _set_lendable(self, leased: LeasedId[D]) -> None:
+        """Let an id be lent from now on."""
+        if not leased.is_recovered:
+            leased.is_recovered = True
+            self.take_back(leased.writer)
+
+    # ---- lending
+
+    def lend(self, writer: DualWriter[D]) -> bool:
+        """Return whether a writer, taken from the free ones, may be used; otherwise it was put away."""
+        with self._lock:
+            leased = self._find(writer)
+            lending = judge_lending(
+                None if leased is None else leased.usable_until_ms, self._clock.monotonic_ms()
+            )
+            if leased is not None:
+                leased.is_lent = lending is Lending.LEND
+                leased.is_parked = lending is Lending.PARK
+        if lending is Lending.DROP:
+            self._close_writer(writer)
+        return lending is Lending.LEND
+
+    def take_back(self, writer: DualWriter[D]) -> None:
+        """Take back a writer that was lent."""
+        with self._lock:
+            leased = self._find(writer)
+            if leased is not None:
+                leased.is_lent = False
+                self._set_free(writer)
+        if leased is None:
+            self._close_writer(writer)
+
+    def note_failure(self, writer: DualWriter[D], exc: Exception) -> None:
+        """Give up an id that could not be recovered if another one serves better."""
+        with self._lock:
+            leased = self._find(writer)
+        if leased is None:
+            return
+        if isinstance(exc, LeaseLost):
+            self._give_up(leased.id, str(exc))
+        elif isinstance(exc, Torn | Halted):
+            self._note_unrecovered(leased.id, exc)
+            self._give_up(leased.id, "its halves contradict each other")
+
+    def _find(self, writer: DualWriter[D]) -> LeasedId[D] | None:
+        return next((each for each in self._held.values() if each.writer is writer), None)
+
+    def _give_up(self, transactional_id: str, reason: str) -> LeasedId[D] | None:
+        """Use an id no more, and return it if it was held. Its lease is left to expire."""
+        with self._lock:
+            leased = self._held.pop(transactional_id, None)
+        if leased is not None:
+            _log.warning(
+                "the pool %r gives up %r and takes another id: %s", self._base, transactional_id, reason
+            )
+            self._wake.set()
+        return leased
+
+    def _note_unrecovered(self, transactional_id: str, exc: Exception) -> None:
+        is_contradiction = isinstance(exc, Torn | Halted)
+        now_ms = self._clock.monotonic_ms()
+        self._attempts.note_failure(transactional_id, now_ms, is_contradiction=is_contradiction)
+        if is_contradiction:
+            log_contradiction(transactional_id, exc)
+        else:
+            _log.warning(
+                "%r, whose lease has expired, could not be recovered: %s; it is tried again later",
+                transactional_id,
+                describe_error(exc),
+            )
+
+    # ---- the heartbeat
+
+    def _beat(self) -> None:
+        """Renew the leases until the pool is closed, and start the upkeep."""
+        is_failed = False
+        while True:
+            wait_event(self._wake, self._lease.delay_ms(failed=is_failed) / 1000)
+            self._wake.clear()
+            if self._is_closed or self._owning_process.is_forked_child:
+                break
+            is_failed = not self.renew()
+            if not self._is_upkeep_running:
+                # Not told by `_upkeep`: a thread may have ended before it is assigned here.
+                self._is_upkeep_running = True
+                self._upkeep = start_driver(f"tallystick-upkeep-{self._base}", self._run_upkeep)
+        self._release_thread()
+
+    def renew(self) -> bool:
+        """Renew the leases; return False if the database was not reached."""
+        with self._lock:
+            ids = [*self._held, *self._recovering_ids]
+        sent_ms = self._clock.monotonic_ms()
+        try:
+            renewed_ids = self._steps.run(
+                "renew leases",
+                self._base,
+                self._store.renew_leases,
+                ids,
+                self._holder,
+                self._lease.duration_ms,
+            )
+        except Exception as exc:  # of the database's driver
+            _log.warning("the leases of %r were not renewed: %s", self._base, describe_error(exc))
+            return False
+        for each in find_lost(ids, renewed_ids):
+            lost = self._give_up(each, "its lease has expired, and another process has taken it over")
+            if lost is not None and not lost.is_lent:
+                self._close_writer(lost.writer)
+        with self._lock:
+            for leased in [self._held[each] for each in ids if each in self._held]:
+                leased.usable_until_ms = sent_ms + self._lease.duration_ms
+                if leased.is_parked:
+                    leased.is_parked = False
+                    self._set_free(leased.writer)
+        return True
+
+    # ---- upkeep, beside the heartbeat
+
+    def _run_upkeep(self) -> None:
+        try:
+            self.keep_up()
+        except Exception as exc:  # the next heartbeat starts it again
+            _log.warning("the leases of %r: %s", self._base, describe_error(exc))
+        finally:
+            try:
+                if self._is_closed:
+                    self._close_held()
+                self._release_thread()
+            finally:
+                self._is_upkeep_running = False
+
+    def keep_up(self) -> None:
+        """Take ids in place of those that were given up, and recover those whose holder is gone."""
+        if not self._is_filled:
+            return
+        with self._fill_lock:
+            try:
+                self._fill()
+            finally:  # its borrower recovers what could not be
+                for leased in list(self._held.values()):
+                    self._set_lendable(leased)
+        leases = self._steps.run("read leases", self._base, self._store.read_leases, self._base)
+        for row in find_expired(leases, self._select_barred_ids()):
+            if self._is_closed:
+                return
+            if self._take(row, row):
+                self._recover_expired(row)
+
+    def _recover_expired(self, row: LeaseRow) -> None:
+        """Recover an id that was taken over and give it back; after a failure let the lease expire."""
+        _log.info(
+            "the lease of %r, held by %s, has expired: it is recovered", row.transactional_id, row.holder_info
+        )
+        with self._lock:
+            self._recovering_ids.add(row.transactional_id)
+        writer = self._create_writer(LeasedStore(self._store, self._holder), row.transactional_id)
+        try:
+            _log.info("recovered for a process that is gone: %s", writer.recover())
+            writer.close()
+            self._release(row.transactional_id)
+            self._attempts.forget(row.transactional_id)
+        except LeaseLost as exc:
+            _log.info("%s", exc)
+        except Exception as exc:  # of the database's driver, too
+            self._note_unrecovered(row.transactional_id, exc)
+        finally:
+            with self._lock:
+                self._recovering_ids.discard(row.transactional_id)
+            writer.close()
+
+    def _release(self, transactional_id: str) -> None:
+        self._steps.run(
+            "release lease", transactional_id, self._store.release_lease, transactional_id, self._holder
+        )
+
+    def _release_thread(self) -> None:
+        """Release what the store keeps for each thread, if it does."""
+        release = getattr(self._store, "release_thread", None)
+        if release is not None:
+            release()
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Close the writers, and give back the ids that are finished. A forked child gives nothing back."""
+        self._is_closed = True
+        if self._owning_process.is_forked_child:
+            for leased in self._held.values():
+                leased.writer.close()
+            return
+        self._wake.set()
+        for driver in (self._heartbeat, self._upkeep):
+            if driver is not None:
+                join_within(driver, CLOSE_WAIT_S)
+        self._heartbeat = None
+        self._close_held()
+
+    def _close_held(self) -> None:
+        while True:
+            with self._lock:
+                leased = self._held.popitem()[1] if self._held else None
+            if leased is None:
+                return
+            self._close_leased(leased)
+
+    def _close_leased(self, leased: LeasedId[D]) -> None:
+        giving_back = judge_giving_back(is_ready=leased.writer.ready, is_busy=leased.is_lent)
+        try:
+            if giving_back is GivingBack.RECOVER:
+                _log.info("recovered before its lease is given back: %s", leased.writer.recover())
+            leased.writer.close()
+            if giving_back is not GivingBack.EXPIRE:
+                self._release(leased.id)
+        except Exception as exc:  # of the database or the cluster: another process recovers the id
+            _log.warning("%r is left until its lease expires: %s", leased.id, describe_error(exc))
+            self._close_writer(leased.writer)
+
+    def _close_writer(self, writer: DualWriter[D]) -> None:
+        try:
+            writer.close()
+        except Exception as exc:  # its id is recovered by the next holder
+            _log.warning("%r did not close: %s", writer, describe_error(exc))
+
+
+def _require_leases(store: Store[D]) -> LeaseStore[D]:
+    """Return the store. Raises: NotSupported if it keeps no leases."""
+    if not hasattr(store, "claim_leased"):
+        name = type(store).__name__
+        raise NotSupported(
+            "lease", f"leases in {name}: give each process a transactional.id of its own, without `lease`"
+        )
+    return store  # type: ignore[return-value]

@@ -1,0 +1,169 @@
+# Generated from dualwrite/aio/recovery_recipe.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""The recipe of recovery: bring both halves of every id of a writer to the same outcome.
+
+Recovery claims before it reads the row, and reads the row before it asks Kafka [DW-5]; then it describes the
+id before it initialises it. A cluster's half is finished only after every halting verdict has been ruled out,
+and only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from
+deciding, that check detects later ones, and a writer that claims after the check initialises the id after us.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Generic, TypeVar
+
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.errors import ClientError, DecisionExpired
+from tallystick.client.transactions.modes import Mode, TxnDescription
+from tallystick.dualwrite.block_outcome import BlockOutcome
+from tallystick.dualwrite.blocking.cluster_views import ClusterViews
+from tallystick.dualwrite.blocking.store_client import StoreClient
+from tallystick.dualwrite.branch import ClusterBranch
+from tallystick.dualwrite.errors import DatabaseBehind, Halted, Torn
+from tallystick.dualwrite.model import NOTHING, StoredState
+from tallystick.dualwrite.recipes import StepRunner
+from tallystick.dualwrite.rules import conclusions
+from tallystick.dualwrite.rules.recovery import (
+    VERDICTS,
+    ClusterHalf,
+    Finding,
+    RecoveredId,
+    Report,
+    Verdict,
+    compare_halves,
+)
+from tallystick.dualwrite.stores.base import StoreTransaction
+from tallystick.kernel.check import require
+from tallystick.kernel.errors import InDoubt
+
+D = TypeVar("D", bound=StoreTransaction)
+
+_log = logging.getLogger("tallystick.dualwrite")
+
+# Errors for halves that differ for good; an operator repairs them and passes accept_torn.
+_CONTRADICTION_ERRORS: Final[
+    Mapping[Finding, Callable[[StoredState, TxnDescription | None], Torn | DatabaseBehind]]
+] = {
+    Finding.FORCED: lambda row, _: conclusions.torn_error(row),
+    Finding.OVERRULED: conclusions.overruled_error,
+    Finding.BEHIND: conclusions.database_behind_error,
+}
+_SETTLED_FIRST: Final = frozenset({Finding.FINISHED, Finding.STALE, *_CONTRADICTION_ERRORS})
+
+
+class Recovery(Generic[D]):
+    """Recovery of a writer's ids, and the producers that it creates and discards."""
+
+    def __init__(
+        self,
+        branches: Sequence[ClusterBranch[Producer]],
+        *,
+        database: StoreClient[D],
+        clusters: ClusterViews,
+        create_producer: Callable[[Mapping[str, object]], Producer],
+        outcome: BlockOutcome,
+        steps: StepRunner,
+    ) -> None:
+        self._branches = branches
+        self._database = database
+        self._clusters = clusters
+        self._create_producer = create_producer
+        self._outcome = outcome
+        self._steps = steps
+
+    def recover(self, *, accept_torn: bool) -> Report:
+        """Claim every id in the database; describe it; halt where that is right; only then change Kafka."""
+        rows_before = {branch.id: branch.row for branch in self._branches}
+        try:
+            return self._recover_known(rows_before, accept_torn=accept_torn)
+        except BaseException:
+            for branch in self._branches:  # the next recovery compares with it too
+                branch.row = rows_before[branch.id] or branch.row
+            raise
+
+    def _recover_known(self, rows_before: Mapping[str, StoredState | None], *, accept_torn: bool) -> Report:
+        # KIP-939 fences the earlier producer in Kafka only. The claim fences it in the database too, so that
+        # no row can come to name the open transaction after it was read.
+        for branch in self._branches:
+            self._database.claim(branch)
+        self._outcome.resolve({branch.id: branch.require_row() for branch in self._branches}, rows_before)
+        halves: list[tuple[ClusterBranch[Producer], ClusterHalf, Finding]] = []
+        for branch in self._branches:
+            half = self._clusters.describe(branch)
+            finding = compare_halves(branch.row_as_finished(), half, rows_before[branch.id])
+            halves.append((branch, half, finding))
+        # One decision counts for all clusters: none is changed while another one contradicts the database.
+        for branch, half, finding in halves:
+            conclusions.raise_if_halted(branch.require_row(), half, finding)
+        ids: list[RecoveredId] = []
+        differ: list[Torn | DatabaseBehind] = []
+        for branch, half, finding in halves:
+            try:
+                ids.append(self._finish_branch(branch, half, finding, accept_torn=accept_torn))
+            except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
+                differ.append(exc)
+        if differ:
+            raise type(differ[0])("; ".join(map(str, differ)))
+        return Report(tuple(ids))
+
+    def look(self) -> Report:
+        """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
+        ids = []
+        for branch in self._branches:
+            row = self._database.read(branch)
+            half = self._clusters.describe(branch)
+            finding = compare_halves(row, half)
+            verdict = VERDICTS[finding, branch.strongest_mode]
+            action = f"would {conclusions.ACTION_PLANNED[verdict]}"
+            ids.append(conclusions.report_line(row, half, finding, verdict, action))
+        return Report(tuple(ids))
+
+    def _finish_branch(
+        self, branch: ClusterBranch[Producer], half: ClusterHalf, finding: Finding, *, accept_torn: bool
+    ) -> RecoveredId:
+        row = branch.require_row()
+        token = branch.row_as_finished().pending
+        if finding in _CONTRADICTION_ERRORS:
+            if not accept_torn:
+                # A writer that claimed the row meanwhile may have committed what seems to be too much.
+                self._database.check_owner(branch)
+                raise _CONTRADICTION_ERRORS[finding](row, half.txn_state)
+            token = NOTHING
+        if finding in _SETTLED_FIRST or not token:
+            self._database.record_settled(branch, settled=True)  # before InitProducerId erases the proof
+        elif finding in (Finding.DECIDED, Finding.UNSEEN):
+            self._database.record_settled(branch, settled=False)
+        producer = self._create_producer(branch.config)
+        branch.set_producer(producer)
+        # KIP-939: keepPreparedTxn=true fences the former producer and leaves its prepared transaction open.
+        self._steps.run("init", branch.id, producer.init_transactions, True)
+        mode = require(producer.mode, "a recovered producer without a mode")
+        self._database.check_owner(branch)
+        verdict = VERDICTS[finding, mode]
+        if verdict is Verdict.HALT:
+            raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
+        if token and producer.in_doubt and producer.in_doubt != token:
+            # Its former writer has finished the named one since the description, and begun another. The abort
+            # would hide that [DW-13].
+            self._database.record_settled(branch, settled=True)
+        try:
+            # KIP-939: completeTransaction commits if `token` names the transaction in doubt, else aborts.
+            completion = self._steps.run("complete", branch.id, producer.complete_transaction, token)
+        except DecisionExpired as exc:
+            raise conclusions.torn_error(row) from exc
+        self._database.record_settled(branch, settled=True)
+        branch.last_finished = branch.require_row().state
+        return conclusions.report_line(row, half, finding, verdict, conclusions.ACTION_DONE[completion])
+
+    def drop_producers(self) -> None:
+        """Close the current producers; transactions prepared or in doubt stay as they are [CLI-62]."""
+        for branch in self._branches:
+            row, producer = branch.row, branch.detach_producer()
+            if producer is None:
+                continue
+            # An abort would hide how `row` ended: recovery notes that first, then ends what is open [DW-13].
+            abort = producer.mode is not Mode.TWO_PHASE or row is None or not row.pending
+            try:
+                self._steps.run("close producer", branch.id, producer.close, abort=abort)
+            except (ClientError, InDoubt) as exc:
+                _log.warning("%s: its former producer did not close: %s", branch.id, exc)

@@ -1,0 +1,93 @@
+# Generated from dualwrite/aio/unit.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""One unit of a batch: rows in a savepoint, and records that are sent when its work has returned."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from tallystick.client.blocking.producer import Column
+from tallystick.dualwrite.blocking.writer import Transaction
+from tallystick.dualwrite.stores.base import StoreTransaction
+from tallystick.dualwrite.transaction import (
+    DatabaseHalf,
+    Savepoint,
+    begin_savepoint,
+    keep_open_if_forked,
+    notify_sent,
+)
+
+D = TypeVar("D", bound=StoreTransaction)
+
+
+class UnitTransaction(DatabaseHalf[D]):
+    """The part of a shared dual write that belongs to one caller.
+
+    Rows through `session` or `connection`, records through `send`; all of them are committed with the batch,
+    or, if the unit raises, none of them are. Records are checked and sent when the unit has returned.
+    """
+
+    def __init__(self, txn: Transaction[D]) -> None:
+        super().__init__(txn.database)
+        self._txn = txn
+        self._queue = Savepoint(txn.send, txn.send_batch)
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        cluster: str | None = None,
+    ) -> None:
+        """Send one record with this unit; see `Producer.send`. `cluster` is required if there are several."""
+        self._notify_sent(cluster)
+        self._queue.send(
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=tuple(headers),
+            cluster=cluster,
+        )
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Column,
+        keys: Column | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """Send many records at once with this unit; see `Producer.send_batch`."""
+        self._notify_sent(cluster)
+        self._queue.send_batch(
+            topic, values, keys, partition=partition, timestamp_ms=timestamp_ms, cluster=cluster
+        )
+
+    @contextmanager
+    def savepoint(self) -> Iterator[Savepoint]:
+        """Open a database savepoint inside the unit; see `Transaction.savepoint`."""
+        part = Savepoint(self._txn.send, self._txn.send_batch)
+        with ExitStack() as stack:
+            stack.enter_context(begin_savepoint(self.database))
+            with keep_open_if_forked(self.owning_process, stack):
+                yield part
+        for send in part.queued_sends:
+            notify_sent(self.database)
+            self._queue.queued_sends.append(send)
+
+    def take_sends(self) -> list[Any]:
+        """Return the queued sends, in order, once the unit has returned."""
+        return self._queue.queued_sends
+
+    def _notify_sent(self, cluster: str | None) -> None:
+        self.check_open()
+        self._txn.check_cluster(cluster)
+        notify_sent(self.database)

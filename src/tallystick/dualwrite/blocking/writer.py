@@ -1,0 +1,374 @@
+# Generated from dualwrite/aio/writer.py by tools/async_to_sync.py. Do not edit it:
+# change the source and run `make format`.
+"""`DualWriter` and its `Transaction`: rows and records committed together, or not at all."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+
+from tallystick.admin.client import Admin
+from tallystick.client.blocking.consumer import Consumer
+from tallystick.client.blocking.producer import Column, Producer
+from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite.blocking.attempts import Attempts, decorate_work
+from tallystick.dualwrite.blocking.session import DualWriteSession, SessionFactories
+from tallystick.dualwrite.errors import Torn, WriteInDoubt
+from tallystick.dualwrite.offsets import OffsetsOfBlock
+from tallystick.dualwrite.recipes import StepCallback, StepRunner, Wait
+from tallystick.dualwrite.rules.idempotency import IdempotencyKey, KeyRule, check_keys_supported
+from tallystick.dualwrite.rules.recovery import Report
+from tallystick.dualwrite.rules.retry_rules import DEFAULT_RETRY, Retry, to_retry
+from tallystick.dualwrite.stores.base import Store, StoreTransaction
+from tallystick.dualwrite.transaction import (
+    DatabaseHalf,
+    LeaveOnExit,
+    Savepoint,
+    begin_savepoint,
+    flush_rows,
+    keep_open_if_forked,
+    notify_sent,
+    select_producer,
+)
+from tallystick.kernel.clock import SystemClock
+
+D = TypeVar("D", bound=StoreTransaction)
+R = TypeVar("R")
+A = ParamSpec("A")
+
+DEFAULT_CLUSTER: Final = "kafka"
+"""Name of the only cluster of a writer that was configured without cluster names."""
+_FACTORIES: Final = SessionFactories(
+    create_producer=Producer, create_admin=Admin, pause=time.sleep, clock=SystemClock()
+)
+
+
+class Transaction(DatabaseHalf[D]):
+    """One open dual write: rows through `session` or `connection`, records through `send`."""
+
+    def __init__(
+        self,
+        database: D,
+        producers: Mapping[str, Producer],
+        steps: StepRunner,
+        offsets: OffsetsOfBlock,
+    ) -> None:
+        super().__init__(database)
+        self._producers = producers
+        self._steps = steps
+        self._offsets = offsets
+        self.wait_visible = False
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        cluster: str | None = None,
+    ) -> Delivery:
+        """Send one record in this transaction; see `Producer.send`.
+
+        `cluster` is required if the writer has several.
+        """
+        return self._steps.run(
+            "send",
+            topic,
+            self._get_producer(cluster).send,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=headers,
+        )
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Column,
+        keys: Column | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        cluster: str | None = None,
+    ) -> BatchDelivery:
+        """Send many records at once in this transaction; see `Producer.send_batch`."""
+        return self._steps.run(
+            "send",
+            topic,
+            self._get_producer(cluster).send_batch,
+            topic,
+            values,
+            keys,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+        )
+
+    def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
+        """Commit the positions of `consumer` for its group with this transaction (KIP-447).
+
+        All records that the consumer has returned count as processed. Call it right after `poll`, inside the
+        block: if anything fails from then on, the next `poll` returns the uncommitted records again. While
+        the outcome is unknown the consumer is paused; this writer's `recover()` determines the outcome and
+        resumes the consumer accordingly.
+        """
+        producer, group = self._get_producer(cluster), consumer.group_metadata()
+        entry = self._offsets.add(consumer)
+        entry.positions = positions = {at: consumer.position(at) for at in consumer.assignment}
+        self._steps.run(
+            "send offsets", group.group_id, producer.send_offsets_to_transaction, positions, group
+        )
+
+    @contextmanager
+    def savepoint(self) -> Iterator[Savepoint]:
+        """Open a database savepoint whose records are sent only when it is released.
+
+            with txn.savepoint() as part:
+                txn.session.add(...)
+                part.send("payments", b"...")
+
+        Raises: NotYours for a store without savepoints.
+        """
+        part = Savepoint(self.send, self.send_batch)
+        with ExitStack() as stack:
+            stack.enter_context(begin_savepoint(self.database))
+            with keep_open_if_forked(self.owning_process, stack):
+                yield part
+        for send in part.queued_sends:
+            send()
+
+    def check_cluster(self, cluster: str | None) -> None:
+        """Raise ValueError unless records can be sent to `cluster`."""
+        select_producer(self._producers, cluster)
+
+    def run_step(self, name: str, call: Callable[A, R], *args: A.args, **kwargs: A.kwargs) -> R:
+        """Run a step of the recipe that belongs to one unit of a batch."""
+        return self._steps.run(name, "", call, *args, **kwargs)
+
+    def _get_producer(self, cluster: str | None) -> Producer:
+        self.check_open()
+        notify_sent(self._database)
+        return select_producer(self._producers, cluster)
+
+
+class DualWriter(Generic[D]):
+    """A writer whose transactions commit in both a database and Kafka, or in neither.
+
+        config = {"bootstrap.servers": ..., "transactional.id": "payments-1"}
+        writer = DualWriter(SqlStore(engine), config)
+        print(writer.recover())
+        with writer.transaction() as txn:
+            txn.session.add(Payment(...))
+            txn.send("payments", b"...")
+
+    Life cycle: created, recovered, used, closed; a `with` block of its own closes it. A writer has one
+    transactional id and runs one transaction at a time; each concurrent writer needs an id of its own, which
+    a WriterPool manages. The caller keeps ownership of the store and its engine.
+
+    Two-phase commit is requested unless `tallystick.modes` lists weaker modes; docs/dualwrite.md describes
+    the guarantees of each.
+
+    An exception from a signal handler counts as the block's. If it arrives while the database commits, the
+    outcome is unknown until recover() determines it.
+    """
+
+    def __init__(
+        self,
+        store: Store[D],
+        producer_config: Mapping[str, object] | None = None,
+        *,
+        clusters: Mapping[str, Mapping[str, object]] | None = None,
+        wait: Wait = "committed",
+        watch: StepCallback | None = None,
+        pooled: bool = False,
+    ) -> None:
+        """Configure the writer without connecting.
+
+        Args:
+            producer_config: producer settings by Kafka's names, including `transactional.id`.
+            clusters: instead of `producer_config`, such settings for several clusters, by names of the
+                caller's choice. Each needs a transactional id of its own.
+            wait: "committed": a block returns when both halves are committed. "decided": it returns when
+                the database has committed, which decides both; Kafka's half is committed beside what
+                follows, and `wait_committed` waits for it.
+            watch: callback for every step, for tests that kill the process at one.
+            pooled: the id belongs to a pool, which recovers the ids that a larger pool of its name left.
+        Raises: BadConfig with all problems; ValueError.
+        """
+        if (producer_config is None) == (clusters is None):
+            raise ValueError("either producer_config or clusters")
+        configs = clusters if producer_config is None else {DEFAULT_CLUSTER: producer_config}
+        self._store = store
+        self._steps = StepRunner(watch)
+        self._session = DualWriteSession(
+            store, configs or {}, _FACTORIES, self._steps, alone=not pooled, wait=wait
+        )
+
+    def recover(self, *, accept_torn: bool = False) -> Report:
+        """Bring both halves of this writer's id to the same outcome; required before a transaction.
+
+        Any other writer of the id is fenced, in the database and in Kafka. Idempotent.
+
+        Args:
+            accept_torn: continue although the halves differ for good, after a repair by hand: the cluster
+                has aborted a transaction that the database committed, or the database has lost one that
+                the cluster committed.
+        Returns: a printable report of what was found and done.
+        Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
+            Errors of the database and the client; call it again after those.
+        """
+        with LeaveOnExit(self._session) as block, block:
+            return self._session.recover(accept_torn=accept_torn, block=block)
+
+    def look(self) -> Report:
+        """Report what recover() would find and do now, without claiming or changing anything.
+
+        The report may be outdated as soon as it is returned.
+        """
+        return self._session.look()
+
+    @contextmanager
+    def transaction(self, *, wait_visible: bool = False) -> Iterator[Transaction[D]]:
+        """Run a dual write: commit both halves when the block ends, neither if it raises.
+
+        After the block the rows are readable and the records are decided: read_committed consumers see them
+        as soon as the transaction markers are written. With `wait="decided"` a failure of Kafka's half is not
+        raised by its block: the next one finishes that half first, and `wait_committed` or `close` raise it.
+
+        Args:
+            wait_visible: also wait for the markers.
+        Raises: WriteInDoubt when an outcome is unknown: `recover()` determines it and finishes the write.
+            Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
+        """
+        session = self._session
+        with LeaveOnExit(session) as block, block:
+            database = session.begin(block)
+            producers = {name: branch.producer for name, branch in session.branches.items()}
+            txn = Transaction(database, producers, self._steps, session.outcome.offsets)
+            try:
+                yield txn
+                txn.check_process()
+                flush_rows(database)
+            except BaseException as exc:
+                txn.mark_ended()
+                session.rollback(database, exc)
+                raise
+            txn.mark_ended()
+            session.commit(database, wait_visible=wait_visible or txn.wait_visible)
+
+    def run(
+        self,
+        work: Callable[[Transaction[D]], R],
+        *,
+        retries: Retry | int = 0,
+        wait_visible: bool = False,
+        idempotency_key: IdempotencyKey | None = None,
+    ) -> R:
+        """Run `work` in a transaction of its own, never apply it twice, and return its result.
+
+        If the outcome is in doubt, `run` recovers. It repeats `work` only if it is certain that neither half
+        was committed: after a deadlock or serialization failure, after what Kafka refused for now before the
+        decision, and after a doubt with that outcome.
+
+        Args:
+            retries: maximum number of repetitions, or a Retry with pauses of other lengths.
+            idempotency_key: if the database has this key, nothing is done, and the result is that of the call
+                that was committed with it. Needs a result that JSON can hold.
+        Raises: as `transaction`. WriteInDoubt if the outcome cannot be determined, or if the last attempt was
+            not committed; `outcome()` distinguishes the two. BadResult; NotSupported by a store without keys.
+        """
+        rule = to_retry(retries)
+        if idempotency_key is not None:
+            idempotency_key.check()
+            check_keys_supported(self._store)
+        attempts = Attempts(self, work, retry=rule, key=idempotency_key)
+        return attempts.run(wait_visible=wait_visible)
+
+    def transactional(
+        self,
+        *,
+        retry: Retry | int = DEFAULT_RETRY,
+        idempotency_key: KeyRule | None = None,
+        scope: str | None = None,
+        wait_visible: bool = False,
+    ) -> Callable[[Callable[Concatenate[Transaction[D], A], R]], Callable[A, R]]:
+        """Decorate a function that takes the transaction first: each call of it is a dual write.
+
+            @writer.transactional(idempotency_key="order_id")
+            def pay(txn: Transaction, order_id: str, cents: int) -> None:
+                txn.session.add(Payment(order_id=order_id, cents=cents))
+                txn.send("payments", b"...")
+
+            pay("order-7", 350)
+
+        A call returns when both halves are committed; see `run` for what is repeated.
+
+        Args:
+            retry: as `retries` of `run`.
+            idempotency_key: the name of a parameter, or a function of the call's arguments that returns text.
+            scope: separates the keys of different functions; by default the function's module and name, so
+                that renaming it forgets its keys.
+        Raises: BadConfig, ValueError, NotSupported; the decorated function as `run`.
+        """
+
+        def decorate(
+            work: Callable[Concatenate[Transaction[D], A], R],
+        ) -> Callable[A, R]:
+            return decorate_work(
+                self,
+                self._store,
+                work,
+                retry=retry,
+                key_rule=idempotency_key,
+                scope=scope,
+                wait_visible=wait_visible,
+            )
+
+        return decorate
+
+    def wait_committed(self) -> None:
+        """Wait until Kafka's half of the last transaction is committed, which the default `wait` has done.
+
+        Raises: WriteInDoubt, whose outcome is COMMITTED: recover() finishes the write. Torn.
+        """
+        with LeaveOnExit(self._session) as block, block:
+            self._session.wait_committed(block)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a transaction can begin. If not, the writer needs recover(), is in use, or is closed."""
+        return self._session.life.is_ready
+
+    @property
+    def modes(self) -> Mapping[str, Mode | None]:
+        """The mode that protects a prepared transaction in each cluster, known after recover()."""
+        return {name: branch.producer.mode for name, branch in self._session.branches.items()}
+
+    def close(self) -> None:
+        """Close the clients. Idempotent. Transactions in doubt are left to the next recover().
+
+        Raises: with `wait="decided"`, as `wait_committed`; everything is closed by then.
+        """
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except (Torn, WriteInDoubt) as exc:
+            if value is None:
+                raise
+            value.add_note(f"{type(exc).__name__}: {exc}")
+
+    def __repr__(self) -> str:
+        return f"<DualWriter {self._session.life.ids_text}: {self._session.life.state.value}>"

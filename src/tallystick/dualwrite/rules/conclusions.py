@@ -1,0 +1,107 @@
+"""Report lines and errors for what recovery and a failed block find. Pure."""
+
+from typing import Final
+
+from tallystick.client.errors import AbortRequired, BrokerRefused
+from tallystick.client.errors import Fenced as FencedInKafka
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.modes import Mode, TxnDescription
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.dualwrite.errors import DatabaseBehind, Fenced, ForeignCluster, LogBehind, Torn
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.rules.recovery import VERDICTS, ClusterHalf, Finding, RecoveredId, Verdict
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import TallystickError
+
+ACTION_DONE: Final = {
+    Completion.COMMITTED: "committed it in Kafka",
+    Completion.ABORTED: "aborted it in Kafka",
+    Completion.NOTHING_IN_DOUBT: "nothing to do",
+    Completion.UNVERIFIED: "nothing to do",
+}
+ACTION_PLANNED: Final = {
+    Verdict.NOTHING: "do nothing",
+    Verdict.COMMIT: "commit it in Kafka",
+    Verdict.ABORT: "abort it in Kafka",
+    Verdict.COMPARE: "commit exactly what the database names, abort anything else",
+    Verdict.ALLOW: "do nothing",
+    Verdict.TEAR: "raise Torn",
+    Verdict.LACK: "raise DatabaseBehind",
+    Verdict.HALT: "halt",
+}
+
+
+def report_line(
+    row: StoredState, half: ClusterHalf, finding: Finding, verdict: Verdict, did: str
+) -> RecoveredId:
+    """Build one line of a report."""
+    return RecoveredId(
+        transactional_id=row.transactional_id,
+        state=row.state,
+        in_doubt=PreparedTxnState.of(half.open_transaction),
+        finding=finding,
+        verdict=verdict,
+        action=did,
+    )
+
+
+def raise_if_halted(row: StoredState, half: ClusterHalf, finding: Finding) -> None:
+    """Raise Halted for a finding that halts in every mode. Nothing was changed in Kafka."""
+    if any(VERDICTS[finding, mode] is not Verdict.HALT for mode in Mode):
+        return
+    cluster_text = (
+        "nothing" if half.txn_state is None else f"{half.txn_state.state} {half.txn_state.identity}"
+    )
+    text = (
+        f"{row.transactional_id}: {finding.value} [{finding.name}]: the database has "
+        f"{row.state or 'nothing'} of cluster {row.cluster_id}, cluster {half.cluster_id} has "
+        f"{cluster_text}; neither commit nor abort is right"
+    )
+    raise ForeignCluster(text) if finding is Finding.FOREIGN else LogBehind(text)
+
+
+def torn_error(row: StoredState) -> Torn:
+    """Build the error for a transaction that the database committed and the cluster aborted."""
+    return Torn(
+        f"{row.transactional_id}: the database has committed {row.state}, and the cluster has aborted it: by "
+        "transaction.timeout.ms or an operator. Send its records again or take its rows back, then "
+        "recover(accept_torn=True)"
+    )
+
+
+def overruled_error(row: StoredState, txn_state: TxnDescription | None) -> Torn:
+    """Build the error for a committed row whose transaction must be the last one the cluster aborted."""
+    shows = "nothing" if txn_state is None else f"{txn_state.state} {txn_state.identity}"
+    return Torn(
+        f"{row.transactional_id}: the database has committed {row.state}, which was never seen finished, and "
+        f"the cluster shows {shows}: it was aborted there, by another client of this id or by an operator. "
+        "Look whether its records are there; if not, send them again or take its rows back; then "
+        "recover(accept_torn=True)"
+    )
+
+
+def database_behind_error(row: StoredState, txn_state: TxnDescription | None) -> DatabaseBehind:
+    """Build the error for a transaction that the cluster committed and the database lacks."""
+    cluster_text = "nothing" if txn_state is None else f"{txn_state.state} {txn_state.identity}"
+    return DatabaseBehind(
+        f"{row.transactional_id}: the database names {row.state or 'no transaction'} as the last one, and a "
+        f"later one was committed; the cluster shows {cluster_text}. The database has lost commits that it "
+        "acknowledged (a failover to an asynchronous replica, a restored backup), or the id was used by a "
+        "client without a row. Kafka has the records of what was lost. Write those rows again, or make up "
+        "for the records; then recover(accept_torn=True)"
+    )
+
+
+def may_be_fenced(cause: BaseException) -> bool:
+    """Return whether another writer may own the id by now, so that later transactions would fail too.
+
+    KIP-890 lets a producer abort after INVALID_PRODUCER_EPOCH, but here the epoch would stay too old.
+    """
+    if isinstance(cause, BrokerRefused):
+        return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    return isinstance(cause, Fenced | AbortRequired | DatabaseBehind)
+
+
+def describe_error(exc: Exception) -> str:
+    """Return an exception's message, or its repr if that says more."""
+    return str(exc) if isinstance(exc, TallystickError) and str(exc) else repr(exc)

@@ -1,0 +1,1 @@
+"""Messages of brokers, coordinators, features, settings and quotas."""

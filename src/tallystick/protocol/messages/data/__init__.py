@@ -1,0 +1,1 @@
+"""Messages of records and their offsets: Produce, Fetch, ListOffsets and what trims or finds records."""

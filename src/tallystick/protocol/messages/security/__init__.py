@@ -1,0 +1,1 @@
+"""Messages of logins, users and ACLs."""

@@ -1,0 +1,1 @@
+"""Messages of topics, and of where the replicas of their partitions are."""
