@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
-from tools import spark_kafka
-from tools.maven import Unavailable
+from tools.servers import spark_kafka
+from tools.servers.maven import Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
+from harness.sim.actors.units import BatchCounts
 from harness.sim.faults import FAULTS_OFF, FaultKind
 from harness.sim.simulation import Simulation, SimulationResult
-from harness.sim.units import BatchCounts
 
 KNOWN = Path(__file__).parents[1] / "tests" / "sim" / "seeds.txt"
 # The first seed of the nightly runs: far from those that are run by number.

@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy import create_engine
 from tests.support.servers import PostgreSQL, Unavailable, quick_place
 from tools import soak_writer
-from tools.broker_process import BrokerProcess, make_tallystick_process
+from tools.servers.broker_process import BrokerProcess, make_tallystick_process
 from tools.soak_writer import PARTITIONS, TOPIC
 
 from tallystick.dualwrite import DualWriter, SqlStore
@@ -44,7 +44,7 @@ _FORKING.set_forkserver_preload(
         "sqlalchemy.dialects.postgresql.psycopg",
         "psycopg",
         "confluent_kafka.admin",
-        "tools.broker_process",
+        "tools.servers.broker_process",
     ]
 )
 SETTINGS = {"transaction.two.phase.commit.enable": "true", "log.segment.bytes": str(16 << 20)}

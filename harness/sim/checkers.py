@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from harness.sim.dual_write import SimDatabase
+from harness.sim.actors.dual_write import SimDatabase
 from harness.sim.history import History, IssuedIdentities, SimTxn
 from harness.sim.network import RequestExchange
 from tallystick.broker.partitions.partition import Partition

@@ -4,16 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.sim import checkers
-from harness.sim.batches import SharedWriters
+from harness.sim.actors.batches import SharedWriters
+from harness.sim.actors.dual_write import SimDatabase
+from harness.sim.actors.reader import ReadCommittedReader
+from harness.sim.actors.units import UnitEvidence, check_units, count_rows
+from harness.sim.actors.workers import TransactionWorker
 from harness.sim.broker_view import BrokerReports, BrokerView
 from harness.sim.disk_image import PARTITIONS
-from harness.sim.dual_write import SimDatabase
 from harness.sim.faults import FaultPlan
 from harness.sim.history import History
 from harness.sim.network import SimNetwork
-from harness.sim.reader import ReadCommittedReader
-from harness.sim.units import UnitEvidence, check_units, count_rows
-from harness.sim.workers import TransactionWorker
 from tallystick.broker.partitions.topics import TRANSACTION_STATE_TOPIC, TopicsImage
 from tallystick.broker.txn.machine.model import TxnConfig, TxnEntry, is_expired
 from tallystick.kernel.ids import TimestampMs, TopicPartition

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import Final, Protocol
 
+from harness.sim.actors.dual_write import DatabaseRow, SimDatabase
+from harness.sim.actors.units import BatchCounts, SimUnit
 from harness.sim.batch_plan import CallerPlan
-from harness.sim.dual_write import DatabaseRow, SimDatabase
 from harness.sim.history import History
-from harness.sim.units import BatchCounts, SimUnit
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.stores.base import check_record

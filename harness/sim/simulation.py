@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 from random import Random
 
 from harness.sim import checkers
-from harness.sim.administrators import SimAdministrator
-from harness.sim.batches import SharedWriters
+from harness.sim.actors.administrators import SimAdministrator
+from harness.sim.actors.batches import SharedWriters
+from harness.sim.actors.clients import ClientProfile, SimProducer, draw_profiles
+from harness.sim.actors.dual_write import SimDatabase
+from harness.sim.actors.members import SimGroup
+from harness.sim.actors.reader import ReadCommittedReader
+from harness.sim.actors.units import BatchCounts
+from harness.sim.actors.workers import SharedState, TransactionWorker
 from harness.sim.broker_view import BrokerReports, BrokerView
-from harness.sim.clients import ClientProfile, SimProducer, draw_profiles
 from harness.sim.cluster_setup import ClusterSetup
 from harness.sim.disk_image import (
     PARTITIONS,
@@ -23,7 +28,6 @@ from harness.sim.disk_image import (
     TOPICS,
     build_disk_image,
 )
-from harness.sim.dual_write import SimDatabase
 from harness.sim.failing_disk import FailingDisk
 from harness.sim.fault_schedule import FaultSchedule
 from harness.sim.faults import FAULTS_OFF, FaultKind, FaultPlan, PowerLoss, add_faults, draw_faults
@@ -31,13 +35,9 @@ from harness.sim.final_checks import FinalChecks
 from harness.sim.history import History
 from harness.sim.loop import VirtualTime, new_loop
 from harness.sim.machine import BrokerMachine
-from harness.sim.members import SimGroup
 from harness.sim.network import RequestExchange, SimNetwork
-from harness.sim.reader import ReadCommittedReader
 from harness.sim.scheduler import Scheduler
 from harness.sim.supervisor import BrokerSupervisor
-from harness.sim.units import BatchCounts
-from harness.sim.workers import SharedState, TransactionWorker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 

@@ -25,7 +25,7 @@ from tests.support.dual_write_stores import KINDS, Place, create, leave, opened,
 from tests.support.effort import LONG, long_form
 from tests.support.secure_broker_process import SECRET, SESSION_MS, SecureBroker
 from tests.support.servers import quick_place
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.dualwrite import DualWriter
 from tallystick.testing import EmbeddedBroker, eventually

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.effort import LONG
-from tools.broker_process import BrokerProcess, make_tallystick_process
+from tools.servers.broker_process import BrokerProcess, make_tallystick_process
 
 from tallystick.testing import eventually
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.effort import long_form
 from tests.support.spark_torture import Fault
 from tests.support.spark_torture_lives import BareTorture, Torture
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.spark.sink.recovery import resolve
 from tallystick.testing import eventually

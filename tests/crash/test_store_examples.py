@@ -16,7 +16,7 @@ from rocksdict import Rdict
 from tests.support.reading import committed_records
 from tests.support.servers import PostgreSQL
 from tests.support.services import EXAMPLES, service
-from tools.broker_process import find_free_port
+from tools.servers.broker_process import find_free_port
 
 from tallystick.testing import EmbeddedBroker, eventually
 

@@ -14,9 +14,9 @@ import pytest
 from tests.support.effort import LONG
 
 from harness.memory_fs import SurvivingChanges
-from harness.sim.clients import ClientProfile, SimClientFenced
+from harness.sim.actors.clients import ClientProfile, SimClientFenced
+from harness.sim.actors.dual_write import recover_dual_write
 from harness.sim.disk_image import PARTITIONS
-from harness.sim.dual_write import recover_dual_write
 from harness.sim.faults import FaultPlan, PowerLoss
 from harness.sim.simulation import Simulation
 

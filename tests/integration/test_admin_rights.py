@@ -18,9 +18,7 @@ from tallystick.kernel.errors import Effect
 from tallystick.kernel.value import Value, replace
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.security import create_acls as ca
-from tallystick.protocol.messages.security import delete_acls as da
-from tallystick.protocol.messages.security import describe_acls as ds
+from tallystick.protocol.messages.security import acls as acls_api
 from tallystick.protocol.messages.topics.metadata import MetadataResponse, MetadataResponseBroker
 
 pytestmark = pytest.mark.server
@@ -45,8 +43,8 @@ def admin_of(broker: ScriptedBroker, **more: object) -> Admin:
     )
 
 
-def matching(rule: Acl, code: int = 0) -> da.DeleteAclsMatchingAcl:
-    return da.DeleteAclsMatchingAcl(
+def matching(rule: Acl, code: int = 0) -> acls_api.DeleteAclsMatchingAcl:
+    return acls_api.DeleteAclsMatchingAcl(
         error_code=code,
         error_message="no" if code else None,
         resource_type=rule.resource,
@@ -59,12 +57,16 @@ def matching(rule: Acl, code: int = 0) -> da.DeleteAclsMatchingAcl:
     )
 
 
-def answering(*rounds: Sequence[da.DeleteAclsMatchingAcl]) -> Callable[[Seen], da.DeleteAclsResponse]:
+def answering(
+    *rounds: Sequence[acls_api.DeleteAclsMatchingAcl],
+) -> Callable[[Seen], acls_api.DeleteAclsResponse]:
     left = list(rounds)
 
-    def answer(_: Seen) -> da.DeleteAclsResponse:
+    def answer(_: Seen) -> acls_api.DeleteAclsResponse:
         matching_acls = tuple(left.pop(0))
-        return da.DeleteAclsResponse(filter_results=(da.DeleteAclsFilterResult(matching_acls=matching_acls),))
+        return acls_api.DeleteAclsResponse(
+            filter_results=(acls_api.DeleteAclsFilterResult(matching_acls=matching_acls),)
+        )
 
     return answer
 
@@ -140,9 +142,9 @@ Command = Callable[..., Ran]
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """`tallystick acls` at a broker that has two rules, and does what it is asked."""
 
-    def found(_: Seen) -> ds.DescribeAclsResponse:
+    def found(_: Seen) -> acls_api.DescribeAclsResponse:
         acls = tuple(
-            ds.AclDescription(
+            acls_api.AclDescription(
                 principal=each.principal,
                 host=each.host,
                 operation=each.operation,
@@ -150,14 +152,16 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
             )
             for each in (READ, WRITE)
         )
-        rules = ds.DescribeAclsResource(
+        rules = acls_api.DescribeAclsResource(
             resource_type=READ.resource, resource_name=READ.name, pattern_type=READ.pattern, acls=acls
         )
-        return ds.DescribeAclsResponse(resources=(rules,))
+        return acls_api.DescribeAclsResponse(resources=(rules,))
 
-    def created(seen: Seen) -> ca.CreateAclsResponse:
-        assert isinstance(seen.request, ca.CreateAclsRequest)
-        return ca.CreateAclsResponse(results=tuple(ca.AclCreationResult() for _ in seen.request.creations))
+    def created(seen: Seen) -> acls_api.CreateAclsResponse:
+        assert isinstance(seen.request, acls_api.CreateAclsRequest)
+        return acls_api.CreateAclsResponse(
+            results=tuple(acls_api.AclCreationResult() for _ in seen.request.creations)
+        )
 
     def run(*words: str) -> Ran:
         broker = ScriptedBroker()
@@ -189,7 +193,7 @@ def test_each_resource_principal_and_operation_makes_a_rule(command: Command) ->
     )  # fmt: skip
     assert done.code == 0, done.err
     (request,) = done.asked
-    assert isinstance(request, ca.CreateAclsRequest)
+    assert isinstance(request, acls_api.CreateAclsRequest)
     assert [(each.resource_type, each.resource_name, each.operation) for each in request.creations] == [
         (AclResource.GROUP, "g", AclOperation.READ),
         (AclResource.GROUP, "g", AclOperation.DESCRIBE_CONFIGS),
@@ -210,7 +214,7 @@ def test_rules_are_looked_for_by_resource(command: Command) -> None:
         ("Read", "*"),
         ("Write", "*"),
     ]
-    filters = [each for each in done.asked if isinstance(each, ds.DescribeAclsRequest)]
+    filters = [each for each in done.asked if isinstance(each, acls_api.DescribeAclsRequest)]
     assert [(each.resource_type_filter, each.resource_name_filter) for each in filters] == [
         (AclResource.GROUP, "g"),
         (AclResource.CLUSTER, "kafka-cluster"),
@@ -223,11 +227,11 @@ def test_rules_are_shown_asked_about_and_then_told_from_those_that_are_left(comm
     asked = command("delete", "--topic", "t")
     assert (asked.code, asked.out) == (5, "")
     assert asked.err.count("User:a") == 2
-    assert not any(isinstance(each, da.DeleteAclsRequest) for each in asked.asked)
+    assert not any(isinstance(each, acls_api.DeleteAclsRequest) for each in asked.asked)
     done = command("delete", "--topic", "t", "--host", "10.0.0.1", "--operation", "all", "--yes")
     assert done.code == 1
     assert [row["Operation"] for row in json.loads(done.out)] == ["Read"]
     assert "deleted of that filter: 1 rules" in done.err
-    (request,) = [each for each in done.asked if isinstance(each, da.DeleteAclsRequest)]
+    (request,) = [each for each in done.asked if isinstance(each, acls_api.DeleteAclsRequest)]
     (wanted,) = request.filters
     assert (wanted.host_filter, wanted.operation) == ("10.0.0.1", AclOperation.ALL)

@@ -26,7 +26,7 @@ from tallystick.kernel.errors import Effect
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeResponse
+from tallystick.protocol.messages.security.sasl import SaslHandshakeResponse
 from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
 from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.security.sasl.oauthbearer import OauthBearerServer, TokenRefused, ValidatedToken

@@ -13,8 +13,7 @@ from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.consumer.membership import Phase
 from tallystick.client.consumer.rebalance import RebalanceListener
-from tallystick.protocol.messages.groups.join_group import JoinGroupRequest
-from tallystick.protocol.messages.groups.sync_group import SyncGroupRequest
+from tallystick.protocol.messages.groups.membership import JoinGroupRequest, SyncGroupRequest
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server

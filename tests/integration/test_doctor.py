@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from tools.broker_process import find_free_port
+from tools.servers.broker_process import find_free_port
 
 from tallystick.cli.main import main
 from tallystick.client.blocking.producer import Producer

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer as RdConsumer
 from confluent_kafka import Producer as RdProducer
 from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from tools.broker_process import find_free_port
+from tools.servers.broker_process import find_free_port
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, TimedOut, TooLarge

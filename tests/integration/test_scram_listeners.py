@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from tests.support.raw_wire import RawConnection
 from tests.support.secure_wire import TlsConnection
-from tools.broker_process import find_free_port
+from tools.servers.broker_process import find_free_port
 
 from tallystick import Admin
 from tallystick.admin import ScramCredentialInfo, UserScramCredentialDeletion, UserScramCredentialUpsertion
@@ -19,11 +19,12 @@ from tallystick.cli.main import main
 from tallystick.client.errors import AuthenticationFailed, BrokerRefused
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.secret import Secret
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.scram import SCRAM_MECHANISMS
 from tallystick.testing import EmbeddedBroker
 

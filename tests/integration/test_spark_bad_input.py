@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from tools.broker_process import find_free_port
+from tools.servers.broker_process import find_free_port
 
 from tallystick import Admin, Producer, TopicPartition
 from tallystick.admin.topics import NewTopic

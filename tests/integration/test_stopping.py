@@ -9,8 +9,8 @@ import pytest
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS
-from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
-from tallystick.protocol.messages.groups.join_group import (
+from tallystick.protocol.messages.groups.administration import DescribeGroupsRequest, DescribeGroupsResponse
+from tallystick.protocol.messages.groups.membership import (
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from tools import apache_kafka
-from tools.broker_process import make_tallystick_process
+from tools.servers import apache_kafka
+from tools.servers.broker_process import make_tallystick_process
 
 from tallystick.testing import eventually
 

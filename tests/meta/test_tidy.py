@@ -18,6 +18,7 @@ MODULE_LINES_MAX = 700
 NESTING_MAX = 4
 PARAMETERS_MAX = 5
 METHODS_MAX = 25
+MODULES_IN_A_FOLDER_MAX = 20
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BLOCKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.Match)
@@ -144,6 +145,14 @@ def test_modules_are_short() -> None:
     assert not {name: n for name, n in lines.items() if n > LONG_MODULES.get(name, MODULE_LINES_MAX)}
     settled = {name for name in LONG_MODULES if lines.get(name, 0) <= MODULE_LINES_MAX}
     assert not settled, "these fit now: take them off the list"
+
+
+def test_folders_hold_few_modules() -> None:
+    modules = Counter(
+        path.parent.relative_to(ROOT) for path in [*SOURCES, *TOOLS] if path.name != "__init__.py"
+    )
+    crowded = {str(folder): n for folder, n in modules.items() if n > MODULES_IN_A_FOLDER_MAX}
+    assert crowded == {}, "give some of them a sub-package with a name of its own"
 
 
 def test_modules_say_what_they_are() -> None:

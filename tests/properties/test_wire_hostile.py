@@ -11,7 +11,7 @@ from tallystick.kernel.limits import DECODE_MEMORY_BASE_BYTES, MIB
 from tallystick.protocol import DecodeError, decode, encode
 from tallystick.protocol.compile import _UNKNOWN_TAG_BYTES, DECODE_MEMORY_BYTES
 from tallystick.protocol.messages.data.produce import ProduceRequest
-from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest
+from tallystick.protocol.messages.groups.administration import ListGroupsRequest
 from tallystick.protocol.primitives import encode_uvarint
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from harness.sim import checkers
+from harness.sim.actors.dual_write import SimDatabase
 from harness.sim.checkers import LogBatch
-from harness.sim.dual_write import SimDatabase
 from harness.sim.history import History, SimTxn
 from harness.sim.network import RequestExchange
 from tallystick.broker.txn.machine.model import ForcedCause

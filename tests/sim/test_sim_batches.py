@@ -13,10 +13,10 @@ import pytest
 from tests.support.effort import LONG
 from tools.sim import run_seed
 
-from harness.sim import batches
+from harness.sim.actors import batches
+from harness.sim.actors.units import BatchCounts
 from harness.sim.faults import FaultKind, add_faults, draw_faults
 from harness.sim.shared_database import BatchTransaction
-from harness.sim.units import BatchCounts
 from tallystick.dualwrite.aio import batches as product
 from tallystick.dualwrite.aio.batches import AsyncBatchRunner
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession

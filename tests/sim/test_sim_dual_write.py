@@ -18,9 +18,9 @@ from tests.support.sim_dual_write import (
     Writers,
 )
 
-from harness.sim.clients import ClientProfile
+from harness.sim.actors.clients import ClientProfile
+from harness.sim.actors.product_clients import ProductProducer
 from harness.sim.faults import FaultPlan, draw_faults
-from harness.sim.product_clients import ProductProducer
 from harness.sim.simulation import Simulation, SimulationResult
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession
 from tallystick.dualwrite.branch import ClusterBranch

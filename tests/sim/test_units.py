@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from harness.sim.units import (
+from harness.sim.actors.units import (
     SimUnit,
     UnitEvidence,
     check_applied_once,

@@ -18,7 +18,7 @@ from tests.support.secure_kafka import (
     to_pkcs8,
 )
 from tests.support.secure_wire import SecureConnection
-from tools.broker_process import find_free_port
+from tools.servers.broker_process import find_free_port
 
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.testing import EmbeddedBroker

@@ -28,8 +28,7 @@ from tallystick.broker.server.signing_keys import SigningKeys
 from tallystick.kernel.secret import Secret
 from tallystick.protocol import encode
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.security.sasl_authenticate import SaslAuthenticateRequest
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest
+from tallystick.protocol.messages.security.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from tallystick.security.principals import ANONYMOUS
 from tallystick.security.sasl.jwt_claims import ClaimRules
 from tallystick.security.sasl.jwt_validator import build_jwt_validator

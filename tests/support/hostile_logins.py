@@ -32,11 +32,12 @@ from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.frames import InvalidFrameLength, ReceiveBuffer
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.principals import ANONYMOUS
 from tallystick.security.sasl.mechanism import (
     SaslAuthenticationFailed,

@@ -18,13 +18,11 @@ from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol import DecodeError, decode, encode
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.security.alter_user_scram_credentials import (
+from tallystick.protocol.messages.security.scram_credentials import (
     AlterUserScramCredentialsRequest,
+    DescribeUserScramCredentialsRequest,
     ScramCredentialDeletion,
     ScramCredentialUpsertion,
-)
-from tallystick.protocol.messages.security.describe_user_scram_credentials import (
-    DescribeUserScramCredentialsRequest,
 )
 from tallystick.security.sasl.mechanism import SaslAuthenticationFailed
 from tallystick.security.sasl.scram import (

@@ -8,11 +8,12 @@ from tests.support.scripted_broker import Answer, HangUp, ScriptedBroker, Seen
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.mechanism import SaslAuthenticationFailed, SaslServer
 
 

@@ -12,13 +12,15 @@ from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from tallystick.protocol.messages.groups.heartbeat import HeartbeatResponse
-from tallystick.protocol.messages.groups.join_group import (
+from tallystick.protocol.messages.groups.membership import (
+    HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
     JoinGroupResponseMember,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
 )
-from tallystick.protocol.messages.groups.leave_group import LeaveGroupResponse
 from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitResponse,
@@ -30,7 +32,6 @@ from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
-from tallystick.protocol.messages.groups.sync_group import SyncGroupRequest, SyncGroupResponse
 
 MEMBER = "m"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import trustme
-from tools.broker_process import BrokerProcess, find_free_port
+from tools.servers.broker_process import BrokerProcess, find_free_port
 
 from tallystick import Admin
 from tallystick.admin import Acl, AclOperation, AclPattern, AclResource

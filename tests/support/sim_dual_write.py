@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from harness.sim import clients
+from harness.sim.actors import clients
+from harness.sim.actors.dual_write import DatabaseRow
+from harness.sim.actors.product_clients import ProductAdmin, ProductProducer
 from harness.sim.disk_image import PARTITIONS
-from harness.sim.dual_write import DatabaseRow
-from harness.sim.product_clients import ProductAdmin, ProductProducer
 from harness.sim.simulation import Simulation
 from tallystick.client.errors import ClientError
 from tallystick.dualwrite.aio.session import AsyncDualWriteSession, AsyncSessionFactories

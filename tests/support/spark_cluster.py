@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import psutil
-from tools.broker_process import find_free_port
+from tools.servers.broker_process import find_free_port
 
 from tallystick.pipeline.demo.postgres import kill_with_parent
 from tallystick.spark.runtime.java import find_java_home

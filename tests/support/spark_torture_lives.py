@@ -30,7 +30,7 @@ from tests.support.spark_cluster import Cluster
 from tests.support.spark_torture import FOLDER, Fault, Folder
 from tests.support.spark_torture_database import DATABASE_POINTS, STAGING_POINTS, TARGET
 from tests.support.spark_torture_queries import END_MS, SHAPES
-from tools.broker_process import make_tallystick_process
+from tools.servers.broker_process import make_tallystick_process
 
 from tallystick import Admin
 from tallystick.spark.decisions.database import get_engine, resolve_database

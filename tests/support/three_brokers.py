@@ -8,8 +8,8 @@ from uuid import uuid4
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
-from tools import apache_kafka
-from tools.broker_process import BrokerProcess
+from tools.servers import apache_kafka
+from tools.servers.broker_process import BrokerProcess
 
 from tallystick.testing import eventually
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
-from tools.apache_kafka import Unavailable, find_class_path
 from tools.bench import (
     clients,
     dual_write,
@@ -37,8 +36,9 @@ from tools.bench.rows import (
     Row,
     shuffle,
 )
-from tools.broker_process import BrokerProcess
-from tools.spark_kafka import find_spark_jars
+from tools.servers.apache_kafka import Unavailable, find_class_path
+from tools.servers.broker_process import BrokerProcess
+from tools.servers.spark_kafka import find_spark_jars
 
 SETTLE_S = 3.0
 WARM_UP = Row(size=100, partitions=6, codec="lz4")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from tools.apache_kafka import ApacheKafka
 from tools.bench.rows import LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S, Durability, Row
-from tools.broker_process import BrokerProcess, make_tallystick_process
+from tools.servers.apache_kafka import ApacheKafka
+from tools.servers.broker_process import BrokerProcess, make_tallystick_process
 
 from tallystick.testing import eventually
 
@@ -83,7 +83,7 @@ def run_load(process: BrokerProcess, mode: str, topic: str, row: Row, messages: 
         "codec": row.codec,
     }
     cpu = process.read_cpu_seconds()
-    figures = run_child("load_librdkafka", json.dumps(load))
+    figures = run_child("loads.librdkafka", json.dumps(load))
     return Load(figures["seconds"], (process.read_cpu_seconds() - cpu) / figures["all_seconds"])
 
 
@@ -91,17 +91,17 @@ def run_latency(process: BrokerProcess) -> dict[str, float]:
     """Measure end-to-end latency at a steady rate; return it by percentile, in milliseconds."""
     create_topic(process, "latency", 1)
     arguments = map(str, (LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S))
-    return run_child("latency", process.bootstrap, "latency", *arguments)
+    return run_child("loads.latency", process.bootstrap, "latency", *arguments)
 
 
 def run_client(load: Mapping[str, object]) -> dict[str, float]:
     """Send with one Python client in a separate process."""
-    return run_child("load_client", json.dumps(load))
+    return run_child("loads.client", json.dumps(load))
 
 
 def run_consumer(reading: Mapping[str, object]) -> dict[str, float]:
     """Read with one Python client in a separate process."""
-    return run_child("load_consumer", json.dumps(reading))
+    return run_child("loads.consumer", json.dumps(reading))
 
 
 def run_child(module: str, *arguments: str) -> dict[str, float]:

@@ -12,11 +12,11 @@ from typing import Final
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 from tools.bench.brokers import create_topic, delete_topic, run_client, run_consumer, run_fresh
-from tools.bench.load_client import CLIENTS, NEEDS, Load
-from tools.bench.load_consumer import CONSUMERS
+from tools.bench.loads.client import CLIENTS, NEEDS, Load
+from tools.bench.loads.consumer import CONSUMERS
 from tools.bench.report import describe_machine, format_ratio, format_table, replace_section
 from tools.bench.rows import OS, shuffle
-from tools.broker_process import BrokerProcess
+from tools.servers.broker_process import BrokerProcess
 
 BEGIN: Final = "<!-- clients: begin (written by `make bench`) -->"
 END: Final = "<!-- clients: end -->"

@@ -22,7 +22,7 @@ from tools.bench.brokers import OURS, create_topic, run_fresh
 from tools.bench.raw import Raw, ask_until_done, run_for_each
 from tools.bench.rows import OS
 from tools.bench.transactional_ids import TOPIC, open_transactions
-from tools.broker_process import BrokerProcess
+from tools.servers.broker_process import BrokerProcess
 
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, build_offset_commit_request
 from tallystick.client.transactions.prepared import PreparedTxnState
@@ -127,7 +127,7 @@ def run_load(process: BrokerProcess, seconds: float) -> subprocess.Popen[str]:
         "seconds": seconds,
         "size": 100,
     }
-    command = [sys.executable, "-m", "tools.bench.load_transactions", json.dumps(load)]
+    command = [sys.executable, "-m", "tools.bench.loads.transactions", json.dumps(load)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 

@@ -24,7 +24,7 @@ from tests.support.servers import PostgreSQL
 from tools.bench.brokers import OURS, create_topic, run_fresh
 from tools.bench.report import format_table, replace_section
 from tools.bench.rows import SYNC, Durability
-from tools.broker_process import BrokerProcess
+from tools.servers.broker_process import BrokerProcess
 
 from tallystick import Producer
 from tallystick.dualwrite import DualWriter, SqlStore

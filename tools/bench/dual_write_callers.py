@@ -20,7 +20,7 @@ from tests.support.servers import PostgreSQL
 from tools.bench.brokers import create_topic
 from tools.bench.dual_write import PAYMENT, RELAY_S, Reader, create_tables, find_quantile, relay_outbox
 from tools.bench.report import format_table, replace_section
-from tools.broker_process import BrokerProcess
+from tools.servers.broker_process import BrokerProcess
 
 from tallystick.dualwrite import SqlStore, WriterPool
 from tallystick.dualwrite.recipes import RecipeStep

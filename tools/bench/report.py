@@ -11,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from tools.apache_kafka import VERSION
 from tools.bench import librdkafka
 from tools.bench.brokers import KAFKA, NAMES, OURS, Load
 from tools.bench.rows import LATENCY_RATE, MEMORY_MESSAGES, Durability, Row
+from tools.servers.apache_kafka import VERSION
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 BEGIN: Final = "<!-- bench: begin (written by `make bench`) -->"

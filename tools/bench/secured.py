@@ -22,10 +22,10 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from cryptography.hazmat.primitives import serialization
-from tools.apache_kafka import ApacheKafka
 from tools.bench.brokers import OURS
 from tools.bench.rows import OS
-from tools.broker_process import BrokerProcess, find_free_port, make_tallystick_process
+from tools.servers.apache_kafka import ApacheKafka
+from tools.servers.broker_process import BrokerProcess, find_free_port, make_tallystick_process
 
 USER, PASSWORD = "bench", "bench-secret"
 _MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"

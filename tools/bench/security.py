@@ -94,8 +94,8 @@ def run_row(
         "config": dict(broker.clients[listener]),
     }
     if row.mode == "consume":
-        run_child("load_secured", json.dumps({**load, "mode": "produce", "messages": 2 * messages}))
-    figures = run_child("load_secured", json.dumps(load))
+        run_child("loads.secured", json.dumps({**load, "mode": "produce", "messages": 2 * messages}))
+    figures = run_child("loads.secured", json.dumps(load))
     delete_topic(broker.process, topic)
     return figures["count"] / figures["seconds"]
 

@@ -12,11 +12,11 @@ from itertools import product
 from typing import Final, NotRequired, TypedDict
 
 from rich.console import Console
-from tools import spark_kafka
 from tools.bench.brokers import OURS, create_topic, run_fresh
 from tools.bench.report import describe_machine, format_ratio, format_table, replace_section
 from tools.bench.rows import OS, Durability, Row, shuffle
-from tools.broker_process import BrokerProcess
+from tools.servers import spark_kafka
+from tools.servers.broker_process import BrokerProcess
 
 from tallystick.admin import Admin
 
@@ -45,7 +45,7 @@ PARTS_ROW: Final = Row(size=100, partitions=2, codec="none")
 WARM_UP: Final = Row(size=100, partitions=4, codec="lz4")
 WARM_UP_ROWS: Final = 20_000
 
-# The same as in load_spark.py.
+# The same as in loads/spark.py.
 BATCH_ROWS: Final = 10
 MANY_BATCHES: Final = 1_000
 QUICK_BATCHES: Final = 50
@@ -73,7 +73,7 @@ STOP_SECONDS_MAX: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run of one connector; see `load_spark.Run` for its kinds."""
+    """One run of one connector; see `loads.spark.Run` for its kinds."""
 
     kind: str
     connector: str
@@ -97,7 +97,7 @@ class Case:
         ).topic
 
     def run(self) -> dict[str, object]:
-        """Return the run in the form of `load_spark.Run`."""
+        """Return the run in the form of `loads.spark.Run`."""
         return {
             "kind": self.kind,
             "connector": self.connector,
@@ -110,7 +110,7 @@ class Case:
 
 
 class RunTiming(TypedDict):
-    """The same as `load_spark.Taken`, without loading Spark here."""
+    """The same as `loads.spark.Taken`, without loading Spark here."""
 
     seconds: float
     cpu_seconds: float
@@ -217,7 +217,7 @@ def run_cases(process: BrokerProcess, jars: str, cases: Sequence[Case]) -> Itera
         "jars": jars,
         "runs": [case.run() for case in cases],
     }
-    command = [sys.executable, "-m", "tools.bench.load_spark", json.dumps(plan)]
+    command = [sys.executable, "-m", "tools.bench.loads.spark", json.dumps(plan)]
     with (
         tempfile.TemporaryFile("w+") as stderr,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as driver,
@@ -231,7 +231,7 @@ def run_cases(process: BrokerProcess, jars: str, cases: Sequence[Case]) -> Itera
             driver.terminate()
         if code:
             stderr.seek(0)
-            raise RuntimeError(f"load_spark failed:\n{stderr.read()[-3000:]}")
+            raise RuntimeError(f"loads.spark failed:\n{stderr.read()[-3000:]}")
 
 
 def write(results: SparkResults) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 from tools.bench.brokers import create_topic
 from tools.bench.raw import PATIENCE_S, Raw, ask_until_done, run_for_each
-from tools.broker_process import BrokerProcess
+from tools.servers.broker_process import BrokerProcess
 
 from tallystick.protocol.messages.cluster.find_coordinator import (
     FindCoordinatorRequest,

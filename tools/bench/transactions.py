@@ -12,12 +12,12 @@ from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
-from tools.apache_kafka import make_java_command
 from tools.bench.brokers import KAFKA, NAMES, OURS, RUN_SECONDS_MAX, create_topic, delete_topic, run_fresh
-from tools.bench.load_transactions import TransactionLoad
+from tools.bench.loads.transactions import TransactionLoad
 from tools.bench.rows import OS, Durability, shuffle
 from tools.bench.transactional_ids import OpenTransactions, Restart, measure_restart, open_transactions
-from tools.broker_process import BrokerProcess
+from tools.servers.apache_kafka import make_java_command
+from tools.servers.broker_process import BrokerProcess
 
 from tallystick.testing import eventually
 
@@ -175,7 +175,7 @@ def make_command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) 
         "seconds": scale.seconds,
         "size": MESSAGE_BYTES,
     }
-    return [sys.executable, "-m", "tools.bench.load_transactions", json.dumps(load)]
+    return [sys.executable, "-m", "tools.bench.loads.transactions", json.dumps(load)]
 
 
 def measure_ids(results: TxnResults, say: Console, scale: Scale) -> None:

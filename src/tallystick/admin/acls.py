@@ -14,9 +14,7 @@ from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.value import Value
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
-from tallystick.protocol.messages.security import create_acls as ca
-from tallystick.protocol.messages.security import delete_acls as da
-from tallystick.protocol.messages.security import describe_acls as ds
+from tallystick.protocol.messages.security import acls as acls_api
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -64,7 +62,7 @@ class PartlyDeleted(ClientError):
 
 
 async def describe(asker: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
-    request = ds.DescribeAclsRequest(
+    request = acls_api.DescribeAclsRequest(
         resource_type_filter=acl_filter.resource,
         resource_name_filter=acl_filter.name,
         pattern_type_filter=acl_filter.pattern,
@@ -75,7 +73,9 @@ async def describe(asker: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
     )
 
     async def attempt() -> tuple[Acl, ...]:
-        answer = await asker.cluster.send(await asker.find_controller(), request, ds.DescribeAclsResponse)
+        answer = await asker.cluster.send(
+            await asker.find_controller(), request, acls_api.DescribeAclsResponse
+        )
         if answer.error_code:
             raise build_broker_error("DescribeAcls", "", answer.error_code, answer.error_message)
         return tuple(
@@ -89,8 +89,8 @@ async def describe(asker: AdminCall, acl_filter: AclFilter) -> tuple[Acl, ...]:
 
 async def create(asker: AdminCall, acls: Iterable[Acl]) -> Answers[Acl, None]:
     async def ask(some: Sequence[Acl]) -> dict[Acl, ClientError | None]:
-        request = ca.CreateAclsRequest(creations=tuple(_to_acl_creation(each) for each in some))
-        answer = await asker.cluster.send(await asker.find_controller(), request, ca.CreateAclsResponse)
+        request = acls_api.CreateAclsRequest(creations=tuple(_to_acl_creation(each) for each in some))
+        answer = await asker.cluster.send(await asker.find_controller(), request, acls_api.CreateAclsResponse)
         return {
             acl: build_broker_error("CreateAcls", acl, each.error_code, each.error_message)
             if each.error_code
@@ -105,8 +105,8 @@ async def delete(asker: AdminCall, filters: Iterable[AclFilter]) -> Answers[AclF
     deleted: dict[AclFilter, list[Acl]] = {acl_filter: [] for acl_filter in filters}
 
     async def ask(some: Sequence[AclFilter]) -> dict[AclFilter, ClientError | None]:
-        request = da.DeleteAclsRequest(filters=tuple(_to_wire_filter(each) for each in some))
-        answer = await asker.cluster.send(await asker.find_controller(), request, da.DeleteAclsResponse)
+        request = acls_api.DeleteAclsRequest(filters=tuple(_to_wire_filter(each) for each in some))
+        answer = await asker.cluster.send(await asker.find_controller(), request, acls_api.DeleteAclsResponse)
         results = zip(some, answer.filter_results, strict=False)
         return {acl_filter: _collect_deletions(result, deleted[acl_filter]) for acl_filter, result in results}
 
@@ -126,7 +126,7 @@ def collect_deleted(answers: Answers[AclFilter, tuple[Acl, ...]]) -> tuple[Acl, 
     return tuple(dict.fromkeys(chain(*answers.found.values(), *partly)))
 
 
-def _collect_deletions(result: da.DeleteAclsFilterResult, deleted: list[Acl]) -> ClientError | None:
+def _collect_deletions(result: acls_api.DeleteAclsFilterResult, deleted: list[Acl]) -> ClientError | None:
     """Add the deleted rules to `deleted`, because a repeated request does not find them again."""
     failure = (
         build_broker_error("DeleteAcls", "", result.error_code, result.error_message)
@@ -142,8 +142,8 @@ def _collect_deletions(result: da.DeleteAclsFilterResult, deleted: list[Acl]) ->
     return failure
 
 
-def _to_acl_creation(acl: Acl) -> ca.AclCreation:
-    return ca.AclCreation(
+def _to_acl_creation(acl: Acl) -> acls_api.AclCreation:
+    return acls_api.AclCreation(
         resource_type=acl.resource,
         resource_name=acl.name,
         resource_pattern_type=acl.pattern,
@@ -154,8 +154,8 @@ def _to_acl_creation(acl: Acl) -> ca.AclCreation:
     )
 
 
-def _to_wire_filter(acl_filter: AclFilter) -> da.DeleteAclsFilter:
-    return da.DeleteAclsFilter(
+def _to_wire_filter(acl_filter: AclFilter) -> acls_api.DeleteAclsFilter:
+    return acls_api.DeleteAclsFilter(
         resource_type_filter=acl_filter.resource,
         resource_name_filter=acl_filter.name,
         pattern_type_filter=acl_filter.pattern,
@@ -166,7 +166,9 @@ def _to_wire_filter(acl_filter: AclFilter) -> da.DeleteAclsFilter:
     )
 
 
-def _to_acl(resource: tuple[int, str, int], each: ds.AclDescription | da.DeleteAclsMatchingAcl) -> Acl:
+def _to_acl(
+    resource: tuple[int, str, int], each: acls_api.AclDescription | acls_api.DeleteAclsMatchingAcl
+) -> Acl:
     kind, name, pattern = resource
     return Acl(
         resource=_to_enum(AclResource, kind),

@@ -27,10 +27,16 @@ from tallystick.kernel.value import replace
 from tallystick.protocol import DecodeError
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.groups import consumer_group_describe as cgd
-from tallystick.protocol.messages.groups import describe_groups as dg
 from tallystick.protocol.messages.groups import offset_delete as od
-from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest, ListGroupsResponse
+from tallystick.protocol.messages.groups.administration import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
 from tallystick.protocol.messages.groups.offset_commit import OffsetCommitResponse
 from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
@@ -125,8 +131,8 @@ async def _describe_classic_groups(
     An unknown group fails at every version (KIP-1043); up to version 5 the coordinator reports it as Dead,
     without an error.
     """
-    request = dg.DescribeGroupsRequest(groups=tuple(names))
-    answer = await asker.cluster.send(node_id, request, dg.DescribeGroupsResponse)
+    request = DescribeGroupsRequest(groups=tuple(names))
+    answer = await asker.cluster.send(node_id, request, DescribeGroupsResponse)
     answers: dict[str, GroupDescription | ClientError] = {}
     for each in answer.groups:
         is_unknown = not each.error_code and each.group_state == "Dead"
@@ -138,7 +144,7 @@ async def _describe_classic_groups(
     return answers
 
 
-def _to_classic_group(node_id: int, group: dg.DescribedGroup) -> GroupDescription:
+def _to_classic_group(node_id: int, group: DescribedGroup) -> GroupDescription:
     return GroupDescription(
         group_id=group.group_id,
         coordinator=node_id,

@@ -10,8 +10,7 @@ from tallystick.client.errors import ClientError, build_broker_error
 from tallystick.kernel.secret import Secret
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.security import alter_user_scram_credentials as au
-from tallystick.protocol.messages.security import describe_user_scram_credentials as du
+from tallystick.protocol.messages.security import scram_credentials
 from tallystick.security.sasl.scram import (
     ITERATIONS_MIN,
     SCRAM_MECHANISMS,
@@ -51,12 +50,14 @@ UserScramCredentialAlteration = UserScramCredentialUpsertion | UserScramCredenti
 
 async def describe(asker: AdminCall, users: Iterable[str]) -> Answers[str, tuple[ScramCredentialInfo, ...]]:
     names = tuple(dict.fromkeys(users))
-    request = du.DescribeUserScramCredentialsRequest(
-        users=tuple(du.UserName(name=name) for name in names) or None
+    request = scram_credentials.DescribeUserScramCredentialsRequest(
+        users=tuple(scram_credentials.UserName(name=name) for name in names) or None
     )
 
-    async def attempt() -> du.DescribeUserScramCredentialsResponse:
-        answer = await asker.cluster.send_to_any(request, du.DescribeUserScramCredentialsResponse)
+    async def attempt() -> scram_credentials.DescribeUserScramCredentialsResponse:
+        answer = await asker.cluster.send_to_any(
+            request, scram_credentials.DescribeUserScramCredentialsResponse
+        )
         if answer.error_code:
             raise build_broker_error(
                 "DescribeUserScramCredentials", "", answer.error_code, answer.error_message
@@ -92,18 +93,20 @@ async def alter(asker: AdminCall, alterations: Iterable[UserScramCredentialAlter
         if isinstance(each, UserScramCredentialUpsertion)
     ]
     deletions = [
-        au.ScramCredentialDeletion(name=each.user, mechanism=mechanisms[each.mechanism].number)
+        scram_credentials.ScramCredentialDeletion(name=each.user, mechanism=mechanisms[each.mechanism].number)
         for each in items
         if isinstance(each, UserScramCredentialDeletion)
     ]
 
     async def ask(some: Sequence[str]) -> dict[str, ClientError | None]:
-        request = au.AlterUserScramCredentialsRequest(
+        request = scram_credentials.AlterUserScramCredentialsRequest(
             deletions=tuple(each for each in deletions if each.name in some),
             upsertions=tuple(upsertion for each, upsertion in upsertions if each.user in some),
         )
         controller = await asker.find_controller()
-        answer = await asker.cluster.send(controller, request, au.AlterUserScramCredentialsResponse)
+        answer = await asker.cluster.send(
+            controller, request, scram_credentials.AlterUserScramCredentialsResponse
+        )
         return {
             each.user: build_broker_error(
                 "AlterUserScramCredentials", each.user, each.error_code, each.error_message
@@ -129,10 +132,12 @@ def _find_mechanism(name: str) -> ScramMechanism:
     return SCRAM_MECHANISMS[name]
 
 
-def _salt(each: UserScramCredentialUpsertion, mechanism: ScramMechanism) -> au.ScramCredentialUpsertion:
+def _salt(
+    each: UserScramCredentialUpsertion, mechanism: ScramMechanism
+) -> scram_credentials.ScramCredentialUpsertion:
     salt = generate_nonce().encode() if each.salt is None else each.salt
     iterations = each.credential.iterations
-    return au.ScramCredentialUpsertion(
+    return scram_credentials.ScramCredentialUpsertion(
         name=each.user,
         mechanism=mechanism.number,
         iterations=iterations,

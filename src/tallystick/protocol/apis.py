@@ -11,13 +11,11 @@ from typing import Final
 
 from tallystick.kernel.check import check
 from tallystick.kernel.value import Value
-from tallystick.protocol.messages.cluster.alter_client_quotas import (
-    AlterClientQuotasRequest,
-    AlterClientQuotasResponse,
-)
 from tallystick.protocol.messages.cluster.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from tallystick.protocol.messages.cluster.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from tallystick.protocol.messages.cluster.describe_client_quotas import (
+from tallystick.protocol.messages.cluster.client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
 )
@@ -51,6 +49,14 @@ from tallystick.protocol.messages.data.offset_for_leader_epoch import (
     OffsetForLeaderEpochResponse,
 )
 from tallystick.protocol.messages.data.produce import ProduceRequest, ProduceResponse
+from tallystick.protocol.messages.groups.administration import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
 from tallystick.protocol.messages.groups.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -59,35 +65,38 @@ from tallystick.protocol.messages.groups.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
-from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
-from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest, HeartbeatResponse
-from tallystick.protocol.messages.groups.join_group import JoinGroupRequest, JoinGroupResponse
-from tallystick.protocol.messages.groups.leave_group import LeaveGroupRequest, LeaveGroupResponse
-from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest, ListGroupsResponse
+from tallystick.protocol.messages.groups.membership import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from tallystick.protocol.messages.groups.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from tallystick.protocol.messages.groups.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from tallystick.protocol.messages.groups.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
-from tallystick.protocol.messages.groups.sync_group import SyncGroupRequest, SyncGroupResponse
-from tallystick.protocol.messages.security.alter_user_scram_credentials import (
-    AlterUserScramCredentialsRequest,
-    AlterUserScramCredentialsResponse,
+from tallystick.protocol.messages.security.acls import (
+    CreateAclsRequest,
+    CreateAclsResponse,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+    DescribeAclsRequest,
+    DescribeAclsResponse,
 )
-from tallystick.protocol.messages.security.create_acls import CreateAclsRequest, CreateAclsResponse
-from tallystick.protocol.messages.security.delete_acls import DeleteAclsRequest, DeleteAclsResponse
-from tallystick.protocol.messages.security.describe_acls import DescribeAclsRequest, DescribeAclsResponse
-from tallystick.protocol.messages.security.describe_user_scram_credentials import (
-    DescribeUserScramCredentialsRequest,
-    DescribeUserScramCredentialsResponse,
-)
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
-from tallystick.protocol.messages.topics.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
+from tallystick.protocol.messages.security.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
 )
 from tallystick.protocol.messages.topics.alter_replica_log_dirs import (
     AlterReplicaLogDirsRequest,
@@ -108,11 +117,13 @@ from tallystick.protocol.messages.topics.describe_topic_partitions import (
     DescribeTopicPartitionsResponse,
 )
 from tallystick.protocol.messages.topics.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
-from tallystick.protocol.messages.topics.list_partition_reassignments import (
+from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.topics.partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
 from tallystick.protocol.messages.txn.add_offsets_to_txn import (
     AddOffsetsToTxnRequest,
     AddOffsetsToTxnResponse,

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Producer
 from tests.support.hanging import hang
 from tests.support.three_brokers import NODES, ThreeBrokers
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.admin.client import Admin
 from tallystick.admin.configs import ConfigResource, ResourceType

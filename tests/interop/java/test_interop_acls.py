@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.broker.authorizer.acl_index import AclIndex, AclSettings
 from tallystick.broker.authorizer.bindings import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.assignors import Groups, Line, as_line, told
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.client.assignors.assign import ASSIGNORS
 

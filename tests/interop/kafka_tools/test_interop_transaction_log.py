@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.broker.txn.codec import decode_record, encode_batch_of, encode_record
 from tallystick.broker.txn.machine.commands import EntryRemoved, EntryStored, TxnRecord

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.cli.main import main
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick import Producer
 from tallystick.admin import Admin, Verdict

@@ -11,7 +11,7 @@ from tests.support.other_system import OtherSystem, dual_write, recover
 from tests.support.plain_flow import producer
 from tests.support.raw_producer import committed_values, make_topic
 from tests.support.raw_wire import RawConnection
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.client.errors import BrokerRefused, DecisionExpired, IllegalState, NotSupported
 from tallystick.client.transactions.engine import Completion

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.spark_queries import Interrupted, MuteStation, Query
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 from tallystick.spark.protocol.committable import Decision
 from tallystick.spark.protocol.errors import DecisionBroken, PrefixTaken, VoteLost

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.secure_kafka import SecureKafka
-from tools import apache_kafka
+from tools.servers import apache_kafka
 
 
 @pytest.fixture(scope="session")

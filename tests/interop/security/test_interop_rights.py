@@ -27,16 +27,15 @@ from tests.support.rights_table import ROWS
 from tests.support.rights_views import OPEN_ID, OTHER_GROUP, OTHER_TOPIC, VIEWS, TopicIds, View, committed_at
 from tests.support.secure_kafka import SecureKafka, format_plain_users
 from tests.support.secure_wire import SecureConnection
-from tools import apache_kafka
-from tools.broker_process import find_free_port
+from tools.servers import apache_kafka
+from tools.servers.broker_process import find_free_port
 
 from tallystick.broker.authorizer.authorizer import Operation
 from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.protocol.acls import AclPermission
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.security.sasl_authenticate import SaslAuthenticateRequest
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest
+from tallystick.protocol.messages.security.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server]

@@ -10,14 +10,13 @@ from tests.support.raw_wire import RawConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.cluster import describe_configs, describe_quorum, incremental_alter_configs
 from tallystick.protocol.messages.groups import consumer_group_describe, consumer_group_heartbeat
-from tallystick.protocol.messages.security import create_acls, delete_acls, describe_acls
+from tallystick.protocol.messages.security import acls
 from tallystick.protocol.messages.topics import (
-    alter_partition_reassignments,
     alter_replica_log_dirs,
     create_topics,
     describe_log_dirs,
     elect_leaders,
-    list_partition_reassignments,
+    partition_reassignments,
 )
 
 NODE = 1
@@ -70,7 +69,7 @@ def test_partitions_and_replicas_left_to_the_broker(
 def test_acls_without_an_authorizer(wire: RawConnection) -> None:
     """SECURITY_DISABLED, and not an answer that looks as if there were no rules."""
     for version in (1, 2, 3):
-        everything = describe_acls.DescribeAclsRequest(
+        everything = acls.DescribeAclsRequest(
             resource_type_filter=1,
             resource_name_filter=None,
             pattern_type_filter=1,
@@ -79,9 +78,9 @@ def test_acls_without_an_authorizer(wire: RawConnection) -> None:
             operation=1,
             permission_type=1,
         )
-        described = wire.ask(everything, describe_acls.DescribeAclsResponse, version)
+        described = wire.ask(everything, acls.DescribeAclsResponse, version)
         assert (described.error_code, described.resources) == (ErrorCode.SECURITY_DISABLED, ())
-        rule = create_acls.AclCreation(
+        rule = acls.AclCreation(
             resource_type=2,
             resource_name="t",
             resource_pattern_type=3,
@@ -90,10 +89,10 @@ def test_acls_without_an_authorizer(wire: RawConnection) -> None:
             operation=3,
             permission_type=3,
         )
-        creating = create_acls.CreateAclsRequest(creations=(rule, rule))
-        created = wire.ask(creating, create_acls.CreateAclsResponse, version).results
+        creating = acls.CreateAclsRequest(creations=(rule, rule))
+        created = wire.ask(creating, acls.CreateAclsResponse, version).results
         assert [each.error_code for each in created] == [ErrorCode.SECURITY_DISABLED] * 2
-        matching = delete_acls.DeleteAclsFilter(
+        matching = acls.DeleteAclsFilter(
             resource_type_filter=1,
             resource_name_filter=None,
             pattern_type_filter=1,
@@ -102,8 +101,8 @@ def test_acls_without_an_authorizer(wire: RawConnection) -> None:
             operation=1,
             permission_type=1,
         )
-        deleting = delete_acls.DeleteAclsRequest(filters=(matching,))
-        (deleted,) = wire.ask(deleting, delete_acls.DeleteAclsResponse, version).filter_results
+        deleting = acls.DeleteAclsRequest(filters=(matching,))
+        (deleted,) = wire.ask(deleting, acls.DeleteAclsResponse, version).filter_results
         assert (deleted.error_code, deleted.matching_acls) == (ErrorCode.SECURITY_DISABLED, ())
 
 
@@ -160,16 +159,16 @@ def test_replicas_stay_where_they_are(cluster: Any, wire: RawConnection, version
     codes = {}
     for replicas in ((NODE,), None, (), (7,), (NODE, 7), (NODE, NODE)):
         parts = tuple(
-            alter_partition_reassignments.ReassignablePartition(partition_index=index, replicas=replicas)
+            partition_reassignments.ReassignablePartition(partition_index=index, replicas=replicas)
             for index in (0, 9)
         )
-        request = alter_partition_reassignments.AlterPartitionReassignmentsRequest(
+        request = partition_reassignments.AlterPartitionReassignmentsRequest(
             topics=(
-                alter_partition_reassignments.ReassignableTopic(name=topic, partitions=parts),
-                alter_partition_reassignments.ReassignableTopic(name="not-there", partitions=parts[:1]),
+                partition_reassignments.ReassignableTopic(name=topic, partitions=parts),
+                partition_reassignments.ReassignableTopic(name="not-there", partitions=parts[:1]),
             )
         )
-        cls = alter_partition_reassignments.AlterPartitionReassignmentsResponse
+        cls = partition_reassignments.AlterPartitionReassignmentsResponse
         answer = wire.ask(request, cls, version)
         assert answer.error_code == OK
         there, missing = answer.responses
@@ -183,8 +182,8 @@ def test_replicas_stay_where_they_are(cluster: Any, wire: RawConnection, version
         (NODE, 7): ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         (NODE, NODE): ErrorCode.INVALID_REPLICA_ASSIGNMENT,
     }
-    listing = list_partition_reassignments.ListPartitionReassignmentsRequest()
-    under_way = wire.ask(listing, list_partition_reassignments.ListPartitionReassignmentsResponse, 0)
+    listing = partition_reassignments.ListPartitionReassignmentsRequest()
+    under_way = wire.ask(listing, partition_reassignments.ListPartitionReassignmentsResponse, 0)
     assert (under_way.error_code, under_way.topics) == (OK, ())
 
 

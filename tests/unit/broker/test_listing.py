@@ -17,7 +17,7 @@ from tallystick.protocol.messages.data.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from tallystick.protocol.messages.groups.describe_groups import DescribedGroup, DescribeGroupsResponse
+from tallystick.protocol.messages.groups.administration import DescribedGroup, DescribeGroupsResponse
 from tallystick.protocol.messages.topics.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsResponse,

@@ -20,11 +20,12 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.protocol import decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.plain import PlainServer
 
 USERS = {"alice": Secret("wonder"), "bob": Secret("builder")}

@@ -19,11 +19,11 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.protocol import decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest
 from tallystick.security.sasl.mechanism import KeyNeeded
 from tallystick.security.sasl.oauthbearer import OauthBearerClient
 

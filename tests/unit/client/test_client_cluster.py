@@ -30,7 +30,7 @@ from tallystick.protocol.messages.cluster.find_coordinator import (
     FindCoordinatorResponse,
 )
 from tallystick.protocol.messages.data.produce import ProduceRequest
-from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tallystick.protocol.messages.groups.membership import HeartbeatRequest, HeartbeatResponse
 from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataResponse
 from tallystick.protocol.messages.txn.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.txn.init_producer_id import InitProducerIdRequest, InitProducerIdResponse

@@ -20,7 +20,7 @@ from tallystick.protocol.messages.cluster.api_versions import (
     ApiVersionsResponse,
     FinalizedFeatureKey,
 )
-from tallystick.protocol.messages.groups.heartbeat import HeartbeatResponse
+from tallystick.protocol.messages.groups.membership import HeartbeatResponse
 from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.messages.txn.end_txn import EndTxnResponse
 from tallystick.protocol.wire import Versions

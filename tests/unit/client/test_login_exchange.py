@@ -6,11 +6,12 @@ from tests.support.scram_users import find_in
 from tallystick.client.errors import AuthenticationFailed
 from tallystick.client.net.login_exchange import LoginExchange, choose_reauthentication_ms
 from tallystick.kernel.secret import Secret
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.oauthbearer import OauthBearerClient
 from tallystick.security.sasl.plain import PlainClient
 from tallystick.security.sasl.scram import SCRAM_SHA_512, create_credential

@@ -42,8 +42,11 @@ from tallystick.client.consumer.membership import (
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
 from tallystick.protocol import encode
-from tallystick.protocol.messages.groups.join_group import JoinGroupResponse, JoinGroupResponseMember
-from tallystick.protocol.messages.groups.sync_group import SyncGroupResponse
+from tallystick.protocol.messages.groups.membership import (
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+    SyncGroupResponse,
+)
 
 TOPICS = {"t": 3, "u": 2}
 ALL = frozenset(TopicPartition(topic, n) for topic, count in TOPICS.items() for n in range(count))

@@ -10,9 +10,13 @@ from tallystick.broker.config.broker_config import STANDARD_AUTHORIZER, BrokerCo
 from tallystick.broker.metadata.acl_controller import DELETIONS_MAX
 from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.settings import BadConfig
-from tallystick.protocol.messages.security.create_acls import AclCreation, CreateAclsRequest
-from tallystick.protocol.messages.security.delete_acls import DeleteAclsFilter, DeleteAclsRequest
-from tallystick.protocol.messages.security.describe_acls import DescribeAclsRequest
+from tallystick.protocol.messages.security.acls import (
+    AclCreation,
+    CreateAclsRequest,
+    DeleteAclsFilter,
+    DeleteAclsRequest,
+    DescribeAclsRequest,
+)
 from tallystick.security.principals import Principal
 
 ADMIN, ALICE = Principal("admin"), Principal("alice")

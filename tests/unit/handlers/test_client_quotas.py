@@ -7,15 +7,13 @@ from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker.handlers.cluster.client_quotas import check_entity, check_filter
 from tallystick.kernel.codes import ErrorCode as E
-from tallystick.protocol.messages.cluster.alter_client_quotas import (
+from tallystick.protocol.messages.cluster.client_quotas import (
     AlterClientQuotasRequest,
+    DescribeClientQuotasRequest,
     QuotaAlteration,
     QuotaEntity,
-    QuotaOperation,
-)
-from tallystick.protocol.messages.cluster.describe_client_quotas import (
-    DescribeClientQuotasRequest,
     QuotaFilterComponent,
+    QuotaOperation,
 )
 
 EXACT, DEFAULT, ANY_NAME = 0, 1, 2

@@ -26,8 +26,8 @@ from tallystick.protocol.messages.data.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from tallystick.protocol.messages.data.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.messages.groups.administration import DescribeGroupsRequest
 from tallystick.protocol.messages.groups.consumer_group_describe import ConsumerGroupDescribeRequest
-from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest
 from tallystick.protocol.messages.groups.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
@@ -37,11 +37,6 @@ from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
-)
-from tallystick.protocol.messages.topics.alter_partition_reassignments import (
-    AlterPartitionReassignmentsRequest,
-    ReassignablePartition,
-    ReassignableTopic,
 )
 from tallystick.protocol.messages.topics.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from tallystick.protocol.messages.topics.describe_log_dirs import (
@@ -55,6 +50,11 @@ from tallystick.protocol.messages.topics.describe_topic_partitions import (
 from tallystick.protocol.messages.topics.describe_topic_partitions import TopicRequest as PartitionsOf
 from tallystick.protocol.messages.topics.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tallystick.protocol.messages.topics.metadata import MetadataRequest, MetadataRequestTopic
+from tallystick.protocol.messages.topics.partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
 from tallystick.protocol.messages.txn.describe_producers import DescribeProducersRequest
 from tallystick.protocol.messages.txn.describe_producers import TopicRequest as ProducersOf
 from tallystick.protocol.messages.txn.describe_transactions import DescribeTransactionsRequest

@@ -27,12 +27,20 @@ from tallystick.kernel.ids import Offset
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API_SPECS, ApiKey
 from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest
-from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest
-from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest
-from tallystick.protocol.messages.groups.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from tallystick.protocol.messages.groups.leave_group import LeaveGroupRequest, MemberIdentity
-from tallystick.protocol.messages.groups.list_groups import ListGroupsRequest
+from tallystick.protocol.messages.groups.administration import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
+from tallystick.protocol.messages.groups.membership import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    LeaveGroupRequest,
+    MemberIdentity,
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+)
 from tallystick.protocol.messages.groups.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -48,7 +56,6 @@ from tallystick.protocol.messages.groups.offset_fetch import (
     OffsetFetchRequestGroup,
     OffsetFetchRequestTopic,
 )
-from tallystick.protocol.messages.groups.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from tallystick.protocol.records import read_header
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 from tallystick.testing import FakeClock

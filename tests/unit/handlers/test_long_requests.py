@@ -22,13 +22,7 @@ from tallystick.broker.handlers.cluster.alter_configs import (
 )
 from tallystick.broker.handlers.data import delete_records, produce
 from tallystick.broker.handlers.dispatch import INLINE_DECODE_BYTES_MAX
-from tallystick.broker.handlers.groups import (
-    delete_groups,
-    join_group,
-    leave_group,
-    offset_commit,
-    offset_fetch,
-)
+from tallystick.broker.handlers.groups import administration, membership, offset_commit, offset_fetch
 from tallystick.broker.handlers.groups.committing import ROWS_BEFORE_YIELD, OffsetCommitPlan
 from tallystick.broker.handlers.sliced_response import SLICE_ENTRIES
 from tallystick.broker.handlers.topics import create_partitions, create_topics, delete_topics
@@ -78,25 +72,25 @@ async def turns_of(answer: Awaitable[object]) -> int:
 
 
 LONG = [
-    (ApiKey.OFFSET_COMMIT, offset_commit, INNER),
-    (ApiKey.TXN_OFFSET_COMMIT, txn_offset_commit, INNER),
-    (ApiKey.ADD_PARTITIONS_TO_TXN, add_partitions_to_txn, INNER),
-    (ApiKey.ADD_PARTITIONS_TO_TXN, add_partitions_to_txn, OUTER),
-    (ApiKey.WRITE_TXN_MARKERS, write_txn_markers, INNER),
-    (ApiKey.DELETE_TOPICS, delete_topics, OUTER),
-    (ApiKey.DELETE_GROUPS, delete_groups, OUTER),
-    (ApiKey.DELETE_RECORDS, delete_records, INNER),
-    (ApiKey.ALTER_CONFIGS, alter_configs, OUTER),
-    (ApiKey.ALTER_CONFIGS, alter_configs, INNER),
-    (ApiKey.INCREMENTAL_ALTER_CONFIGS, alter_configs, OUTER),
-    (ApiKey.INCREMENTAL_ALTER_CONFIGS, alter_configs, INNER),
-    (ApiKey.FIND_COORDINATOR, find_coordinator, OUTER),
-    (ApiKey.CREATE_PARTITIONS, create_partitions, OUTER),
-    (ApiKey.CREATE_TOPICS, create_topics, OUTER),
-    (ApiKey.OFFSET_FETCH, offset_fetch, INNER),
-    (ApiKey.OFFSET_FETCH, offset_fetch, OUTER),
-    (ApiKey.JOIN_GROUP, join_group, OUTER),
-    (ApiKey.LEAVE_GROUP, leave_group, OUTER),
+    (ApiKey.OFFSET_COMMIT, offset_commit.handle, INNER),
+    (ApiKey.TXN_OFFSET_COMMIT, txn_offset_commit.handle, INNER),
+    (ApiKey.ADD_PARTITIONS_TO_TXN, add_partitions_to_txn.handle, INNER),
+    (ApiKey.ADD_PARTITIONS_TO_TXN, add_partitions_to_txn.handle, OUTER),
+    (ApiKey.WRITE_TXN_MARKERS, write_txn_markers.handle, INNER),
+    (ApiKey.DELETE_TOPICS, delete_topics.handle, OUTER),
+    (ApiKey.DELETE_GROUPS, administration.delete, OUTER),
+    (ApiKey.DELETE_RECORDS, delete_records.handle, INNER),
+    (ApiKey.ALTER_CONFIGS, alter_configs.handle, OUTER),
+    (ApiKey.ALTER_CONFIGS, alter_configs.handle, INNER),
+    (ApiKey.INCREMENTAL_ALTER_CONFIGS, alter_configs.handle, OUTER),
+    (ApiKey.INCREMENTAL_ALTER_CONFIGS, alter_configs.handle, INNER),
+    (ApiKey.FIND_COORDINATOR, find_coordinator.handle, OUTER),
+    (ApiKey.CREATE_PARTITIONS, create_partitions.handle, OUTER),
+    (ApiKey.CREATE_TOPICS, create_topics.handle, OUTER),
+    (ApiKey.OFFSET_FETCH, offset_fetch.handle, INNER),
+    (ApiKey.OFFSET_FETCH, offset_fetch.handle, OUTER),
+    (ApiKey.JOIN_GROUP, membership.join, OUTER),
+    (ApiKey.LEAVE_GROUP, membership.leave, OUTER),
 ]
 
 
@@ -108,7 +102,7 @@ async def test_others_have_the_loop_between_a_few_entries(api: ApiKey, handler: 
         spec = HANDLERS[api].spec
         entries = min(ENTRIES, memory.broker.config.max_partitions)  # of markers there may be no more
         request = make_request(spec, spec.max_version, shape, entries)
-        answer = handler.handle(memory.broker, request, context(api, spec.max_version))
+        answer = handler(memory.broker, request, context(api, spec.max_version))
         assert await turns_of(answer) >= (entries - ROWS_BEFORE_YIELD) // SLICE_ENTRIES
 
 

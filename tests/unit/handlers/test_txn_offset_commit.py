@@ -48,7 +48,7 @@ from tallystick.kernel.ids import (
 )
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.cluster.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.groups.delete_groups import DeleteGroupsRequest
+from tallystick.protocol.messages.groups.administration import DeleteGroupsRequest
 from tallystick.protocol.messages.groups.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,

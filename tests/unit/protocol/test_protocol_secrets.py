@@ -5,13 +5,13 @@ import pytest
 from tallystick.protocol import decode, encode
 from tallystick.protocol.messages.cluster.alter_configs import AlterableConfig as OldAlterableConfig
 from tallystick.protocol.messages.cluster.incremental_alter_configs import AlterableConfig
-from tallystick.protocol.messages.security.alter_user_scram_credentials import (
-    AlterUserScramCredentialsRequest,
-    ScramCredentialUpsertion,
-)
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+)
+from tallystick.protocol.messages.security.scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialUpsertion,
 )
 
 SECRET = "hunter2"

@@ -57,7 +57,7 @@ from tallystick.protocol.messages.cluster.describe_cluster import (
     DescribeClusterRequest,
     DescribeClusterResponse,
 )
-from tallystick.protocol.messages.groups.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tallystick.protocol.messages.groups.administration import DescribeGroupsRequest, DescribeGroupsResponse
 from tallystick.protocol.messages.topics.metadata import (
     OPERATIONS_NOT_ASKED,
     MetadataRequest,

@@ -31,17 +31,12 @@ from tallystick.broker.handlers.data import (
 )
 from tallystick.broker.handlers.dispatch import HandlerEntry, message_entry, raw_entry
 from tallystick.broker.handlers.groups import (
+    administration,
     consumer_groups,
-    delete_groups,
-    describe_groups,
-    heartbeat,
-    join_group,
-    leave_group,
-    list_groups,
+    membership,
     offset_commit,
     offset_delete,
     offset_fetch,
-    sync_group,
 )
 from tallystick.broker.handlers.security import acls, sasl, scram_credentials
 from tallystick.broker.handlers.topics import (
@@ -76,17 +71,17 @@ _HANDLER_ENTRIES: Final = (
     message_entry(ApiKey.SASL_HANDSHAKE, sasl.handle_handshake),
     message_entry(ApiKey.SASL_AUTHENTICATE, sasl.handle_token),
     message_entry(ApiKey.FIND_COORDINATOR, find_coordinator.handle),
-    message_entry(ApiKey.JOIN_GROUP, join_group.handle),
-    message_entry(ApiKey.SYNC_GROUP, sync_group.handle),
-    message_entry(ApiKey.HEARTBEAT, heartbeat.handle),
-    message_entry(ApiKey.LEAVE_GROUP, leave_group.handle),
+    message_entry(ApiKey.JOIN_GROUP, membership.join),
+    message_entry(ApiKey.SYNC_GROUP, membership.sync),
+    message_entry(ApiKey.HEARTBEAT, membership.heartbeat),
+    message_entry(ApiKey.LEAVE_GROUP, membership.leave),
     # Commits of one connection may share a sync; the group's lane keeps their order.
     message_entry(ApiKey.OFFSET_COMMIT, offset_commit.handle, pipelined=True),
     message_entry(ApiKey.OFFSET_FETCH, offset_fetch.handle),
     message_entry(ApiKey.OFFSET_DELETE, offset_delete.handle),
-    message_entry(ApiKey.LIST_GROUPS, list_groups.handle),
-    message_entry(ApiKey.DESCRIBE_GROUPS, describe_groups.handle),
-    message_entry(ApiKey.DELETE_GROUPS, delete_groups.handle),
+    message_entry(ApiKey.LIST_GROUPS, administration.list_all),
+    message_entry(ApiKey.DESCRIBE_GROUPS, administration.describe),
+    message_entry(ApiKey.DELETE_GROUPS, administration.delete),
     message_entry(ApiKey.CREATE_TOPICS, create_topics.handle),
     message_entry(ApiKey.DELETE_TOPICS, delete_topics.handle),
     message_entry(ApiKey.DELETE_RECORDS, delete_records.handle),

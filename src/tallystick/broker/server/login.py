@@ -25,11 +25,12 @@ from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.mechanism import (
     SaslAuthenticationFailed,
     SaslServer,

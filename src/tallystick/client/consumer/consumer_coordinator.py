@@ -38,10 +38,12 @@ from tallystick.client.net.metadata import MetadataImage
 from tallystick.client.offsets import GroupMetadata
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import replace
-from tallystick.protocol.messages.groups.heartbeat import HeartbeatResponse
-from tallystick.protocol.messages.groups.join_group import JoinGroupResponse
-from tallystick.protocol.messages.groups.leave_group import LeaveGroupResponse
-from tallystick.protocol.messages.groups.sync_group import SyncGroupResponse
+from tallystick.protocol.messages.groups.membership import (
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupResponse,
+    SyncGroupResponse,
+)
 
 _log = logging.getLogger("tallystick.consumer")
 

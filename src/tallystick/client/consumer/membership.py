@@ -43,15 +43,14 @@ from tallystick.kernel.codes import ErrorCode as E
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
 from tallystick.kernel.value import Value, replace
-from tallystick.protocol.messages.groups.heartbeat import HeartbeatRequest
-from tallystick.protocol.messages.groups.join_group import (
+from tallystick.protocol.messages.groups.membership import (
+    HeartbeatRequest,
     JoinGroupRequest,
     JoinGroupRequestProtocol,
     JoinGroupResponse,
     JoinGroupResponseMember,
-)
-from tallystick.protocol.messages.groups.leave_group import LeaveGroupRequest, MemberIdentity
-from tallystick.protocol.messages.groups.sync_group import (
+    LeaveGroupRequest,
+    MemberIdentity,
     SyncGroupRequest,
     SyncGroupRequestAssignment,
     SyncGroupResponse,

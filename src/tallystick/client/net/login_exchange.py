@@ -12,11 +12,12 @@ from typing import Final
 from tallystick.client.errors import AuthenticationFailed
 from tallystick.kernel.codes import ErrorCode, get_error_name
 from tallystick.kernel.errors import shorten
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from tallystick.security.sasl.mechanism import SaslClient, SaslPeerRefused
 
 HANDSHAKE_VERSION: Final = 1

@@ -60,7 +60,7 @@ from tallystick.kernel.value import Value
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
 from tallystick.protocol.apis import API_SPECS, ApiKey, ApiSpec
 from tallystick.protocol.frames import Preallocation, ReceiveBuffer, join_small
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest
+from tallystick.protocol.messages.security.sasl import SaslHandshakeRequest
 from tallystick.security.tls.failures import explain_handshake_failure
 
 READ_BUFFER_BYTES: Final = 64 * KIB

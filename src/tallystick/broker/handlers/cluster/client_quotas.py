@@ -17,16 +17,14 @@ from tallystick.broker.handlers.sliced_response import LoopYielder, SlicedTopicR
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.protocol.messages.cluster.alter_client_quotas import (
+from tallystick.protocol.messages.cluster.client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
     QuotaAlteration,
     QuotaAlterationResult,
     QuotaEntity,
-)
-from tallystick.protocol.messages.cluster.describe_client_quotas import (
-    DescribeClientQuotasRequest,
-    DescribeClientQuotasResponse,
     QuotaFilterComponent,
 )
 

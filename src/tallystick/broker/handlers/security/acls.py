@@ -22,21 +22,17 @@ from tallystick.broker.metadata.acl_controller import AclController
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.protocol.messages.security.create_acls import (
+from tallystick.protocol.messages.security.acls import (
     AclCreation,
     AclCreationResult,
+    AclDescription,
     CreateAclsRequest,
     CreateAclsResponse,
-)
-from tallystick.protocol.messages.security.delete_acls import (
     DeleteAclsFilter,
     DeleteAclsFilterResult,
     DeleteAclsMatchingAcl,
     DeleteAclsRequest,
     DeleteAclsResponse,
-)
-from tallystick.protocol.messages.security.describe_acls import (
-    AclDescription,
     DescribeAclsRequest,
     DescribeAclsResource,
     DescribeAclsResponse,

@@ -7,11 +7,12 @@ because ApiVersions is the same on every listener, and librdkafka logs in only w
 from tallystick.broker.handlers.ports import HasAuthorizer
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
-from tallystick.protocol.messages.security.sasl_authenticate import (
+from tallystick.protocol.messages.security.sasl import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
 )
-from tallystick.protocol.messages.security.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 
 
 def handle_handshake(

@@ -19,12 +19,10 @@ from tallystick.broker.metadata.scram_credentials import (
 from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.protocol.messages.security.alter_user_scram_credentials import (
+from tallystick.protocol.messages.security.scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
     AlterUserScramCredentialsResult,
-)
-from tallystick.protocol.messages.security.describe_user_scram_credentials import (
     CredentialInfo,
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,

@@ -1,0 +1,1 @@
+"""Those who act in a simulated run: clients, group members, workers, administrators, dual writers."""
