@@ -13,13 +13,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from tallystick.broker.authorizer.audit_log import is_audited
 from tallystick.broker.authorizer.authorizer import (
     CLUSTER_RESOURCE,
     GROUP,
     TOPIC,
     Operation,
     group_resource,
-    is_audited,
     topic_resource,
     transactional_id_resource,
 )
