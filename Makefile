@@ -19,10 +19,11 @@ LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster
 	tests/interop/security tests/interop/modes/test_interop_resume.py tests/interop/kafka_tools/test_interop_dump_log.py \
 	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py \
 	tests/integration/test_spark_connect.py tests/integration/test_spark_connect_foreach.py \
-	tests/integration/test_spark_own_source.py tests/integration/test_spark_moving.py
+	tests/integration/test_spark_own_source.py tests/integration/test_spark_moving.py \
+	tests/integration/test_spark_versions.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check unit format interop crash soak sim sim-nightly mutants fuzz hostile bench docs dist wheels scripts-rewrite clean
+.PHONY: help run test test-full check unit format interop spark-versions crash soak sim sim-nightly mutants fuzz hostile bench docs dist wheels scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -64,6 +65,10 @@ format: $(READY) ## rewrite the sources in the house format, and the twins that 
 
 interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apache Kafka
 	@TALLYSTICK_INTEROP_KAFKA=1 $(BIN)/python -m pytest tests/interop
+
+spark-versions: $(READY) ## the Spark parts with each older PySpark that they work with, taken once (1.8 GB)
+	@$(BIN)/python -m tools.servers.pyspark_versions
+	@$(BIN)/python -m pytest tests/integration/test_spark_versions.py
 
 crash: $(READY) ## the long form of every crash test; more of the random ones: make crash SEEDS=24
 	@TALLYSTICK_LONG=1 $(if $(SEEDS),TALLYSTICK_SEEDS=$(SEEDS)) $(BIN)/python -m pytest -o timeout=3600 $(TWO) --dist loadfile tests/crash

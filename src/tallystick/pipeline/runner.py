@@ -34,9 +34,9 @@ from tallystick.pipeline.progress import Progress, parse_progress
 from tallystick.pipeline.status import DecisionWatch
 from tallystick.pipeline.views import declare_views
 from tallystick.spark.checkpoint import find_local_folder, read_decision_location
-from tallystick.spark.data_source import register
 from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 from tallystick.spark.protocol.transactional_ids import DATABASE_SUFFIX
+from tallystick.spark.registration import register
 from tallystick.spark.session import spark_session
 from tallystick.spark.sink.lease_handover import abort_unfinished_batch, identify_driver
 

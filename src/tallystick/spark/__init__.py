@@ -1,6 +1,7 @@
 """Spark source and sink: `register(spark)`, then `format("tallystick")` reads and writes batches and streams.
 
-It needs PySpark 4.3 or later (`pip install tallystick[spark]`), and no jar. docs/spark.md has the options.
+It needs PySpark 4.2 (`pip install tallystick[spark]`), or 3.5 for `foreach_batch` alone, and no jar.
+docs/spark.md has the options, and what works in which version.
 """
 
 from typing import TYPE_CHECKING
@@ -8,8 +9,10 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.spark.data_source import KafkaDataSource, register
+    from tallystick.spark.data_source import KafkaDataSource
     from tallystick.spark.options.sinks import to_table, to_topic
+    from tallystick.spark.registration import register
+    from tallystick.spark.runtime.versions import UnsupportedSpark
     from tallystick.spark.session import spark_session
     from tallystick.spark.sink.database_context import resolve_rows
     from tallystick.spark.sink.foreach_batch import foreach_batch
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KafkaDataSource",
+    "UnsupportedSpark",
     "foreach_batch",
     "register",
     "resolve",
@@ -31,8 +35,9 @@ if not TYPE_CHECKING:
         __name__,
         {
             "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
+            "UnsupportedSpark": "tallystick.spark.runtime.versions:UnsupportedSpark",
             "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
-            "register": "tallystick.spark.data_source:register",
+            "register": "tallystick.spark.registration:register",
             "resolve": "tallystick.spark.sink.recovery:resolve",
             "resolve_rows": "tallystick.spark.sink.database_context:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",

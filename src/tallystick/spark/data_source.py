@@ -8,8 +8,9 @@ this module. The keys of options arrive in lower case. Names of the hooks' argum
 contract.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -30,11 +31,8 @@ from pyspark.sql.types import (
 
 from tallystick.spark import sink, source
 from tallystick.spark.options.source_options import parse_source_options
-from tallystick.spark.runtime import session_advice
+from tallystick.spark.runtime.versions import SparkFeature, check_feature
 from tallystick.spark.runtime.worker_gc import freeze_loaded_modules
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NAME: Final = "tallystick"
 
@@ -77,21 +75,15 @@ class KafkaDataSource(DataSource):
         return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
+        check_feature(SparkFeature.STREAM_READ, pyspark.__version__)
         reader = source.stream_reader.StreamReader(self.options)
         freeze_loaded_modules()
         return reader
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        check_feature(SparkFeature.BATCH_WRITE, pyspark.__version__)
         return sink.writers.create_batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        check_feature(SparkFeature.STREAM_WRITE, pyspark.__version__)
         return sink.writers.create_stream_writer(self.options, schema, overwrite)
-
-
-def register(spark: "SparkSession") -> None:
-    """Register `format("tallystick")` with this session, classic or Connect. It may be called again.
-
-    Logs a warning, once, if rows reach Python workers over TCP.
-    """
-    spark.dataSource.register(KafkaDataSource)
-    session_advice.advise(spark)

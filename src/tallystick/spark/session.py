@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from tallystick.spark.class_archive import find_class_archive, list_jvm_options
-from tallystick.spark.data_source import register
+from tallystick.spark.registration import register
 from tallystick.spark.runtime.java import find_java_home
+from tallystick.spark.runtime.versions import SparkFeature, find_checkpoint_manager, has_feature
 from tallystick.spark.worker_python import find_worker_python
 
 FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -19,9 +21,7 @@ FAST_START_JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # Spark's default manager starts ten programs (`readlink`, `chmod`) for each file that it writes on a local
 # disk, and it writes two in a micro-batch. This one starts two for each: docs/adr/0056.
 _LOCAL_CHECKPOINTS: Final = {
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    "spark.sql.streaming.checkpointFileManagerClass": find_checkpoint_manager(pyspark.__version__)
 }
 
 # Spark puts them before the user's `extraJavaOptions`.
@@ -35,7 +35,9 @@ def spark_session(
     master: str = "local[*]",
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start Spark with `format("tallystick")` registered, or return the session that runs already.
+    """Start Spark with `format("tallystick")` registered, or return the session that runs.
+
+    Before PySpark 4.0 there is no `format` to register, and only `foreach_batch` can be used.
 
     Spark listens on the loopback address only and keeps its files in `work_dir`. With a local master
     (`local[...]`, `local-cluster[...]`) its JVMs use the class archive, if that was made, and its Python
@@ -63,7 +65,8 @@ def spark_session(
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    register(spark)
+    if has_feature(SparkFeature.BATCH_READ, pyspark.__version__):
+        register(spark)
     return spark
 
 

@@ -6,7 +6,8 @@ from typing import Any, cast
 import pytest
 from pyspark.errors import PySparkException
 
-from tallystick.spark.data_source import KafkaDataSource, register
+from tallystick.spark.data_source import KafkaDataSource
+from tallystick.spark.registration import register
 from tallystick.spark.runtime import session_advice
 from tallystick.spark.runtime.session_advice import UNIX_SOCKETS, find_slow_sockets
 

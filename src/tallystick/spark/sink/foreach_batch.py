@@ -15,6 +15,8 @@ of votes: it runs the whole plan once, even for a batch that was decided before 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
+import pyspark
+
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import Value, replace
 from tallystick.spark import sink as spark_sink
@@ -30,6 +32,7 @@ from tallystick.spark.options.sinks import (
     quote_column,
 )
 from tallystick.spark.protocol.committable import MicroBatch, Vote, build_empty_vote, decode_vote
+from tallystick.spark.runtime.versions import SparkFeature, check_feature
 from tallystick.spark.sink import foreach_topic
 from tallystick.spark.sink.combined_attempt import CombinedTask
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
@@ -56,6 +59,7 @@ class ForeachBatch(Value, kw_only=True):
     create_database_context: "CreateDatabaseContext | None" = None
 
     def __call__(self, frame: "DataFrame", batch_id: int) -> None:
+        check_feature(SparkFeature.FOREACH_BATCH, pyspark.__version__)
         where = (
             None
             if self.database_url is None

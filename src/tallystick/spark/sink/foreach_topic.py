@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
+import pyspark
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.checkpoint import read_end_offsets, read_query_start
@@ -27,9 +28,10 @@ from tallystick.spark.protocol.committable import (
     decode_vote,
     encode_vote,
 )
+from tallystick.spark.runtime.versions import SparkFeature, check_feature
 from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.columns import parse_checked_options
 from tallystick.spark.sink.context import OpenContext, get_sink_context
-from tallystick.spark.sink.writers import parse_checked_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,10 +55,11 @@ def foreach_batch(
         query_id: an id that is the same in all runs on one checkpoint, and different for each checkpoint.
             Required under Spark Connect; classic Spark knows it.
         connect: connects a process to the cluster; crash tests replace it.
-    Raises: when a batch is run: BadConfig, SinkErrors.
+    Raises: when a batch is run: BadConfig, SinkErrors, UnsupportedSpark.
     """
 
     def write(frame: "DataFrame", batch_id: int) -> None:
+        check_feature(SparkFeature.FOREACH_BATCH, pyspark.__version__)
         rows = frame if transform is None else transform(frame)
         sink_options = parse_checked_options(options, rows.schema, QueryType.STREAM)
         context = connect(sink_options)

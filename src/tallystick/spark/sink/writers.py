@@ -9,18 +9,12 @@ Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    StringType,
-    StructField,
     StructType,
 )
 
@@ -29,7 +23,7 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.checkpoint import read_end_offsets, read_query_id, read_query_start
 from tallystick.spark.options.option_table import QueryType
-from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
+from tallystick.spark.options.sink_options import SinkOptions
 from tallystick.spark.protocol.committable import (
     BatchLease,
     BatchWrite,
@@ -44,6 +38,7 @@ from tallystick.spark.protocol.committable import (
 )
 from tallystick.spark.protocol.errors import NotBegun
 from tallystick.spark.sink.attempt import run_attempt
+from tallystick.spark.sink.columns import parse_checked_options
 from tallystick.spark.sink.context import OpenContext, SinkContext, get_sink_context
 from tallystick.spark.sink.lease_handover import find_lease, remove_lease, save_lease
 
@@ -52,15 +47,6 @@ _log = logging.getLogger("tallystick.spark")
 _QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 _BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 """Local properties that Spark's MicroBatchExecution sets for the tasks of a micro-batch."""
-
-_HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-_COLUMN_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
-    "key": (StringType, BinaryType),
-    "value": (StringType, BinaryType),
-    "topic": (StringType,),
-    "partition": (IntegerType,),
-    "headers": (ArrayType,),
-}
 
 
 class VoteMessage(WriterCommitMessage):
@@ -194,40 +180,3 @@ def _find_micro_batch() -> MicroBatch:
 
 def _decode_votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote | None]:
     return [decode_vote(each.vote) if isinstance(each, VoteMessage) else None for each in messages]
-
-
-# -------------------------------------------------------------------------------- the schema
-
-
-def parse_checked_options(
-    raw_options: Mapping[str, str], schema: StructType, query: QueryType, problems: Iterable[str] = ()
-) -> SinkOptions:
-    """Parse the options of a writer and check them and the schema. Raises: BadConfig with all problems."""
-    problems = list(problems)
-    options = None
-    try:
-        options = parse_sink_options(raw_options, query)
-    except BadConfig as exc:
-        problems += str(exc).splitlines()
-    topic = {name.lower(): text for name, text in raw_options.items()}.get("topic")
-    problems += _find_schema_problems(schema, topic)
-    if problems or options is None:
-        raise BadConfig("\n".join(problems))
-    return options
-
-
-def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
-    """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery)."""
-    columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
-    if "value" not in columns:
-        yield "column value: required, and missing"
-    if not topic and "topic" not in columns:
-        yield "topic: required, as an option or as a column"
-    for name, kinds in _COLUMN_TYPES.items():
-        data_type = columns.get(name)
-        if data_type is not None and not isinstance(data_type, kinds):
-            type_names = " or ".join(kind.typeName() for kind in kinds)
-            yield f"column {name}: is {data_type.simpleString()}, and must be {type_names}"
-    headers = columns.get("headers")
-    if isinstance(headers, ArrayType) and headers.elementType.simpleString() != _HEADER_TYPE.simpleString():
-        yield f"column headers: is {headers.simpleString()}, and must be array<{_HEADER_TYPE.simpleString()}>"

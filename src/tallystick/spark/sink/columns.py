@@ -1,0 +1,61 @@
+"""The columns that the sink takes, by the rules of Spark's own sink; checked together with the options."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.spark.options.option_table import QueryType
+from tallystick.spark.options.sink_options import SinkOptions, parse_sink_options
+
+_HEADER_TYPE: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_COLUMN_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "key": (StringType, BinaryType),
+    "value": (StringType, BinaryType),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "headers": (ArrayType,),
+}
+
+
+def parse_checked_options(
+    raw_options: Mapping[str, str], schema: StructType, query: QueryType, problems: Iterable[str] = ()
+) -> SinkOptions:
+    """Parse the options of a writer and check them and the schema. Raises: BadConfig with all problems."""
+    problems = list(problems)
+    options = None
+    try:
+        options = parse_sink_options(raw_options, query)
+    except BadConfig as exc:
+        problems += str(exc).splitlines()
+    topic = {name.lower(): text for name, text in raw_options.items()}.get("topic")
+    problems += _find_schema_problems(schema, topic)
+    if problems or options is None:
+        raise BadConfig("\n".join(problems))
+    return options
+
+
+def _find_schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
+    """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery)."""
+    columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
+    if "value" not in columns:
+        yield "column value: required, and missing"
+    if not topic and "topic" not in columns:
+        yield "topic: required, as an option or as a column"
+    for name, kinds in _COLUMN_TYPES.items():
+        data_type = columns.get(name)
+        if data_type is not None and not isinstance(data_type, kinds):
+            type_names = " or ".join(kind.typeName() for kind in kinds)
+            yield f"column {name}: is {data_type.simpleString()}, and must be {type_names}"
+    headers = columns.get("headers")
+    if isinstance(headers, ArrayType) and headers.elementType.simpleString() != _HEADER_TYPE.simpleString():
+        yield f"column headers: is {headers.simpleString()}, and must be array<{_HEADER_TYPE.simpleString()}>"

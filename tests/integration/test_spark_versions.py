@@ -1,0 +1,132 @@
+"""Every cell of the table of Spark versions in docs/spark.md, with that version's PySpark.
+
+`make spark-versions` takes the versions and runs this; a version that has not been taken is skipped.
+"""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+from tests.support.reading import committed_records
+from tests.support.spark_versions_child import ROWS, ROWS_A_BATCH
+from tools.servers.pyspark_versions import VERSIONS, find_folder
+
+import tallystick
+from tallystick import Admin, Producer
+from tallystick.admin import NewTopic
+from tallystick.spark.runtime.versions import SparkFeature, has_feature
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]
+
+ALL = (*VERSIONS, pyspark.__version__)
+PARTITIONS = 2
+WRITERS = ["FOREACH_BATCH", "FOREACH_BATCH_WITH_TABLE", "STREAM_WRITE"]
+
+
+class Driver:
+    """A process that uses one version of PySpark."""
+
+    def __init__(self, version: str, folder: Path, broker: EmbeddedBroker) -> None:
+        place = find_folder(version)
+        if place is None and version != pyspark.__version__:
+            pytest.skip(f"PySpark {version} has not been taken: make spark-versions")
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.create_topics([NewTopic(name=name, partitions=PARTITIONS) for name in ("in", "out")])
+        self._folder = folder
+        self._bootstrap = broker.bootstrap_servers
+        ours = (Path(__file__).parents[2], Path(tallystick.__file__).parents[1])
+        path = [str(each) for each in (place, *ours) if each is not None]
+        self._environment = {
+            **{name: text for name, text in os.environ.items() if name not in ("SPARK_HOME", "PYTHONPATH")},
+            "PYTHONPATH": os.pathsep.join(path),
+        }
+
+    def start(self, use: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.support.spark_versions_child"]
+        with (self._folder / "log").open("a") as log:
+            return subprocess.Popen(
+                [*command, self._bootstrap, use, str(self._folder)],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # so that Java can be killed with it
+            )
+
+    def run(self, use: str) -> int:
+        return self.start(use).wait(400)
+
+    @property
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+
+def _read_topic(broker: EmbeddedBroker) -> list[str]:
+    client = {"bootstrap.servers": broker.bootstrap_servers}
+    return [(record.value or b"").decode() for record in committed_records(client, "out", PARTITIONS)]
+
+
+@pytest.mark.parametrize("version", ALL)
+@pytest.mark.parametrize("use", WRITERS)
+def test_a_killed_driver_writes_every_row_once(version: str, use: str, tmp_path: Path) -> None:
+    feature = SparkFeature["FOREACH_BATCH" if use.startswith("FOREACH") else use]
+    if not has_feature(feature, version):
+        pytest.skip("refused: test_what_a_version_lacks_is_refused")
+    with EmbeddedBroker() as broker:
+        driver = Driver(version, tmp_path, broker)
+        first = driver.start(use)
+        eventually(
+            lambda: first.poll() is not None or len(_read_topic(broker)) >= ROWS_A_BATCH, deadline_s=200
+        )
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+        assert driver.run(use) == 0, driver.log[-3000:]
+        assert sorted(_read_topic(broker)) == sorted(ROWS)
+    if use == "FOREACH_BATCH_WITH_TABLE":
+        with sqlite3.connect(tmp_path / "rows.db") as database:
+            assert sorted(row for (row,) in database.execute("SELECT value FROM out")) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("version", ALL)
+def test_a_batch_is_written_once(version: str, tmp_path: Path) -> None:
+    if not has_feature(SparkFeature.BATCH_WRITE, version):
+        pytest.skip("refused: test_what_a_version_lacks_is_refused")
+    with EmbeddedBroker() as broker:
+        driver = Driver(version, tmp_path, broker)
+        assert driver.run("BATCH_WRITE") == 0, driver.log[-3000:]
+        assert sorted(_read_topic(broker)) == sorted(ROWS)
+
+
+@pytest.mark.parametrize("version", ALL)
+@pytest.mark.parametrize("use", ["BATCH_READ", "STREAM_READ"])
+def test_every_row_is_read_once(version: str, use: str, tmp_path: Path) -> None:
+    if not has_feature(SparkFeature[use], version):
+        pytest.skip("refused: test_what_a_version_lacks_is_refused")
+    with EmbeddedBroker() as broker:
+        driver = Driver(version, tmp_path, broker)
+        with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+            for row in ROWS:
+                producer.send("in", row.encode())
+        assert driver.run(use) == 0, driver.log[-3000:]
+        assert sorted((tmp_path / "read").read_text().splitlines()) == sorted(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("version", "feature"),
+    [(version, feature) for version in ALL for feature in SparkFeature if not has_feature(feature, version)],
+    ids=str,
+)
+def test_what_a_version_lacks_is_refused(version: str, feature: SparkFeature, tmp_path: Path) -> None:
+    with EmbeddedBroker() as broker:
+        driver = Driver(version, tmp_path, broker)
+        assert driver.run(feature.name) != 0
+        since = SparkFeature.BATCH_READ.since if version.startswith("3.") else feature.since
+        needed = ".".join(map(str, since))
+        assert f"needs PySpark {needed} or later, and this is {version}." in driver.log
+        assert _read_topic(broker) == []
