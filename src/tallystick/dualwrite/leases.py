@@ -46,6 +46,7 @@ from tallystick.dualwrite.stores.base import LeaseStore, Store, StoreTransaction
 from tallystick.dualwrite.writer import DualWriter
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import replace
+from tallystick.metrics.dual_writes import WriteEvent
 
 D = TypeVar("D", bound=StoreTransaction)
 
@@ -155,7 +156,15 @@ class LeaseKeeper(Generic[D]):
     def _take(self, row: LeaseRow, former: LeaseRow | None) -> bool:
         taken = replace(row, holder=self._holder, holder_info=describe_process())
         taking = LeaseTaking(row=taken, former=former, duration_ms=self._lease.duration_ms)
-        return self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
+        is_taken = self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
+        if is_taken:
+            self._steps.note(WriteEvent.LEASE_TAKEN)
+        return is_taken
+
+    @property
+    def held_count(self) -> int:
+        """Number of ids whose leases are held."""
+        return len(self._held)
 
     def _hold(self, transactional_id: str, taken_ms: int) -> LeasedId[D]:
         writer = self._create_writer(LeasedStore(self._store, self._holder), transactional_id)
@@ -231,6 +240,7 @@ class LeaseKeeper(Generic[D]):
             _log.warning(
                 "the pool %r gives up %r and takes another id: %s", self._base, transactional_id, reason
             )
+            self._steps.note(WriteEvent.LEASE_LOST)
             self._wake.set()
         return leased
 
@@ -330,6 +340,7 @@ class LeaseKeeper(Generic[D]):
         _log.info(
             "the lease of %r, held by %s, has expired: it is recovered", row.transactional_id, row.holder_info
         )
+        self._steps.note(WriteEvent.LEASE_EXPIRED)
         with self._lock:
             self._recovering_ids.add(row.transactional_id)
         writer = self._create_writer(LeasedStore(self._store, self._holder), row.transactional_id)

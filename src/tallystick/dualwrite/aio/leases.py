@@ -45,6 +45,7 @@ from tallystick.dualwrite.recovery import RecoveredId
 from tallystick.dualwrite.stores.base import AsyncLeaseStore, AsyncStore, AsyncStoreTransaction
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.value import replace
+from tallystick.metrics.dual_writes import WriteEvent
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
 
@@ -154,7 +155,15 @@ class AsyncLeaseKeeper(Generic[D]):
     async def _take(self, row: LeaseRow, former: LeaseRow | None) -> bool:
         taken = replace(row, holder=self._holder, holder_info=describe_process())
         taking = LeaseTaking(row=taken, former=former, duration_ms=self._lease.duration_ms)
-        return await self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
+        is_taken = await self._steps.run("take lease", row.transactional_id, self._store.take_lease, taking)
+        if is_taken:
+            self._steps.note(WriteEvent.LEASE_TAKEN)
+        return is_taken
+
+    @property
+    def held_count(self) -> int:
+        """Number of ids whose leases are held."""
+        return len(self._held)
 
     def _hold(self, transactional_id: str, taken_ms: int) -> AsyncLeasedId[D]:
         writer = self._create_writer(AsyncLeasedStore(self._store, self._holder), transactional_id)
@@ -230,6 +239,7 @@ class AsyncLeaseKeeper(Generic[D]):
             _log.warning(
                 "the pool %r gives up %r and takes another id: %s", self._base, transactional_id, reason
             )
+            self._steps.note(WriteEvent.LEASE_LOST)
             self._wake.set()
         return leased
 
@@ -329,6 +339,7 @@ class AsyncLeaseKeeper(Generic[D]):
         _log.info(
             "the lease of %r, held by %s, has expired: it is recovered", row.transactional_id, row.holder_info
         )
+        self._steps.note(WriteEvent.LEASE_EXPIRED)
         with self._lock:
             self._recovering_ids.add(row.transactional_id)
         writer = self._create_writer(AsyncLeasedStore(self._store, self._holder), row.transactional_id)
