@@ -10,6 +10,7 @@ from tallystick import _lazy
 if TYPE_CHECKING:
     from tallystick.spark.data_source import KafkaDataSource, register
     from tallystick.spark.options.sinks import to_table, to_topic
+    from tallystick.spark.query_metrics import QueryMetrics
     from tallystick.spark.session import spark_session
     from tallystick.spark.sink.database_context import resolve_rows
     from tallystick.spark.sink.foreach_batch import foreach_batch
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KafkaDataSource",
+    "QueryMetrics",
     "foreach_batch",
     "register",
     "resolve",
@@ -31,6 +33,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
+            "QueryMetrics": "tallystick.spark.query_metrics:QueryMetrics",
             "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
             "register": "tallystick.spark.data_source:register",
             "resolve": "tallystick.spark.sink.recovery:resolve",
