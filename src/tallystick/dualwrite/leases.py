@@ -12,7 +12,7 @@ A lease protects nothing by itself [DW-15]; see `lease_rules`.
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import NotSupported
@@ -103,6 +103,7 @@ class LeaseKeeper(Generic[D]):
         self._clock = clock or SystemClock()
         self._holder = ""
         self._held: dict[str, LeasedId[D]] = {}
+        self.held_ids: Collection[str] = self._held.keys()  # a view
         self._recovering_ids: set[str] = set()  # of other holders, taken over in order to recover them
         self._attempts = RecoveryAttempts(lease.duration_ms)
         self._lock = threading.Lock()  # around what is looked at and changed without waiting
@@ -160,11 +161,6 @@ class LeaseKeeper(Generic[D]):
         if is_taken:
             self._steps.note(WriteEvent.LEASE_TAKEN)
         return is_taken
-
-    @property
-    def held_count(self) -> int:
-        """Number of ids whose leases are held."""
-        return len(self._held)
 
     def _hold(self, transactional_id: str, taken_ms: int) -> LeasedId[D]:
         writer = self._create_writer(LeasedStore(self._store, self._holder), transactional_id)

@@ -176,9 +176,9 @@ class QueryMetrics(StreamingQueryListener):
         self._replays.labels(query).inc(batch.is_replay)
         for phase, ms in batch.durations_ms.items():
             self._phases.labels(query, phase).observe(ms / 1000)
-        shown = {BATCH: batch.batch, LAG: batch.lag, PARTICIPANTS: participants}
+        values = {BATCH: batch.batch, LAG: batch.lag, PARTICIPANTS: participants}
         with self._lock:
-            for family, value in shown.items():
+            for family, value in values.items():
                 if value is not None:
                     self._gauges[family.name][query] = value
 
@@ -199,8 +199,8 @@ class QueryMetrics(StreamingQueryListener):
         with self._lock:
             running = {query for query, _ in self._runs.values()}
             gauges = {name: dict(values) for name, values in self._gauges.items()}
-        known = running | set(gauges[BATCH.name])
-        yield self._text.convert(ACTIVE, [((query,), query in running) for query in sorted(known)])
+        queries = sorted(running | set(gauges[BATCH.name]))
+        yield self._text.convert(ACTIVE, [((query,), query in running) for query in queries])
         for family in (BATCH, LAG, PARTICIPANTS):
             yield self._text.convert(
                 family, [((query,), value) for query, value in gauges[family.name].items()]

@@ -29,6 +29,7 @@ from tools import dashboard
 
 from tallystick.broker.metrics.broker_metrics import FAMILIES
 from tallystick.broker.txn.machine.model import ForcedCause
+from tallystick.console.views import metrics
 from tallystick.dualwrite.recipes import StepRunner
 from tallystick.kernel.value import replace
 from tallystick.metrics import ClientMetrics
@@ -62,12 +63,12 @@ class FakePool:
 
 
 def expose_clients() -> str:
-    metrics, pool = ClientMetrics(), FakePool()
-    steps = StepRunner(metrics.watch_writes("shop"))
+    collector, pool = ClientMetrics(), FakePool()
+    steps = StepRunner(collector.watch_writes("shop"))
     steps.attach(pool)
     for event in WriteEvent:
         steps.note(event)
-    return expose(metrics)
+    return expose(collector)
 
 
 def expose_queries() -> str:
@@ -125,6 +126,31 @@ def test_the_facts_show_every_metric(exported: Exported) -> None:
 def test_a_name_that_is_not_exported_is_noticed(exported: Exported, text: str, problem: str) -> None:
     problems = list(exported.find_problems(Expression("here", text, frozenset())))
     assert any(problem in each for each in problems), problems
+
+
+def test_every_metric_of_ours_is_in_the_reference(exported: Exported) -> None:
+    """Those of the broker are in docs/operating.md, which another test holds."""
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    of_broker = {each.name for each in FAMILIES}
+    suffixes = re.compile(r"(?<!_lag)_(bucket|sum|count|created)$")
+    names = {suffixes.sub("", name) for name in exported.labels if name not in of_broker}
+    # A counter's time of creation has the counter's name without `_total`.
+    missing = [
+        name for name in names if not {f"`{name}`", f"`{name}_total`"} & set(re.findall("`[^`]+`", page))
+    ]
+    assert sorted(missing) == []
+
+
+def test_the_guide_includes_its_example_and_names_the_bounds() -> None:
+    guide = (ROOT / "docs/how-to/monitor.md").read_text()
+    assert '--8<-- "examples/client_metrics.py"' in guide
+    rows = {
+        "partitions that hold readers back": metrics.HELD_BACK_PARTITIONS_MAX,
+        "groups": metrics.GROUPS_MAX,
+        "partitions of groups": metrics.GROUP_PARTITIONS_MAX,
+        "prefixes of Spark": metrics.PREFIXES_MAX,
+    }
+    assert [kind for kind, limit in rows.items() if f"| {kind} | {limit:,} |" not in guide] == []
 
 
 def test_every_expression_names_a_metric() -> None:

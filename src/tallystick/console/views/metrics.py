@@ -88,8 +88,8 @@ def _read_transactions(state: ConsoleState, now_ms: int) -> Iterator[MetricReadi
     health = Counter(each.health for each in state.joint)
     states = Counter(map(_name_state, state.joint))
     yield families.TRANSACTIONS, [((_label(each),), health[each]) for each in Health] if is_read else []
-    shown = (*OPEN_STATES, NO_COORDINATOR, OTHER_STATE)
-    yield families.TRANSACTIONS_BY_STATE, [((each,), states[each]) for each in shown] if is_read else []
+    labels = (*OPEN_STATES, NO_COORDINATOR, OTHER_STATE)
+    yield families.TRANSACTIONS_BY_STATE, [((each,), states[each]) for each in labels] if is_read else []
     counts = [((kind,), len(joint)) for kind, joint in kinds.items()]
     yield families.OPEN_TRANSACTIONS, counts if is_read else []
     ages = [((kind,), _to_seconds(find_oldest_ms(joint, now_ms) or 0)) for kind, joint in kinds.items()]
@@ -133,17 +133,17 @@ def _read_partitions(state: ConsoleState, now_ms: int, left_out: Counter[str]) -
     yield families.HELD_BACK_RECORDS, [((), records)] if is_read else []
     yield families.HELD_BACK_PARTITIONS, [((), len(held))] if is_read else []
     yield families.HELD_BACK_SECONDS, [((), _to_seconds(max(ages.values(), default=0)))] if is_read else []
-    shown = nsmallest(
+    worst = nsmallest(
         HELD_BACK_PARTITIONS_MAX, held, key=lambda at: (-ages.get(at, 0), -held[at].held_back_count, str(at))
     )
-    left_out["held back partitions"] = len(held) - len(shown)
+    left_out["held back partitions"] = len(held) - len(worst)
     yield (
         families.PARTITION_HELD_BACK_RECORDS,
-        [(_label_partition(at), held[at].held_back_count) for at in shown],
+        [(_label_partition(at), held[at].held_back_count) for at in worst],
     )
     yield (
         families.PARTITION_HELD_BACK_SECONDS,
-        [(_label_partition(at), _to_seconds(ages[at])) for at in shown if at in ages],
+        [(_label_partition(at), _to_seconds(ages[at])) for at in worst if at in ages],
     )
 
 
@@ -184,9 +184,9 @@ def _read_groups(snapshot: Snapshot, left_out: Counter[str]) -> Iterator[MetricR
     yield families.EXPORTER_MEMBERS, [((name,), len(each.members)) for name, each in members.items()]
     yield from _read_group_sums(snapshot, names)
     yield families.EXPORTER_LAG_SUM, _sum_by_topic(rows, frozenset(names))
-    shown = nsmallest(GROUP_PARTITIONS_MAX, rows, key=lambda row: (-row.lag, row.group, str(row.at)))
-    left_out["partitions of groups"] = len(rows) - len(shown)
-    labels = [(row, (row.group, *_label_partition(row.at))) for row in shown]
+    worst = nsmallest(GROUP_PARTITIONS_MAX, rows, key=lambda row: (-row.lag, row.group, str(row.at)))
+    left_out["partitions of groups"] = len(rows) - len(worst)
+    labels = [(row, (row.group, *_label_partition(row.at))) for row in worst]
     counted = [(label, row.offset.data_lag) for row, label in labels]
     yield families.GROUP_PARTITION_LAG, [(label, lag) for label, lag in counted if lag is not None]
     yield families.EXPORTER_LAG, [(label, row.lag) for row, label in labels]
@@ -269,12 +269,12 @@ def _read_pipelines(snapshot: Snapshot, now_ms: int, left_out: Counter[str]) -> 
     decided = [(each, each.decision) for each in snapshot.pipelines.prefixes if each.decision is not None]
     decided.sort(key=lambda pair: -pair[1].decided_ms)
     left_out["prefixes"] = max(0, len(decided) - PREFIXES_MAX)
-    shown = [((each.prefix, each.source), each, decision) for each, decision in decided[:PREFIXES_MAX]]
-    yield families.PIPELINE_UNFINISHED, [(label, not each.is_complete) for label, each, _ in shown]
-    yield families.PIPELINE_PARTICIPANTS, [(label, len(each.participants)) for label, _, each in shown]
-    numbers = [(label, each.batch_id) for label, _, each in shown]
+    rows = [((each.prefix, each.source), each, decision) for each, decision in decided[:PREFIXES_MAX]]
+    yield families.PIPELINE_UNFINISHED, [(label, not each.is_complete) for label, each, _ in rows]
+    yield families.PIPELINE_PARTICIPANTS, [(label, len(each.participants)) for label, _, each in rows]
+    numbers = [(label, each.batch_id) for label, _, each in rows]
     yield families.PIPELINE_BATCH, [(label, number) for label, number in numbers if number is not None]
-    ages = [(label, _to_seconds(max(0, now_ms - each.decided_ms))) for label, _, each in shown]
+    ages = [(label, _to_seconds(max(0, now_ms - each.decided_ms))) for label, _, each in rows]
     yield families.PIPELINE_DECISION_SECONDS, ages
 
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, Generic, TypeVar
 
 from tallystick.client.errors import NotSupported
@@ -102,6 +102,7 @@ class AsyncLeaseKeeper(Generic[D]):
         self._clock = clock or SystemClock()
         self._holder = ""
         self._held: dict[str, AsyncLeasedId[D]] = {}
+        self.held_ids: Collection[str] = self._held.keys()  # a view
         self._recovering_ids: set[str] = set()  # of other holders, taken over in order to recover them
         self._attempts = RecoveryAttempts(lease.duration_ms)
         self._lock = threading.Lock()  # around what is looked at and changed without waiting
@@ -159,11 +160,6 @@ class AsyncLeaseKeeper(Generic[D]):
         if is_taken:
             self._steps.note(WriteEvent.LEASE_TAKEN)
         return is_taken
-
-    @property
-    def held_count(self) -> int:
-        """Number of ids whose leases are held."""
-        return len(self._held)
 
     def _hold(self, transactional_id: str, taken_ms: int) -> AsyncLeasedId[D]:
         writer = self._create_writer(AsyncLeasedStore(self._store, self._holder), transactional_id)

@@ -267,7 +267,7 @@ class WriterPool(Generic[D]):
 
     def metrics(self) -> dict[str, float]:
         """Return the state as numbers: writers that no caller uses, units that wait, leases held."""
-        leases = {} if self._leases is None else {"pool-leases": float(self._leases.held_count)}
+        leases = {} if self._leases is None else {"pool-leases": float(len(self._leases.held_ids))}
         return {
             "pool-free": self._free.qsize(),
             "pool-waiting-units": self._batches.waiting_count,
