@@ -1,5 +1,6 @@
 """Metrics of real clients and dual writes, and the documented example."""
 
+import asyncio
 import sqlite3
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 from tests.support.dual_world import MakeWorld, World, worlds
 
-from tallystick import Admin, Consumer, Producer
+from tallystick import Admin, Consumer, Producer, aio
 from tallystick.dualwrite import CommitUnknown, DualWriter, Lease, WriteInDoubt, WriterPool
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.dualwrite.transaction import DatabaseHalf
@@ -153,6 +154,35 @@ def test_leases_of_a_pool_are_counted(world: World) -> None:
         assert shown["tallystick_dual_write_leases_total", (("event", "taken"), SHOP)] == 2
 
 
+def test_leases_that_are_lost_and_those_that_others_let_expire_are_counted(world: World) -> None:
+    metrics = ClientMetrics()
+    watched = {"lease": Lease(duration_ms=60_000), "watch": metrics.watch_writes("shop")}
+    with (
+        WriterPool(world.store, world.config, 1, **watched) as loser,  # type: ignore[arg-type]
+        WriterPool(world.store, world.config, 1, **watched) as finder,  # type: ignore[arg-type]
+    ):
+        loser.recover()
+        finder.recover()
+        assert loser._leases is not None
+        assert finder._leases is not None
+        (id_of_loser,) = loser._leases.held_ids
+        with world.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "UPDATE kafka_transactional_id_leases SET expires_at_ms = 1 "
+                    f"WHERE id_number = {id_of_loser.rpartition('-')[2]}"
+                )
+            )
+        finder._leases.keep_up()
+        loser._leases.renew()
+        shown = scrape(metrics)
+        counts = {
+            each: shown["tallystick_dual_write_leases_total", (("event", each), SHOP)]
+            for each in ("expired", "lost")  # in place of what was lost, another id is taken at once
+        }
+        assert counts == {"expired": 1, "lost": 1}
+
+
 def test_real_clients_are_exported(broker: EmbeddedBroker, world: World) -> None:
     metrics = ClientMetrics()
     settings = {"bootstrap.servers": broker.bootstrap_servers}
@@ -171,6 +201,27 @@ def test_real_clients_are_exported(broker: EmbeddedBroker, world: World) -> None
         assert shown["kafka_admin_client_admin_client_metrics_request_total", (("client_id", "a"),)] >= 1
         assert ("kafka_consumer_consumer_metrics_request_total", (("client_id", "c"),)) in shown
     scrape(metrics)  # a closed client hides no other
+
+
+def test_asyncio_clients_are_exported(broker: EmbeddedBroker) -> None:
+    async def run() -> Samples:
+        metrics = ClientMetrics()
+        settings = {"bootstrap.servers": broker.bootstrap_servers}
+        async with (
+            aio.Producer(settings) as producer,
+            aio.Admin(settings) as admin,
+            aio.Consumer(settings) as c,
+        ):
+            metrics.add_producer(producer, "p")
+            metrics.add_admin(admin, "a")
+            metrics.add_consumer(c, "c")
+            await admin.list_topics()
+            return scrape(metrics)
+
+    shown = asyncio.run(run())
+    assert shown["kafka_admin_client_admin_client_metrics_request_total", (("client_id", "a"),)] >= 1
+    assert ("kafka_producer_producer_metrics_record_send_total", (("client_id", "p"),)) in shown
+    assert ("kafka_consumer_consumer_metrics_request_total", (("client_id", "c"),)) in shown
 
 
 def test_the_documented_example_prints_what_it_says(broker: EmbeddedBroker, tmp_path: Path) -> None:

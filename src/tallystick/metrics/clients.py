@@ -37,9 +37,9 @@ class ClientMetrics:
         metrics.add_producer(producer, "orders")
         pool = WriterPool(store, config, size=8, watch=metrics.watch_writes("payments"))
 
-    Clients are not kept alive, and vanish from the metrics when they are deleted. One object serves any
-    number of clients, and may be shared by threads. It works in one process: prometheus_client's multiprocess
-    mode reads no collectors.
+    Clients are not kept alive, and vanish from the metrics when they are deleted; a client takes the place of
+    an earlier one of its kind and id. One object serves any number of them, and may be shared by threads. It
+    works in one process: prometheus_client's multiprocess mode reads no collectors.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class WriteEvent(Enum):
     RETRIED = "retried"  # the work runs once more
     BATCH = "batch"  # a batch was committed; the value is the number of its units
     LEASE_TAKEN = "lease_taken"
-    LEASE_LOST = "lease_lost"  # an id that is given up, and another one taken in its place
+    LEASE_LOST = "lease_lost"  # or its halves contradict each other: the id is given up for another one
     LEASE_EXPIRED = "lease_expired"  # of another process, whose id is recovered for it
 
 
@@ -130,7 +130,7 @@ class WriteMeters:
         )
         self.leases = library.Counter(
             "tallystick_dual_write_leases",
-            "Leases that were taken; lost to another process; taken over because they had expired.",
+            "Leases that were taken; that were lost, or given up; that others had let expire.",
             ("writer", "event"),
             **own,
         )

@@ -45,8 +45,13 @@ class PrometheusText:
         help_text = f"{family.help} MBean {family.mbean}" if family.mbean else family.help
         metric = self._family_types[family.type](family.name, help_text, labels=family.labels)
         for values, value in samples:
-            metric.add_metric(values, value)
+            metric.add_metric([_make_encodable(each) for each in values], value)
         return metric
+
+
+def _make_encodable(label: str) -> str:
+    """Replace lone surrogates, which JSON can write and UTF-8 cannot: one name would end every scrape."""
+    return label if label.isascii() else label.encode(errors="replace").decode()
 
 
 class MetricsRead:

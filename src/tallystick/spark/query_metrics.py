@@ -37,6 +37,11 @@ REST_FACTOR: Final = 20
 
 READING_MS_MIN: Final = 1_000
 
+QUERIES_MAX: Final = 200
+"""Queries with series of their own. Those that come later are counted as OTHER_QUERY together."""
+
+OTHER_QUERY: Final = "other"
+
 ACTIVE: Final = make_gauge("spark_query_active", "1 while a query runs.", ("query",))
 BATCH: Final = make_gauge("spark_query_batch", "Number of the last batch of a query.", ("query",))
 LAG: Final = make_gauge(
@@ -93,7 +98,8 @@ class QueryMetrics(StreamingQueryListener):
             "tallystick_spark_query_terminations", "Queries that ended.", ("query", "result"), **own
         )
         self._lock = threading.Lock()
-        self._runs: dict[str, tuple[str, str]] = {}
+        self._runs: dict[str, str] = {}
+        self._labels: set[str] = set()
         self._gauges: dict[str, dict[str, float]] = {each.name: {} for each in (BATCH, LAG, PARTICIPANTS)}
         self._readers: dict[str, _DecisionReader] = {}
 
@@ -105,7 +111,7 @@ class QueryMetrics(StreamingQueryListener):
         *,
         decisions: str = DECISIONS_TOPIC,
     ) -> None:
-        """Read the decisions of a query's sink, so that its transactions are counted.
+        """Read the decisions of a query's sink in their topic, so that its transactions are counted.
 
         Args:
             query: the query's name.
@@ -123,8 +129,13 @@ class QueryMetrics(StreamingQueryListener):
         """Note a query that begins a run."""
         query_id, run_id = str(event.id), str(event.runId)
         query = event.name or query_id
+        label = self._find_label(query)
         with self._lock:
-            self._runs[run_id] = (query, query_id)
+            self._runs[run_id] = query
+        # From the beginning, as the increase of a series that begins with 1 is not seen.
+        self._replays.labels(label)
+        for kind in (QueryEventKind.FAILED, QueryEventKind.STOPPED):
+            self._terminations.labels(label, kind.value)
         self._tell(
             QueryEvent(
                 kind=QueryEventKind.STARTED,
@@ -151,7 +162,7 @@ class QueryMetrics(StreamingQueryListener):
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark
         """Tell of a query that waits for data."""
         run_id, query_id = str(event.runId), str(event.id)
-        query, _ = self._runs.get(run_id, (query_id, query_id))
+        query = self._runs.get(run_id, query_id)
         self._tell(
             QueryEvent(
                 kind=QueryEventKind.IDLE, query=query, query_id=query_id, run_id=run_id, at=event.timestamp
@@ -162,15 +173,15 @@ class QueryMetrics(StreamingQueryListener):
         """Count a query that has ended its run."""
         run_id, query_id = str(event.runId), str(event.id)
         with self._lock:
-            query, _ = self._runs.pop(run_id, (query_id, query_id))
+            query = self._runs.pop(run_id, query_id)
         kind = QueryEventKind.FAILED if event.exception else QueryEventKind.STOPPED
-        self._terminations.labels(query, kind.value).inc()
+        self._terminations.labels(self._find_label(query), kind.value).inc()
         self._tell(
             QueryEvent(kind=kind, query=query, query_id=query_id, run_id=run_id, error=event.exception or "")
         )
 
     def _count(self, batch: QueryEvent, participants: int | None) -> None:
-        query = batch.query
+        query = self._find_label(batch.query)
         self._batches.labels(query).inc()
         self._rows.labels(query).inc(batch.rows)
         self._replays.labels(query).inc(batch.is_replay)
@@ -181,6 +192,12 @@ class QueryMetrics(StreamingQueryListener):
             for family, value in values.items():
                 if value is not None:
                     self._gauges[family.name][query] = value
+
+    def _find_label(self, query: str) -> str:
+        with self._lock:
+            if len(self._labels) < QUERIES_MAX:
+                self._labels.add(query)
+            return query if query in self._labels else OTHER_QUERY
 
     def _tell(self, event: QueryEvent) -> None:
         if self._on_event is None:
@@ -197,7 +214,7 @@ class QueryMetrics(StreamingQueryListener):
         for metric in (self._batches, self._rows, self._replays, self._phases, self._terminations):
             yield from metric.collect()
         with self._lock:
-            running = {query for query, _ in self._runs.values()}
+            running = {query if query in self._labels else OTHER_QUERY for query in self._runs.values()}
             gauges = {name: dict(values) for name, values in self._gauges.items()}
         queries = sorted(running | set(gauges[BATCH.name]))
         yield self._text.convert(ACTIVE, [((query,), query in running) for query in queries])

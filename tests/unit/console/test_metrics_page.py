@@ -280,6 +280,13 @@ def test_the_text_is_what_prometheus_reads_in_either_format_names_that_mean_harm
     assert again["kafka_consumergroup_lag"][0].labels == sample.labels
 
 
+def test_a_name_that_utf8_cannot_write_ends_no_scrape() -> None:
+    """JSON of another's has written it, as in a decision; every other metric is still shown."""
+    offsets = {"\ud800": {ORDERS: GroupOffset(committed=4, data_lag=5)}}
+    client = make_client(make_feed(with_groups(offsets, {})))
+    assert 'tallystick_group_lag_records{group="?"} 5.0' in client.get("/metrics").text
+
+
 def test_scrapes_need_the_login_that_pages_need() -> None:
     credentials = HttpCredentials(token=Secret("s3cret"))
     client = make_client(make_feed(), WebOptions(read_credentials=lambda: credentials))

@@ -157,6 +157,33 @@ def test_how_queries_end_is_counted_and_told() -> None:
     assert events[2].error == "boom"
 
 
+def test_series_begin_with_the_query_so_that_an_increase_is_seen() -> None:
+    queries = QueryMetrics()
+    start(queries)
+    shown = scrape(queries)
+    assert shown["tallystick_spark_query_replays_total", (FLIGHTS,)] == 0
+    for result in ("failed", "stopped"):
+        assert shown["tallystick_spark_query_terminations_total", (FLIGHTS, ("result", result))] == 0
+
+
+def test_queries_without_end_have_a_bounded_number_of_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tallystick.spark.query_metrics.QUERIES_MAX", 2)
+    queries = QueryMetrics()
+    for number in range(5):
+        start(queries, f"run {number}", f"q{number}")
+        report(queries, {**BATCH, "runId": f"run {number}", "name": f"q{number}"})
+    names = {"q0": 1, "q1": 1, "other": 3}
+    shown = scrape(queries)
+    counted = {
+        labels[0][1]: value
+        for (name, labels), value in shown.items()
+        if name == "tallystick_spark_query_batches_total"
+    }
+    active = {labels[0][1] for name, labels in shown if name == "tallystick_spark_query_active"}
+    assert counted == names
+    assert active == set(names)
+
+
 def test_a_run_that_overlaps_the_end_of_the_one_before_is_active() -> None:
     """Spark tells of the end of a run after the start of the next one has been told."""
     queries = QueryMetrics()
